@@ -48,6 +48,7 @@ _QUICK_FOLDERS: Final = (
     "unit/setup",
     "unit/site",
     "unit/store",
+    "unit/web",
 )
 _QUICK_PLACES: Final = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)
 _NOT_QUICK: Final = ("process", "long", "slow", "system", "e2e")

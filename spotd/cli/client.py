@@ -37,16 +37,16 @@ COMMANDS = {
     ),
     "pull": Lazy(target=f"{_HERE}.files:pull", help="Fetch a job's outputs or one of its checkpoints."),
     "providers": Lazy(target=f"{_HERE}.health:providers", help="Health and powers of each provider."),
+    "web": Lazy(target=f"{_HERE}.web:web", help="Serve the dashboard to a browser on this computer."),
     "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),
     "notify": Lazy(target=f"{_HERE}.notify:notify", help="Send a notification to try its channel: notify test."),
     "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
     "mcp": Lazy(target=f"{_HERE}.mcp:mcp", help="Serve tools to an agent, within budgets that a person set."),
     "completion": Lazy(target=f"{_HERE}.completion:completion", help="Completion for bash, zsh or fish."),
 }
-NOT_YET = ("web",)
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, not_yet=NOT_YET, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="spotd", message="spotctl %(version)s")
 def spotctl() -> None:
     """Queue GPU jobs, and see where they run, why, and what they cost.

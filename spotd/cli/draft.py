@@ -7,13 +7,13 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
-from spotd_jobs.spec.files import parse_toml, read_toml
+from spotd_jobs.spec.files import json_ready, parse_toml, read_toml
 from spotd_jobs.spec.keys import FLAGS
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
@@ -117,7 +117,7 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
         raise CommandFailed("the job file cannot be used", code=ExitCode.USAGE, rows=rows) from exc
     folder = Path.cwd() if file == STDIN else Path(file).absolute().parent
     source = "stdin" if file == STDIN else file
-    return JobDraft(data=_json_ready(data), flags=flags, text=text, source=source, base_dir=str(folder))
+    return JobDraft(data=json_ready(data), flags=flags, text=text, source=source, base_dir=str(folder))
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,15 +139,6 @@ def _with_name(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     program = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
     stem = re.sub(r"[^a-z0-9._-]+", "-", Path(program).stem.lower()).strip("._-")[:40] or "job"
     return {**flags, "name": f"{stem}-{datetime.now().astimezone():%m%d-%H%M%S}"}
-
-
-def _json_ready(value: Any) -> Any:
-    """Return TOML's dates as text; the daemon refuses them where they do not belong."""
-    if isinstance(value, dict):
-        return {key: _json_ready(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_json_ready(item) for item in value]
-    return value.isoformat() if isinstance(value, datetime | date | time) else value
 
 
 def _refuse_bytes(value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,17 +22,12 @@ class Lazy:
     aliases: tuple[str, ...] = ()
 
 
-class MissingCommand(click.UsageError):
-    """A command that belongs to the design but is not built yet."""
-
-
 class LazyGroup(click.Group):
     """Commands from a table of `Lazy`, in the table's order."""
 
-    def __init__(self, *args: Any, lazy: Mapping[str, Lazy], not_yet: Collection[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: Mapping[str, Lazy], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lazy = lazy
-        self._not_yet = frozenset(not_yet)
         self._names = {alias: name for name, entry in lazy.items() for alias in (name, *entry.aliases)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -52,8 +47,6 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        if word in self._not_yet:
-            raise MissingCommand(f"{ctx.command_path} {word} is not available yet", ctx)
         if word not in self._names and not word.startswith("-"):
             from difflib import get_close_matches  # costs as much as half of --help, and only a typo needs it
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +63,15 @@ def parse_toml(raw: bytes, *, source: str, refusal: type[FileProblems]) -> tuple
             key="", message="lists or tables are nested too deeply", hint="no key needs more than three levels"
         )
         raise refusal(source, [problem]) from exc
+
+
+def json_ready(value: Any) -> Any:
+    """Return TOML's dates as text; the daemon refuses them where they do not belong."""
+    if isinstance(value, dict):
+        return {key: json_ready(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [json_ready(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime | date | time) else value
 
 
 def _syntax_problem(message: str, text: str) -> Problem:

@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 
 from spotd.cli import entry
-from spotd.cli.client import COMMANDS, NOT_YET
+from spotd.cli.client import COMMANDS
 from spotd.cli.daemon import COMMANDS as DAEMON_COMMANDS
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
@@ -34,18 +34,9 @@ def spotctl(*arguments: str, stdout: IO[str] | int = subprocess.PIPE) -> subproc
     )
 
 
-@pytest.mark.parametrize("command", NOT_YET)
-@pytest.mark.parametrize("more", [(), ("--help",), ("llama-lora",)], ids=["bare", "help", "argument"])
-def test_a_command_of_a_later_version_says_so(ctl: Ctl, command: str, more: tuple[str, ...]) -> None:
-    result = ctl(command, *more)
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"error: spotctl {command} is not available yet\nhint: spotctl --help\n"
-
-
-def test_help_shows_what_works_and_nothing_else(ctl: Ctl) -> None:
+def test_help_shows_every_command(ctl: Ctl) -> None:
     out = ctl("--help").out
     assert all(f"  {name}" in out for name in COMMANDS)
-    assert not any(f"  {name} " in out for name in NOT_YET)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "ps", "queue", "offers"])

@@ -1,0 +1,130 @@
+"""The market: prices over time, the cheapest hours, offers of now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nicegui import ui
+
+from spotd.web.charts import prices as chart
+from spotd.web.markup import el
+from spotd.web.pages.controls import Pager, search, select
+from spotd.web.pages.live import Chart, Page, value
+from spotd.web.poller import KnownAnswer
+from spotd.web.topics import HEAT_DAYS, WatchTopic
+from spotd.web.tree import TreeElement
+from spotd.web.views import market as view
+from spotd.web.views.jobs import page_of
+from spotd.web.views.parts import problem, waiting_for
+from spotd.words import silence_texts
+
+PROVIDERS_MAX = 6
+SPANS = {"1 day": "1", "7 days": "7", "28 days": "28"}
+ANY = "any"
+
+
+@dataclass(slots=True)
+class _Chosen:
+    gpu: str = ""
+    span: str = "7 days"
+    kind: str = "lowest"
+    page: int = 1
+    offers: view.OfferFilter = field(default_factory=view.OfferFilter)
+
+
+def build(page: Page) -> None:
+    """Draw the market."""
+    chosen = _Chosen()
+
+    def choose(name: str, new: Any) -> None:
+        setattr(chosen, name, new)
+        page.redraw()
+
+    def narrow(**changes: Any) -> None:
+        chosen.offers, chosen.page = replace(chosen.offers, **changes), 1
+        page.redraw()
+
+    with ui.element("div").classes("controls"):
+        gpu = select("GPU", [], "", lambda new: choose("gpu", new))
+        select("Time", list(SPANS), chosen.span, lambda new: choose("span", new))
+        select("Price", list(chart.FIELDS), chosen.kind, lambda new: choose("kind", new))
+    past = Chart("Effective price per GPU-hour", height="320px")
+    week = Chart("Cheapest hours of the week", height="300px")
+    TreeElement(el("h2", "Offers")).classes("offers-title")
+    with ui.element("div").classes("controls"):
+        search("Search offers", lambda text: narrow(text=text))
+        provider = select("Provider", [ANY], ANY, lambda new: narrow(provider="" if new == ANY else new))
+        select("Market", [ANY, "spot", "on-demand"], ANY, lambda new: narrow(market="" if new == ANY else new))
+        of_gpu = select("Of GPU", [ANY], ANY, lambda new: narrow(gpu="" if new == ANY else new))
+        ui.checkbox("Only what fits", on_change=lambda event: narrow(fits_only=bool(event.value)))
+    offers = TreeElement(waiting_for("the offers"))
+    turner = Pager(lambda number: choose("page", number))
+
+    def providers() -> list[str]:
+        known = value(page.poller.watch(WatchTopic("providers"))) or ()
+        return [one["name"] for one in known if one["enabled"]][:PROVIDERS_MAX]
+
+    def choices(quotes: KnownAnswer | None, jobs: KnownAnswer | None) -> None:
+        listed = (value(quotes) or {}).get("quotes", ())
+        names = view.gpu_names(listed, (value(jobs) or {}).get("jobs", ()))
+        _offer(gpu, names, keep=chosen.gpu)
+        _offer(of_gpu, [ANY, *names], keep=ANY)
+        _offer(provider, [ANY, *providers()], keep=ANY)
+
+    def histories() -> list[WatchTopic]:
+        asked = (
+            [WatchTopic("history", (chosen.gpu, name, SPANS[chosen.span])) for name in providers()]
+            if chosen.gpu
+            else []
+        )
+        return [WatchTopic("jobs"), *asked]
+
+    def draw_past(jobs: KnownAnswer | None, *found: KnownAnswer | None) -> None:
+        named = zip(providers(), found, strict=False)
+        series = [(name, one.value) for name, one in named if one is not None and one.value]
+        ceilings = view.ceilings((value(jobs) or {}).get("jobs", ()), chosen.gpu)
+        options, words = chart.prices(series, ceilings, chosen.kind)
+        refused = next((one.error for one in found if one is not None and one.error), "")
+        waits = any(one is None for one in found) or not chosen.gpu
+        empty = refused or (
+            "Asking the daemon for prices …" if waits else "No price of this GPU was recorded in this time."
+        )
+        past.show(options, words, empty=empty, title=f"Effective price per GPU-hour: {chosen.gpu}, {chosen.kind}")
+
+    def draw_week(*found: KnownAnswer | None) -> None:
+        answer = found[0] if found else None
+        options, words = chart.week(answer.value) if answer is not None and answer.value else ({}, "")
+        empty = (
+            answer.error
+            if answer is not None and answer.error
+            else "Nothing is recorded yet; it takes some days to show a week."
+        )
+        title = f"Cheapest hours of the week: {chosen.gpu}, mean lowest price of {HEAT_DAYS} days, this server's clock"
+        week.show(options, words, empty=empty, title=title)
+
+    def draw_offers(answer: KnownAnswer | None) -> None:
+        if answer is None:
+            return
+        found = view.matching((answer.value or {}).get("quotes", ()), chosen.offers)
+        chosen.page, pages = page_of(chosen.page, len(found))
+        refused = [problem(answer.error, answer.hint)] if answer.error else []
+        silent = [problem(text) for text in (silence_texts(answer.value) if answer.value else ())]
+        shown = found[(chosen.page - 1) * view.PAGE : chosen.page * view.PAGE]
+        offers.show(*refused, *silent, view.offers(shown))
+        turner.show(chosen.page, pages, len(found), "offer")
+
+    page.part(
+        [WatchTopic("prices"), WatchTopic("jobs"), WatchTopic("providers")],
+        lambda quotes, jobs, _: choices(quotes, jobs),
+    )
+    page.part(histories, draw_past)
+    page.part(lambda: [WatchTopic("week", (chosen.gpu,))] if chosen.gpu else [], draw_week)
+    page.part([WatchTopic("prices")], draw_offers)
+
+
+def _offer(field: ui.select, names: list[str], *, keep: str) -> None:
+    """Offer these names; the one that is chosen stays while it is among them."""
+    wanted = field.value if field.value in names else keep if keep in names else (names[0] if names else None)
+    if field.options != names or field.value != wanted:
+        field.set_options(names, value=wanted)

@@ -1,0 +1,53 @@
+"""Which user of this computer is at the other end of a loopback connection, where Linux states it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_OWN: Final = frozenset({0})
+
+
+def is_other_user(client: Sequence[Any] | None, server: Sequence[Any] | None) -> bool:
+    """Whether the peer is known to be a user other than this process's and root; false where nothing is known."""
+    if client is None or server is None:
+        return False
+    uid = peer_uid(str(client[0]), int(client[1]), int(server[1] or 0))
+    return uid is not None and uid not in _OWN | {os.geteuid()}
+
+
+def peer_uid(address: str, port: int, to_port: int) -> int | None:
+    """Return the owner of the socket with this end and that other end; `None` where the system does not say."""
+    ends = {f"{text}:{port:04X}" for text in _as_in_table(address)}
+    for table in _TABLES:
+        try:
+            rows = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            columns = row.split()
+            if len(columns) > 7 and columns[1] in ends and columns[2].endswith(f":{to_port:04X}"):
+                return int(columns[7])
+    return None
+
+
+def _as_in_table(address: str) -> list[str]:
+    """Return an address as the tables write it: words of four bytes in the byte order of the processor."""
+    try:
+        packed = ipaddress.ip_address(address).packed
+    except ValueError:
+        return []
+    if len(packed) == 4:
+        return [_words(packed), _words(b"\0" * 10 + b"\xff\xff" + packed)]
+    return [_words(packed)]
+
+
+def _words(packed: bytes) -> str:
+    import sys
+
+    words = (int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4))
+    return "".join(f"{word:08X}" for word in words)

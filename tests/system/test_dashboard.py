@@ -1,0 +1,247 @@
+"""The dashboard in a browser, as a process over a live daemon and a live local market."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.e2e.harness import Lab, host, lab
+from tests.waiting import until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+TOKEN = "a-token-that-only-this-test-knows"
+TRAIN = """python3 -c "
+import json, os, time
+at = os.environ['SPOTD_CHECKPOINT_DIR']
+print('<img src=x onerror=alert(1)>', flush=True)
+print(json.dumps({'step': 0, 'loss': float('nan'), 'big': 1e308, '<b>k</b>': 1}), flush=True)
+for step in range(21 if os.environ['SPOTD_RESUME'] else 1, 4000):
+    time.sleep(0.05)
+    print(json.dumps({'step': step, 'loss': 2 / step}), flush=True)
+    if step == 20:
+        os.makedirs(at + '/step-20.tmp')
+        open(at + '/step-20.tmp/step', 'w').write('20')
+        open(at + '/step-20.tmp/DONE', 'w').close()
+        os.rename(at + '/step-20.tmp', at + '/step-20')
+"
+"""
+JOB = """name = "from-the-browser"
+run = '''{run}'''
+image = "none"
+[resources]
+gpu = ["RTX_4090:1"]
+disk = "10GB"
+[price]
+max_price = 1.0
+[checkpoint]
+every = "10m"
+settle = "10s"
+"""
+WAITS: dict[str, Any] = {"resources": {"gpu": ["H100_SXM:1"], "disk": "10GB"}, "price": {"max_price": 1.0}}
+SLOW_MS = 45_000
+
+
+class Dashboard:
+    """The process of `spotctl web`, and the address that it printed."""
+
+    def __init__(self, found: Lab, folder: Path, *arguments: str) -> None:
+        environment = {**os.environ, "SPOTD_SOCKET": str(found.folder / "run" / "spotd.sock")}
+        with (folder / "web.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "spotd.cli.client", "web", "--port", "0", *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self.log = folder / "web.log"
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().decode().strip()
+        assert self.url, self.log.read_text()
+        until(self.answers, what="the dashboard to answer")
+
+    def answers(self) -> bool:
+        try:
+            return self.get("/login" if "token" in self.log.read_text() else "/style.css")[0] > 0
+        except OSError:
+            return False
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+        """Status and body of a request with these headers."""
+        place = urlsplit(self.url)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=20)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, path, headers=named)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode("utf-8", "replace")
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    sync = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    with sync.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+@pytest.fixture
+def market(tmp_path: Path) -> Iterator[Lab]:
+    hosts = host("h1", 0.30) + host("h2", 0.40) + host("h3", 2.0, gpu="H100_SXM", on_demand=3.5)
+    with lab(tmp_path / "lab", hosts=hosts, scale=60.0) as found:
+        found.start()
+        yield found
+
+
+def opened(browser: Any, url: str, seen: list[str], **options: Any) -> Any:
+    """A tab that notes every address that it asks for, and every dialog and error."""
+    page = browser.new_context(**options).new_page()
+    page.set_default_timeout(SLOW_MS)
+    page.on("request", lambda request: seen.append(request.url))
+    page.on("dialog", lambda dialog: seen.append(f"dialog: {dialog.message}"))
+    page.on("pageerror", lambda error: seen.append(f"error: {error}"))
+    page.goto(url)
+    return page
+
+
+def test_a_job_is_queued_watched_through_a_preemption_changed_and_cancelled(
+    browser: Any, market: Lab, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    dashboard = Dashboard(market, tmp_path)
+    try:
+        page = opened(browser, dashboard.url + "submit", seen)
+        page.get_by_label("Job file").fill(JOB.format(run=TRAIN))
+        page.get_by_role("button", name="Show the plan").click()
+        page.get_by_text(re.compile("the best that fits now")).first.wait_for()
+        page.get_by_role("button", name="Queue the job").click()
+        page.get_by_role("heading", name="from-the-browser").wait_for()
+        page.locator(".state.good", has_text="running").first.wait_for()
+        page.get_by_text("<img src=x onerror=alert(1)>").first.wait_for()
+        page.get_by_role("heading", name="Logged: loss").wait_for()
+        until(lambda: market.job("from-the-browser")["checkpoint"] is not None, what="a checkpoint")
+        market.control("preempt", {"host": market.job("from-the-browser")["host"], "notice": False, "lasting": "2h"})
+        page.get_by_text("somebody bid more for the machine").first.wait_for()
+        page.locator("tr", has_text="step-20").filter(has_text="running").wait_for()
+
+        page.get_by_role("button", name="Change ceiling").click()
+        page.get_by_label("New ceiling").fill("nonsense")
+        page.get_by_role("dialog").get_by_role("button", name="Change").click()
+        page.get_by_role("dialog").get_by_text("the ceiling").first.wait_for()
+        page.get_by_label("New ceiling").fill("0.77")
+        page.get_by_role("dialog").get_by_role("button", name="Change").click()
+        page.get_by_role("dialog").wait_for(state="detached")
+        until(lambda: market.api.job("from-the-browser")["ceiling_usd_gpu_h"] == 0.77, what="the new ceiling")
+        page.get_by_role("button", name="Change budget").click()
+        page.get_by_label("New budget").fill("12")
+        page.get_by_role("dialog").get_by_role("button", name="Change").click()
+        until(lambda: market.api.job("from-the-browser")["budget_usd"] == 12.0, what="the new budget")
+        page.get_by_role("dialog").wait_for(state="detached")
+
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("dialog").get_by_role("button", name="Leave it").click()
+        page.get_by_role("dialog").wait_for(state="detached")
+        assert market.state("from-the-browser") == "RUNNING"
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
+        market.wait_final("from-the-browser")
+        page.locator(".heading .state", has_text="cancelled").wait_for()
+        until(lambda: page.get_by_role("button", name="Retry").is_enabled(), what="the way to retry")
+    finally:
+        dashboard.close()
+    assert {urlsplit(url).netloc for url in seen if url.startswith(("http", "ws"))} == {urlsplit(dashboard.url).netloc}
+    assert [line for line in seen if line.startswith(("dialog", "error"))] == []
+    assert "Traceback" not in dashboard.log.read_text()
+
+
+def test_every_page_fits_a_phone_shows_a_daemon_that_is_down_and_goes_on_when_it_is_back(
+    browser: Any, market: Lab, tmp_path: Path
+) -> None:
+    market.submit("waits", "true", **WAITS)
+    seen: list[str] = []
+    dashboard = Dashboard(market, tmp_path)
+    try:
+        page = opened(browser, dashboard.url, seen, viewport={"width": 390, "height": 844})
+        for name in ("Jobs", "Market", "Providers", "Events", "Submit", "Overview"):
+            page.get_by_role("link", name=name, exact=True).click()
+            page.get_by_role("heading", name=name, level=1).wait_for()
+            page.wait_for_function("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+            assert page.title() == f"{name} - spotd"
+        page.get_by_text(re.compile("above the ceiling of")).wait_for()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        market.kill()
+        page.get_by_text(re.compile(r"Showing what was last known at \d\d:\d\d")).wait_for()
+        page.get_by_text("spotd run").wait_for()
+        page.get_by_text(re.compile("above the ceiling of")).wait_for()
+        market.start()
+        page.get_by_text("spotd run").wait_for(state="detached")
+        page.locator(".link-state .good", has_text="lab").wait_for()
+    finally:
+        dashboard.close()
+    assert [line for line in seen if line.startswith(("dialog", "error"))] == []
+
+
+def test_other_names_and_other_pages_are_refused_and_a_token_is_asked_for_once(
+    browser: Any, market: Lab, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
+    seen: list[str] = []
+    dashboard = Dashboard(market, tmp_path, "--token-file", str(token))
+    try:
+        own = urlsplit(dashboard.url).netloc
+        assert dashboard.get("/login", Host="evil.example")[0] == 403
+        assert dashboard.get("/login", "POST", Origin="http://evil.example")[0] == 403
+        assert dashboard.get("/jobs", Sec_Fetch_Mode="cors")[0] == 403
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
+        path = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+        key = {"Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+        for origin in ("http://evil.example", f"http://{own}"):  # another page, and ours without a session
+            assert dashboard.get(path, Origin=origin, **upgrade, **key)[0] == 403
+        assert dashboard.get("/jobs", Authorization=f"Bearer {TOKEN}")[0] == 200
+        page = opened(browser, dashboard.url, seen)
+        page.get_by_label("Token").fill("a wrong one")
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_text("That is not the token.").wait_for()
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
+        page.locator(".link-state .good", has_text="lab").wait_for()
+        (cookie,) = [one for one in page.context.cookies() if one["name"] == "spotd_session"]
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert TOKEN not in cookie["value"]
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_label("Token").wait_for()
+    finally:
+        dashboard.close()
+    assert not any(TOKEN in url for url in seen)
+    assert TOKEN not in dashboard.log.read_text()

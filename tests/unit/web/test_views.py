@@ -1,0 +1,249 @@
+"""What the pages show, as trees of plain values: complete, and harmless whatever the answers hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from spotd.web.charts import job as job_charts
+from spotd.web.charts import prices
+from spotd.web.charts.timeline import timeline
+from spotd.web.draft import DraftRefused, draft_of
+from spotd.web.figures import LogTail
+from spotd.web.markup import TEXT_MAX, Node, el, text_of
+from spotd.web.views import events, jobs, market, overview, plan, providers
+from spotd.web.views import job as job_view
+from spotd.web.views.parts import _STATES, state
+from tests.unit.api import made_responses as made
+
+NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e" + "w" * 5_000
+
+
+def status(**given: Any) -> dict[str, Any]:
+    base = {"jobs": {"RUNNING": 1, "WAITING_PRICE": 2, "SUCCEEDED": 3}, "machines": 1, "spent_day_usd": 8.0}
+    return {**base, "spent_month_usd": 9.0, "install": "lab", "clock_scale": 1.0, "paused": "", **given}
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    if not isinstance(node, str):
+        for child in node[2:]:
+            yield from nodes(child)
+
+
+def test_the_overview_states_machines_money_and_what_waits() -> None:
+    cost = {**made.cost(), "on_demand_usd": 20.0, "saved_usd": 11.0, "uncompared_usd": 0.0}
+    cost["budgets"] = [{"name": "day", "used": 8.0, "committed": 1.0, "limit": 10.0}]
+    text = text_of(overview.figures(status(), [made.job(effective_usd_h=2.5)], cost))
+    for words in (
+        "Machines now 1",
+        "$/h now $2.50",
+        "Spent today $8.00",
+        "of $10.00, $1.00 more",
+        "Saved so far $11.00",
+    ):
+        assert words in text
+    assert "55 % of what on-demand costs" in text
+    assert "Waiting 2" in text
+
+
+def test_the_overview_of_a_daemon_that_has_not_answered_shows_nothing_made_up() -> None:
+    assert "$" not in text_of(overview.figures(None, (), None)).replace("$/h now $0", "").replace("$/h", "")
+
+
+def test_jobs_that_wait_for_the_same_share_a_sentence() -> None:
+    waiting = [made.waiting_job(id=f"j{n}", name=f"n{n}", verdict="too expensive") for n in range(40)]
+    text = text_of(overview.waiting(waiting, "the day's budget is spent"))
+    assert text.count("too expensive") == 1
+    assert "and 34 others" in text
+    assert "Nothing is launched now: the day's budget is spent" in text
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "order", "names"),
+    [
+        ("all", "", "newest", ["b", "a", "c"]),
+        ("all", "", "name", ["a", "b", "c"]),
+        ("waiting", "", "newest", ["b"]),
+        ("running", "", "newest", ["a"]),
+        ("ended", "", "newest", ["c"]),
+        ("failed", "", "newest", ["c"]),
+        ("no such group", "", "newest", ["b", "a", "c"]),
+        ("all", "H100 B", "newest", ["b"]),
+        ("all", "nothing like it", "newest", []),
+        ("all", "", "spent", ["a", "b", "c"]),
+    ],
+)
+def test_jobs_are_filtered_and_ordered(group: str, text: str, order: str, names: list[str]) -> None:
+    listed = [
+        made.waiting_job(name="b", id="1", gpu="H100", spent_usd=1.0),
+        made.job(name="a", id="2", gpu="L40S", spent_usd=5.0, state="RUNNING", host="x", verdict="", provider="x"),
+        made.job(name="c", id="3", gpu="L40S", spent_usd=0.5, state="FAILED", host=None, verdict="", provider=None),
+    ]
+    assert [job["name"] for job in jobs.matching(listed, group, text, order)] == names
+
+
+@pytest.mark.parametrize(("asked", "total", "shown"), [(1, 0, (1, 1)), (9, 51, (2, 2)), (-5, 500, (1, 10))])
+def test_a_page_that_is_not_there_is_the_nearest(asked: int, total: int, shown: tuple[int, int]) -> None:
+    assert jobs.page_of(asked, total) == shown
+
+
+def test_offers_are_filtered_by_gpu_provider_market_text_and_fit() -> None:
+    quotes = [made.quote(gpu="H100", provider="aws", fits=True), made.quote(gpu="L40S", provider="vast", fits=False)]
+    fits = market.OfferFilter(fits_only=True)
+    assert [one["gpu"] for one in market.matching(quotes, fits)] == ["H100"]
+    assert [one["gpu"] for one in market.matching(quotes, market.OfferFilter(gpu="L40S", text="VAST"))] == ["L40S"]
+    assert market.matching(quotes, market.OfferFilter(provider="aws", gpu="L40S")) == []
+
+
+def test_the_ceilings_of_open_jobs_are_lines_and_equal_ones_are_one() -> None:
+    listed = [made.waiting_job(name=f"j{n}", gpu="H100", ceiling_usd_gpu_h=2.0) for n in range(3)]
+    listed += [made.waiting_job(name="own", gpu="H100_SXM", ceiling_usd_gpu_h=1.5)]
+    listed += [made.job(state="SUCCEEDED", gpu="H100", ceiling_usd_gpu_h=9.0), made.job(gpu="L40S")]
+    assert [(one.usd_gpu_h, one.name) for one in market.ceilings(listed, "H100_SXM")] == [(1.5, "own"), (2.0, "3 jobs")]
+
+
+def hostile(value: Any) -> Any:
+    """The answer with every text in it replaced, but for instants, states and what the API takes from closed sets."""
+    closed = {"state", "market", "kind", "code", "id", "reason", "job"}
+    if isinstance(value, dict):
+        return {
+            key: one if key in closed or key.endswith("_at") or key == "at" else hostile(one)
+            for key, one in value.items()
+        }
+    if isinstance(value, list):
+        return [hostile(one) for one in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+VIEWS: dict[str, Callable[[], Node]] = {
+    "running": lambda: overview.running(hostile([made.job()]), NOW),
+    "waiting": lambda: overview.waiting(hostile([made.waiting_job()]), HOSTILE),
+    "events": lambda: events.listing(hostile([made.event()])),
+    "jobs": lambda: jobs.listing(hostile([made.job(), made.waiting_job()]), NOW),
+    "offers": lambda: market.offers(hostile([made.quote()])),
+    "providers": lambda: providers.cards(hostile([made.provider()]), NOW),
+    "heading": lambda: job_view.heading(hostile(made.detail(made.job())), hostile(made.why())),
+    "summary": lambda: job_view.summary(hostile(made.detail(made.job(transfer=made.transfer()))), NOW),
+    "attempts": lambda: job_view.attempts(hostile(made.job(attempts=[made.attempt()])), NOW),
+    "checkpoints": lambda: job_view.checkpoints(hostile([made.kept_checkpoint()])),
+    "receipt": lambda: job_view.receipt(hostile(made.cost(made.receipt()))),
+    "plan": lambda: plan.plan(hostile(made.plan())),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_every_view_bounds_and_cleans_what_others_wrote(view: Callable[[], Node]) -> None:
+    tree = view()
+    assert "alert(1)" in text_of(tree)
+    for node in nodes(tree):
+        if isinstance(node, str):
+            assert len(node) <= TEXT_MAX
+            assert "\x1b" not in node
+            assert "\u202e" not in node
+        else:
+            assert node[1].get("href", "/").startswith(("/", "#"))
+            assert "<" not in str(node[1].get("href"))
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"onclick": "x"}, {"innerHTML": "x"}, {"style": "x"}, {"href": "javascript:alert(1)"}, {"src": "x"}]
+)
+def test_no_element_runs_or_loads_anything(attributes: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"element|link"):
+        el("a", "x", **attributes)
+    with pytest.raises(ValueError, match="no element"):
+        el("script", "x")
+
+
+@pytest.mark.parametrize("name", [*_STATES, "SOMETHING_NEW"])
+def test_a_state_is_a_word_and_a_sign_besides_its_colour(name: str) -> None:
+    tree = state(name)
+    assert len(tree[2:]) == 2
+    assert tree[3].strip()
+
+
+def past(market_name: str, *values: float, bucket_s: int = 3600) -> Any:
+    at = [(NOW + timedelta(hours=n)).isoformat() for n in range(len(values))]
+    buckets = [made.past_bucket(at=a, low_usd_gpu_h=v, median_usd_gpu_h=v) for a, v in zip(at, values, strict=True)]
+    group = {"gpu": "H100", "market": market_name, "buckets": buckets}
+    return {**made.history(), "bucket_s": bucket_s, "prices": [group]}
+
+
+def test_a_picture_of_prices_has_a_line_for_each_provider_and_each_ceiling() -> None:
+    lines = [market.CeilingLine(usd_gpu_h=1.5, name="own")]
+    chart, words = prices.prices([("aws", past("spot", 2.0, 1.0)), ("vast", past("spot", 3.0))], lines, "lowest")
+    assert [one["name"] for one in chart["series"]] == ["aws H100 spot", "vast H100 spot"]
+    assert chart["series"][0]["markLine"]["data"][0]["yAxis"] == 1.5
+    assert chart["yAxis"]["max"] >= 3.0
+    assert "aws H100 spot: from $1.000 to $2.000, now $1.000" in words
+    assert "ceiling of own: $1.500" in words
+    assert prices.prices([], [], "lowest") == ({}, "")
+
+
+def test_the_cheapest_hours_are_those_of_the_week_in_a_time_zone() -> None:
+    chart, words = prices.week(past("spot", 2.0, 1.0, 3.0), UTC)
+    assert chart["series"][0]["data"] == [[10, 5, 2.0], [11, 5, 1.0], [12, 5, 3.0]]
+    assert words.startswith("Cheapest hours: Sat 11:00 at $1.000")
+    wide, _ = prices.week(past("spot", 2.0, bucket_s=6 * 3600), UTC)
+    assert len(wide["series"][0]["data"]) == 6
+
+
+def test_a_timeline_has_a_row_for_each_attempt_and_marks_losses_and_checkpoints() -> None:
+    lost = made.attempt(attempt=1, reason="preempted", ended_at=made.NOW)
+    job = made.job(attempts=[lost, made.attempt(attempt=2)])
+    saved = [made.event(kind="checkpoint.accepted", attempt=1), made.event(kind="job.running", attempt=1)]
+    chart, words = timeline(job, saved, NOW)
+    assert len(chart["yAxis"]["data"]) == 2
+    named = {one["name"]: one["data"] for one in chart["series"]}
+    assert len(named["checkpoint"]) == 1
+    assert len(named["lost"]) == 1
+    assert "preempted" in words
+    assert timeline(made.job(attempts=[]), [], NOW) == ({}, "")
+
+
+def test_gpu_use_and_logged_figures_are_drawn_where_there_are_any() -> None:
+    sample = {"at": made.NOW, "util_pct": 90.0, "mem_used_mb": 10.0, "mem_total_mb": 40.0}
+    chart, words = job_charts.gpu_use({"attempt": 2, "samples": [sample, {**sample, "mem_used_mb": None}]})
+    assert chart["series"][1]["data"] == [[made.NOW, 25.0], [made.NOW, None]]
+    assert words == "GPUs of attempt 2 now: use 90 %."
+    assert job_charts.gpu_use({"attempt": None, "samples": []}) == ({}, "")
+    tail = LogTail()
+    tail.take({"kind": "log", "text": '{"step": 5, "loss": 2}\n'})
+    _, words = job_charts.figure(tail.figures, "loss")
+    assert words == "loss by step: 2 at step 5, lowest 2, 1 points."
+
+
+def test_no_option_of_a_chart_is_named_by_what_a_host_wrote() -> None:
+    """A key that begins with a colon would be run by the browser."""
+    job = hostile(made.job(attempts=[{**made.attempt(), "host": ":x", "intended_at": made.NOW}]))
+    chart, _ = timeline({**job, "submitted_at": made.NOW}, [], NOW)
+    text = json.dumps(chart)
+    assert '":' not in text.replace('": ', "")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name = ", "cannot be used"),
+        ("\ud800", "cannot be used"),
+        ('name = "x"\nworkdir = "."', "cannot be queued from a browser"),
+        ('secrets = ["A"]', "cannot be queued from a browser"),
+        ("[" * 5000, "cannot be used"),
+    ],
+)
+def test_a_text_that_is_no_job_for_a_browser_is_refused_with_a_way_out(text: str, words: str) -> None:
+    with pytest.raises(DraftRefused, match=words) as caught:
+        draft_of(text)
+    assert caught.value.rows
+    assert all(hint for _, hint in caught.value.rows)
+
+
+def test_a_job_file_becomes_a_draft_with_dates_as_text() -> None:
+    draft = draft_of('name = "x"\n[schedule]\ndeadline = 2026-11-22T10:00:00Z')
+    assert draft["data"] == {"name": "x", "schedule": {"deadline": "2026-11-22T10:00:00+00:00"}}
