@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.cli.plotting import COLOURS, dated, picture
@@ -37,10 +38,11 @@ def draw(detail: JobDetailResponse, checkpoints: Sequence[KeptCheckpointResponse
         timeline, money = figure.subplots(2, 1, sharex=True, height_ratios=(0.32 * max(1, len(hosts)) + 0.6, 1.6))
         for attempt in attempts:
             _draw_attempt(timeline, money, attempt, rows[_host(attempt)], end)
-        _draw_checkpoints(timeline, checkpoints, {one["attempt"]: rows[_host(one)] for one in attempts})
+        begin = _instant(job["submitted_at"])
+        _draw_checkpoints(timeline, checkpoints, {one["attempt"]: rows[_host(one)] for one in attempts}, begin, end)
         timeline.set_yticks(range(len(rows)), list(rows), fontsize=9)
         timeline.set_ylim(-0.6, max(0.6, len(rows) - 0.4))
-        timeline.set_xlim(_instant(job["submitted_at"]), end)
+        timeline.set_xlim(begin, max(end, begin + timedelta(minutes=1)))
         money.set_ylabel("$ per hour,\nwhole machine")
         money.set_ylim(bottom=0)
         for axes in (timeline, money):
@@ -77,8 +79,12 @@ def _draw_attempt(timeline: Any, money: Any, attempt: AttemptResponse, row: int,
     money.annotate(f"${price(rate)}", (began, rate), xytext=(2, 3), textcoords="offset points", fontsize=8)
 
 
-def _draw_checkpoints(timeline: Any, checkpoints: Sequence[KeptCheckpointResponse], rows: dict[int, int]) -> None:
-    shown = [one for one in checkpoints if one["attempt"] in rows][:CHECKPOINTS_MAX]
+def _draw_checkpoints(
+    timeline: Any, checkpoints: Sequence[KeptCheckpointResponse], rows: dict[int, int], begin: datetime, end: datetime
+) -> None:
+    # A host dates its checkpoints itself, and the newest come first.
+    shown = [one for one in checkpoints if one["attempt"] in rows and begin <= _instant(one["at"]) <= end]
+    shown = shown[:CHECKPOINTS_MAX]
     if shown:
         timeline.plot(
             [_instant(one["at"]) for one in shown], [rows[one["attempt"]] + 0.34 for one in shown],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COLUMNS: Sequence[Column[tuple[PastPricesResponse, PastBucketResponse]]] = (
     Column("FROM", lambda row: local_text(row[1].get("begins", row[1]["at"]))),
     Column("GPU", lambda row: row[0]["gpu"], least=6),
-    Column("MARKET", lambda row: row[0]["market"], least=4),
+    Column("MARKET", lambda row: row[0]["market"], least=9),
     Column("OFFERS", lambda row: f"{row[1]['offers']:.1f}", right=True, drop=1),
     Column("LOW", lambda row: price(row[1]["low_usd_gpu_h"]), right=True),
     Column("P10", lambda row: price(row[1]["p10_usd_gpu_h"]), right=True, drop=2),

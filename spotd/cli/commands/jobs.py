@@ -69,16 +69,17 @@ def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
     return (
         Column("TRY", lambda attempt: str(attempt["attempt"]), right=True),
         Column("WHERE", where_text, least=10),
-        Column("GPU", gpu_text, least=6),
+        Column("GPU", gpu_text, least=6, drop=3),
         Column("$/H", lambda attempt: price(attempt["effective_usd_h"]), right=True),
-        Column("SPENT", lambda attempt: money(attempt["spent_usd"]), right=True),
-        Column("STARTED", lambda attempt: local_text(_began(attempt)), drop=1),
+        Column("SPENT", lambda attempt: money(attempt["spent_usd"]), right=True, drop=2),
+        Column("STARTED", lambda attempt: local_text(_began(attempt)), drop=5),
         Column(
             "RAN",
             lambda attempt: short_span(seconds_between(_began(attempt), attempt["ended_at"] or now) or 0),
             right=True,
+            drop=1,
         ),
-        Column("RESUMED FROM", lambda attempt: attempt["resumed_from"] or NOTHING, least=8),
+        Column("RESUMED FROM", lambda attempt: attempt["resumed_from"] or NOTHING, least=8, drop=4),
         Column("END", lambda attempt: attempt["detail"] or attempt["reason"] or attempt["state"], least=8),
     )
 

@@ -33,7 +33,7 @@ QUOTE_COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("WHERE", where_text, least=10),
     Column("REGION", lambda quote: quote["region"], least=6, drop=4),
     Column("GPU", gpu_text, least=6),
-    Column("MARKET", lambda quote: quote["market"], least=4),
+    Column("MARKET", lambda quote: quote["market"], least=9),
     Column("$/GPU-H", per_gpu_cell, right=True),
     Column("$/H", lambda quote: price(quote["effective_usd_h"]), right=True, drop=3),
     Column("ON-DEMAND", lambda quote: price(quote["on_demand_usd_h"]), right=True, drop=5),

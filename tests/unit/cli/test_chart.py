@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,21 @@ def test_the_timeline_of_a_job_is_drawn_whatever_its_hosts_are_called(ctl: Ctl, 
     result = ctl("show", "llama-lora", "--plot", str(path))
     assert (result.code, result.err) == (0, f"drawn into {path}\n")
     assert path.stat().st_size > 5_000
+
+
+@needs_matplotlib
+def test_a_job_without_a_machine_and_with_an_absurd_checkpoint_is_drawn_without_a_warning(
+    ctl: Ctl, tmp_path: Path
+) -> None:
+    ctl.place.write(worlds.running())
+    absurd = {**made_responses.checkpoint(), "at": "9999-12-31T23:59:59.000Z", "attempt": 1}
+    ctl.place.answers("checkpoints.entries", [absurd])
+    path = tmp_path / "job.png"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert ctl("show", "llama-lora", "--plot", str(path)).code == 0
+        ctl.place.write(worlds.waiting())
+        assert ctl("show", "prep", "--plot", str(path)).code == 0
 
 
 def test_what_cannot_be_drawn_is_refused_before_the_daemon_is_asked(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
