@@ -87,7 +87,7 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
     terms = result.terms
     sentences = [
         f"the job runs {span_words(terms.work_s)}",
-        f"a launch takes {span_words(terms.restart_s)}",
+        f"every launch succeeds and takes {span_words(terms.restart_s)}",
         f"a checkpoint every {span_words(terms.every_s)}",
         f"decided every {span_words(terms.step_s)}",
         f"a spot machine whose offer leaves the market is {terms.vanished.value}",

@@ -12,7 +12,9 @@ machines of the same kind are compared, since a lower price may buy a slower one
 A start takes as long as the starts of this image at that provider did (`experience.starts`), as this job's own start on
 this machine did, or as `usefulness` estimates, whichever is longest.
 The hazard by age is that of recorded spot markets (V100, 2023: 1.27 losses an hour in the first quarter of an hour,
-0.10 after eight hours): an old healthy machine is worth keeping.
+0.10 after eight hours): an old healthy machine is worth keeping. It is raised in proportion for a machine whose own
+evidence (`experience.hazards`) is above the table's mean over six hours, and never lowered: a market that was quiet so
+far is no reason to start anew for little.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ _HAZARD: Final = (
 )
 """Losses per hour, in millionths, of a machine younger than this."""
 _HAZARD_LATER: Final = 100_000
+HAZARD_MEAN: Final = 351_667
+"""The same, on average over the first six hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +83,15 @@ def compare(
     *,
     rate_here: MicroUsdPerHour | None = None,
     usual_start: timedelta = timedelta(0),
+    hazard_here_ppm: int = 0,
+    hazard_there_ppm: int = 0,
 ) -> Comparison | None:
     """Return what staying and moving to this quote cost; `None` where they cannot be compared.
 
     Args:
         rate_here: what the machine would cost, where that is not what was agreed.
         usual_start: how long starts there were seen to take.
+        hazard_here_ppm, hazard_there_ppm: losses in a million machine hours, by what was seen.
     """
     here, offer = item.quote.offer, there.offer
     same_kind = (here.gpu, here.gpu_count) == (offer.gpu, offer.gpu_count)
@@ -106,7 +113,10 @@ def compare(
     stop = job.spec.checkpoint.stop_grace + STOP_TAKES
     moved = save_cost(job, here) + restore_cost(job, offer)
     lost = (job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL) / 2 + start
-    more_losses = 0 if offer.interruption is Interruption.NEVER else _more_losses(_age(item, now), there_left)
+    more_losses = 0
+    if offer.interruption is not Interruption.NEVER:
+        fresh = _raised(expected_losses(timedelta(0), there_left), hazard_there_ppm)
+        more_losses = max(0, fresh - _raised(expected_losses(_age(item, now), there_left), hazard_here_ppm))
     fixed = cost(rate, stop) + cost(rate_there, start) + moved + more_losses * cost(rate_there, lost) // PPM
     return Comparison(
         left=here_left,
@@ -133,8 +143,9 @@ def expected_losses(age: timedelta, span: timedelta) -> int:
     return _losses_until(age + span) - _losses_until(age)
 
 
-def _more_losses(age: timedelta, span: timedelta) -> int:
-    return max(0, expected_losses(timedelta(0), span) - expected_losses(age, span))
+def _raised(losses: int, hazard_ppm: int) -> int:
+    """Return the losses by the table, raised by how far what was seen is above its mean."""
+    return losses * max(hazard_ppm, HAZARD_MEAN) // HAZARD_MEAN
 
 
 def _losses_until(age: timedelta) -> int:

@@ -128,7 +128,17 @@ class Relocation:
     def _compare(self, job: Job, item: Attempt, there: Quote, rate_here: int) -> Comparison | None:
         experience = self._placement.world.experience
         start = usual_start(experience, there.offer.provider, job.spec.image) if experience else timedelta(0)
-        return compare(job, item, there, self._now, rate_here=MicroUsdPerHour(rate_here), usual_start=start)
+        hazards = self._placement.catalogue.costing.hazards
+        return compare(
+            job,
+            item,
+            there,
+            self._now,
+            rate_here=MicroUsdPerHour(rate_here),
+            usual_start=start,
+            hazard_here_ppm=hazards.of(item.quote.offer),
+            hazard_there_ppm=hazards.of(there.offer),
+        )
 
     # --- bids ---
 

@@ -18,12 +18,14 @@ from spotd.core.moves import Moves, target_words
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
-from spotd.core.relocating import compare, expected_losses
+from spotd.core.records import RecordKind
+from spotd.core.relocating import HAZARD_MEAN, compare, expected_losses
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
 from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
 from spotd_providers.contract.money import MicroUsdPerGb
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
+from tests.unit.core.experiences import experience, record
 
 FIRST = AttemptId(job=job().id, number=1)
 HOUR = timedelta(hours=1)
@@ -169,6 +171,31 @@ def test_the_hazard_falls_with_age() -> None:
     losses = [expected_losses(age, HOUR) for age in ages]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] == 100_000
+
+
+def test_the_mean_of_the_table_is_that_of_its_first_six_hours() -> None:
+    assert expected_losses(timedelta(0), 6 * HOUR) == pytest.approx(6 * HAZARD_MEAN, rel=1e-5)
+
+
+def test_what_was_seen_of_a_host_counts_against_a_move_to_it_and_for_one_away_from_it() -> None:
+    def moving(**hazards: int) -> int:
+        world = running()
+        there = quote(offer("o2", price=200_000), needs_of(world.jobs[FIRST.job], world.policy), 1_000_000, NOW)
+        found = compare(world.jobs[FIRST.job], world.attempts[FIRST], there, NOW, **hazards)
+        assert found is not None
+        return found.moving
+
+    plain, bad = moving(), 3 * HAZARD_MEAN
+    assert moving(hazard_there_ppm=bad) > plain
+    assert moving(hazard_here_ppm=bad) < plain
+    assert moving(hazard_there_ppm=HAZARD_MEAN // 3) == plain, "a quiet record lowers nothing"
+    world = running()
+    known = experience(
+        record(RecordKind.LOSSES_PROVIDER, "spot", count=30, hours=40),
+        record(RecordKind.LOSSES_HOST, "spot host-o2", count=30, hours=30),
+    )
+    assert move(world, 290_000).attempts
+    assert not move(replace(world, experience=known), 290_000).attempts
 
 
 def test_a_machine_that_a_job_is_on_its_way_to_draws_no_other_one() -> None:
