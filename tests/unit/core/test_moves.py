@@ -178,17 +178,19 @@ def test_the_mean_of_the_table_is_that_of_its_first_six_hours() -> None:
 
 
 def test_what_was_seen_of_a_host_counts_against_a_move_to_it_and_for_one_away_from_it() -> None:
-    def moving(**hazards: int) -> int:
+    def moving(*, here: int = 0, there_is: int = 0) -> int:
         world = running()
         there = quote(offer("o2", price=200_000), needs_of(world.jobs[FIRST.job], world.policy), 1_000_000, NOW)
-        found = compare(world.jobs[FIRST.job], world.attempts[FIRST], there, NOW, **hazards)
+        found = compare(
+            world.jobs[FIRST.job], world.attempts[FIRST], there, NOW, hazard_here_ppm=here, hazard_there_ppm=there_is
+        )
         assert found is not None
         return found.moving
 
     plain, bad = moving(), 3 * HAZARD_MEAN
-    assert moving(hazard_there_ppm=bad) > plain
-    assert moving(hazard_here_ppm=bad) < plain
-    assert moving(hazard_there_ppm=HAZARD_MEAN // 3) == plain, "a quiet record lowers nothing"
+    assert moving(there_is=bad) > plain
+    assert moving(here=bad) < plain
+    assert moving(there_is=HAZARD_MEAN // 3) == plain, "a quiet record lowers nothing"
     world = running()
     known = experience(
         record(RecordKind.LOSSES_PROVIDER, "spot", count=30, hours=40),
