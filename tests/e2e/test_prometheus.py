@@ -92,7 +92,7 @@ def test_alerts_are_quiet_while_all_is_well_and_fire_for_their_causes(tmp_path: 
         assert seen.value("up") == 1
         assert seen.value('spotd_jobs{state="RUNNING"}') == 1
         until(lambda: all(rule["health"] == "ok" for rule in seen.rules()), what="all rules evaluated", within=30)
-        assert len(seen.rules()) == 15
+        assert len(seen.rules()) == 16
         assert seen.firing() == set()
 
         found.submit("hangs", "sleep 600", checkpoint={"every": "1m", "settle": "10s", "stop_grace": "10s"})

@@ -167,7 +167,8 @@ class Notifier:
             tx.outbox().forget_other_channels(list(self.channels))
             for name, one in self.channels.items():
                 known_status = _status_in(tx.meta(_key(name)))
-                self.status[name] = replace(known_status, error=one.error or known_status.error)
+                # Tried at once: a person may have restarted the daemon because the channel failed.
+                self.status[name] = replace(known_status, error=one.error or known_status.error, retry_at=0.0)
             return cursor
 
         self._cursor = await self._database.tx(work)
@@ -317,7 +318,11 @@ class Notifier:
 
         async def one(channel: Channel) -> None:
             failure = None if channel.sender is None else await self._send(channel.sender, message)
-            found[channel.rules.name] = channel.error or str(failure or "")
+            name = channel.rules.name
+            found[name] = channel.error or str(failure or "")
+            if not found[name]:
+                self.status[name] = replace(self.status[name], retry_at=0.0)
+                self._wake(name)  # it works again: what waits need not wait longer
 
         async with anyio.create_task_group() as group:
             for channel in self.channels.values():

@@ -172,6 +172,19 @@ async def test_a_channel_that_fails_is_tried_again_ever_later_and_holds_up_no_ot
     assert SECRET not in repr(rig.log.lines)
 
 
+async def test_a_test_that_arrives_ends_the_wait_of_what_is_owed(rig: Rig) -> None:
+    phone = Phone()
+    phone.error = SendFailed("its server answered with HTTP 404")
+    notifier = make(rig, phone)
+    async with sending(notifier):
+        failures(rig, 1)
+        await minutes(rig, 30)
+        phone.error = None
+        assert await notifier.test(None) == {"phone": ""}
+        await minutes(rig, 0.1)
+    assert [message.topic for message in phone.got] == ["test", "failed"]
+
+
 async def test_a_channel_that_does_not_work_for_days_gives_up_what_is_no_news_any_more(rig: Rig) -> None:
     phone = Phone()
     phone.error = SendFailed("no connection to its server")
