@@ -46,7 +46,7 @@ class _UnixConnection(http.client.HTTPConnection):
         if owner not in {os.geteuid(), 0} and os.geteuid() != 0:
             raise PermissionError(errno.EPERM, "belongs to another user")
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(min(CONNECT_S, self._timeout_s))
+        self.sock.settimeout(CONNECT_S)
         self.sock.connect(os.fspath(self._path))
         self.sock.settimeout(self._timeout_s)
 

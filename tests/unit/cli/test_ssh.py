@@ -40,7 +40,7 @@ class Hospitable(Shop):
 @pytest.fixture
 def shop(ctl: Ctl, tmp_path: Path) -> Hospitable:
     """The shop on whose machine `llama-lora` runs."""
-    ctl.monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "my state"))
+    ctl.monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "my 50%d state"))
     made = Hospitable(ctl.rig.clock)
     entries: Any = ctl.place.handlers.context.providers
     name = ctl.rig.shop.name
@@ -64,7 +64,7 @@ def test_the_command_is_ssh_with_known_hosts_of_its_own(ctl: Ctl, shop: Hospitab
     asked = [command[0], "-G", "-F", "/dev/null", *command[1:]]
     real = subprocess.run(asked, capture_output=True, text=True, check=True)
     understood = dict(line.split(" ", 1) for line in real.stdout.splitlines() if " " in line)
-    assert understood["userknownhostsfile"] == str(tmp_path / "my state" / "known_hosts")
+    assert understood["userknownhostsfile"] == str(tmp_path / "my 50%d state" / "known_hosts")
     assert understood["forwardagent"] == "no"
     assert understood["stricthostkeychecking"] == "accept-new"
     assert (understood["hostname"], understood["user"], understood["port"]) == ("203.0.113.5", "root", "30022")

@@ -22,6 +22,7 @@ from spotd import files
 from spotd.cli import stderr
 from spotd.config.load import load
 from spotd.daemon.clock import SystemClock
+from spotd_providers.contract.values import CheckLine
 from spotd_providers.local.hosts.clock import REAL_TIME
 from spotd_providers.testkit.serve import serving
 from tests.fakes import honest_s3
@@ -318,6 +319,17 @@ def test_a_real_market_without_the_library_of_its_bucket_is_refused_at_once(pers
     assert result.code == 0
     assert "pipx inject spotd boto3" in result.err
     assert load(person.config, environ={}).config.providers[0].name == "local"
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_server_that_repeats_the_key_does_not_get_it_shown(person: Person, ok: bool) -> None:
+    async def lines(_self: object, _plugin: object, _settings: object, credential: str) -> list[CheckLine]:
+        return [CheckLine(name="key", ok=ok, detail=f"key {credential} of ann")]
+
+    person.monkeypatch.setattr("spotd.setup.checks.DraftChecks._lines", lines)
+    result = person("runpod", SECRETS[1], "^C")
+    assert "of ann" in result.err
+    assert SECRETS[1] not in result.err
 
 
 def test_runpod_is_asked_as_well(person: Person, tmp_path: Path) -> None:
