@@ -2,7 +2,8 @@
 
 `sorted index` is the least that any answer needs: for each job, a look at the cheapest entries of an index that is
 already sorted. `nested loop` is what is written first: price every offer for every job and take the minimum (measured
-on a tenth of the jobs and scaled). Run: python benchmarks/bench_decide.py
+on a tenth of the jobs and scaled). Besides: the same with records of so many hosts, a third of which never lost a
+machine. Run: python benchmarks/bench_decide.py
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from random import Random
 
 from spotd.core.decide import decide
+from spotd.core.experience.hazards import SLOTS
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job, new_job
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import needs_of, quote
+from spotd.core.records import ONE, Experience, Record, RecordId, RecordKind
 from spotd.core.states import JobState
 from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
@@ -77,6 +81,24 @@ def jobs(rng: Random) -> dict[JobId, Job]:
     return made
 
 
+def experience(rng: Random, hosts: int) -> Experience:
+    found: dict[RecordId, Record] = {}
+
+    def add(kind: RecordKind, subject: str, count: int, hours: float, age_h: int) -> None:
+        identity = RecordId(kind=kind, provider=SHOP, subject=subject)
+        at = NOW - timedelta(hours=age_h)
+        found[identity] = Record(id=identity, count=count * ONE, span=timedelta(hours=hours), at=at)
+
+    for number in range(hosts):
+        add(RecordKind.LOSSES_HOST, f"spot h{number * 5}", rng.randint(0, 2), rng.randint(1, 50), rng.randint(1, 100))
+        if number % 4 == 0:
+            add(RecordKind.FAILED_STARTS, f"h{number * 5}", 1, 0, 5)
+    add(RecordKind.LOSSES_PROVIDER, "spot", hosts, 25 * hosts, 1)
+    for slot in range(SLOTS):
+        add(RecordKind.LOSSES_TIME, f"spot {slot}", max(1, hosts // SLOTS), 25 * hosts / SLOTS, 1)
+    return found
+
+
 def cpu_ms(call: Callable[[], object]) -> float:
     start = time.process_time()
     call()
@@ -98,10 +120,12 @@ def main() -> None:
     offer_index = build_offer_index(stock)
     market = MarketSnapshot(offer_cache={SHOP: ProviderOffers(provider=SHOP, offer_index=offer_index, at=NOW)})
 
-    def ours() -> None:
+    def ours(world: World = world) -> None:
         plan = decide(world, market, NOW)
         assert len(plan.verdicts) == JOBS
         assert not plan.attempts
+
+    seen = {hosts: replace(world, experience=experience(Random(hosts), hosts)) for hosts in (200, 2_000)}
 
     index = {
         (gpu, count, disk): sorted(
@@ -135,8 +159,11 @@ def main() -> None:
                     best = priced
 
     rows: dict[str, list[float]] = {"decide": [], "sorted index": [], "nested loop": []}
+    rows |= {f"{hosts} hosts": [] for hosts in seen}
     for _ in range(ROUNDS):
         rows["decide"].append(cpu_ms(ours))
+        for hosts, known in seen.items():
+            rows[f"{hosts} hosts"].append(cpu_ms(partial(ours, known)))
         rows["sorted index"].append(cpu_ms(sorted_index))
         rows["nested loop"].append(cpu_ms(nested_loop) * 10)
     medians = {name: statistics.median(times) for name, times in rows.items()}
