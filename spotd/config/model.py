@@ -236,24 +236,25 @@ class BudgetSection(Section):
 
 
 class BidsSection(Section):
-    """Machines for which a bid is paid. As it stands, a bid is placed once, and an outbid machine is left at once."""
+    """Machines for which a bid is paid."""
 
-    raise_running: bool = False
+    raise_running: bool = True
     """Whether the bid of a running machine follows the lowest that wins. It is raised before it loses, under the job's
     ceiling, below the on-demand price of the same machine, and while that is cheaper than to move; it is lowered where
     that pays even if the machine is lost once for it."""
 
-    hold: HoldSpan = timedelta(0)
-    """How long an outbid machine is kept at most, for its disk's price, while no other machine is as cheap; "10m" suits
-    jobs that save often. At most 15m. "0s": it is ended at once."""
+    hold: HoldSpan = timedelta(minutes=10)
+    """How long an outbid machine is kept at most, for its disk's price, while no other machine is as cheap and once its
+    job has saved. At most 15m. "0s": it is ended at once."""
 
 
 class MovesSection(Section):
     """Healthy machines that are left for cheaper ones."""
 
-    most: Annotated[int, Field(ge=0, le=1000)] = 0
+    most: Annotated[int, Field(ge=0, le=1000)] = 2
     """How often one job may move to a machine on which its end costs at least 15 % less, with all that a move costs.
-    0: never. A job with a deadline or windows does not move."""
+    It stays for an hour at least, and moves only while its newest checkpoint is less than an hour old. 0: never. A job
+    with a deadline or windows does not move."""
 
 
 class ProviderSection(Section):

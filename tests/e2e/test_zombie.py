@@ -29,6 +29,8 @@ POLL = timedelta(seconds=SCALE / 4)
 SLACK = timedelta(seconds=2 * SCALE)
 """Two real seconds for a busy computer, in virtual time."""
 MARK = b"ZOMBIE-WAS-HERE"
+LEAVES_AT_ONCE = '\n[bids]\nraise_running = false\nhold = "0s"\n'
+"""An outbid machine is ended at once, so that its job goes on elsewhere."""
 
 FIRST = """
 if test -e {folder}/first-ran; then
@@ -62,7 +64,7 @@ def command(folder: Path, *, ends: bool) -> str:
 @pytest.fixture
 def found(tmp_path: Path) -> Iterator[Lab]:
     hosts = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(4))
-    with lab(tmp_path / "lab", hosts=hosts, scale=SCALE) as made:
+    with lab(tmp_path / "lab", hosts=hosts, scale=SCALE, daemon=LEAVES_AT_ONCE) as made:
         made.start()
         yield made
 

@@ -1,4 +1,4 @@
-"""The tables `[bids]` and `[moves]`: off as they stand, and bounded."""
+"""The tables `[bids]` and `[moves]`: on as they stand, and bounded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from tests.unit.config.test_config import problems_of, read
 
 
-def test_without_them_nothing_of_a_running_machine_changes(tmp_path: Path) -> None:
+def test_without_them_bids_follow_outbid_machines_are_kept_and_a_job_moves_twice(tmp_path: Path) -> None:
     config = read(tmp_path, "").config
+    assert (config.bids.raise_running, config.bids.hold, config.moves.most) == (True, timedelta(minutes=10), 2)
+
+
+def test_each_can_be_turned_off(tmp_path: Path) -> None:
+    config = read(tmp_path, '[bids]\nraise_running = false\nhold = "0s"\n[moves]\nmost = 0\n').config
     assert (config.bids.raise_running, config.bids.hold, config.moves.most) == (False, timedelta(0), 0)
-
-
-def test_they_are_understood(tmp_path: Path) -> None:
-    config = read(tmp_path, '[bids]\nraise_running = true\nhold = "15m"\n[moves]\nmost = 3\n').config
-    assert (config.bids.raise_running, config.bids.hold, config.moves.most) == (True, timedelta(minutes=15), 3)
 
 
 @pytest.mark.parametrize(
