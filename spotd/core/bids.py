@@ -65,7 +65,7 @@ def raised_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | Non
 def lowered_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | None:
     """Return what less to bid for this machine now; `None` where no lower bid has the usual headroom."""
     floor, current = item.bidding.floor, item.quote.price.gpu
-    if floor is None or not pays_bid(item) or is_echo(floor, item.bidding.placed or (current,)):
+    if not floor or not pays_bid(item) or is_echo(floor, item.bidding.placed or (current,)):
         return None
     usual = usual_bid(replace(item.quote.offer, gpu_price=floor), policy.bid_headroom_ppm)
     bid = min(max(usual, -(-current // 2)), bid_limit(item, job, policy))

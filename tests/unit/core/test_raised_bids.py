@@ -191,6 +191,7 @@ def test_a_bid_is_never_lowered_to_less_than_half_at_once() -> None:
     "world",
     [
         pytest.param(settled_world(0.38), id="too little is saved"),
+        pytest.param(settled_world(0.0), id="nothing is sold for nothing"),
         pytest.param(settled_world(0.25, ran=0.9), id="its machine runs for less than an hour"),
         pytest.param(
             settled_world(0.0, known=Bidding(placed=(usd(0.44),), floor=usd(0.25), changed_at=NOW - 50 * MINUTE)),
