@@ -95,8 +95,8 @@ def test_alerts_are_quiet_while_all_is_well_and_fire_for_their_causes(tmp_path: 
         assert len(seen.rules()) == 16
         # While it starts, providers have not answered yet: with so short a time to hold, that is an alert.
         until(lambda: not seen.firing(), what="the alerts of the start to end", within=30)
-        quiet_since = seen.value("time()") or 0.0
-        until(lambda: (seen.value("time()") or 0.0) > quiet_since + 2, what="four evaluations more", within=30)
+        quiet_since = seen.value("vector(time())") or 0.0
+        until(lambda: (seen.value("vector(time())") or 0.0) > quiet_since + 2, what="four evaluations more", within=30)
         assert seen.firing() == set()
 
         found.submit("hangs", "sleep 600", checkpoint={"every": "1m", "settle": "10s", "stop_grace": "10s"})
