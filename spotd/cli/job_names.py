@@ -19,7 +19,7 @@ def job_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     """Return the names of jobs that begin so, newest first; ids where no name does. Silent without a daemon."""
     del ctx, param
     try:
-        jobs = Daemon().jobs({"limit": 1000}, timeout_s=WAIT_S)["jobs"]
+        jobs = Daemon().jobs({"limit": 300}, timeout_s=WAIT_S)["jobs"]
     except ClientError:
         return []
     for key in ("name", "id"):

@@ -26,6 +26,7 @@ from spotd_providers.contract.values import CheckLine
 from spotd_providers.local.hosts.clock import REAL_TIME
 from spotd_providers.testkit.serve import serving
 from tests.fakes import honest_s3
+from tests.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud
 from tests.fakes.runpod import RunpodApi, RunpodCloud, some_gpus
 from tests.fakes.vastai import VastApi, VastCloud, some_asks
 from tests.fakes.vastai.quirks import Quirks
@@ -369,3 +370,17 @@ def test_a_real_terminal_shows_no_key_that_is_typed(person: Person) -> None:
     assert "Key of RunPod" in shown
     assert SECRETS[1] not in shown
     assert person.file("runpod").read_text() == f"{SECRETS[1]}\n"
+
+
+@pytest.mark.long
+def test_aws_is_asked_who_the_key_is(person: Person, tmp_path: Path) -> None:
+    cloud = Ec2Cloud(tmp_path / "aws", clock=REAL_TIME)
+    cloud.stock_usual()
+    with serving(Ec2Api(cloud)) as served:
+        person.monkeypatch.setenv("SPOTD_PROVIDERS__AWS__ENDPOINT_URL", served.url)
+        person.monkeypatch.setenv("SPOTD_PROVIDERS__AWS__CONTAINER", "none")
+        result = person("aws", "half-a-key", f"{ACCESS_KEY}:secret", "^C")
+    cloud.shut_down()
+    assert result.err.count("error:") == 1, result.err
+    assert "key: arn:aws:" in result.err
+    assert person.left() == []
