@@ -146,7 +146,7 @@ def api() -> str:
 
     about = found["info"]["description"] + (
         "\n\nThis page and [openapi.json](openapi.json), which the daemon serves at `/v1/openapi.json`, are made of "
-        "the routes and the types of the code.\n\n```sh\ncurl --unix-socket $XDG_RUNTIME_DIR/spotd.sock "
+        'the routes and the types of the code.\n\n```sh\ncurl --unix-socket "$XDG_RUNTIME_DIR/spotd/spotd.sock" '
         "http://spotd/v1/status\n```\n\n## Routes"
     )
     return _page("HTTP API", about, lines())
