@@ -76,7 +76,7 @@ async def test_a_bid_is_lowered_once_and_billed_when_the_provider_took_it(
     async with running(rig) as name:
         floor(rig, 200_000)
         for step in range(2, 10):
-            rig.host(name, 1).checkpoint(f"step-{step}")
+            rig.host(name, 1).checkpoint(f"step-{step}", created_at=rig.clock.now().isoformat())
             rig.host(name, 1).beat("run")
             await rig.clock.sleep(MINUTE)
         assert rig.shop.bids == [220_000]
