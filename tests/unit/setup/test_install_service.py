@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd.cli.client import spotctl as client_group
 from spotd.cli.daemon import spotd as daemon_group
 from spotd.cli.entry import run
 from spotd.setup.program import changeable_by_others, installed_command, require_reachable
@@ -110,6 +111,21 @@ def test_root_gets_the_unit_of_the_whole_computer_with_its_keys(
     said = capsys.readouterr()
     assert "SPOTD_SOCKET=/run/spotd/spotd.sock" in said.err
     assert "a-secret-key" not in said.out + said.err + computer.system_unit.read_text()
+
+
+def test_what_init_writes_for_the_computer_is_what_its_service_takes(computer: Computer) -> None:
+    computer.uid = 0
+    etc = computer.root / "etc/spotd"
+    computer.monkeypatch.setattr("spotd.paths.SYSTEM_CONFIG", etc / "config.toml")
+    key = computer.root / "key"
+    key.write_text("a-key-of-runpod")
+    options = ["--market", "runpod", "--bucket", "s3://abc", "--budget-day", "1", "--no-check"]
+    for name in ("runpod", "store-access", "store-secret"):
+        options += ["--key", f"{name}=file:{key}"]
+    assert run(client_group, "spotctl", ["init", "--system", *options]) == 0
+    assert computer("--config", str(etc / "config.toml")) == 0
+    names = ("runpod", "store-access", "store-secret")
+    assert lines(computer.system_unit, "LoadCredential") == [f"{name}:{etc}/keys/{name}" for name in names]
 
 
 def test_the_same_again_changes_nothing(computer: Computer) -> None:
