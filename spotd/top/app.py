@@ -126,6 +126,9 @@ class Top(App[None]):
     def view(self) -> str:
         return self._switcher.current or VIEWS[0]
 
+    def row_count(self, name: str) -> int:
+        return self._sheets[name].row_count
+
     def _now(self) -> str:
         return self.snapshot.now
 
@@ -161,10 +164,9 @@ class Top(App[None]):
             error = "asking the daemon"
         self._error.display = bool(error)
         self._error.update(Text(clean(error)))
-        counts = {name: self._sheets[name].row_count for name in VIEWS}
         tabs = Text(no_wrap=True, overflow="ellipsis")
         for number, name in enumerate(VIEWS, 1):
-            rows = f" {counts[name]}" if self.size.width >= _TABS_WIDE else ""
+            rows = f" {self.row_count(name)}" if self.size.width >= _TABS_WIDE else ""
             tabs.append(f" {number} {name}{rows} ", style="reverse" if name == self.view else "")
         self._tabs.update(tabs)
 

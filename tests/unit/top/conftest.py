@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotd.client.daemon import Daemon
 from tests.unit.cli.conftest import Ctl, _session_place, ctl  # noqa: F401 - fixtures of this folder too
 
-pytest.importorskip("textual", reason="needs the extra tui")
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
 
-from textual.pilot import Pilot
-
-from spotd.client.daemon import Daemon
-from spotd.top.app import Top
-from spotd.top.sheet import Sheet
+    from spotd.top.app import Top
 
 
 class Driver:
@@ -51,7 +49,7 @@ class Driver:
         return "\n".join(strip.text.rstrip() for strip in strips)
 
     def rows(self, name: str) -> int:
-        return self.app.query_one(f"#{name}", Sheet).row_count
+        return self.app.row_count(name)
 
 
 Play = Callable[[Driver], Awaitable[Any]]
@@ -60,6 +58,9 @@ Play = Callable[[Driver], Awaitable[Any]]
 @pytest.fixture
 def play(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:  # noqa: F811 - the fixture itself
     """Runs a view, which asks the daemon only where the test does."""
+    pytest.importorskip("textual", reason="needs the extra tui")
+    from spotd.top.app import Top
+
     monkeypatch.setattr("spotd.top.feed.Feed.start", lambda self: None)
 
     def run(course: Play, *, size: tuple[int, int] = (120, 40), socket: Path | None = None) -> None:

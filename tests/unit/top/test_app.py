@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import Log
 
 from spotd.top.feed import Snapshot
 from tests.unit.api import made_responses, worlds
@@ -99,6 +98,8 @@ def test_a_log_is_shown_without_what_a_terminal_would_obey(ctl: Ctl, play: Run) 
     ])  # fmt: skip
 
     async def course(view: Driver) -> None:
+        from textual.widgets import Log
+
         await view.ask()
         await view.press("l")
         await view.until(lambda: "step [bold]2" in view.screen())

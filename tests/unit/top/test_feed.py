@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("textual", reason="needs the extra tui")
+
 from spotd.client.daemon import Daemon
 from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns
 from spotd.top.feed import Questions
