@@ -7,7 +7,6 @@ of a size that can be drawn is counted and left out.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -97,7 +96,7 @@ def _number(value: object) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and abs(number) <= VALUE_MAX else None
+    return number if abs(number) <= VALUE_MAX else None  # NaN compares as false
 
 
 @dataclass(slots=True)

@@ -115,7 +115,11 @@ def waiting(jobs: Sequence[Mapping[str, Any]], paused: str) -> Node:
         for (name, sentence), of in islice(groups.items(), REASONS_MAX)
     ]
     notice = el("p", f"Nothing is launched now: {clean(paused)}", cls="problem", role="status") if paused else None
-    content = el("ul", *items, cls="reasons") if items else el("p", "Nothing waits.", cls="empty")
+    content = (
+        el("ul", *items, cls="reasons")
+        if items
+        else el("p", "Nothing waits. ", el("a", "Queue a job", href="/submit"), cls="empty")
+    )
     left_out = len(groups) > REASONS_MAX or len(shown) > NAMES_MAX
     more = el("p", el("a", f"All {len(shown)}", href="/jobs?show=waiting")) if left_out else None
     return section("What waits, and why", notice, content, more, note=str(len(shown)) if shown else "")

@@ -95,13 +95,8 @@ def section(title: str, *content: Node | None, note: str = "") -> Node:
 
 def problem(error: str, hint: str = "") -> Node:
     """Return why something is not shown or was refused, and the way out."""
-    return el(
-        "p",
-        clean(error),
-        el("span", f" Way out: {clean(hint)}", cls="hint") if hint else None,
-        cls="problem",
-        role="status",
-    )
+    way = f"{clean(error).rstrip('.')}. Way out: {clean(hint)}" if hint else clean(error)
+    return el("p", way, cls="problem", role="status")
 
 
 def waiting_for(name: str) -> Node:
