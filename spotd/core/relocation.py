@@ -39,6 +39,7 @@ from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.words import dollar_words, machine_words, span_words
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
+from spotd_providers.contract.values import Market
 
 MARGIN_PERCENT: Final = 15
 SAVING_MIN: Final = 50_000
@@ -168,7 +169,20 @@ class Relocation:
         why = f"the lowest that wins is ${as_usd(floor):.4f}, and even with a restart that saves {saved}"
         change_bid(self._builder, item, bid, f"{why} over the next {span_words(found.left)}")
 
+    def _on_demand_today(self, item: Attempt) -> int | None:
+        """Return what the same host costs on-demand by its newest offers, which may be less than at the launch."""
+        sold, here = self._placement.market.offer_cache.get(item.provider), item.quote.offer
+        if sold is None or here.host_id is None:
+            return None
+        alike = sold.offer_index.by_gpu.get((here.gpu, here.gpu_count), ())
+        own = (one for one in alike if one.host_id == here.host_id)
+        prices = (one.gpu_price if one.market is Market.ON_DEMAND else one.on_demand_price for one in own)
+        return min((price for price in prices if price is not None), default=None)
+
     def _raise(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
+        on_demand = self._on_demand_today(item)
+        if on_demand is not None and bid >= on_demand:
+            return
         higher = repriced(item.quote, bid)
         move = self._cheapest_move(job, item, running_rate(higher))
         if move is not None and move[1].saving > 0:

@@ -114,6 +114,18 @@ def test_a_bid_is_left_where_a_move_is_cheaper_or_the_provider_changes_none_or_i
     assert raised(off)[0] is None
 
 
+@pytest.mark.parametrize(
+    ("beside", "bid"),
+    [
+        pytest.param(offer("o1", price=470_000, market=Market.ON_DEMAND), None, id="its host costs no more on-demand"),
+        pytest.param(offer("o1", price=480_000, market=Market.ON_DEMAND), 0.473, id="its host costs more on-demand"),
+        pytest.param(offer("o2", price=470_000, market=Market.ON_DEMAND), 0.473, id="another host"),
+    ],
+)
+def test_no_raise_reaches_what_the_same_host_costs_on_demand_now(beside: Offer, bid: float | None) -> None:
+    assert raised(bid_world(), beside)[0] == (None if bid is None else usd(bid))
+
+
 def test_a_raise_stops_below_the_on_demand_price_and_at_the_ceiling() -> None:
     assert raised(bid_world(on_demand=0.46))[0] == usd(0.46) - 1
     assert raised(bid_world(0.48))[0] == usd(0.50)
