@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 HOSTS_MAX: Final = 40
 """Attempts on hosts before these are not drawn: a row each must stay readable."""
+ATTEMPTS_MAX: Final = 300
+PRICED_MAX: Final = 15
+"""Of more attempts the prices beside their lines would cover each other."""
 CHECKPOINTS_MAX: Final = 2_000
 _NAME_CHARS: Final = 40
 _LOSSES: Final = frozenset({"preempted", "outbid", "host_lost", "stalled", "provision_timeout"})
@@ -31,13 +34,15 @@ def draw(detail: JobDetailResponse, checkpoints: Sequence[KeptCheckpointResponse
     """
     job = detail["job"]
     hosts = list(dict.fromkeys(_host(attempt) for attempt in job["attempts"]))[-HOSTS_MAX:]
-    attempts = [attempt for attempt in job["attempts"] if _host(attempt) in hosts]
+    attempts = [attempt for attempt in job["attempts"] if _host(attempt) in hosts][-ATTEMPTS_MAX:]
     rows = {name: place for place, name in enumerate(reversed(hosts))}
     end = _instant(job["ended_at"] or now)
     with picture(path, width=10, height=3.6 + 0.32 * max(1, len(hosts))) as figure:
         timeline, money = figure.subplots(2, 1, sharex=True, height_ratios=(0.32 * max(1, len(hosts)) + 0.6, 1.6))
         for attempt in attempts:
             _draw_attempt(timeline, money, attempt, rows[_host(attempt)], end)
+            if len(attempts) <= PRICED_MAX:
+                _write_price(money, attempt)
         begin = _instant(job["submitted_at"])
         _draw_checkpoints(timeline, checkpoints, {one["attempt"]: rows[_host(one)] for one in attempts}, begin, end)
         timeline.set_yticks(range(len(rows)), list(rows), fontsize=9)
@@ -76,6 +81,11 @@ def _draw_attempt(timeline: Any, money: Any, attempt: AttemptResponse, row: int,
         money.plot(
             [began, over], [usual, usual], color="#999999", linestyle=":", linewidth=1.5, label="on-demand price"
         )
+
+
+def _write_price(money: Any, attempt: AttemptResponse) -> None:
+    rate = attempt["effective_usd_h"]
+    began = _instant(attempt["launched_at"] or attempt["intended_at"])
     money.annotate(f"${price(rate)}", (began, rate), xytext=(2, 3), textcoords="offset points", fontsize=8)
 
 

@@ -44,7 +44,7 @@ def job_columns(now: Now) -> Sequence[SheetColumn]:
     """Return the columns of the jobs; `now` is the daemon's clock at the newest answer."""
     return (
         SheetColumn(title="NAME", of=lambda job: job["name"], least=8),
-        SheetColumn(title="STATE", of=lambda job: _state_text(job, now()), width=21, style=_state_style),
+        SheetColumn(title="STATE", of=lambda job: _state_text(job, now()), width=23, style=_state_style),
         SheetColumn(title="GPU", of=gpu_text, width=12, drop=3),
         SheetColumn(title="WHERE", of=where_text, width=18, drop=4),
         SheetColumn(title="$/H", of=lambda job: price(job["effective_usd_h"]), width=7, right=True, drop=1),

@@ -136,7 +136,7 @@ class Sheet(ScrollView, can_focus=True):
         item = self._items[at]
         base = _REVERSED if at == self._cursor and self.has_focus else _PLAIN
         texts = [_text(column, item) for column in self._columns]
-        styles = [base if column.style is None else base + column.style(item) for column in self._columns]
+        styles = [base if column.style is None or base is _REVERSED else column.style(item) for column in self._columns]
         return self._line(texts, styles, width, base)
 
     def _line(self, texts: Sequence[str], styles: Sequence[Style], width: int, base: Style = _PLAIN) -> Strip:
