@@ -1,6 +1,6 @@
 # spotd in a container, for those who want one; docs/how-to/service.md says how to run it.
 #   docker build -t spotd .
-#   docker build -t spotd --build-arg EXTRAS=aws,metrics,notify .
+#   docker build -t spotd --build-arg EXTRAS=aws,timezones,metrics,notify .
 
 FROM python:3.13-slim AS build
 WORKDIR /src
@@ -13,8 +13,8 @@ COPY systemd systemd
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.13-slim
-# boto3, which AWS and buckets need; empty for none.
-ARG EXTRAS=aws
+# boto3, which AWS and buckets need, and time zones, which the image may lack; empty for none.
+ARG EXTRAS=aws,timezones
 # The wheel and the constraints are lent to this one step, so that no layer keeps them.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=bind,from=build,source=/src/constraints.txt,target=/constraints.txt \

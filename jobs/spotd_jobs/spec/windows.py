@@ -22,6 +22,7 @@ _NUMBER_OF_DAY: Final = {name.lower(): number for names in (DAYS, _FULL_DAYS) fo
 _WINDOW: Final = re.compile(r"\s*(?P<days>[A-Za-z][A-Za-z,\s-]*?)?\s*(?P<times>[0-9][0-9:\s-]*)?\s*")
 _TIMES: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-9]{2})\s*")
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
+_NO_ZONES_HINT: Final = "install tzdata: apt-get install tzdata, or pip install 'spotd[timezones]'"
 _TEXT_MAX: Final = 100
 
 
@@ -123,7 +124,7 @@ def parse_zone(value: object) -> str:
             return value
     known = available_timezones()
     if not known:
-        raise BadValue(f"{shown(value)} cannot be checked: this computer knows no time zones", hint="install tzdata")
+        raise BadValue(f"{shown(value)} cannot be checked: this computer knows no time zones", hint=_NO_ZONES_HINT)
     same_city = sorted(name for name in known if name.rpartition("/")[2].lower() == value.lower().replace(" ", "_"))
     match = same_city[0] if same_city else nearest(value[:_TEXT_MAX], known)
     hint = f'did you mean "{match}"?' if match else ZONE_HINT
