@@ -195,13 +195,13 @@ def test_every_page_fits_a_phone_shows_a_daemon_that_is_down_and_goes_on_when_it
             page.get_by_role("heading", name=name, level=1).wait_for()
             page.wait_for_function("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             assert page.title() == f"{name} - spotd"
-        page.get_by_text(re.compile("above the ceiling of")).wait_for()
+        page.locator(".reasons", has_text="above the ceiling of").wait_for()
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
         market.kill()
         page.get_by_text(re.compile(r"Showing what was last known at \d\d:\d\d")).wait_for()
         page.get_by_text("spotd run").wait_for()
-        page.get_by_text(re.compile("above the ceiling of")).wait_for()
+        page.locator(".reasons", has_text="above the ceiling of").wait_for()
         market.start()
         page.get_by_text("spotd run").wait_for(state="detached")
         page.locator(".link-state .good", has_text="lab").wait_for()
