@@ -123,6 +123,7 @@ def test_a_pipe_gets_a_chart_only_where_it_asks_for_one(past: Ctl) -> None:
     assert json.loads(past("history", "-o", "json").out)["bucket_s"] == 86_400
 
 
+@pytest.mark.long
 @needs_matplotlib
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_prices_are_drawn_into_a_file(past: Ctl, tmp_path: Path) -> None:

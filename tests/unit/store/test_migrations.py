@@ -137,6 +137,7 @@ def test_the_rows_of_the_first_release_are_all_there_and_understood_afterwards(t
     assert [saved.name for saved in done.checkpoints] == ["step-1"]
 
 
+@pytest.mark.process
 def test_a_new_state_is_made_without_loading_alembic(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from spotd.store import Store\n"
