@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from spotd.core.ceilings import ceiling_for
+from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
 from spotd.core.words import dollar_words, per_gpu_words
@@ -46,13 +47,15 @@ def _price_problem(spec: JobSpec, policy: Policy) -> str:
         return ""
     if not spec.resources.gpu:
         return "an agent's job that names no GPU takes the ceilings of the config: leave max_price out"
-    for one in spec.resources.gpu:
-        wanted = ceiling_for(one.name, one.count, spec.price, policy)
-        known = ceiling_for(one.name, one.count, None, policy)
+    # By canonical names, as offers have them: a spelling of its own would leave the GPU under the default ceiling.
+    meant = sorted({(name, one.count) for one in spec.resources.gpu for name in resolve_gpu(one.name)})
+    for name, count in meant:
+        wanted = ceiling_for(name, count, spec.price, policy)
+        known = ceiling_for(name, count, None, policy)
         if known is None:
-            return f"a person must set a ceiling for {one.name} in [ceilings] before an agent may rent one"
+            return f"a person must set a ceiling for {name} in [ceilings] before an agent may rent one"
         if wanted is not None and wanted > known:
-            return f"{per_gpu_words(wanted)} is above the {per_gpu_words(known)} that [ceilings] accepts for {one.name}"
+            return f"{per_gpu_words(wanted)} is above the {per_gpu_words(known)} that [ceilings] accepts for {name}"
     return ""
 
 

@@ -55,7 +55,7 @@ async def test_an_agent_only_watches_until_a_person_sets_both_budgets(rig: Rig, 
         ({"budget": {"job": 10.01}}, r"\$10.01 is more than the \$10.00"),
         ({"price": {"max_price": 2.01}}, r"above the \$2.0000/GPU-h that \[ceilings\] accepts for RTX_4090"),
         ({"price": {"max_price": "2.01/h"}}, "above the"),
-        ({"resources": {"gpu": "H100:1"}}, "must set a ceiling for H100"),
+        ({"resources": {"gpu": "H100:1"}}, "must set a ceiling for H100_NVL"),
         ({"resources": {"min_vram": "10GB"}}, "leave max_price out"),
         ({"schedule": {"priority": 1}}, "before other jobs"),
         ({"schedule": {"preempt": True}}, "before other jobs"),
@@ -67,6 +67,25 @@ async def test_what_goes_beyond_what_a_person_set_is_refused(rig: Rig, changes: 
         with pytest.raises(OverBudget, match=words):
             await submitted(rig, **changes)
         assert rig.store.read(lambda reads: reads.jobs()) == ()
+
+
+@pytest.mark.parametrize("spelled", ["RTX_4090:1", "RTX 4090:1", "rtx4090:1", "4090:1"])
+async def test_no_spelling_of_a_gpu_escapes_its_ceiling(rig: Rig, spelled: str) -> None:
+    async with allowed(rig).ready():
+        rig.policy.reload(replace(rig.policy.current, ceiling_default=MicroUsdPerGpuHour(9 * USD)))
+        with pytest.raises(OverBudget, match=r"accepts for RTX_4090"):
+            await submitted(rig, resources={"gpu": spelled}, price={"max_price": 5.0})
+        assert await submitted(rig, resources={"gpu": spelled}, price={"max_price": 2.0})
+
+
+async def test_a_family_of_gpus_may_cost_what_each_of_them_may(rig: Rig) -> None:
+    async with allowed(rig).ready():
+        limits = {"H100_SXM": MicroUsdPerGpuHour(2 * USD), "H100_PCIE": MicroUsdPerGpuHour(3 * USD)}
+        policy = replace(rig.policy.current, ceilings=limits, ceiling_default=MicroUsdPerGpuHour(4 * USD))
+        rig.policy.reload(policy)
+        with pytest.raises(OverBudget, match=r"accepts for H100_SXM"):
+            await submitted(rig, resources={"gpu": "H100:1"}, price={"max_price": 2.5})
+        assert await submitted(rig, resources={"gpu": "H100:1"}, price={"max_price": 2.0})
 
 
 async def test_an_agents_job_is_marked_and_has_a_budget_always(rig: Rig) -> None:
