@@ -22,8 +22,11 @@ from spotd.web.peers import is_other_user
 from spotd.web.sessions import COOKIE, Sessions
 
 LOGIN: Final = "/login"
-OPEN: Final = frozenset({LOGIN, "/style.css", "/favicon.svg", "/favicon.ico"})
-"""What is served without a session: nothing of the daemon's is in it."""
+OPEN: Final = frozenset(
+    {(LOGIN, "POST"), *((path, "GET") for path in (LOGIN, "/style.css", "/favicon.svg", "/favicon.ico"))}
+)
+"""What is served without a session: nothing of the daemon's is in it. Any other method would make a page's state."""
+_ENDED: Final = {"type": "websocket.disconnect", "code": 1008}
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _POLICY: Final = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -55,6 +58,11 @@ class Place:
     @property
     def is_loopback(self) -> bool:
         return is_loopback(self.host)
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether others may reach it; a name is for a proxy, and whom that lets in is not known."""
+        return bool(self.names) or not self.is_loopback
 
     def allows(self, host: str) -> bool:
         """Whether a `Host` header names this place; a port may be forwarded, so any will do.
@@ -134,15 +142,23 @@ class Guard:
             sentence = "the dashboard is another user's; spotctl web starts one of your own"
         if sentence:
             await _refuse(scope, receive, send, sentence)
-        elif self._is_known(scope["path"], headers):
+        elif not is_socket and (scope["path"], scope["method"]) in OPEN:
             await self._app(scope, receive, _with_headers(send))
+        elif self._is_known(headers):
+
+            async def receiving() -> Message:
+                """Return the next message; a websocket ends with its session, at the next sign of life."""
+                message = await receive()
+                return message if not is_socket or self._is_known(headers) else dict(_ENDED)
+
+            await self._app(scope, receiving, _with_headers(send))
         elif not is_socket and headers.get("sec-fetch-mode", "navigate") == "navigate":
             await RedirectResponse(LOGIN, status_code=303)(scope, receive, _with_headers(send))
         else:
             await _refuse(scope, receive, send, "log in first")
 
-    def _is_known(self, path: str, headers: Mapping[str, str]) -> bool:
-        if self._sessions is None or path in OPEN:
+    def _is_known(self, headers: Mapping[str, str]) -> bool:
+        if self._sessions is None:
             return True
         scheme, _, value = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":

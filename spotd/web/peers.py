@@ -10,10 +10,11 @@ from typing import Any, Final
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _OWN: Final = frozenset({0})
+GONE: Final = -1
 
 
 def is_other_user(client: Sequence[Any] | None, server: Sequence[Any] | None) -> bool:
-    """Whether the peer is known to be a user other than this process's and root; false where nothing is known."""
+    """Whether the peer is a user other than this process's and root, or has gone; false where nothing is known."""
     if client is None or server is None:
         return False
     uid = peer_uid(str(client[0]), int(client[1]), int(server[1] or 0))
@@ -21,7 +22,10 @@ def is_other_user(client: Sequence[Any] | None, server: Sequence[Any] | None) ->
 
 
 def peer_uid(address: str, port: int, to_port: int) -> int | None:
-    """Return the owner of the socket with this end and that other end; `None` where the system does not say."""
+    """Return the owner of the socket with this end and that other end; `None` where the system does not say.
+
+    One that its process has closed is `GONE`: such a socket is listed as root's, whosever it was.
+    """
     ends = {f"{text}:{port:04X}" for text in _as_in_table(address)}
     for table in _TABLES:
         try:
@@ -30,8 +34,8 @@ def peer_uid(address: str, port: int, to_port: int) -> int | None:
             continue
         for row in rows:
             columns = row.split()
-            if len(columns) > 7 and columns[1] in ends and columns[2].endswith(f":{to_port:04X}"):
-                return int(columns[7])
+            if len(columns) > 9 and columns[1] in ends and columns[2].endswith(f":{to_port:04X}"):
+                return GONE if columns[9] == "0" else int(columns[7])
     return None
 
 

@@ -26,8 +26,8 @@ TOKEN_BYTES_MAX: Final = 4096
 def web(*, host: str, port: int, token_file: Path | None, names: tuple[str, ...]) -> None:
     """Serve the dashboard: what runs where and why, what it costs, and what waits.
 
-    It listens on this computer only. At any other address it asks for a token: that of --token-file, else one that is
-    made now and shown once.
+    It listens on this computer only. At any other address, and with --name, it asks for a token: that of --token-file,
+    else one that is made now and shown once.
     """
     if find_spec("nicegui") is None:
         raise CommandFailed(
@@ -40,7 +40,7 @@ def web(*, host: str, port: int, token_file: Path | None, names: tuple[str, ...]
 
     place = Place(host=host, names=frozenset(name.lower() for name in names))
     token = None if token_file is None else _token_of(token_file)
-    if token is None and not place.is_loopback:
+    if token is None and place.needs_token:
         token = new_token()
         stderr.note(f"the token, shown this once: {token}")
     from spotd.web.main import listen, serve

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.responses import PlainTextResponse
 
 from spotd.web.guard import Guard, Place, is_loopback, refusal
-from spotd.web.peers import peer_uid
+from spotd.web.peers import is_other_user, peer_uid
 from spotd.web.sessions import COOKIE, FAILURES_MAX, FAILURES_S, SESSION_S, SESSIONS_MAX, Sessions
 
 HERE = Place(host="127.0.0.1")
@@ -47,6 +49,12 @@ def test_only_names_that_were_meant_are_hosts(place: Place, host: str, allowed: 
 )
 def test_a_token_is_needed_where_others_may_connect(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_a_token_is_needed_behind_a_proxy() -> None:
+    assert not HERE.needs_token
+    assert WIDE.needs_token
+    assert Place(host="127.0.0.1", names=frozenset({"gpu.example"})).needs_token
 
 
 OWN = {"host": "localhost:8420", "origin": "http://localhost:8420"}
@@ -99,7 +107,7 @@ def test_other_pages_and_other_names_are_refused(
 
 
 def answer(
-    path: str, headers: dict[str, str], sessions: Sessions | None, *, kind: str = "http"
+    path: str, headers: dict[str, str], sessions: Sessions | None, *, kind: str = "http", method: str = "GET"
 ) -> list[dict[str, Any]]:
     """What the guard sends, with an application behind it that answers everything."""
     sent: list[dict[str, Any]] = []
@@ -118,7 +126,7 @@ def answer(
 
     scope = {
         "type": kind,
-        "method": "GET",
+        "method": method,
         "path": path,
         "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
         "client": None,
@@ -141,6 +149,35 @@ def test_without_a_session_only_the_login_is_served() -> None:
     assert answer("/", {**OWN, "authorization": f"Bearer {TOKEN}"}, sessions)[0]["status"] == 200
     assert answer("/", {**OWN, "authorization": "Bearer another"}, sessions)[0]["status"] == 303
     assert answer(f"/?token={TOKEN}", {"host": "localhost"}, sessions)[0]["status"] == 303
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/login"), ("HEAD", "/login"), ("DELETE", "/style.css"), ("POST", "/favicon.svg")]
+)
+def test_without_a_session_no_other_method_reaches_the_pages(method: str, path: str) -> None:
+    assert answer(path, OWN, Sessions(TOKEN), method=method)[0]["status"] == 303
+
+
+def test_a_websocket_ends_with_its_session() -> None:
+    sessions = Sessions(TOKEN)
+    value = sessions.open()
+    got: list[str] = []
+
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        got.append((await receive())["type"])
+        sessions.close(value)
+        got.append((await receive())["type"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.receive", "text": "2"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    headers = [(k.encode(), v.encode()) for k, v in {**OWN, "cookie": f"{COOKIE}={value}"}.items()]
+    scope = {"type": "websocket", "path": "/_nicegui_ws/", "headers": headers, "client": None, "server": None}
+    asyncio.run(Guard(behind, HERE, sessions)(scope, receive, send))
+    assert got == ["websocket.receive", "websocket.disconnect"]
 
 
 def test_every_answer_forbids_frames_and_other_places() -> None:
@@ -189,3 +226,14 @@ def test_after_some_wrong_tokens_none_is_compared_for_a_while() -> None:
 def test_the_owner_of_an_unknown_connection_is_unknown() -> None:
     assert peer_uid("127.0.0.1", 1, 2) is None
     assert peer_uid("not an address", 1, 2) is None
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux says whose a connection is")
+def test_a_connection_that_its_user_has_closed_is_not_roots() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        accepted, peer = listening.accept()
+        with accepted:
+            assert not is_other_user(peer, listening.getsockname())
+            client.close()
+            assert is_other_user(peer, listening.getsockname())
