@@ -45,7 +45,8 @@ def commands() -> str:
 
     def lines() -> Iterator[str]:
         for name, group in (("spotctl", client.spotctl), ("spotd", daemon.spotd)):
-            with click.Context(group, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH) as ctx:
+            settings = {**group.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
+            with click.Context(group, info_name=name, **settings) as ctx:
                 yield from (f"## {name}", "", "```text", group.get_help(ctx), "```", "")
                 for one in group.list_commands(ctx):
                     command = group.get_command(ctx, one)
