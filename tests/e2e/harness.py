@@ -37,6 +37,8 @@ REPO = Path(__file__).resolve().parents[2]
 CRASHABLE = Path(__file__).with_name("crashable.py")
 BUSY_S = 1.0
 """How late, on the wall, a poll may be on a machine whose two cores run the suite meanwhile."""
+DOWN_S = 4.0
+"""From the death of a daemon to the first list of the next one, on such a machine."""
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 
@@ -88,8 +90,8 @@ directory = "{self.market_folder}"
         self.api = Daemon(folder / "run" / "spotd.sock")
         self.ledgers = [self.market_folder / "ledger.jsonl"]
         """Of every market that bills it."""
-        self.unseen_s = scale * (poll_s + BUSY_S)
-        """For how long, by its clock, what becomes of a machine may not be seen."""
+        self._seldom_s = scale * (poll_s + 2 * BUSY_S)  # at the beginning of a span, and at its end
+        self._down_s = scale * DOWN_S
         self.process: subprocess.Popen[bytes] | Forked | None = None
         self.starts = 0
         self.environment: dict[str, str] = {}
@@ -119,6 +121,11 @@ directory = "{self.market_folder}"
             )
         if wait:
             until(self.ready, what="the daemon to answer", within=120)
+
+    @property
+    def unseen_s(self) -> float:
+        """For how long, by its clock, what becomes of a machine may not be seen."""
+        return self._seldom_s + (self._down_s if self.starts > 1 else 0)
 
     def ready(self) -> bool:
         assert self.process is not None
