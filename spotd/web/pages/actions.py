@@ -114,6 +114,8 @@ def _confirm(
         refused.props["aria-live"] = "assertive"
 
         async def perform() -> None:
+            if not do.enabled:
+                return  # it is on its way: a second Enter would add the dollars twice
             given = str(text.value or "").strip() if text is not None else ""
             if text is not None and not given:
                 refused.show(problem("nothing is written in the field"))

@@ -71,7 +71,7 @@ def build(page: Page) -> None:
             submit.set_enabled(not found["unprotected"])
 
     async def queue() -> None:
-        draft = planned.get("draft")
+        draft = planned.pop("draft", None)  # a second click would queue it twice
         if draft is None:
             return
         submit.disable()

@@ -1,0 +1,94 @@
+"""What a user orders on a page is done once, however fast it is ordered again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ui = pytest.importorskip("nicegui", reason="needs spotd[web]").ui
+
+
+class Slow:
+    """A poller that answers after a while."""
+
+    def __init__(self) -> None:
+        self.daemon, self.orders = Orders(), 0
+
+    async def act(self, call: Callable[[Any], Any]) -> Any:
+        self.orders += 1
+        await asyncio.sleep(0)
+        return call(self.daemon)
+
+    def refresh(self, *_names: str) -> None:
+        pass
+
+
+class Orders:
+    def plan(self, _draft: Any) -> dict[str, Any]:
+        return {"plan": {"unprotected": ""}}
+
+    def submit(self, _draft: Any, **_more: Any) -> dict[str, Any]:
+        return {"job": {"id": "6j00000000"}}
+
+
+def events_of(build: Callable[[Any], None], poller: Slow, prepare: Callable[[Any, Any], Any]) -> int:
+    """Draw a part of a page, send events to it, and return how many orders came of them."""
+    from nicegui import Client, core
+    from nicegui.page import page
+
+    async def work() -> None:
+        core.loop = asyncio.get_running_loop()
+        client = Client(page("/made-by-a-test"), request=None)
+        with client:
+            build(SimpleNamespace(poller=poller))
+
+        def send(element: Any, kind: str) -> None:
+            listener = next(one for one in element._event_listeners.values() if one.type.startswith(kind))
+            client.handle_event({"id": element.id, "listener_id": listener.id, "args": []})
+
+        await prepare(client, send)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        client.delete()
+
+    asyncio.run(work())
+    return poller.orders
+
+
+def test_enter_twice_changes_a_budget_once() -> None:
+    from spotd.web.pages import actions
+
+    async def twice(client: Any, send: Any) -> None:
+        field = next(one for one in client.elements.values() if isinstance(one, ui.input))
+        field.value = "+20"
+        for _ in range(3):
+            send(field, "keydown")
+            await asyncio.sleep(0)
+
+    def build(page: Any) -> None:
+        actions._confirm(page, "T", "S", "Change", lambda *_: None, field="New budget")
+
+    assert events_of(build, Slow(), twice) == 1
+
+
+def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spotd.web.pages import submit
+
+    monkeypatch.setattr("spotd.web.views.plan.plan", lambda _plan: "")
+    monkeypatch.setattr("nicegui.ui.navigate.to", lambda _address: None)
+    poller = Slow()
+
+    async def twice(client: Any, send: Any) -> None:
+        named = {one.text: one for one in client.elements.values() if isinstance(one, ui.button)}
+        send(named["Show the plan"], "click")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert poller.orders == 1
+        for _ in range(2):
+            send(named["Queue the job"], "click")
+
+    assert events_of(submit.build, poller, twice) == 2
