@@ -71,7 +71,7 @@ class MetricsListener:
         return f"http://{self._address.host}:{self._address.port}/metrics"
 
     async def run(self) -> None:
-        """Serve until this is cancelled; an address that is in use is tried again and again."""
+        """Serve until this is cancelled; an address in use, or no file left to open, is tried again and again."""
         while True:
             try:
                 listener = await anyio.create_tcp_listener(local_host=self._address.host, local_port=self._address.port)
@@ -80,8 +80,15 @@ class MetricsListener:
                 await anyio.sleep(BIND_AGAIN_S)
                 continue
             self._outage.update("")
-            async with listener:
-                await listener.serve(self.answer)
+            try:
+                async with listener:
+                    await listener.serve(self.answer)
+            except* OSError as failed:
+                first: BaseException = failed
+                while isinstance(first, BaseExceptionGroup):
+                    first = first.exceptions[0]
+                self._outage.update(f"no connection can be taken at {self.where}: {first}")
+            await anyio.sleep(BIND_AGAIN_S)
 
     async def answer(self, stream: anyio.abc.ByteStream) -> None:
         """Answer one connection and close it."""
@@ -89,7 +96,7 @@ class MetricsListener:
         try:
             async with stream:
                 if self._open > CONNECTIONS_MAX:
-                    await self._send(stream, 503, "too many connections; ask less often")
+                    await self._send(stream, 503, "too many connections; ask less often", lingers=False)
                     return
                 head: bytes | None = None
                 with anyio.move_on_after(REQUEST_WITHIN_S):
@@ -143,7 +150,9 @@ class MetricsListener:
             self._log.error("metrics.failed", exc_info=exc)
             return None
 
-    async def _send(self, stream: anyio.abc.ByteStream, status: int, body: str | bytes) -> None:
+    async def _send(
+        self, stream: anyio.abc.ByteStream, status: int, body: str | bytes, *, lingers: bool = True
+    ) -> None:
         data = body if isinstance(body, bytes) else f"{body}\n".encode()
         kind = _TYPE if isinstance(body, bytes) else "text/plain; charset=utf-8"
         reason = {200: "OK", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}.get(status, "Unavailable")
@@ -153,6 +162,8 @@ class MetricsListener:
         )
         with anyio.move_on_after(ANSWER_WITHIN_S):
             await stream.send(head.encode() + data)
+            if not lingers:
+                return
             # To close at once would drop what the other side has not taken yet.
             await stream.send_eof()
             while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import anyio
@@ -9,7 +10,14 @@ import anyio.abc
 import pytest
 
 from spotd.api.errors import ApiUnavailable
-from spotd.service.metrics.listener import ANSWER_WITHIN_S, CONNECTIONS_MAX, KEPT_S, Address, MetricsListener
+from spotd.service.metrics.listener import (
+    ANSWER_WITHIN_S,
+    BIND_AGAIN_S,
+    CONNECTIONS_MAX,
+    KEPT_S,
+    Address,
+    MetricsListener,
+)
 from tests.unit.daemon.rig import Log
 
 pytestmark = pytest.mark.anyio
@@ -128,9 +136,10 @@ async def test_slow_scrapers_are_dropped_and_those_beyond_the_limit_are_refused(
         for peer in slow:
             group.start_soon(served.answer, peer)
         await anyio.sleep(0.1)
-        refused = Peer(GET)
+        refused, began = Peer(GET, stays=True), anyio.current_time()
         await served.answer(refused)
         assert refused.status == 503
+        assert anyio.current_time() == began, "it holds a socket of the daemon no longer than that takes"
         await anyio.sleep(ANSWER_WITHIN_S)
         assert all(peer.is_closed for peer in slow)
         late = Peer(GET)
@@ -151,3 +160,35 @@ async def test_figures_that_cannot_be_had_are_an_answer(source: Source) -> None:
     await listener(source).answer(peer)
     assert peer.status == 503
     assert b"a bug" not in peer.got
+
+
+class NoSocketLeft:
+    """A listener that gets one connection too many for the process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def listen(self, **_where: Any) -> NoSocketLeft:
+        return self
+
+    async def __aenter__(self) -> None:
+        self.count += 1
+
+    async def __aexit__(self, *_error: object) -> None:
+        pass
+
+    async def serve(self, _answer: object) -> None:
+        async with anyio.create_task_group():
+            raise OSError(errno.EMFILE, "Too many open files")
+
+
+async def test_more_connections_than_the_process_has_files_do_not_end_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flooded = NoSocketLeft()
+    monkeypatch.setattr(anyio, "create_tcp_listener", flooded.listen)
+    served = listener(Source())
+    with anyio.move_on_after(BIND_AGAIN_S * 1.5):
+        await served.run()
+    assert flooded.count == 2
+    assert "Too many open files" in served.last_error
