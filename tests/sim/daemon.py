@@ -121,6 +121,8 @@ class Told:
     """Jobs of which some life has doubted checkpoints; a state that was restored since may have lost the doubt."""
     lost_jobs: frozenset[JobId] = frozenset()
     """Jobs that a restored state has never heard of."""
+    unwanted: dict[AttemptKey, datetime] = field(default_factory=dict)
+    """Machines of jobs that were over in a state that was put back, and when; a retry may take their attempts in."""
     given_up: dict[AttemptKey, datetime] = field(default_factory=dict)
     """Machines that their owner gave up without having seen their end."""
 

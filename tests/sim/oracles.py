@@ -91,6 +91,11 @@ def needed_machines_ended(result: Result) -> Iterator[str]:
                 a <= at <= b + CALL for a, b in daemon.told.full
             ):
                 continue  # a life that is forgotten ended it, or nothing could be written when the call was begun
+            unwanted = daemon.told.unwanted.get(m.key)
+            if unwanted is not None and not any(
+                unwanted <= again <= at for again in daemon.told.retries[job_of(m.key)]
+            ):
+                continue  # its job was over by the state that was put back, and was not queued again before
             owner = next((a for a in daemon.attempts_of.get(job_of(m.key), {}).values() if a.key == m.key), None)
             if owner is not None and owner.stop is not None and owner.stop.deadline <= at:
                 continue  # it was told to save and to stop, and had its time for that

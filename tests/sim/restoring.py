@@ -57,6 +57,7 @@ def restore(daemon: Daemon, copy: Backup) -> frozenset[JobId]:
         told.forgotten[identity] = now
         if item.state.counts and (owner is None or owner.state.is_final or owner.cancel_requested):
             daemon.remember(replace(item, ended_at=now))  # nobody wants its machine any more
+            told.unwanted[item.key] = now
     daemon.world = replace(copy.world, policy=daemon.world.policy)
     daemon.done = dict(copy.done)
     del told.charges[copy.charges :]
