@@ -3,8 +3,8 @@
 Theory. The dashboard acts with its user's money, and a browser sends requests for any page that it shows. So: the
 `Host` must be a name that was meant (a foreign name that resolves to this address is refused), what comes from another
 page is refused by its `Origin` or `Sec-Fetch-Site`, and no page may frame ours. On loopback another user of this
-computer is refused, as at the daemon's socket. Where a token is set, everything but the login needs a session or the
-token itself in a header; it is never part of an address.
+computer is refused, as at the daemon's socket, unless a proxy is expected. Where a token is set, everything but the
+login needs a session or the token itself in a header; it is never part of an address.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Guard:
         is_socket = scope["type"] == "websocket"
         headers = _headers(scope)
         sentence = refusal(self._place, scope.get("method", "GET"), headers, is_socket=is_socket)
-        if not sentence and self._place.is_loopback and is_other_user(scope.get("client"), scope.get("server")):
+        if not sentence and not self._place.needs_token and is_other_user(scope.get("client"), scope.get("server")):
             sentence = "the dashboard is another user's; spotctl web starts one of your own"
         if sentence:
             await _refuse(scope, receive, send, sentence)

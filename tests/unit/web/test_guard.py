@@ -107,7 +107,13 @@ def test_other_pages_and_other_names_are_refused(
 
 
 def answer(
-    path: str, headers: dict[str, str], sessions: Sessions | None, *, kind: str = "http", method: str = "GET"
+    path: str,
+    headers: dict[str, str],
+    sessions: Sessions | None,
+    *,
+    kind: str = "http",
+    method: str = "GET",
+    place: Place = HERE,
 ) -> list[dict[str, Any]]:
     """What the guard sends, with an application behind it that answers everything."""
     sent: list[dict[str, Any]] = []
@@ -133,7 +139,7 @@ def answer(
         "server": None,
         "query_string": b"",
     }
-    asyncio.run(Guard(behind, HERE, sessions)(scope, receive, send))
+    asyncio.run(Guard(behind, place, sessions)(scope, receive, send))
     return sent
 
 
@@ -156,6 +162,16 @@ def test_without_a_session_only_the_login_is_served() -> None:
 )
 def test_without_a_session_no_other_method_reaches_the_pages(method: str, path: str) -> None:
     assert answer(path, OWN, Sessions(TOKEN), method=method)[0]["status"] == 303
+
+
+def test_another_user_is_refused_unless_that_is_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spotd.web.guard.is_other_user", lambda *_ends: True)
+    sessions = Sessions(TOKEN)
+    named = {"host": "gpu.example", "cookie": f"{COOKIE}={sessions.open()}"}
+    proxied = Place(host="127.0.0.1", names=frozenset({"gpu.example"}))
+    assert answer("/", {"host": "localhost"}, None)[0]["status"] == 403
+    assert answer("/", named, sessions, place=proxied)[0]["status"] == 200
+    assert answer("/", {"host": "gpu.example"}, sessions, place=proxied)[0]["status"] == 303
 
 
 def test_a_websocket_ends_with_its_session() -> None:
