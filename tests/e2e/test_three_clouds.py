@@ -46,6 +46,12 @@ def in_progress(found: Clouds, job: str, provider: str, attempt: int) -> None:
     until(saved, what=f"a checkpoint of attempt {attempt} at {provider}", within=120, every=0.1)
 
 
+def spot_of_aws(found: Clouds) -> float:
+    """The lowest price of its spot machines that the daemon knows."""
+    quotes = found.lab.api.prices({"provider": "aws"})["quotes"]
+    return min((quote["effective_usd_gpu_h"] for quote in quotes if quote["market"] == "spot"), default=0.0)
+
+
 def assert_one_machine_at_a_time(spending: Mapping[str, tuple[Segment, ...]], *, at_most: timedelta) -> None:
     """By the clouds' own ledgers: one machine an attempt, in order, and only AWS's may outlive the next one's start."""
     machines: dict[str, set[str]] = {}
@@ -98,6 +104,7 @@ def test_a_job_is_outbid_at_vast_saves_in_aws_two_minutes_and_ends_at_runpod(wee
         (interrupted,) = found.aws.instances.values()
         for pool in POOLS:
             found.aws.set_price(pool, "0.46")
+        until(lambda: spot_of_aws(found) >= 0.46, what="the new prices of AWS to be polled")
         prefix = f"jobs/{job}/attempts/2/checkpoints/"
         before = {info.key for info in store.list(prefix)}
         found.aws.interrupt(interrupted.instance_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,8 +80,16 @@ def test_the_history_has_the_prices_of_all_three(clouds: Clouds) -> None:
 
 
 @pytest.mark.e2e
-def test_a_job_without_a_gpu_runs_on_a_plain_type_of_aws(clouds: Clouds) -> None:
-    clouds.aws.stock(PLAIN_KIND, ZONES[0], PLAIN_KIND.spot, since=clouds.clock.now())
+def test_a_job_without_a_gpu_runs_on_a_plain_type_of_aws(tmp_path: Path) -> None:
+    """In clouds of its own, which sell the type from the start."""
+    with three_clouds(tmp_path) as clouds:
+        clouds.aws.stock(PLAIN_KIND, ZONES[0], PLAIN_KIND.spot, since=clouds.clock.now())
+        clouds.lab.start()
+        assert_prepared_at_aws(clouds)
+        clouds.lab.stop()
+
+
+def assert_prepared_at_aws(clouds: Clouds) -> None:
     needs = {"cpus": 4, "disk": "10GB"}
     job = clouds.lab.submit("prep", "nproc > $SPOTD_OUTPUT_DIR/cpus", resources=needs, price={"max_price": 0.1})
     clouds.lab.wait_final(job)

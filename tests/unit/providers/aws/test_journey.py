@@ -41,6 +41,7 @@ container = "none"
         try:
             with lab(folder / "lab", hosts=aws, market="enabled = false", scale=SCALE, virtual0=VIRTUAL0) as found:
                 write_clock(found.folder / "state" / "clock.json", clock)
+                found.ledgers = [cloud.ledger_path]
                 found.environment["JOURNEY_KEY"] = f"{ACCESS_KEY}:{SECRET}"
                 found.start()
                 yield found, cloud, served
