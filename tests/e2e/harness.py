@@ -37,6 +37,8 @@ REPO = Path(__file__).resolve().parents[2]
 CRASHABLE = Path(__file__).with_name("crashable.py")
 BUSY_S = 1.0
 """How late, on the wall, a poll may be on a machine whose two cores run the suite meanwhile."""
+BILLED_S = 20.0
+"""Until a bill that differs was read: ten minutes by the clock of the labs that run at sixty times the wall."""
 DOWN_S = 4.0
 """From the death of a daemon to the first list of the next one, on such a machine."""
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
@@ -306,10 +308,18 @@ def lab(folder: Path, **options: Any) -> Iterator[Lab]:
 
 
 def assert_receipts_agree(found: Lab, job: str | None = None) -> None:
-    """What each machine of the job, or of all, was booked at is what its market billed (`receipts`)."""
-    cost = found.api.cost(job)
-    spans = [s for s in found.ledger() if job is None or s.key.split("-")[-2] == job]
-    wrong, apart = disagreements(cost["receipts"], spans, unseen_s=found.unseen_s)
+    """What each machine of the job, or of all, was booked at is what its market billed (`receipts`).
+
+    What a machine did while no daemon ran is known only from its bill, which is asked for minutes after its end.
+    """
+    give_up_at = time.monotonic() + BILLED_S
+    while True:
+        cost = found.api.cost(job)
+        spans = [s for s in found.ledger() if job is None or s.key.split("-")[-2] == job]
+        wrong, apart = disagreements(cost["receipts"], spans, unseen_s=found.unseen_s)
+        if not wrong or time.monotonic() > give_up_at:
+            break
+        time.sleep(0.2)
     print(f"RECEIPTS {len(apart)} machines, apart by {max(apart, default=0):.1f} of {found.unseen_s:.1f} s at most")
     assert not wrong, "\n".join(wrong)
 
