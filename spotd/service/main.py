@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -35,6 +36,8 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
     `overrides` are variables laid over the environment, in force on every reload too: `STATE_DIRECTORY`,
     `SPOTD_SOCKET`, and any key of the config (`SPOTD_DAEMON__POLL_EVERY`).
     """
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)  # a crash of the interpreter leaves its stacks in the log of the service
     malloc.share_one_pool()
     redactor = Redactor()
     logs.configure(redactor)

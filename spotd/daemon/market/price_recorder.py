@@ -6,6 +6,7 @@ newest of each provider counts. A file or disk that fails costs prices, one line
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -45,6 +46,7 @@ class PriceRecorder:
         self._log = log
         self._note = note
         self._threads = Threads(inline=inline)
+        self._turn = threading.Lock()
         self._waiting: dict[ProviderName, tuple[OfferPage, datetime]] = {}
         self._outage = Outage(log, "history.held", "history.back")
         self.controller = Controller(
@@ -134,9 +136,17 @@ class PriceRecorder:
         return self._history.retained.bytes_max
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Call in the one thread, which a cancelled caller leaves behind: a transaction is whole or absent."""
+        """Call in a thread, which a cancelled caller leaves behind: a transaction is whole or absent.
+
+        The next call waits for that thread: a connection that is closed under another thread ends the process.
+        """
+
+        def alone() -> T:
+            with self._turn:
+                return work()
+
         try:
-            return await self._threads.run(work)
+            return await self._threads.run(alone)
         finally:
             for sentence in self._history.set_aside:
                 self._log.warning("history.set_aside", reason=sentence)

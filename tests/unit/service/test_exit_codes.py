@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,15 @@ def test_a_known_label_is_read_although_the_disk_is_full(tmp_path: Path, monkeyp
     assert configuration._own_install(tmp_path) == label
     with pytest.raises(BadConfig, match="free some space"):
         configuration._own_install(tmp_path / "other")
+
+
+def test_a_crash_of_the_interpreter_leaves_its_stacks_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_to: list[int] = []
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)
+    monkeypatch.setattr(faulthandler, "enable", written_to.append)
+    monkeypatch.setattr("spotd.daemon.log.configure", lambda _: None)
+    monkeypatch.setattr("spotd.service.malloc.share_one_pool", lambda: None)
+    assert main.run(tmp_path / "no.toml", {}) == main.BAD_CONFIG
+    assert written_to == [2]

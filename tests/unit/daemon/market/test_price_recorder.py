@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio import from_thread
 
 from spotd.api.errors import ApiUnavailable, Invalid
 from spotd.api.requests import HistoryQuery, PriceQuery
 from spotd.core.states import JobState
+from spotd.daemon.clock import SystemClock
+from spotd.daemon.market.price_recorder import PriceRecorder
+from spotd.history import History
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.unit.core.builders import SHOP, job
-from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.rig import Log, Rig
 
 pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
@@ -111,3 +116,32 @@ async def test_a_file_that_cannot_be_opened_is_told_to_whoever_asks(rig: Rig) ->
     async with rig.ready():
         with pytest.raises(ApiUnavailable, match=r"prices\.sqlite"):
             await rig.handlers().prices.history(HistoryQuery())
+
+
+def test_the_file_is_closed_after_the_call_that_its_end_has_left_behind(tmp_path: Path) -> None:
+    """SQLite's driver does not survive a connection that is closed during a statement of another thread."""
+    order: list[str] = []
+    goes_on = threading.Event()
+
+    class Slow(History):
+        def step(self, now: int) -> bool:
+            from_thread.run_sync(begun.set)
+            goes_on.wait(10)
+            order.append("step")
+            return False
+
+        def close(self) -> None:
+            order.append("close")
+
+    async def ends_during_a_step() -> None:
+        recorder = PriceRecorder(Slow(tmp_path / "p.sqlite"), clock=SystemClock(), log=Log(), note=lambda *_: None)
+        recorder.controller.wake_event.notify()
+        async with anyio.create_task_group() as group:
+            group.start_soon(recorder.run)
+            await begun.wait()
+            threading.Timer(0.05, goes_on.set).start()
+            group.cancel_scope.cancel()
+
+    begun = anyio.Event()
+    anyio.run(ends_during_a_step)
+    assert order == ["step", "close"]
