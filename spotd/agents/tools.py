@@ -11,7 +11,7 @@ from typing import Any, Final
 from mcp.server.mcpserver.exceptions import ToolError
 
 from spotd.client.daemon import Daemon
-from spotd.client.errors import ClientError, DaemonRefused
+from spotd.client.errors import ClientError
 from spotd.words import ControlFilter, clean
 from spotd_jobs.pack import PackError, pack
 
@@ -136,12 +136,11 @@ def _refusals() -> Iterator[None]:
     """Turn what is refused into a sentence for the agent."""
     try:
         yield
-    except DaemonRefused as exc:
-        rows = [f"{one.key}: {one.message}" + (f" ({one.hint})" if one.hint else "") for one in exc.problems]
-        raise ToolError("; ".join(map(_text, [*(rows or [exc.message]), *([exc.hint] if exc.hint else [])]))) from exc
-    except (ClientError, PackError) as exc:
-        hint = getattr(exc, "hint", "")
-        raise ToolError(_text(f"{exc}; {hint}" if hint else str(exc))) from exc
+    except ClientError as exc:
+        rows = [f"{message} ({hint})" if hint else message for message, hint in exc.rows]
+        raise ToolError("; ".join(map(_text, filter(None, [*(rows or [exc.message]), exc.hint])))) from exc
+    except PackError as exc:
+        raise ToolError(_text(f"{exc}; {exc.hint}")) from exc
 
 
 def _part(found: Mapping[str, Any], keys: tuple[str, ...]) -> Answer:

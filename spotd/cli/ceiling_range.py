@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from spotd.cli.figures import Figure
+from spotd.cli.options import Parsed
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_price
@@ -77,4 +77,4 @@ def _require_one_unit(limits: tuple[PriceLimit, ...]) -> None:
         raise BadValue("one end is per GPU-hour, the other of the machine", hint="write 12/h..24/h, or 1.5..3.0")
 
 
-RANGE = Figure("range", parse_range)
+RANGE = Parsed("range", parse_range)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from spotd.cli import stderr
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.errors import ClientError
 from spotd.words import silence_texts
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def current_quotes() -> tuple[list[QuoteResponse], str]:
     """Return all quotes of now, or none and why; providers whose prices are missing are named on stderr."""
     try:
         answer = Daemon().prices({"limit": _LIMIT})
-    except (DaemonUnreachable, DaemonRefused) as exc:
+    except ClientError as exc:
         return [], exc.message
     for sentence in silence_texts(answer):
         stderr.warning(sentence)

@@ -11,8 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, unusable
 from spotd_jobs.spec.files import json_ready, parse_toml, read_toml
 from spotd_jobs.spec.keys import FLAGS
 from spotd_jobs.spec.parse import merge, parse_job
@@ -66,7 +65,7 @@ class JobDraft:
 
     def refusal(self, problems: Sequence[_Problem], *, message: str = "the job was refused") -> CommandFailed:
         """Return the mistakes with the flag, or file and line, that each is in."""
-        return CommandFailed(message, code=ExitCode.USAGE, rows=[self._placed(problem) for problem in problems])
+        return CommandFailed(message, rows=[self._placed(problem) for problem in problems])
 
     def _placed(self, problem: _Problem) -> tuple[str, str]:
         key = problem.key
@@ -103,7 +102,6 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
         if not flags:
             raise CommandFailed(
                 "there is no job to submit",
-                code=ExitCode.USAGE,
                 hint="spotctl submit train.toml, or spotctl submit --gpu H100 --image IMAGE -- COMMAND",
             )
         return JobDraft(flags=_with_name(flags), base_dir=os.getcwd())  # noqa: PTH109 - the text, not a path to work with
@@ -113,8 +111,7 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
         else:
             data, text = read_toml(Path(file), refusal=SpecError)
     except SpecError as exc:
-        rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
-        raise CommandFailed("the job file cannot be used", code=ExitCode.USAGE, rows=rows) from exc
+        raise unusable("the job file cannot be used", exc) from exc
     folder = Path.cwd() if file == STDIN else Path(file).absolute().parent
     source = "stdin" if file == STDIN else file
     return JobDraft(data=json_ready(data), flags=flags, text=text, source=source, base_dir=str(folder))
@@ -147,7 +144,7 @@ def _refuse_bytes(value: Any) -> None:
             value.encode()
         except UnicodeEncodeError as exc:
             raise CommandFailed(
-                "an argument holds bytes that are not UTF-8 text", code=ExitCode.USAGE, hint="check it for stray bytes"
+                "an argument holds bytes that are not UTF-8 text", hint="check it for stray bytes"
             ) from exc
     elif isinstance(value, Mapping):
         for key, item in value.items():

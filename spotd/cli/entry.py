@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode, of_refusal
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode, of_refusal
 
 
 def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -> int:
@@ -35,16 +34,14 @@ def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except CommandFailed as failed:
-        failed.show()
+        stderr.error(failed.message, hint=failed.hint, rows=failed.rows)
         return failed.code
     except click.exceptions.NoArgsIsHelpError as exc:
         stderr.line(exc.format_message())
         return ExitCode.USAGE
     except click.UsageError as exc:
         return _usage(exc, name)
-    except click.FileError as exc:
-        stderr.error(f"cannot open {exc.ui_filename}: {exc.message}")
-        return ExitCode.USAGE
+
     except click.ClickException as exc:
         stderr.error(_sentence(exc.format_message()))
         return ExitCode.USAGE
@@ -65,18 +62,11 @@ def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -
 
 def _unexpected(exc: Exception) -> int:
     # Imported here: only commands that spoke to the daemon can have failed this way, and those loaded it already.
-    from spotd.client.errors import DaemonRefused, DaemonUnreachable
+    from spotd.client.errors import ClientError, DaemonRefused
 
-    if isinstance(exc, DaemonRefused):
-        rows = [(f"{p.key}: {p.message}" if p.key else p.message, p.hint) for p in exc.problems]
-        if rows:
-            stderr.errors(rows, hint=exc.hint)
-        else:
-            stderr.error(exc.message, hint=exc.hint)
-        return of_refusal(exc.code)
-    if isinstance(exc, DaemonUnreachable):
-        stderr.error(exc.message, hint=exc.hint)
-        return ExitCode.UNREACHABLE
+    if isinstance(exc, ClientError):
+        stderr.error(exc.message, hint=exc.hint, rows=exc.rows)
+        return of_refusal(exc.code) if isinstance(exc, DaemonRefused) else ExitCode.UNREACHABLE
     if os.environ.get("SPOTD_DEBUG"):
         raise exc
     if isinstance(exc, OSError) and exc.filename:

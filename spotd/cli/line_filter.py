@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
-from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
 from spotd.words import ControlFilter
 
@@ -43,7 +42,7 @@ def expression(pattern: str, *, ignore_case: bool) -> Matches:
         search = re.compile(pattern, re.IGNORECASE if ignore_case else 0).search
     except (re.error, RecursionError, OverflowError) as exc:
         hint = "without -E the text is searched for as it stands"
-        raise CommandFailed(f"this is no regular expression: {exc}", code=ExitCode.USAGE, hint=hint) from exc
+        raise CommandFailed(f"this is no regular expression: {exc}", hint=hint) from exc
 
     def matches(line: str) -> bool:
         # Python's matching can take exponential time, but it lets signals in.
@@ -58,7 +57,6 @@ def _limited(line: str) -> Iterator[None]:
     def give_up(*_: object) -> None:
         raise CommandFailed(
             f"the expression took more than {MATCH_S:.0f} s for a line of {len(line)} characters",
-            code=ExitCode.USAGE,
             hint="write it without repeats inside repeats, or leave out -E",
         )
 

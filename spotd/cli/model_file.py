@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
 from spotd.estimates.architecture import Architecture
 from spotd.estimates.model_config import WAY_OUT, ModelConfigError, architecture_of
@@ -28,27 +27,23 @@ def read_architecture(path: Path) -> Architecture:
         return architecture_of(config)
     except ModelConfigError as exc:
         place = ": ".join(part for part in (str(file), exc.key) if part)
-        raise CommandFailed(f"{place}: {exc}", code=ExitCode.USAGE, hint=exc.hint) from exc
+        raise CommandFailed(f"{place}: {exc}", hint=exc.hint) from exc
 
 
 def _content(file: Path) -> bytes:
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise CommandFailed(f"{file}: this is not a file", code=ExitCode.USAGE, hint=f"name a model's {NAME}")
+            raise CommandFailed(f"{file}: this is not a file", hint=f"name a model's {NAME}")
         with file.open("rb") as opened:
             raw = opened.read(BYTES_MAX + 1)
     except FileNotFoundError as exc:
         hint = f"name a model's {NAME}, or the folder it is in"
-        raise CommandFailed(f"{file}: no such file", code=ExitCode.USAGE, hint=hint) from exc
+        raise CommandFailed(f"{file}: no such file", hint=hint) from exc
     except OSError as exc:
         hint = "check the path, the file's owner and mode"
-        raise CommandFailed(f"{file}: cannot be read: {exc.strerror}", code=ExitCode.USAGE, hint=hint) from exc
+        raise CommandFailed(f"{file}: cannot be read: {exc.strerror}", hint=hint) from exc
     if len(raw) > BYTES_MAX:
-        raise CommandFailed(
-            f"{file}: larger than {BYTES_MAX // 10**6} MB",
-            code=ExitCode.USAGE,
-            hint=f"name the {NAME}, not the weights",
-        )
+        raise CommandFailed(f"{file}: larger than {BYTES_MAX // 10**6} MB", hint=f"name the {NAME}, not the weights")
     return raw
 
 
@@ -57,16 +52,16 @@ def _config(file: Path, raw: bytes) -> dict[str, Any]:
     try:
         config = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as exc:
-        raise CommandFailed(f"{file}: not UTF-8 text", code=ExitCode.USAGE, hint=hint) from exc
+        raise CommandFailed(f"{file}: not UTF-8 text", hint=hint) from exc
     except json.JSONDecodeError as exc:
         message = f"{file}:{exc.lineno}: not JSON: {exc.msg}"
-        raise CommandFailed(message, code=ExitCode.USAGE, hint=hint) from exc
+        raise CommandFailed(message, hint=hint) from exc
     except ValueError as exc:
-        raise CommandFailed(f"{file}: holds a number that none can be: {exc}", code=ExitCode.USAGE, hint=hint) from exc
+        raise CommandFailed(f"{file}: holds a number that none can be: {exc}", hint=hint) from exc
     except RecursionError as exc:
-        raise CommandFailed(f"{file}: nested too deeply", code=ExitCode.USAGE, hint=hint) from exc
+        raise CommandFailed(f"{file}: nested too deeply", hint=hint) from exc
     if not isinstance(config, dict):
-        raise CommandFailed(f"{file}: does not hold a table of settings", code=ExitCode.USAGE, hint=hint)
+        raise CommandFailed(f"{file}: does not hold a table of settings", hint=hint)
     return config
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from spotd.cli import stdout
+from spotd.cli import stderr, stdout
+from spotd.cli.failures import CommandFailed, ExitCode
 from spotd.words import clean
 
 if TYPE_CHECKING:
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 TABLE, JSON, ID, CSV, CHART = "table", "json", "id", "csv", "chart"
+WAIT_S: Final = 0.2
+"""Longest that the completion of a shell may take."""
+_HARMLESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Words that no shell acts on."""
 
 
 def output(*choices: str) -> Callable[[F], F]:
@@ -40,11 +48,70 @@ def show_data(answer: Mapping[str, Any], output: str, ids: Iterable[str] = ()) -
     return output != TABLE
 
 
-def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of jobs that begin so, for a shell."""
-    from spotd.cli.job_names import job_names  # only a shell that completes needs them
+class Parsed(click.ParamType[Any]):
+    """A value that a function parses, refused with the function's own sentence and way out."""
 
-    return job_names(ctx, param, incomplete)
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from spotd_jobs.spec.problems import BadValue
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except BadValue as exc:
+            self.fail(f"{exc}; {exc.hint}" if exc.hint else str(exc), param, ctx)
+
+
+def require_extra(extra: str, module: str, sentence: str, *, way_round: str = "") -> None:
+    """Refuse to go on without an optional library."""
+    if find_spec(module) is None:
+        raise CommandFailed(f"{sentence}, which is not installed", hint=f"pip install 'spotd[{extra}]'{way_round}")
+
+
+def plot_option(text: str = "Draw it too.") -> Callable[[F], F]:
+    """Return the option `--plot`."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--plot", type=kind, metavar="FILE.svg|png", help=text, callback=_require_plotting)
+
+
+def _require_plotting(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse at once what could not be drawn at the end."""
+    if path is None:
+        return None
+    if path.suffix.lower() not in {".svg", ".png"}:
+        raise CommandFailed(f"{path} ends neither in .svg nor in .png", hint=f"--plot {path.stem or 'out'}.svg")
+    if not path.absolute().parent.is_dir():
+        raise CommandFailed(f"the folder of {path} does not exist", hint="make it, or name another")
+    require_extra("plot", "matplotlib", "pictures need matplotlib", way_round=", or leave out --plot")
+    return path
+
+
+def require_yes(question: str, *, otherwise: str) -> None:
+    """Ask; anything but a yes ends the command, with a note on what was not done."""
+    if not stderr.ask(question):
+        stderr.note(otherwise)
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED)
+
+
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of jobs that begin so, newest first; ids where no name does. Silent without a daemon."""
+    from spotd.client.daemon import Daemon
+    from spotd.client.errors import ClientError
+
+    del ctx, param
+    try:
+        jobs = Daemon().jobs({"limit": 300}, timeout_s=WAIT_S)["jobs"]
+    except ClientError:
+        return []
+    for words in (dict.fromkeys(job["name"] for job in jobs), dict.fromkeys(job["id"] for job in jobs)):
+        found = [word for word in words if word.startswith(incomplete) and _HARMLESS.fullmatch(word)]
+        if found:
+            return found
+    return []
 
 
 def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

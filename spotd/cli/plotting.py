@@ -4,43 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli import stderr
+from spotd.cli.failures import CommandFailed, ExitCode
 
-FORMATS: Final = (".svg", ".png")
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
 """Okabe and Ito's palette, which people who do not see all colours can tell apart."""
 
 
-def require_plotting(path: Path) -> None:
-    """Refuse at once what could not be drawn at the end.
-
-    Raises:
-        CommandFailed
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise CommandFailed(
-            f"{path} ends neither in .svg nor in .png", code=ExitCode.USAGE, hint=f"--plot {path.stem or 'out'}.svg"
-        )
-    if not path.absolute().parent.is_dir():
-        raise CommandFailed(
-            f"the folder of {path} does not exist", code=ExitCode.USAGE, hint="make it, or name another"
-        )
-    if find_spec("matplotlib") is None:
-        raise CommandFailed(
-            "pictures need matplotlib, which is not installed",
-            code=ExitCode.USAGE,
-            hint="pip install 'spotd[plot]', or leave out --plot",
-        )
-
-
 @contextmanager
 def picture(path: Path, *, width: float, height: float) -> Iterator[Any]:
-    """Yield an empty figure of so many inches, and write it into the file at the end.
+    """Yield an empty figure of so many inches, and write it into the file at the end, with a note.
 
     Raises:
         CommandFailed: the file cannot be written.
@@ -62,6 +38,7 @@ def picture(path: Path, *, width: float, height: float) -> Iterator[Any]:
             figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": None})
         except OSError as exc:
             raise CommandFailed(f"{path}: {exc.strerror or exc}", code=ExitCode.LOCAL_IO) from exc
+    stderr.note(f"drawn into {path}")
 
 
 def dated(axes: Any) -> None:

@@ -20,8 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode
 from spotd_jobs.wire.client.names import raw_of
 
 if TYPE_CHECKING:

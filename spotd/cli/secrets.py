@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from spotd.cli import stderr
-from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
 
 _BYTES_MAX: Final = 1_000_000
@@ -38,7 +37,7 @@ def collect(names: Sequence[str], *, file: Path | None, environ: Mapping[str, st
             message = f"the secret {name} is {'empty' if empty else 'not set'}"
             missing.append((message, f"export {name}=..., or put {name}=... into a file and give --secret-file"))
     if missing:
-        raise CommandFailed("a secret has no usable value", code=ExitCode.USAGE, rows=missing)
+        raise CommandFailed("a secret has no usable value", rows=missing)
     if unused := sorted(set(filed) - set(names)):
         stderr.note(f"not sent, since the job does not name them as secrets: {', '.join(unused)}")
     return values
@@ -56,16 +55,14 @@ def read_file(path: Path) -> dict[str, str]:
             raw = file.read(_BYTES_MAX + 1)
     except OSError as exc:
         raise CommandFailed(
-            f"the secret file {path} cannot be read: {exc.strerror}",
-            code=ExitCode.USAGE,
-            hint="check its path and mode",
+            f"the secret file {path} cannot be read: {exc.strerror}", hint="check its path and mode"
         ) from exc
     if len(raw) > _BYTES_MAX:
-        raise CommandFailed(f"the secret file {path} is larger than 1 MB", code=ExitCode.USAGE)
+        raise CommandFailed(f"the secret file {path} is larger than 1 MB")
     try:
         lines = raw.decode().splitlines()
     except UnicodeDecodeError as exc:
-        raise CommandFailed(f"the secret file {path} is not UTF-8 text", code=ExitCode.USAGE) from exc
+        raise CommandFailed(f"the secret file {path} is not UTF-8 text") from exc
     if mode & _READABLE_BY_OTHERS:
         stderr.warning(f"others can read {path}; chmod 600 {path}")
     values = {}
@@ -77,7 +74,6 @@ def read_file(path: Path) -> dict[str, str]:
         if match is None:
             raise CommandFailed(
                 f"{path}:{number}: not a line of the form NAME=value",
-                code=ExitCode.USAGE,
                 hint="one secret a line; lines that begin with # are comments",
             )
         values[match["name"]] = _unquoted(match["value"])

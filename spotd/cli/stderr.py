@@ -57,17 +57,12 @@ def block(text: str) -> None:
     line(text.removesuffix("\n"))
 
 
-def error(message: str, *, hint: str = "") -> None:
-    """`error: ...`, and below it `hint: ...`."""
-    line(_fitted(f"error: {clean(message)}").replace("error:", _styled("error:", _RED), 1))
-    if hint:
-        line(f"hint: {clean(hint)}")
-
-
-def errors(rows: Sequence[tuple[str, str]], *, hint: str = "") -> None:
-    """Print several errors, each with its own hint beneath."""
-    for message, own_hint in rows:
-        line(f"{_styled('error:', _RED)} {clean(message)}")
+def error(message: str, *, hint: str = "", rows: Sequence[tuple[str, str]] = ()) -> None:
+    """`error: ...`, and below it `hint: ...`; rows stand, each with its own hint, in place of the message."""
+    if not rows:
+        line(_fitted(f"error: {clean(message)}").replace("error:", _styled("error:", _RED), 1))
+    for row, own_hint in rows:
+        line(f"{_styled('error:', _RED)} {clean(row)}")
         if own_hint:
             line(f"  hint: {clean(own_hint)}")
     if hint:

@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-import click
-
+from spotd.cli.options import Parsed
 from spotd.client.daemon import Daemon
 
 When = timedelta | datetime
 
 
-class WhenType(click.ParamType[When]):
-    """A span before now (`2h`) or an instant; an instant without a zone is local."""
+def _when(text: str) -> When:
+    from spotd_jobs.spec.problems import BadValue
+    from spotd_jobs.spec.units import UnitError, parse_duration
 
-    name = "when"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        from spotd_jobs.spec.units import UnitError, parse_duration
-
-        try:
-            return parse_duration(value)
-        except UnitError:
-            pass
-        try:
-            return datetime.fromisoformat(value).astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is neither a span such as 2h nor an instant such as 2026-11-21T10:00", param, ctx)
+    try:
+        return parse_duration(text)
+    except UnitError:
+        pass
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError) as exc:
+        message = f"{text!r} is neither a span such as 2h nor an instant such as 2026-11-21T10:00"
+        raise BadValue(message, hint="") from exc
 
 
-class SpanType(click.ParamType[timedelta]):
-    """A span such as `6h`, of a minute at least."""
+def _span(text: str) -> timedelta:
+    from spotd_jobs.spec.problems import BadValue
+    from spotd_jobs.spec.units import parse_duration
 
-    name = "span"
+    span = parse_duration(text)
+    if span < timedelta(minutes=1):
+        raise BadValue("the shortest span is 1m", hint="")
+    return span
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        from spotd_jobs.spec.units import UnitError, parse_duration
 
-        try:
-            span = parse_duration(value)
-        except UnitError as exc:
-            self.fail(f"{exc}; {exc.hint}" if exc.hint else str(exc), param, ctx)
-        if span < timedelta(minutes=1):
-            self.fail("the shortest span is 1m", param, ctx)
-        return span
+WHEN = Parsed("when", _when)
+"""A span before now (`2h`) or an instant; an instant without a zone is local."""
+SPAN = Parsed("span", _span)
+"""A span such as `6h`, of a minute at least."""
 
 
 def instants(daemon: Daemon, *moments: When | None) -> list[str | None]:

@@ -23,6 +23,8 @@ class ClientError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.rows: Sequence[tuple[str, str]] = ()
+        """What is wrong in what the user wrote, a sentence and its way out each."""
 
 
 class DaemonUnreachable(ClientError):
@@ -36,6 +38,7 @@ class DaemonRefused(ClientError):
         super().__init__(message, hint=hint)
         self.code = code
         self.problems = tuple(problems)
+        self.rows = [(f"{one.key}: {one.message}" if one.key else one.message, one.hint) for one in problems]
 
 
 UNKNOWN_KEY = "holds the unknown key"

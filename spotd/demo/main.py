@@ -11,7 +11,7 @@ from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.errors import ClientError, DaemonRefused, DaemonUnreachable
 from spotd.demo import proof
 from spotd.demo.script import DemoJob, jobs
 from spotd.demo.session import DemoFailed, Session, session
@@ -48,7 +48,7 @@ def main(*, seed: int = 1, keep: bool = False, plain: bool = False, quick: bool 
             if keep:
                 _say(f"kept: {running.folder}")
         return 0 if proven else 1
-    except (DemoFailed, DaemonUnreachable, DaemonRefused) as failed:
+    except (DemoFailed, ClientError) as failed:
         sys.stderr.write(f"error: {failed}\n\nhint: spotd demo --keep keeps the logs\n")
         return 1
 

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.widgets import ContentSwitcher, Footer, Static
 
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.errors import ClientError
 from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns, machines, sentence
 from spotd.top.feed import Feed, Questions, Snapshot
 from spotd.top.screens import Confirm, Help, LogScreen, NewCeiling
@@ -257,7 +257,7 @@ class Top(App[None]):
         def work() -> None:
             try:
                 message = self.Done(act())
-            except (DaemonRefused, DaemonUnreachable) as exc:
+            except ClientError as exc:
                 message = self.Done(f"{exc.message}: {exc.hint}" if exc.hint else exc.message, failed=True)
             with suppress(RuntimeError):  # the screen went away meanwhile
                 self.post_message(message)

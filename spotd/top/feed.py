@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.errors import ClientError
 from spotd.words import silence_texts
 
 PAUSE_S: Final = 2.0
@@ -73,7 +73,7 @@ class Questions:
         began = self._ticks()
         try:
             self._newest = self._asked(began)
-        except (DaemonUnreachable, DaemonRefused) as exc:
+        except ClientError as exc:
             return self.failed(exc.message, exc.hint)
         self._failures = 0
         return self._newest

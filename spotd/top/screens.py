@@ -16,7 +16,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Input, Log, Static
 
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.errors import ClientError
 from spotd.words import ControlFilter, clean
 
 LOG_LINES_MAX: Final = 5_000
@@ -147,7 +147,7 @@ class LogScreen(Screen[None]):
         while not self._over.is_set():
             try:
                 message = self.Written(self._reader.more())
-            except (DaemonUnreachable, DaemonRefused) as exc:
+            except ClientError as exc:
                 message = self.Written("", exc.message)
             if self._over.is_set():
                 return
@@ -182,7 +182,7 @@ class LogReader:
         """Return what was written since the last call, a bounded part of it.
 
         Raises:
-            DaemonUnreachable, DaemonRefused
+            ClientError
         """
         query: dict[str, Any] = {"after": self._cursor} if self._cursor else {"tail": LOG_TAIL}
         parts: list[str] = []

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.commands.jobs import array_words, job_or_array
+from spotd.cli.commands.jobs import job_or_array, show_changed
 from spotd.cli.failures import CommandFailed
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
 from spotd.client.daemon import Daemon
 from spotd.words import clean, count, dollars, price
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobResponse
+    from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
 
 
 @click.command()
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("amount", metavar="+USD|=USD")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @output(TABLE, JSON, ID)
-def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
+def budget(*, ref: str, amount: str, yes: bool, output: str) -> None:
     """Change what a job may cost in all: `+20` adds dollars, `=140` or `140` sets them. It may have expired already."""
     daemon = Daemon()
     if not yes and stderr.can_ask():
@@ -34,21 +33,18 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
         question = f"change the budget of {clean(job['name'])} from {before} by {clean(amount)}"
         if not amount.startswith("+"):
             question = f"change the budget of {clean(job['name'])} from {before} to ${clean(amount.removeprefix('='))}"
-        if not stderr.ask(f"{question} ({dollars(job['spent_usd'])} is spent)?"):
-            stderr.note("nothing was changed")
-            return ExitCode.INTERRUPTED
+        require_yes(f"{question} ({dollars(job['spent_usd'])} is spent)?", otherwise="nothing was changed")
         ref = job["id"]
     answer = daemon.set_budget(ref, amount)
-    changed: JobResponse = answer["job"]
-    if not show_data(answer, output, [changed["id"]]):
-        detail = daemon.job(changed["id"])
-        money = f"may cost {dollars(detail['budget_usd'])} in all, {dollars(changed['spent_usd'])} of it is spent"
-        stdout.line(
-            clean(f"{changed['name']} ({changed['id']}) {money}; it is {changed['state']}: {changed['reason']}")
-        )
+    changed = answer["job"]
+
+    def about() -> str:
+        usd = daemon.job(changed["id"])["budget_usd"]
+        return f"may cost {dollars(usd)} in all, {dollars(changed['spent_usd'])} of it is spent; it "
+
+    show_changed(answer, output, about)
     if changed["state"] == "EXPIRED":
         stderr.note(f"spotctl retry {changed['id']} queues it again with this budget")
-    return None
 
 
 @click.command()
@@ -56,7 +52,7 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
 @click.argument("limit", metavar="USD")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @output(TABLE, JSON, ID)
-def ceiling(*, ref: str, limit: str, yes: bool, output: str) -> int | None:
+def ceiling(*, ref: str, limit: str, yes: bool, output: str) -> None:
     """Change the ceiling of a job, or of each job of an array: 2.40 per GPU-hour, 19.20/h for the machine.
 
     `config` takes the ceiling of the config again. A running machine that costs more is given up in order.
@@ -67,30 +63,22 @@ def ceiling(*, ref: str, limit: str, yes: bool, output: str) -> int | None:
         usd = None if detail is None else detail["ceiling_usd_gpu_h"]
         name = f"{count(len(jobs), 'job')} of {ref}" if detail is None else detail["job"]["name"]
         before = "" if usd is None else f" from ${price(usd)} per GPU-hour"
-        if not stderr.ask(clean(f"change the ceiling of {name}{before} to {limit}?")):
-            stderr.note("nothing was changed")
-            return ExitCode.INTERRUPTED
+        require_yes(clean(f"change the ceiling of {name}{before} to {limit}?"), otherwise="nothing was changed")
         ref = ref if detail is None else detail["job"]["id"]
     answer = daemon.set_ceiling(ref, limit)
-    array: ArrayResponse | None = answer.get("array")
-    if array is not None:
-        if not show_data(answer, output, [array["id"]]):
-            stdout.line(array_words(array))
-        return None
-    changed: JobResponse = answer["job"]
-    if not show_data(answer, output, [changed["id"]]):
-        usd = daemon.job(changed["id"])["ceiling_usd_gpu_h"]
-        accepted = "has no ceiling" if usd is None else f"accepts up to ${price(usd)} per GPU-hour"
-        name = f"{changed['name']} ({changed['id']})"
-        stdout.line(clean(f"{name} {accepted}; it is {changed['state']}: {changed['reason']}"))
-    return None
+
+    def about() -> str:
+        usd = daemon.job(answer["job"]["id"])["ceiling_usd_gpu_h"]
+        return "has no ceiling; it " if usd is None else f"accepts up to ${price(usd)} per GPU-hour; it "
+
+    show_changed(answer, output, about)
 
 
 @click.command()
 @click.argument("machine", metavar="MACHINE")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @output(TABLE, JSON, ID)
-def forget(*, machine: str, yes: bool, output: str) -> int | None:
+def forget(*, machine: str, yes: bool, output: str) -> None:
     """Give up a machine that can neither be seen nor ended: its account is dead, or it is listed no more.
 
     MACHINE is its id at the provider, its key, or JOB-NUMBER. Nothing more is booked for it, and its slot is free.
@@ -98,19 +86,14 @@ def forget(*, machine: str, yes: bool, output: str) -> int | None:
     if not yes:
         if not stderr.can_ask():
             raise CommandFailed(
-                "a machine is given up only with a confirmation",
-                code=ExitCode.USAGE,
-                hint=f"spotctl forget {machine} --yes",
+                "a machine is given up only with a confirmation", hint=f"spotctl forget {machine} --yes"
             )
         stderr.note("spotd does not end this machine: if it still exists, its provider goes on to bill it unseen")
         stderr.note("end it in the provider's own console first; spotd ends it if it is ever listed again")
-        if not stderr.ask(f"give up {clean(machine)}?"):
-            stderr.note("nothing was changed")
-            return ExitCode.INTERRUPTED
+        require_yes(f"give up {clean(machine)}?", otherwise="nothing was changed")
     answer = Daemon().forget(machine)
     gone: ForgottenResponse = answer["forgotten"]
     name = gone["machine"] or gone["key"]
     if not show_data(answer, output, [name]):
         owner = "" if gone["job"] is None else f", attempt {gone['attempt']} of job {gone['job']}"
         stdout.line(clean(f"{name} at {gone['provider']}{owner} is given up"))
-    return None

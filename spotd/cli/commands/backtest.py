@@ -12,13 +12,12 @@ import click
 
 from spotd.cli import stderr
 from spotd.cli.ceiling_range import RANGE, CeilingRange, ceilings_around
-from spotd.cli.codes import ExitCode
 from spotd.cli.draft import read_draft
-from spotd.cli.failures import CommandFailed
-from spotd.cli.figures import PURCHASE, Figure, number
-from spotd.cli.options import JSON, TABLE, complete_file, output
+from spotd.cli.failures import CommandFailed, ExitCode, unusable
+from spotd.cli.figures import PURCHASE, number
+from spotd.cli.options import JSON, TABLE, Parsed, complete_file, output, plot_option
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.errors import ClientError
 from spotd.paths import state_dir
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, MarketChoice, PolicyName
 from spotd_jobs.spec.parse import merge, parse_job
@@ -38,7 +37,7 @@ RUNS_MAX: Final = 50_000
 _FEE_MAX: Final = 10
 
 
-def _span(*, least: timedelta = _SPAN_MIN, most: timedelta = _SPAN_MAX) -> Figure:
+def _span(*, least: timedelta = _SPAN_MIN, most: timedelta = _SPAN_MAX) -> Parsed:
     def parse(text: str) -> timedelta:
         span = parse_duration(text)
         if span > most:
@@ -47,7 +46,7 @@ def _span(*, least: timedelta = _SPAN_MIN, most: timedelta = _SPAN_MAX) -> Figur
             raise click.BadParameter(f"{text!r} is shorter than {least.total_seconds():g} s")
         return span
 
-    return Figure("span", parse)
+    return Parsed("span", parse)
 
 
 def _sells(text: str) -> GpuAlternative:
@@ -116,7 +115,7 @@ def _fee(text: str) -> tuple[str, int]:
     "size",
     metavar="20GB",
     help="Of one, where traffic is billed.  [default: 0]",
-    type=Figure("size", parse_size),
+    type=Parsed("size", parse_size),
     default="0B",
 )
 @click.option(
@@ -129,12 +128,12 @@ def _fee(text: str) -> tuple[str, int]:
 @click.option(
     "--fee",
     "fees",
-    type=Figure("fee", _fee),
+    type=Parsed("fee", _fee),
     multiple=True,
     metavar="vast=1.20",
     help="Fee multiplier.  [default: the daemon's with own, else 1.00]",
 )
-@click.option("--sells", type=Figure("gpu", _sells), metavar="H100:8", help="What a trace sells, if it does not say.")
+@click.option("--sells", type=Parsed("gpu", _sells), metavar="H100:8", help="What a trace sells, if it does not say.")
 @click.option("--spot-price", type=PURCHASE, metavar="DOLLARS", help="Per hour, of a trace without prices.")
 @click.option("--on-demand-price", type=PURCHASE, metavar="DOLLARS", help="The same on demand.")
 @click.option(
@@ -145,7 +144,7 @@ def _fee(text: str) -> tuple[str, int]:
     help="How much slower than the fastest ceiling the recommended one may be.",
 )
 @click.option("--processes", metavar="N", type=click.IntRange(1, 256), help="[default: all cores]")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg|png", help="Draw it too.")
+@plot_option()
 @output(TABLE, JSON)
 def backtest(*, job: str, history: str, output: str, plot: Path | None, **given: Any) -> None:
     """What JOB would have cost and when it would have ended under each ceiling, in a recorded market.
@@ -161,22 +160,17 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     from spotd.backtest.refusals import BacktestRefused
     from spotd.cli.backtest_view import document, show
 
-    if plot is not None:
-        from spotd.cli.plotting import require_plotting
-
-        require_plotting(plot)
     spec = _spec(job)
     ceilings = _ceilings(spec, given["ceiling"], given["ceilings"])
     deadline = _deadline(spec, given["deadline"])
     try:
         result = _result(spec, history, ceilings, deadline, given)
     except BacktestRefused as exc:
-        raise CommandFailed(exc.message, code=ExitCode.USAGE, hint=exc.hint) from exc
+        raise CommandFailed(exc.message, hint=exc.hint) from exc
     if plot is not None:
         from spotd.cli.backtest_plot import draw
 
         draw(result, plot)
-        stderr.note(f"drawn into {plot}")
     if output == JSON:
         document(result)
     else:
@@ -219,7 +213,6 @@ def _result(
     if runs > RUNS_MAX:
         raise CommandFailed(
             f"{len(ceilings.limits)} ceilings, {len(policies)} policies, {given['starts']:,} starts: {runs:,} runs",
-            code=ExitCode.USAGE,
             hint=f"take fewer: at most {RUNS_MAX:,} are played",
         )
     with stderr.ProgressLine("playing", runs, text=str) as line:
@@ -256,8 +249,7 @@ def _spec(job: str) -> JobSpec:
     try:
         return parse_job(detail["spec"], job)
     except SpecError as exc:
-        rows = [(problem.sentence(job), problem.hint) for problem in exc.problems]
-        raise CommandFailed(f"job {job} cannot be read", code=ExitCode.USAGE, rows=rows) from exc
+        raise unusable(f"job {job} cannot be read", exc) from exc
 
 
 def _usual_step(deadline: timedelta | None) -> timedelta:
@@ -277,9 +269,7 @@ def _work_s(spec: JobSpec, given: timedelta | None) -> int:
     stated = given or spec.work.time
     if stated is None:
         raise CommandFailed(
-            f"nothing states how long {spec.name} runs",
-            code=ExitCode.USAGE,
-            hint='--work 24h, or time = "24h" under [work] in the job file',
+            f"nothing states how long {spec.name} runs", hint='--work 24h, or time = "24h" under [work] in the job file'
         )
     return max(1, round(stated.total_seconds()))
 
@@ -290,9 +280,7 @@ def _ceilings(spec: JobSpec, given: Any, count: int) -> CeilingRange:
         return found
     if spec.price is None:
         raise CommandFailed(
-            f"{spec.name} has no max_price to try ceilings around",
-            code=ExitCode.USAGE,
-            hint="--ceiling 1.5..3.0, in dollars per GPU-hour",
+            f"{spec.name} has no max_price to try ceilings around", hint="--ceiling 1.5..3.0, in dollars per GPU-hour"
         )
     return ceilings_around(spec.price).divided(count)
 
@@ -301,7 +289,7 @@ def _own_fees() -> dict[str, int]:
     """Return the daemon's fee multipliers; without a daemon none are known."""
     try:
         rows: Sequence[Mapping[str, Any]] = Daemon().providers()["providers"]
-    except (DaemonUnreachable, DaemonRefused) as exc:
+    except ClientError as exc:
         stderr.warning(f"the fee multipliers are not known and taken to be 1.00: {exc.message}; give --fee vast=1.20")
         return {}
     return {row["name"]: round(row["fee_multiplier"] * 1_000_000) for row in rows}

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from spotd.cli import stdout
-from spotd.cli.codes import ExitCode
 from spotd.cli.current_quotes import current_quotes
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode
 from spotd.cli.figures import MONEY, PURCHASE, RENT, number
 from spotd.cli.options import JSON, TABLE, output
 from spotd.estimates.breakeven import HOURS_PER_WEEK, MONTHS_PER_YEAR, BreakEven, Purchase, break_even
@@ -92,7 +91,7 @@ def _names(gpu: str) -> frozenset[str]:
     try:
         return gpus.resolve(gpu)
     except gpus.UnknownGpu as exc:
-        raise CommandFailed(str(exc), code=ExitCode.USAGE, hint="give --rent and --power instead of --gpu") from exc
+        raise CommandFailed(str(exc), hint="give --rent and --power instead of --gpu") from exc
 
 
 def _card_watts(power: Fraction | None, names: frozenset[str] | None) -> Fraction:
@@ -101,7 +100,7 @@ def _card_watts(power: Fraction | None, names: frozenset[str] | None) -> Fractio
         return power
     known = [CARD_WATTS[name] for name in names or () if name in CARD_WATTS]
     if not known:
-        raise CommandFailed("what a card draws is not known", code=ExitCode.USAGE, hint="give it: --power 450W")
+        raise CommandFailed("what a card draws is not known", hint="give it: --power 450W")
     return Fraction(max(known))
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
+from spotd.cli.failures import CommandFailed, ExitCode
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
 from spotd.client.daemon import Daemon
@@ -91,7 +90,7 @@ def checkpoints(
             raise click.UsageError("pull fetches one checkpoint at a time", ctx)
         fetch(ref, names[0] if names else "newest", folder=folder, force=force, output=output)
     elif action == "rm":
-        return _remove(ref, names, yes=yes, output=output)
+        _remove(ref, names, yes=yes, output=output)
     else:
         answer = Daemon().pin_checkpoints(ref, names, pinned=action == "pin")
         _show_changed(answer, output, "pinned" if action == "pin" else "not pinned any more")
@@ -165,15 +164,12 @@ def _problem_text(row: VerificationResponse) -> str:
     return f"{chunks}{row['problem']}"
 
 
-def _remove(ref: str, names: Sequence[str], *, yes: bool, output: str) -> int | None:
-    daemon = Daemon()
+def _remove(ref: str, names: Sequence[str], *, yes: bool, output: str) -> None:
     if not yes and stderr.can_ask():
         words = ", ".join(clean(name) for name in names)
-        if not stderr.ask(f"remove {words}? The job will not resume from it, and its content is deleted"):
-            stderr.note("nothing was removed")
-            return ExitCode.INTERRUPTED
-    _show_changed(daemon.remove_checkpoints(ref, names), output, "removed")
-    return None
+        question = f"remove {words}? The job will not resume from it, and its content is deleted"
+        require_yes(question, otherwise="nothing was removed")
+    _show_changed(Daemon().remove_checkpoints(ref, names), output, "removed")
 
 
 def _show_changed(answer: CheckpointsAnswer, output: str, words: str) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode, unusable
 from spotd.words import clean
+from spotd_jobs.spec.problems import FileProblems
 
 if TYPE_CHECKING:
     from spotd.config.load import Loaded
@@ -96,10 +96,8 @@ def _loaded(path: Path | None) -> Loaded:
         CommandFailed: with every mistake and its place.
     """
     from spotd.config.load import load
-    from spotd_jobs.spec.problems import FileProblems
 
     try:
         return load(path)
     except FileProblems as exc:
-        rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
-        raise CommandFailed("the configuration cannot be used", code=ExitCode.USAGE, rows=rows) from exc
+        raise unusable("the configuration cannot be used", exc) from exc

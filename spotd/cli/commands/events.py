@@ -11,7 +11,7 @@ from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import without_schema
 from spotd.cli.follow import Waiting, followed
 from spotd.cli.options import ID, JSON, TABLE, complete_job, output
-from spotd.cli.when import When, WhenType, instants
+from spotd.cli.when import WHEN, When, instants
 from spotd.client.daemon import Daemon
 from spotd.client.transport import Json
 from spotd.words import clean, local_text
@@ -27,7 +27,7 @@ SCREEN_MAX = 200
 @click.command()
 @click.argument("ref", metavar="[JOB]", required=False, shell_complete=complete_job)
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
-@click.option("--since", type=WhenType(), metavar="SPAN|INSTANT", help="Only those at or after this.")
+@click.option("--since", type=WHEN, metavar="SPAN|INSTANT", help="Only those at or after this.")
 @click.option("-n", "--limit", type=click.IntRange(0, 1_000_000), help="Only the newest so many.")
 @output(TABLE, JSON, ID)
 def events(*, ref: str | None, follow: bool, since: When | None, limit: int | None, output: str) -> None:

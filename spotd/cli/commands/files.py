@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode
 from spotd.cli.options import JSON, TABLE, job_argument, output, show_data
 from spotd.cli.pulling import choose, pull_into
 from spotd.cli.table import Column

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
+from spotd.cli.failures import ExitCode
 from spotd.cli.hosts_view import forget_host, show_hosts
 from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.cli.table import Cell, Column

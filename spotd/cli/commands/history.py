@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import CHART, JSON, TABLE, output, show_data
+from spotd.cli.options import CHART, JSON, TABLE, Parsed, output, plot_option, show_data
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
-from spotd.cli.when import SpanType, When, WhenType, instants
+from spotd.cli.when import SPAN, WHEN, When, instants
 from spotd.client.daemon import Daemon
 from spotd.words import local_text, price, span_text
+from spotd_jobs.spec.problems import BadValue
 
 if TYPE_CHECKING:
     from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PastPricesResponse
@@ -36,32 +37,29 @@ COLUMNS: Sequence[Column[tuple[PastPricesResponse, PastBucketResponse]]] = (
 MARKETS = ("spot", "on-demand")
 
 
-class OwnPrices(click.ParamType[tuple[str, str]]):
-    """`PROVIDER/ID`, as `prices -o id` prints it."""
+def _own_prices(text: str) -> tuple[str, str]:
+    """Return provider and id of `PROVIDER/ID`, as `prices -o id` prints it."""
+    provider, slash, name = text.partition("/")
+    if not (provider and slash and name):
+        raise BadValue(f"{text!r} is not PROVIDER/ID as spotctl prices -o id prints it", hint="")
+    return provider, name
 
-    name = "id"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        provider, slash, name = value.partition("/")
-        if not (provider and slash and name):
-            self.fail(f"{value!r} is not PROVIDER/ID as spotctl prices -o id prints it", param, ctx)
-        return provider, name
+_OWN_PRICES = Parsed("id", _own_prices)
 
 
 @click.command()
 @click.option("--gpu", metavar="NAME", help="Only this GPU, in any usual spelling.")
 @click.option("--provider", metavar="NAME", help="Only this provider.")
 @click.option("--market", type=click.Choice(MARKETS), help="Only this market.")
-@click.option("--offer", type=OwnPrices(), metavar="PROVIDER/ID", help="Only this offer, as prices -o id prints it.")
+@click.option("--offer", type=_OWN_PRICES, metavar="PROVIDER/ID", help="Only this offer, as prices -o id prints it.")
 @click.option(
-    "--pool", type=OwnPrices(), metavar="PROVIDER/ID", help="Only this machine (vast) or type and zone (aws)."
+    "--pool", type=_OWN_PRICES, metavar="PROVIDER/ID", help="Only this machine (vast) or type and zone (aws)."
 )
-@click.option("--since", type=WhenType(), metavar="SPAN|INSTANT", help="From then on.  [default: 7d]")
-@click.option("--until", type=WhenType(), metavar="SPAN|INSTANT", help="Until then.  [default: now]")
-@click.option("--every", type=SpanType(), metavar="SPAN", help="One line for each such span.  [default: to suit]")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg|png", help="Draw it too.")
+@click.option("--since", type=WHEN, metavar="SPAN|INSTANT", help="From then on.  [default: 7d]")
+@click.option("--until", type=WHEN, metavar="SPAN|INSTANT", help="Until then.  [default: now]")
+@click.option("--every", type=SPAN, metavar="SPAN", help="One line for each such span.  [default: to suit]")
+@plot_option()
 @output(TABLE, JSON, CHART)
 def history(
     *,
@@ -84,10 +82,6 @@ def history(
     named = {name for name, _ in (item for item in (offer, pool) if item is not None)} | ({provider} - {None})
     if len(named) > 1:
         raise click.UsageError(f"these name different providers: {', '.join(sorted(filter(None, named)))}")
-    if plot is not None:
-        from spotd.cli.plotting import require_plotting
-
-        require_plotting(plot)
     daemon = Daemon()
     begin, end = instants(daemon, since, until)
     answer = daemon.history(
@@ -106,7 +100,6 @@ def history(
         from spotd.cli.history_plot import draw
 
         draw(answer, plot)
-        stderr.note(f"drawn into {plot}")
     if output == JSON:
         show_data(answer, output)
         return

@@ -15,12 +15,13 @@ import click
 
 from spotd import paths
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode
+from spotd.setup.draft import ConfigDraft, KeySource, quoted, read_key_source, require_figures
+from spotd.setup.refused import SetupRefused
+from spotd.setup.write import write_setup
 
 if TYPE_CHECKING:
     from spotd.setup.checks import DraftChecks
-    from spotd.setup.draft import ConfigDraft, KeySource
 
 T = TypeVar("T")
 
@@ -68,11 +69,9 @@ def init(
     if target.exists():
         raise CommandFailed(
             f"{target} exists and stays as it is",
-            code=ExitCode.USAGE,
             hint="edit it (spotd config check, spotd config example), or name another --config",
         )
     from spotd.setup.checks import DraftChecks
-    from spotd.setup.draft import ConfigDraft
 
     draft = ConfigDraft()
     questions = _Questions(draft, DraftChecks(draft, os.environ), _pairs(keys, "--key"), live=not no_check)
@@ -98,7 +97,7 @@ class _Questions:
         names = self._answer("--market", given, question, self._market_names, usual=_USUAL_MARKET)
         unused = sorted(set(self._keys) - {*names, "store-access", "store-secret"})
         if unused:
-            raise CommandFailed(f"--key {unused[0]}: no such market is chosen", code=ExitCode.USAGE)
+            raise CommandFailed(f"--key {unused[0]}: no such market is chosen")
         for name in names:
             plugin = self.checks.plugin(name)
             self._draft.markets[name] = plugin.title
@@ -112,8 +111,6 @@ class _Questions:
             self._answer("--key", self._keys.get(name), question, read, usual=usual, hidden=True, about=about)
 
     def _market_names(self, text: str) -> list[str]:
-        from spotd.setup.refused import SetupRefused
-
         names = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
         if any(not self.checks.is_local(name) for name in names) and find_spec("boto3") is None:
             raise SetupRefused(
@@ -145,8 +142,6 @@ class _Questions:
                 stderr.warning(f"{line.name}: {line.detail}" + (f" ({line.hint})" if line.hint else ""))
 
     def _source(self, text: str) -> KeySource:
-        from spotd.setup.draft import read_key_source
-
         source = read_key_source(text)
         self.checks.secret(source)
         return source
@@ -154,7 +149,7 @@ class _Questions:
     def ask_bucket(self, url: str | None, endpoint_url: str | None, region: str | None) -> None:
         """Ask for the bucket where a market needs one, as often as it takes one that works."""
         if not self._has_real and url is None:
-            return
+            return None
         while True:
             self._answer("--bucket", url, "Bucket for checkpoints, like s3://my-bucket/spotd", self._bucket_url)
             self._draft.endpoint_url = self._optional("--endpoint-url", endpoint_url, "Its address [AWS]")
@@ -162,12 +157,14 @@ class _Questions:
             self._bucket_key("store-access", "Id of its access key")
             if "store-access" in self._draft.keys:
                 self._bucket_key("store-secret", "Secret of its access key")
-            if self._try(self._check_bucket, from_option=url is not None or "store-access" in self._keys):
-                return
+            try:
+                return self._check_bucket()
+            except SetupRefused as exc:
+                if url is not None or "store-access" in self._keys or not stderr.can_ask():
+                    raise CommandFailed(exc.message, hint=exc.hint) from exc
+                stderr.error(exc.message, hint=exc.hint)
 
     def _bucket_url(self, text: str) -> None:
-        from spotd.setup.refused import SetupRefused
-
         if not text.startswith("s3://"):
             raise SetupRefused("this names no bucket", hint="write it like s3://my-bucket/spotd")
         self._draft.bucket = text
@@ -219,9 +216,6 @@ class _Questions:
 
     def _checked(self, key: str, empty: object) -> None:
         """Have the draft read as a configuration; take the answer out again if it is refused."""
-        from spotd.setup.draft import require_figures
-        from spotd.setup.refused import SetupRefused
-
         try:
             require_figures(self._draft)
             self.checks.config()
@@ -230,10 +224,7 @@ class _Questions:
             raise
 
     def _optional(self, option: str, given: str | None, question: str) -> str:
-        def plain(text: str) -> str:
-            return text
-
-        return self._answer(option, given, question, plain, usual="")
+        return self._answer(option, given, question, str, usual="")
 
     def _answer(
         self,
@@ -251,8 +242,6 @@ class _Questions:
         Raises:
             CommandFailed: the option's answer is wrong, or there is none and no terminal.
         """
-        from spotd.setup.refused import SetupRefused
-
         while True:
             text = given
             if text is None and stderr.can_ask():
@@ -262,7 +251,6 @@ class _Questions:
             if text is None and not stderr.can_ask():
                 raise CommandFailed(
                     f"{question.partition(':')[0].partition(' [')[0]} is missing, and there is no terminal to ask at",
-                    code=ExitCode.USAGE,
                     hint=about or f"{option} ...",
                 )
             if text is None:
@@ -272,21 +260,8 @@ class _Questions:
                 return read(text)
             except SetupRefused as exc:
                 if given is not None or not stderr.can_ask():
-                    raise CommandFailed(f"{option}: {exc.message}", code=ExitCode.USAGE, hint=exc.hint) from exc
+                    raise CommandFailed(f"{option}: {exc.message}", hint=exc.hint) from exc
                 stderr.error(exc.message, hint=exc.hint)
-
-    def _try(self, check: Callable[[], None], *, from_option: bool) -> bool:
-        """Return whether the check passes; say why not, where there is somebody to ask again."""
-        from spotd.setup.refused import SetupRefused
-
-        try:
-            check()
-        except SetupRefused as exc:
-            if from_option or not stderr.can_ask():
-                raise CommandFailed(exc.message, code=ExitCode.USAGE, hint=exc.hint) from exc
-            stderr.error(exc.message, hint=exc.hint)
-            return False
-        return True
 
 
 def _prompt(question: str, *, hidden: bool) -> str:
@@ -306,15 +281,13 @@ def _prompt(question: str, *, hidden: bool) -> str:
 
 def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
     """Return NAME=VALUE as a table; what is wrong is not repeated, since it may be a key."""
-    from spotd.setup.refused import SetupRefused
-
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
         if word.strip() and not (equals and name.strip() and value.strip()):
             message = "is NAME=PLACE, like vast=file:/path" if option == "--key" else f"{word.strip()!r} is no GPU=USD"
             if option == "--key":
-                raise CommandFailed(f"{option} {message}", code=ExitCode.USAGE)
+                raise CommandFailed(f"{option} {message}")
             raise SetupRefused(message, hint="write it like H100=2.60")
         if word.strip():
             found[name.strip()] = value
@@ -322,10 +295,6 @@ def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
 
 
 def _write(target: Path, draft: ConfigDraft, checks: DraftChecks, *, system: bool) -> None:
-    from spotd.setup.draft import quoted
-    from spotd.setup.refused import SetupRefused
-    from spotd.setup.write import write_setup
-
     folder = target.parent / "keys"
     references, files = {}, {}
     for name, source in draft.keys.items():

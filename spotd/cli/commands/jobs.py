@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output, plot_option, require_yes, show_data
 from spotd.cli.table import Cell, Column, state_cell
 from spotd.cli.table import show as show_table
 from spotd.client.daemon import Daemon
@@ -209,36 +209,25 @@ def _transfer_text(moving: TransferResponse | None) -> str:
 
 @click.command()
 @job_argument
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False),
-    metavar="FILE.svg|png",
-    help="Draw its attempts across hosts, with prices, checkpoints and losses.",
-)
+@plot_option("Draw its attempts across hosts, with prices, checkpoints and losses.")
 @output(TABLE, JSON, ID)
-def show(*, ref: str, plot: str | None, output: str) -> None:
+def show(*, ref: str, plot: Path | None, output: str) -> None:
     """Everything about one job: its state, money, attempts and settings."""
-    if plot is not None:
-        from spotd.cli.plotting import require_plotting
-
-        require_plotting(Path(plot))
     daemon = Daemon()
-    answer = daemon.job(ref)
-    detail: JobDetailResponse = answer
+    detail = daemon.job(ref)
     if plot is not None:
         from spotd.cli.timeline_plot import draw
 
-        draw(detail, daemon.checkpoints(detail["job"]["id"])["checkpoints"], answer["now"], Path(plot))
-        stderr.note(f"drawn into {plot}")
+        draw(detail, daemon.checkpoints(detail["job"]["id"])["checkpoints"], detail["now"], plot)
     if show_data(detail, output, [detail["job"]["id"]]):
         return
     for sentence in detail["set_aside"]:
         stderr.warning(sentence)
-    for key, value in _facts(detail, answer["now"]):
+    for key, value in _facts(detail, detail["now"]):
         stdout.line(f"{key + ':':<12}{clean(value)}", indent=12)
     if detail["job"]["attempts"]:
         stdout.line("")
-        show_table(_attempt_columns(answer["now"]), detail["job"]["attempts"])
+        show_table(_attempt_columns(detail["now"]), detail["job"]["attempts"])
 
 
 def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
@@ -397,18 +386,14 @@ def _quote_text(quote: QuoteResponse) -> str:
 @job_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @output(TABLE, JSON, ID)
-def cancel(*, ref: str, yes: bool, output: str) -> int | None:
+def cancel(*, ref: str, yes: bool, output: str) -> None:
     """Stop a job and destroy its machine. Its checkpoints stay, and `spotctl retry` goes on from them."""
     daemon = Daemon()
     if not yes and stderr.can_ask():
         ref, question = _cancel_question(daemon, ref)
-        if question and not stderr.ask(question):
-            from spotd.cli.codes import ExitCode
-
-            stderr.note("nothing was cancelled")
-            return ExitCode.INTERRUPTED
-    _changed(daemon.cancel(ref), output)
-    return None
+        if question:
+            require_yes(question, otherwise="nothing was cancelled")
+    show_changed(daemon.cancel(ref), output)
 
 
 def job_or_array(daemon: Daemon, ref: str) -> tuple[JobDetailResponse | None, list[JobResponse]]:
@@ -440,11 +425,6 @@ def _cancel_question(daemon: Daemon, ref: str) -> tuple[str, str]:
     return job["id"], f"stop {clean(job['name'])} on {clean(where_text(job))}?" if on_machine else ""
 
 
-def array_words(array: ArrayResponse) -> str:
-    states = ", ".join(f"{many} {state}" for state, many in sorted(array["states"].items()))
-    return clean(f"{array['name']} ({array['id']}), {count(array['jobs'], 'job')}: {states}")
-
-
 @click.command()
 @job_argument
 @click.option("--anyway", is_flag=True, help="Also a job that succeeded, for instance without its outputs.")
@@ -460,15 +440,17 @@ def retry(*, ref: str, anyway: bool, output: str) -> None:
             break
         stderr.note(f"queued {array['retried']:,} jobs again, and goes on from index {array['next_index']}")
         answer = daemon.retry(ref, anyway=anyway, start=array["next_index"])
-    _changed(answer, output)
+    show_changed(answer, output)
 
 
-def _changed(answer: Mapping[str, Any], output: str) -> None:
+def show_changed(answer: Mapping[str, Any], output: str, about: Callable[[], str] = str) -> None:
+    """Print the job or the array that was changed; `about` is said of a job before its state."""
     array: ArrayResponse | None = answer.get("array")
     if array is not None:
         if not show_data(answer, output, [array["id"]]):
-            stdout.line(array_words(array))
+            states = ", ".join(f"{many} {state}" for state, many in sorted(array["states"].items()))
+            stdout.line(clean(f"{array['name']} ({array['id']}), {count(array['jobs'], 'job')}: {states}"))
         return
-    job: JobResponse = answer["job"]
+    job = answer["job"]
     if not show_data(answer, output, [job["id"]]):
-        stdout.line(clean(f"{job['name']} ({job['id']}) is {job['state']}: {job['reason']}"))
+        stdout.line(clean(f"{job['name']} ({job['id']}) {about()}is {job['state']}: {job['reason']}"))

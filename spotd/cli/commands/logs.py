@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode, of_state
+from spotd.cli.failures import ExitCode, of_state
 from spotd.cli.follow import Waiting, followed
 from spotd.cli.options import JSON, TABLE, job_argument, output
 from spotd.client.daemon import Daemon

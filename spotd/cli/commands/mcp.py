@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.options import require_extra
 from spotd.client.daemon import Daemon
 
 
@@ -26,10 +24,7 @@ def mcp(*, root: Path) -> None:
     Agents queue jobs only within [mcp] job_budget and day_budget of the daemon's config, and cancel only what they
     queued.
     """
-    if find_spec("mcp") is None:
-        raise CommandFailed(
-            "agents need the mcp package, which is not installed", code=ExitCode.USAGE, hint="pip install 'spotd[mcp]'"
-        )
+    require_extra("mcp", "mcp", "agents need the mcp package")
     from spotd.agents.server import make_server  # loads the whole protocol
 
     make_server(Daemon(), root).run("stdio")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stdout
-from spotd.cli.codes import ExitCode
+from spotd.cli.failures import ExitCode
 from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.client.daemon import Daemon
 from spotd.words import clean

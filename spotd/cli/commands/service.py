@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
-from spotd.words import clean
+from spotd.cli.failures import CommandFailed, unusable
+from spotd.setup.refused import SetupRefused
+from spotd.words import clean, count
+from spotd_jobs.spec.problems import FileProblems
 
 if TYPE_CHECKING:
     from spotd.setup.service import ServiceInstaller
@@ -90,7 +91,6 @@ def _install(installer: ServiceInstaller, text: str, *, start: bool, force: bool
         if not stderr.can_ask():
             raise CommandFailed(
                 f"{installer.path} exists and differs; nothing was changed",
-                code=ExitCode.USAGE,
                 hint="--force replaces it; changes of yours belong in an override (systemctl edit spotd)",
             )
         if not stderr.ask("replace it?"):
@@ -107,8 +107,7 @@ def _uninstall(installer: ServiceInstaller, *, system: bool, dry_run: bool, forc
         return
     if not force and (machines := _machines(system=system)):
         raise CommandFailed(
-            f"{machines} machine{'s' if machines > 1 else ''} would be left without spotd, and cost money",
-            code=ExitCode.USAGE,
+            f"{count(machines, 'machine')} would be left without spotd, and cost money",
             hint="spotctl cancel their jobs first; with --force each ends itself half an hour after its last contact",
         )
     if dry_run:
@@ -134,20 +133,16 @@ def _machines(*, system: bool) -> int:
 def _pair(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise CommandFailed(f"{text!r} is not NAME=FILE", code=ExitCode.USAGE, hint="--credential vast=/path/to/key")
+        raise CommandFailed(f"{text!r} is not NAME=FILE", hint="--credential vast=/path/to/key")
     return name, Path(path)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turn what cannot be done into the end of the command, with its reason."""
-    from spotd.setup.refused import SetupRefused
-    from spotd_jobs.spec.problems import FileProblems
-
     try:
         yield
     except SetupRefused as exc:
-        raise CommandFailed(exc.message, code=ExitCode.USAGE, hint=exc.hint) from exc
+        raise CommandFailed(exc.message, hint=exc.hint) from exc
     except FileProblems as exc:
-        rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
-        raise CommandFailed("the configuration cannot be used", code=ExitCode.USAGE, rows=rows) from exc
+        raise unusable("the configuration cannot be used", exc) from exc

@@ -9,7 +9,6 @@ from typing import Any, Final
 import click
 
 from spotd.cli import stderr
-from spotd.cli.codes import ExitCode
 from spotd.cli.current_quotes import current_quotes
 from spotd.cli.failures import CommandFailed
 from spotd.cli.figures import PARAMS, number
@@ -109,14 +108,13 @@ def size(*, config: Path | None, params: int | None, output: str, **given: Any) 
     if layout is None:
         raise CommandFailed(
             f"{cards} cards cannot be divided into {given['tp'] or 1} tensor-parallel x {given['pp']} stages",
-            code=ExitCode.USAGE,
             hint=f"--cards {max(1, cards // ((given['tp'] or 1) * given['pp'])) * (given['tp'] or 1) * given['pp']}",
         )
     needs = MemoryNeeds(model, work, spread, headroom=given["headroom"] / 100)
     try:
         parts = memory_parts(model, work, layout)
     except WorkloadError as exc:
-        raise CommandFailed(str(exc), code=ExitCode.USAGE, hint=exc.hint) from exc
+        raise CommandFailed(str(exc), hint=exc.hint) from exc
     quotes, silence = current_quotes()
     sizing = Sizing(
         source="--params" if config is None else str(config),
@@ -185,5 +183,5 @@ def _wanted(name: str | None) -> Sequence[GpuInfo]:
     try:
         names = gpus.resolve(name)
     except gpus.UnknownGpu as exc:
-        raise CommandFailed(str(exc), code=ExitCode.USAGE, hint="spotctl size without --gpu shows all") from exc
+        raise CommandFailed(str(exc), hint="spotctl size without --gpu shows all") from exc
     return [gpu for gpu in GPUS if gpu.name in names]

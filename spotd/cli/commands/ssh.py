@@ -12,8 +12,7 @@ import click
 
 from spotd import paths
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode
 from spotd.cli.options import job_argument
 from spotd.client.daemon import Daemon
 from spotd.shell_address import fault_of

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
 from spotd.cli.draft import JobDraft, nested, read_draft
-from spotd.cli.failures import CommandFailed
-from spotd.cli.options import ID, JSON, TABLE, complete_file, output
+from spotd.cli.failures import CommandFailed, ExitCode
+from spotd.cli.options import ID, JSON, TABLE, complete_file, output, require_yes
 from spotd.cli.plan_view import plan_text
 from spotd.cli.secrets import collect
 from spotd.client.daemon import Daemon
@@ -109,7 +108,6 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
     if given["include"] and plan["workdir"] is None:
         raise CommandFailed(
             "--include names files of the workdir, and this job has none",
-            code=ExitCode.USAGE,
             hint="give --workdir ., or leave --include out",
         )
     _show_plan(plan, answer, output, dry_run=given["dry_run"], quiet=given["detach"])
@@ -120,15 +118,14 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
             hint="raise --max-price, or leave --no-wait-price out and let the job wait",
         )
     if plan.get("unprotected") and not given["i_know"]:
-        raise CommandFailed(plan["unprotected"], code=ExitCode.USAGE, hint=UNPROTECTED_HINT)
+        raise CommandFailed(plan["unprotected"], hint=UNPROTECTED_HINT)
     if given["dry_run"]:
         if plan["workdir"] is not None:
             _packed(Path(plan["workdir"]), given["include"])
         return ExitCode.OK
     secrets = collect(plan["secrets"], file=given["secret_file"], environ=os.environ)
-    if not given["yes"] and stderr.can_ask() and not stderr.ask("submit this job?"):
-        stderr.note("nothing was submitted")
-        return ExitCode.INTERRUPTED
+    if not given["yes"] and stderr.can_ask():
+        require_yes("submit this job?", otherwise="nothing was submitted")
     code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]), given["include"])
     job = _submitted(daemon, draft, code, secrets, resume_from, array, i_know=given["i_know"])
     return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
@@ -144,9 +141,7 @@ def _checked_array(text: str) -> str:
         try:
             count_text = count(len(parse_array(text).indexes), "job")
         except BadValue as exc:
-            raise CommandFailed(
-                "the job was refused", code=ExitCode.USAGE, rows=[(f"--array: {exc}", exc.hint)]
-            ) from exc
+            raise CommandFailed("the job was refused", rows=[(f"--array: {exc}", exc.hint)]) from exc
         stderr.note(f"an array of {count_text}; each sees its index as SPOTD_ARRAY_INDEX")
     return text
 
@@ -220,7 +215,7 @@ def _packed(workdir: Path, include: tuple[str, ...]) -> Packed:
     try:
         packed = pack(workdir, bytes_max=CODE_BYTES_MAX, include=include)
     except PackError as exc:
-        raise CommandFailed(str(exc), code=ExitCode.USAGE, hint=exc.hint) from exc
+        raise CommandFailed(str(exc), hint=exc.hint) from exc
     if packed.skipped:
         stderr.note(f"not packed, since they are no files: {', '.join(packed.skipped[:5])}")
     return packed

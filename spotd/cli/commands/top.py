@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
+from spotd.cli.options import require_extra
 from spotd.client.daemon import Daemon
 
 
@@ -19,16 +18,12 @@ def top() -> None:
 
     The daemon may go and come back meanwhile. Its jobs go on when you leave.
     """
-    if find_spec("textual") is None:
-        raise CommandFailed(
-            "this view needs textual, which is not installed",
-            code=ExitCode.USAGE,
-            hint="pip install 'spotd[tui]', or use spotctl ls and spotctl events -f",
-        )
+    way_round = ", or use spotctl ls and spotctl events -f"
+    require_extra("tui", "textual", "this view needs textual", way_round=way_round)
     if not (stdout.is_terminal() and stderr.can_ask()):
-        raise CommandFailed("this view needs a terminal", code=ExitCode.USAGE, hint="spotctl ls")
+        raise CommandFailed("this view needs a terminal", hint="spotctl ls")
     if os.environ.get("TERM") == "dumb":
-        raise CommandFailed("this terminal cannot move its cursor (TERM=dumb)", code=ExitCode.USAGE, hint="spotctl ls")
+        raise CommandFailed("this terminal cannot move its cursor (TERM=dumb)", hint="spotctl ls")
     from spotd.top.app import Top
 
     Top(Daemon()).run()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.codes import ExitCode
-from spotd.cli.failures import CommandFailed
+from spotd.cli.failures import CommandFailed, ExitCode
+from spotd.cli.options import require_extra
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 
@@ -29,12 +28,7 @@ def web(*, host: str, port: int, token_file: Path | None, names: tuple[str, ...]
     It listens on this computer only. At any other address, and with --name, it asks for a token: that of --token-file,
     else one that is made now and shown once.
     """
-    if find_spec("nicegui") is None:
-        raise CommandFailed(
-            "the dashboard needs nicegui, which is not installed",
-            code=ExitCode.USAGE,
-            hint="pip install 'spotd[web]'",
-        )
+    require_extra("web", "nicegui", "the dashboard needs nicegui")
     from spotd.web.guard import Place
     from spotd.web.sessions import new_token
 
@@ -79,11 +73,10 @@ def _token_of(path: Path) -> str:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
         raise CommandFailed(f"the token's file {path} cannot be read: {reason}", code=ExitCode.LOCAL_IO) from exc
     if mode & 0o077:
-        raise CommandFailed(f"others may read the token's file {path}", code=ExitCode.USAGE, hint=f"chmod 600 {path}")
+        raise CommandFailed(f"others may read the token's file {path}", hint=f"chmod 600 {path}")
     if len(text) < TOKEN_LENGTH_MIN or not text.isprintable():
         raise CommandFailed(
             f"the token in {path} is not one line of {TOKEN_LENGTH_MIN} characters or more",
-            code=ExitCode.USAGE,
             hint=f"head -c 24 /dev/urandom | base64 > {path}",
         )
     return text

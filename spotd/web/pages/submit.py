@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from nicegui import events, ui
 
-from spotd.client.errors import ClientError, DaemonRefused
+from spotd.client.errors import ClientError
 from spotd.web.draft import DraftRefused, draft_of
 from spotd.web.markup import Node, el, job_href
 from spotd.web.pages.live import Page
@@ -95,7 +95,4 @@ def build(page: Page) -> None:
 
 
 def _refused(exc: ClientError) -> Node:
-    rows = []
-    if isinstance(exc, DaemonRefused):
-        rows = [(": ".join(part for part in (p.key, p.message) if part), p.hint) for p in exc.problems]
-    return view.refusals(exc.message, rows, "" if rows else exc.hint)
+    return view.refusals(exc.message, exc.rows, "" if exc.rows else exc.hint)

@@ -195,7 +195,7 @@ def test_a_daemon_without_a_history_is_said(ctl: Ctl, place: Path, monkeypatch: 
 def test_without_matplotlib_the_way_to_it_is_said_at_once(
     ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spotd.cli.plotting.find_spec", lambda name: None)
+    monkeypatch.setattr("spotd.cli.options.find_spec", lambda name: None)
     result = ctl(*words(place, "--plot", "out.svg"))
     assert result.code == 2
     assert "pip install 'spotd[plot]'" in result.err

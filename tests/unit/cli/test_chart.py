@@ -160,5 +160,5 @@ def test_a_job_without_a_machine_and_with_an_absurd_checkpoint_is_drawn_without_
 
 def test_what_cannot_be_drawn_is_refused_before_the_daemon_is_asked(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ends neither in .svg nor in .png" in ctl("show", "llama-lora", "--plot", "out.pdf").err
-    monkeypatch.setattr("spotd.cli.plotting.find_spec", lambda name: None)
+    monkeypatch.setattr("spotd.cli.options.find_spec", lambda name: None)
     assert "pip install 'spotd[plot]'" in ctl("history", "--plot", "out.svg").err

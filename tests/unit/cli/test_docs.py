@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from spotd.cli.client import COMMANDS
-from spotd.cli.codes import ExitCode
 from spotd.cli.daemon import COMMANDS as DAEMON_COMMANDS
+from spotd.cli.failures import ExitCode
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
 
