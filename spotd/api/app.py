@@ -26,8 +26,7 @@ from spotd.api.parameters import (
     read_channel,
     read_draft,
     read_flag,
-    read_host,
-    read_machine,
+    read_name,
     read_names,
     read_resume_from,
     read_secrets,
@@ -335,7 +334,8 @@ class _Api:
     @serving("POST", "/v1/machines/forget", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
     async def forget(self, body: MachineBody) -> ForgottenAnswer:
         """Give up a machine that can neither be seen nor ended."""
-        machine = read_machine(body)
+        hint = "spotctl show JOB lists those of a job"
+        machine = read_name(body, "machine", "machine is the id or the key of a machine", hint=hint)
         return {"forgotten": await self._ask(lambda: self._handlers.amendments.forget(machine))}
 
     @serving("GET", "/v1/jobs/{ref}/cost")
@@ -389,17 +389,17 @@ class _Api:
     @serving("GET", "/v1/jobs/{ref}/files/content")
     async def file_content(self, ref: str, query: FileQuery) -> ByteStream:
         """Send a file of a checkpoint, or of the outputs."""
-        chunks = self._handlers.files.content(ref, query.checkpoint, query.path)
-        first = await self._first(chunks)
-        return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file content", exc))
+        return await self._bytes(self._handlers.files.content(ref, query.checkpoint, query.path), "file content")
 
     @serving("GET", "/v1/jobs/{ref}/files/contents")
     async def file_contents(self, ref: str, query: ContentsQuery) -> ByteStream:
         """Send many files one behind the other, in the order of their list: a request for each would take hours."""
         manifest, spans = read_sha256(query.manifest), read_spans(query.files)
-        chunks = self._handlers.files.contents(ref, query.checkpoint, manifest, spans)
+        return await self._bytes(self._handlers.files.contents(ref, query.checkpoint, manifest, spans), "file contents")
+
+    async def _bytes(self, chunks: AsyncIterator[bytes], route: str) -> ByteStream:
         first = await self._first(chunks)
-        return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file contents", exc))
+        return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure(route, exc))
 
     @serving("GET", "/v1/jobs/{ref}/logs")
     async def logs(self, ref: str, query: LogQuery) -> RecordStream[LogResponse]:
@@ -453,7 +453,7 @@ class _Api:
     @serving("POST", "/v1/hosts/forget", refuses=[RefusalCode.NOT_FOUND])
     async def forget_host(self, body: HostBody) -> ForgottenHostsAnswer:
         """Forget what is remembered of a host."""
-        host = read_host(body)
+        host = read_name(body, "host", "host is the name of a host", hint="spotctl providers --hosts lists them")
         return {"forgotten": await self._ask(lambda: self._handlers.hosts.forget(host))}
 
     @serving("POST", "/v1/notify/test", refuses=[RefusalCode.NOT_FOUND])

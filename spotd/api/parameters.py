@@ -24,7 +24,7 @@ SECRETS_BYTES_MAX: Final = 2**20
 CONFIG_CEILING: Final = "config"
 CEILING_HINT: Final = "write 2.40 per GPU-hour, 19.20/h for the machine, or config for the ceiling of the config"
 BUDGET_HINT: Final = "write +20 to add dollars, or 140 to set them"
-MACHINE_LENGTH_MAX: Final = 1000
+NAME_LENGTH_MAX: Final = 1000
 NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
 _SPAN: Final = re.compile(r"(\d{1,7})-(\d{1,7})", re.ASCII)
 SHA256_PATTERN: Final = "^[0-9a-f]{64}$"
@@ -95,14 +95,6 @@ def read_ceiling(body: Mapping[str, Any]) -> PriceLimit | None:
         raise Invalid(f"the ceiling {exc}", hint=CEILING_HINT) from exc
 
 
-def read_machine(body: Mapping[str, Any]) -> str:
-    """Return a machine's id at its provider, its key, or `JOB-NUMBER`."""
-    value = body.get("machine")
-    if not isinstance(value, str) or not value or len(value) > MACHINE_LENGTH_MAX:
-        raise Invalid("machine is the id or the key of a machine", hint="spotctl show JOB lists those of a job")
-    return value
-
-
 def read_flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     """Return whether this is set."""
     value = body.get(name, default)
@@ -111,20 +103,19 @@ def read_flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> b
     return value
 
 
-def read_host(body: Mapping[str, Any]) -> str:
-    """Return a host as `HOST` or `PROVIDER/HOST`."""
-    value = body.get("host")
-    if not isinstance(value, str) or not value or len(value) > MACHINE_LENGTH_MAX:
-        raise Invalid("host is the name of a host", hint="spotctl providers --hosts lists them")
+def read_name(body: Mapping[str, Any], key: str, refusal: str, *, hint: str) -> str:
+    """Return a text that names something."""
+    value = body.get(key)
+    if not isinstance(value, str) or not 0 < len(value) <= NAME_LENGTH_MAX:
+        raise Invalid(refusal, hint=hint)
     return value
 
 
 def read_channel(body: Mapping[str, Any]) -> str | None:
     """Return the name of a channel, `None` for all."""
-    value = body.get("channel")
-    if value is not None and (not isinstance(value, str) or not 0 < len(value) <= MACHINE_LENGTH_MAX):
-        raise Invalid("channel is the name of a channel, or null", hint="spotctl doctor lists them")
-    return value
+    if body.get("channel") is None:
+        return None
+    return read_name(body, "channel", "channel is the name of a channel, or null", hint="spotctl doctor lists them")
 
 
 def read_resume_from(body: Mapping[str, Any]) -> str:

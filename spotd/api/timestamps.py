@@ -16,6 +16,10 @@ def utc_text(instant: datetime) -> str:
     return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def instant(at: datetime | None) -> str | None:
+    return None if at is None else utc_text(at)
+
+
 def utc_instant(text: str) -> datetime:
     """Return the aware instant of an ISO 8601 text that names its zone.
 

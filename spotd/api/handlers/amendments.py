@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from spotd.api.errors import Invalid, NotFound, StateConflict
-from spotd.api.handlers.context import HandlerContext, get_job
+from spotd.api.handlers.context import ContextHandlers, HandlerContext, get_job
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.requests import BudgetChange
 from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
@@ -16,23 +16,20 @@ from spotd.core.intents import Intent
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.world import World
-from spotd.daemon.crash import CrashPoint
 from spotd.daemon.hosts.reader import with_job
 from spotd.store import Reads
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import ProviderName
 
-_POINTS = (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY)
-"""As for every other request that changes one row."""
 BUDGET_MAX = MicroUsd(10**13)
 
 
-class AmendmentHandlers:
+class AmendmentHandlers(ContextHandlers):
     """Changes budgets and ceilings of jobs, and gives machines up."""
 
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
-        self._context = context
+        super().__init__(context)
         self._jobs = jobs
 
     async def set_budget(self, ref: str, change: BudgetChange) -> JobResponse:
@@ -47,7 +44,7 @@ class AmendmentHandlers:
             job = get_job(reads, job_id, world)
             return requests.set_budget(world, job, _changed(job, change), now)
 
-        await self._context.commit(decide, _POINTS)
+        await self._context.commit(decide)
         self._context.log.info("job.budget_changed", job=job_id)
         return await self._jobs.line(job_id)
 
@@ -59,7 +56,7 @@ class AmendmentHandlers:
             job = get_job(reads, job_id, world)
             return requests.set_ceiling(world.with_job(job), [job], limit, now)
 
-        await self._context.commit(decide, _POINTS)
+        await self._context.commit(decide)
         self._context.log.info("job.ceiling_changed", job=job_id)
         return await self._jobs.line(job_id)
 
@@ -89,7 +86,7 @@ class AmendmentHandlers:
             last = None if report is None or report.attempt != found else with_job(report, world.jobs[found.job])
             return forget.forget(world, found, now, last)
 
-        await self._context.commit(decide, _POINTS)
+        await self._context.commit(decide)
         context.log.warning("machine.forgotten", key=forgotten[-1]["key"], provider=forgotten[-1]["provider"])
         return forgotten[-1]
 

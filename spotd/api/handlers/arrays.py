@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.schemas.jobs import ArrayResponse
 from spotd.core import requests
@@ -28,11 +28,11 @@ RETRIES_LAST_S: Final = 5.0
 REFUSALS_MAX: Final = 5
 
 
-class ArrayHandlers:
+class ArrayHandlers(ContextHandlers):
     """Changes the jobs of an array together. Each method returns `None` where the reference means no array."""
 
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
-        self._context = context
+        super().__init__(context)
         self._jobs = jobs
 
     async def cancel(self, ref: str) -> ArrayResponse | None:
@@ -59,7 +59,7 @@ class ArrayHandlers:
             mine = [job for job in world.jobs.values() if job.array is not None and job.array.id == array]
             return requests.set_ceiling(world, mine, limit, now)
 
-        await self._context.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
+        await self._context.commit(decide)
         self._context.log.info("array.ceiling_changed", array=array)
         return await self._response(array)
 

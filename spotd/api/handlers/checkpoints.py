@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from spotd.api.errors import NotFound, StateConflict
-from spotd.api.handlers.context import HandlerContext, get_job
+from spotd.api.handlers.context import ContextHandlers, get_job
 from spotd.api.handlers.render import checkpoint_response
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
 from spotd.core import pins
@@ -28,11 +28,8 @@ PROGRESS_BYTES: Final = 32 * 1024 * 1024
 """A word about how far it is comes after so many bytes."""
 
 
-class CheckpointHandlers:
+class CheckpointHandlers(ContextHandlers):
     """Lists, verifies, pins and removes the checkpoints of a job."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def entries(self, ref: str) -> list[KeptCheckpointResponse]:
         """Return the accepted checkpoints, newest first."""

@@ -21,7 +21,7 @@ from spotd.core.verdicts import Verdict
 from spotd.core.world import World
 from spotd.daemon.commits import Commits, Committed, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
-from spotd.daemon.crash import CrashPoints
+from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
 from spotd.daemon.grants.secrets import SecretFiles
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 OBJECTS_DEADLINE_S: Final = 120.0
 OBJECTS_THREADS: Final = 4
+COMMIT_POINTS: Final = (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY)
+"""Of every request that changes rows and has no points of its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class HandlerContext:
         except TimeoutError as exc:
             raise ApiUnavailable("the checkpoint store does not answer", hint="spotctl doctor") from exc
 
-    async def commit(self, decide: DecideWith, points: Points | Callable[[Plan], Points]) -> Committed:
+    async def commit(self, decide: DecideWith, points: Points | Callable[[Plan], Points] = COMMIT_POINTS) -> Committed:
         """Make a request durable, and wake the control loop.
 
         Raises:
@@ -153,6 +155,13 @@ class HandlerContext:
         if self.control_loop.state is None:
             raise ApiUnavailable("the daemon has only just started", hint="try again in a moment")
         return self.control_loop.state.world
+
+
+class ContextHandlers:
+    """Handlers that answer from the running daemon."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
 
 
 def get_job(reads: Reads, job_id: JobId, world: World | None = None) -> Job:

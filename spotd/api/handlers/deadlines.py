@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 
 from spotd.api.errors import Invalid, StateConflict
+from spotd.core.candidates import CandidateCatalogue
 from spotd.core.deadlines.due import due_words
-from spotd.core.deadlines.feasible import Infeasible
+from spotd.core.deadlines.feasible import infeasible
 from spotd.core.jobs import Job
+from spotd.core.market import MarketSnapshot
 from spotd.core.words import age_words
+from spotd.core.world import World
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.problems import Problem
 
@@ -29,12 +32,21 @@ def require_future(spec: JobSpec, now: datetime) -> None:
     raise Invalid("the deadline of the job has passed", problems=(problem,))
 
 
-def require_feasible(problem: Infeasible | None) -> None:
+def require_feasible(job: Job, world: World, market: MarketSnapshot, now: datetime) -> None:
     """Check that nothing proves that the job cannot be done in time.
 
     Raises:
         Invalid: with the figures.
     """
+    if job.spec.schedule.deadline is None and job.spec.schedule.max_duration is None:
+        return
+    catalogue = CandidateCatalogue(
+        market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
+    )
+    offers = catalogue.list_for(catalogue.key_of(job))
+    while offers.at(len(offers.entries)) is not None:
+        pass  # each call finds one more
+    problem = infeasible(job, offers.entries, now)
     if problem is not None:
         row = Problem(key=problem.key, message=problem.why, hint=problem.hint)
         raise Invalid("the job cannot be done in time", problems=(row,))

@@ -10,7 +10,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers
 from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
 from spotd.api.handlers.notifications import channel_rows
 from spotd.api.schemas.health import CheckResponse, DoctorResponse
@@ -26,11 +26,8 @@ CHECK_DEADLINE_S: Final = 30.0
 GRANT_TRIED: Final = timedelta(minutes=1)
 
 
-class DoctorHandlers:
+class DoctorHandlers(ContextHandlers):
     """Checks the daemon, its stores and its providers."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def report(self) -> DoctorResponse:
         """Run all checks at the same time, each with its own time limit; a finding is a row, never an exception."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers
 from spotd.api.handlers.render import event_response
 from spotd.api.requests import EventQuery
 from spotd.api.schemas.streams import EventResponse
@@ -20,11 +20,8 @@ NAMES_MAX: Final = 10_000
 """Names of jobs that one stream remembers."""
 
 
-class EventHandlers:
+class EventHandlers(ContextHandlers):
     """Streams events."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def require(self, query: EventQuery) -> JobId | None:
         """Return the job whose events are meant, `None` for those of all.

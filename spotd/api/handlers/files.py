@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from spotd.api.errors import ApiUnavailable, NotFound, StateConflict
 from spotd.api.handlers.checkpoints import get_checkpoint
-from spotd.api.handlers.context import HandlerContext, get_job
+from spotd.api.handlers.context import ContextHandlers, get_job
 from spotd.api.handlers.outputs import get_outputs
 from spotd.api.schemas.files import FileResponse, FilesResponse
 from spotd.core.ids import JobId
 from spotd.core.outputs import outputs_warning
-from spotd.daemon.checkpoints.contents import DamagedContent, checkpoint_manifest, piece
+from spotd.daemon.checkpoints.contents import DamagedContent, checkpoint_manifest
 from spotd.daemon.checkpoints.fetching import ContentPiece, batches, fetch, joined
 from spotd_jobs.wire.manifest import AcceptedManifest
-from spotd_jobs.wire.manifest_document import Chunk, Entry, EntryType
+from spotd_jobs.wire.manifest_document import Entry, EntryType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,8 @@ class _Source:
     warning: str = ""
 
 
-class FileHandlers:
+class FileHandlers(ContextHandlers):
     """Lists and reads the outputs and the checkpoints of a job."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def entries(self, ref: str, checkpoint: str | None) -> FilesResponse:
         """Return what `pull` can fetch: the outputs, or one checkpoint by name (`newest` is the newest).
@@ -66,7 +63,7 @@ class FileHandlers:
         entry = next((e for e in source.manifest.files if e.path == path and e.type is EntryType.FILE), None)
         if entry is None:
             raise NotFound(f"there is no file {path!r} in {source.kind} {source.manifest.name}")
-        async for content in self._pieces(entry):
+        async for content in self._contents([entry]):
             yield content
 
     async def contents(
@@ -89,30 +86,21 @@ class FileHandlers:
         files = source.manifest.files
         if any(last >= len(files) for _, last in spans):
             raise NotFound(f"there are only {len(files)} files in {source.kind} {source.manifest.name}")
-        chosen = (entry for first, last in spans for entry in files[first : last + 1])
-        wanted = (ContentPiece(entry.path, chunk) for entry in chosen for chunk in entry.chunks)
+        async for content in self._contents(entry for first, last in spans for entry in files[first : last + 1]):
+            yield content
+
+    async def _contents(self, entries: Iterable[Entry]) -> AsyncGenerator[bytes, None]:
+        wanted = (ContentPiece(entry.path, chunk) for entry in entries for chunk in entry.chunks)
         for batch in batches(wanted):
             for content in joined(await self._context.stored(partial(self._batch, batch))):
                 yield content
 
     def _batch(self, batch: Sequence[ContentPiece]) -> list[bytes]:
+        """Read and verify some chunks, in a worker thread: the hash is work, and others wait for the loop."""
         try:
             return fetch(self._context.objects, batch)
         except DamagedContent as exc:
             raise ApiUnavailable(str(exc), hint="pull an older checkpoint: spotctl checkpoints JOB") from exc
-
-    async def _pieces(self, entry: Entry) -> AsyncGenerator[bytes, None]:
-        for chunk in entry.chunks:
-            yield await self._context.stored(partial(self._piece, entry.path, chunk))
-
-    def _piece(self, path: str, chunk: Chunk) -> bytes:
-        """Read and verify one chunk, in a worker thread: the hash is work, and others wait for the loop."""
-        try:
-            return chunk.part_of(piece(self._context.objects, chunk))
-        except DamagedContent as exc:
-            raise ApiUnavailable(
-                f"{path} is damaged in the store", hint="pull an older checkpoint: spotctl checkpoints JOB"
-            ) from exc
 
     async def _source(self, job: JobId, checkpoint: str | None) -> _Source:
         if checkpoint is not None:

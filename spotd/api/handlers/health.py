@@ -8,9 +8,9 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers
 from spotd.api.handlers.listing_anomalies import anomalies_of
-from spotd.api.handlers.render import instant, usd
+from spotd.api.handlers.render import usd
 from spotd.api.schemas.health import (
     AccountResponse,
     CapabilityResponse,
@@ -19,7 +19,7 @@ from spotd.api.schemas.health import (
     ReconcileResponse,
     StatusResponse,
 )
-from spotd.api.timestamps import utc_text
+from spotd.api.timestamps import instant, utc_text
 from spotd.core.market import ProviderOffers
 from spotd.core.metering import spent_in_month, spent_on_day
 from spotd.core.prepaid import current_balance, spending_rate
@@ -33,11 +33,8 @@ CYCLE_DEADLINE_S: Final = 60.0
 _NOTES: Final = ("host.note", "provider.", "history.")
 
 
-class HealthHandlers:
+class HealthHandlers(ContextHandlers):
     """Shows the state of the daemon and of its providers."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def status(self) -> StatusResponse:
         """Return counts of jobs and machines, and what was spent."""

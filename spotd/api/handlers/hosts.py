@@ -6,30 +6,23 @@ from datetime import datetime
 from typing import Final
 
 from spotd.api.errors import NotFound
-from spotd.api.handlers.context import HandlerContext
-from spotd.api.handlers.render import instant
+from spotd.api.handlers.context import ContextHandlers
 from spotd.api.schemas.health import ForgottenHostResponse, HostResponse, HostsResponse
-from spotd.api.timestamps import utc_text
+from spotd.api.timestamps import instant, utc_text
 from spotd.core.cooldowns import CooldownScope
 from spotd.core.experience.hosts import HostMemory, host_memories, host_of, records_of_host
 from spotd.core.learning import forget_host
 from spotd.core.plan import Plan
 from spotd.core.records import ONE
 from spotd.core.world import World
-from spotd.daemon.crash import CrashPoint
 from spotd.store import Reads
 
 HOSTS_MAX: Final = 200
 """So many are shown, the worst first."""
-_POINTS: Final = (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY)
-"""As for every other request that changes one row."""
 
 
-class HostHandlers:
+class HostHandlers(ContextHandlers):
     """Shows and forgets what hosts did to jobs."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def hosts(self) -> HostsResponse:
         """Return what is remembered of each host, the worst first."""
@@ -56,7 +49,7 @@ class HostHandlers:
                 raise NotFound(f"nothing is remembered of a host {host!r}", hint="spotctl providers --hosts")
             return forget_host(world, host, now)
 
-        await self._context.commit(decide, _POINTS)
+        await self._context.commit(decide)
         self._context.log.info("host.forgotten", host=host)
         return [ForgottenHostResponse(provider=provider, host=name) for provider, name in sorted(names)]
 

@@ -9,12 +9,11 @@ from datetime import datetime
 from typing import Final
 
 from spotd.api.errors import ApiUnavailable, NotFound, OverBudget, StateConflict
-from spotd.api.handlers.context import HandlerContext, find_array, get_job
+from spotd.api.handlers.context import ContextHandlers, HandlerContext, find_array, get_job
 from spotd.api.handlers.deadlines import require_due_later
 from spotd.api.handlers.listing_anomalies import notes_of
 from spotd.api.handlers.render import (
     event_response,
-    instant,
     job_response,
     offers_responses,
     passed_over_responses,
@@ -33,7 +32,7 @@ from spotd.api.schemas.jobs import (
     StageResponse,
 )
 from spotd.api.schemas.plans import WhyResponse
-from spotd.api.timestamps import utc_text
+from spotd.api.timestamps import instant, utc_text
 from spotd.core import recovery, requests
 from spotd.core.applied import combine
 from spotd.core.attempts import Attempt
@@ -66,11 +65,11 @@ class _Line:
     response: JobResponse
 
 
-class JobHandlers:
+class JobHandlers(ContextHandlers):
     """Listing, showing, cancelling and retrying jobs, and why they wait."""
 
     def __init__(self, context: HandlerContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._lines: dict[JobId, _Line] = {}
         """The list as it was shown last."""
 
@@ -355,7 +354,7 @@ class JobHandlers:
                     plan = combine(plan, recovery.retry(world, newest, survey, now))
             return plan
 
-        await context.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
+        await context.commit(decide)
         queued = len(due) - len(refused)
         if queued:
             context.log.info("job.retried", job=due[0].id, jobs=queued)
@@ -413,10 +412,7 @@ def require_free_views(views: Collection[JobView]) -> None:
         StateConflict: there is one.
     """
     for view in views:
-        raise StateConflict(
-            f"a job named {view.name} is {view.state.value} already ({view.id})",
-            hint=f"wait for it, cancel it (spotctl cancel {view.id}), or give this one another name",
-        )
+        raise _name_taken(f"a job named {view.name} is {view.state.value} already", view.id)
 
 
 def require_free_names(world: World, names: Collection[str], array: str = "") -> None:
@@ -432,15 +428,14 @@ def require_free_names(world: World, names: Collection[str], array: str = "") ->
         if job.state.is_final:
             continue
         if job.name in names or job.name == array:
-            raise StateConflict(
-                f"a job named {job.name} is {job.state.value} already ({job.id})",
-                hint=f"wait for it, cancel it (spotctl cancel {job.id}), or give this one another name",
-            )
+            raise _name_taken(f"a job named {job.name} is {job.state.value} already", job.id)
         if job.array is not None and job.array.name in {array, *names}:
-            raise StateConflict(
-                f"an array named {job.array.name} has not ended yet ({job.array.id})",
-                hint=f"wait for it, cancel it (spotctl cancel {job.array.id}), or give this one another name",
-            )
+            raise _name_taken(f"an array named {job.array.name} has not ended yet", job.array.id)
+
+
+def _name_taken(sentence: str, ref: JobId) -> StateConflict:
+    hint = f"wait for it, cancel it (spotctl cancel {ref}), or give this one another name"
+    return StateConflict(f"{sentence} ({ref})", hint=hint)
 
 
 def _require_no_readers(others: Iterable[Job], job: Job) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers
 from spotd.api.schemas.costs import CalibrationResponse, CostGroupResponse, LedgerResponse
 from spotd.core.attempts import Attempt
 from spotd.core.calibration import BilledMachine, calibration
@@ -26,11 +26,8 @@ OTHERS: Final = "(others)"
 """What the groups beyond the largest are added up to."""
 
 
-class LedgerHandlers:
+class LedgerHandlers(ContextHandlers):
     """Adds up what was spent."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def groups(self, by: CostGrouping) -> LedgerResponse:
         """Return the sums of each group and of all, from two statements however much there is."""

@@ -17,10 +17,10 @@ from typing import Final
 import anyio
 
 from spotd.api.errors import Invalid, NotFound
-from spotd.api.handlers.context import HandlerContext
-from spotd.api.handlers.render import instant
+from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.requests import LogQuery
 from spotd.api.schemas.streams import LogKind, LogResponse
+from spotd.api.timestamps import instant
 from spotd.core.attempts import Attempt
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.words import machine_words
@@ -64,11 +64,8 @@ def parse_cursor(text: str) -> Cursor:
     return Cursor(attempt=int(attempt), name=name)
 
 
-class LogHandlers:
+class LogHandlers(ContextHandlers):
     """Streams the log of a job."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def require(self, ref: str, query: LogQuery) -> JobId:
         """Return the job whose log is meant.

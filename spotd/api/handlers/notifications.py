@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from spotd.api.errors import NotFound
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.handlers.environment_checks import row_of
 from spotd.api.schemas.health import ChannelTestResponse, CheckResponse
 
 
-class NotificationHandlers:
+class NotificationHandlers(ContextHandlers):
     """Sends tests."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def test(self, channel: str | None) -> list[ChannelTestResponse]:
         """Send a message by this channel, or by each of them.

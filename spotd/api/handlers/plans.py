@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -22,21 +21,18 @@ from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
 from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for, is_admissible
-from spotd.core.chain import Chain
-from spotd.core.checkpoints import Checkpoint
 from spotd.core.cost_words import cost_words
-from spotd.core.deadlines.feasible import Infeasible, deadline_warnings, infeasible
+from spotd.core.deadlines.feasible import deadline_warnings
 from spotd.core.decide import decide
 from spotd.core.gpu_names import resolve_gpu
-from spotd.core.ids import JobId
-from spotd.core.jobs import new_job
+from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.prospects import used_up
 from spotd.core.quotes import Quote
 from spotd.core.requests import submit
 from spotd.core.unprotected import unprotected_words
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
+from spotd.words import count
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.parse import merge, parse_job
@@ -46,7 +42,6 @@ from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import ProviderName
 
 CANDIDATES_MAX: Final = 20
-PLAN_ID: Final = JobId("0planned00")
 
 
 def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[ProviderName]) -> JobSpec:
@@ -61,15 +56,11 @@ def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[Provid
     except SpecError as exc:
         problems = tuple(exc.problems)
         where = draft.source or "the job"
-        raise Invalid(f"{where} cannot be used: {_count(len(problems), 'problem')}", problems=problems) from exc
+        raise Invalid(f"{where} cannot be used: {count(len(problems), 'problem')}", problems=problems) from exc
     problems = (*_unknown_gpus(spec, market), *_unknown_providers(spec, known))
     if problems:
         raise Invalid(f"{draft.source or 'the job'} asks for what does not exist", problems=problems)
     return spec
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _unknown_gpus(spec: JobSpec, market: MarketSnapshot) -> list[Problem]:
@@ -94,47 +85,9 @@ def _unknown_providers(spec: JobSpec, known: frozenset[ProviderName]) -> list[Pr
     ]
 
 
-def budget_problem(spec: JobSpec, world: World, market: MarketSnapshot, now: datetime) -> str:
-    """Return why the budget of this job can never pay for a useful run; empty if it may."""
-    job = new_job(PLAN_ID, spec, now)
-    return used_up(world, market, job, now, unspent=True)
-
-
-def schedule_problem(
-    spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...]
-) -> Infeasible | None:
-    """Return which key of the schedule can never be met; `None` where each may."""
-    if spec.schedule.deadline is None and spec.schedule.max_duration is None:
-        return None
-    job = replace(new_job(PLAN_ID, spec, now), checkpoints=checkpoints)
-    catalogue = CandidateCatalogue(
-        market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
-    )
-    offers = catalogue.list_for(catalogue.key_of(job))
-    while offers.at(len(offers.entries)) is not None:
-        pass  # each call finds one more
-    return infeasible(job, offers.entries, now)
-
-
-def unprotected_problem(
-    spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...]
-) -> str:
-    """Return why this job would hardly finish on a spot machine; empty if it may."""
-    job = replace(new_job(PLAN_ID, spec, now), checkpoints=checkpoints)
-    return unprotected_words(job, world, market, now)
-
-
-def outlook(
-    spec: JobSpec,
-    world: World,
-    market: MarketSnapshot,
-    now: datetime,
-    checkpoints: tuple[Checkpoint, ...] = (),
-    *,
-    chain: Chain | None = None,
-) -> PlanResponse:
-    """Return the decision that would follow if this job were queued now, with these checkpoints to begin from."""
-    job = replace(new_job(PLAN_ID, spec, now), checkpoints=checkpoints, chain=chain)
+def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> PlanResponse:
+    """Return the decision that would follow if this job were queued now."""
+    spec = job.spec
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
     catalogue = CandidateCatalogue(
@@ -183,7 +136,7 @@ def outlook(
         fits=bool(fitting),
         verdict_kind=kind.value,
         verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
-        unprotected=unprotected_problem(spec, world, market, now, checkpoints),
+        unprotected=unprotected_words(job, world, market, now),
         warnings=[*_warnings(spec, fitting, others), *deadline_warnings(job)],
     )
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from spotd.api.errors import ApiUnavailable, Invalid
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers
 from spotd.api.handlers.listing_anomalies import notes_of
 from spotd.api.handlers.render import offers_responses, quote_response
 from spotd.api.requests import HistoryQuery, PriceQuery
@@ -35,11 +35,8 @@ LENGTHS_S: Final = tuple(60 * minutes for minutes in (1, 5, 15, 60, 180, 360, 72
 HINT: Final = "jobs go on without it; spotctl doctor says more"
 
 
-class PriceHandlers:
+class PriceHandlers(ContextHandlers):
     """Shows what GPUs cost, and cost before."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def quotes(self, query: PriceQuery) -> PricesResponse:
         """Return the quotes of the newest pages, the cheapest first."""

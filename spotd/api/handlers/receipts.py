@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.api.handlers.context import HandlerContext
-from spotd.api.handlers.render import instant, usd
+from spotd.api.handlers.context import ContextHandlers
+from spotd.api.handlers.render import usd
 from spotd.api.schemas.costs import (
     AttemptCostResponse,
     BudgetResponse,
@@ -17,7 +18,7 @@ from spotd.api.schemas.costs import (
     ReceiptResponse,
     StrayResponse,
 )
-from spotd.api.timestamps import utc_text
+from spotd.api.timestamps import instant, utc_text
 from spotd.core.attempts import Attempt
 from spotd.core.budgets import committed
 from spotd.core.charges import CostSums
@@ -32,7 +33,7 @@ from spotd.core.pricing import traffic_cost
 from spotd.core.words import dollar_words
 from spotd.core.world import World
 from spotd.store import JobView, Reads, Totals
-from spotd_providers.contract.money import as_usd
+from spotd_providers.contract.money import MicroUsd, as_usd
 
 FALLBACK: Final = "checkpoint.fallback"
 BILLED: Final = "attempt.billed"
@@ -40,11 +41,8 @@ RECEIPTS_MAX: Final = 50
 """Receipts of one answer; the sums of older jobs are in its totals."""
 
 
-class ReceiptHandlers:
+class ReceiptHandlers(ContextHandlers):
     """Shows what jobs cost."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def cost(self, ref: str | None) -> CostResponse:
         """Return the receipt of one job, or of all, or of an array."""
@@ -53,34 +51,22 @@ class ReceiptHandlers:
             return await self._of_array(array, now)
         wanted = None if ref is None else await self._context.find(ref)
 
-        def work(reads: Reads) -> tuple[list[ReceiptResponse], Totals | None, tuple[Intent, ...]]:
+        def work(reads: Reads) -> tuple[Sequence[JobView], list[ReceiptResponse], Totals | None, tuple[Intent, ...]]:
             if wanted is None:
                 # One more than are shown: jobs that go on first, since their money is still being spent.
                 active = reads.jobs(active=True)
                 room = max(0, RECEIPTS_MAX - len(active))
                 chosen = [*active[:RECEIPTS_MAX], *(reads.ended_jobs(limit=room) if room else ())]
                 views = sorted(chosen, key=lambda view: (view.submitted_at, view.id), reverse=True)
-            else:
-                one = reads.job_view(wanted)
-                views = [one] if one is not None else []
-            receipts = _receipts(reads, views, now)
-            return (receipts, reads.totals(), reads.strays()) if wanted is None else (receipts, None, ())
+                return views, _receipts(reads, views, now), reads.totals(), reads.strays()
+            one = reads.job_view(wanted)
+            views = [one] if one is not None else []
+            return views, _receipts(reads, views, now), None, ()
 
-        receipts, totals, strays = await self._context.read(work)
-        if totals is not None and totals.jobs > len(receipts):
-            return self._of_many(receipts, totals, strays, now)
-        return CostResponse(
-            receipts=receipts,
-            more=0,
-            spent_usd=sum(r["spent_usd"] for r in receipts),
-            on_demand_usd=sum(r["on_demand_usd"] for r in receipts),
-            saved_usd=sum(r["saved_usd"] for r in receipts),
-            uncompared_usd=sum(r["uncompared_usd"] for r in receipts),
-            recoveries=sum(r["recoveries"] for r in receipts),
-            lost_s=sum(r["lost_s"] for r in receipts),
-            budgets=budget_responses(self._context.world(), now),
-            strays=_strays(strays, now),
-        )
+        views, receipts, totals, strays = await self._context.read(work)
+        if totals is None or totals.jobs <= len(receipts):
+            return self._answer(receipts, _sums_of(views, now), strays, now)
+        return self._answer(receipts, self._with_running(totals, now), strays, now)
 
     async def _of_array(self, array: JobId, now: datetime) -> CostResponse:
         """Return the receipts of those jobs of the array that cost most, with the sums of all."""
@@ -91,41 +77,47 @@ class ReceiptHandlers:
             return views, _receipts(reads, sorted(most, key=lambda view: view.id), now)
 
         views, receipts = await self._context.read(work)
-        paid, compared = sum(view.spent_at(now) for view in views), sum(view.on_demand_at(now) for view in views)
-        return CostResponse(
-            receipts=receipts,
-            more=len(views) - len(receipts),
-            spent_usd=as_usd(paid),
-            on_demand_usd=as_usd(compared),
-            saved_usd=as_usd(compared - paid),
-            uncompared_usd=as_usd(sum(view.uncompared_at(now) for view in views)),
-            recoveries=sum(view.recoveries for view in views),
-            lost_s=sum(view.lost.total_seconds() for view in views),
-            budgets=budget_responses(self._context.world(), now),
-            strays=[],
-        )
+        return self._answer(receipts, _sums_of(views, now), (), now)
 
-    def _of_many(
-        self, receipts: list[ReceiptResponse], totals: Totals, strays: tuple[Intent, ...], now: datetime
-    ) -> CostResponse:
-        """Return the newest receipts, with the sums of all jobs: what is booked, and what still runs on a meter."""
-        world = self._context.world()
-        running = world.attempts.values()
+    def _with_running(self, totals: Totals, now: datetime) -> Totals:
+        """Return the sums of all jobs: what is booked, and what still runs on a meter."""
+        running = self._context.world().attempts.values()
         paid = totals.spent + sum(spent(a, now) - a.meter.settled for a in running)
         compared = totals.on_demand + sum(on_demand_spent(a, now) - a.on_demand_settled for a in running)
         unknown = sum(spent(a, now) - a.meter.settled for a in running if a.quote.on_demand is None)
+        return replace(
+            totals,
+            spent=MicroUsd(paid),
+            on_demand=MicroUsd(compared),
+            uncompared=MicroUsd(totals.uncompared + unknown),
+        )
+
+    def _answer(
+        self, receipts: list[ReceiptResponse], sums: Totals, strays: tuple[Intent, ...], now: datetime
+    ) -> CostResponse:
         return CostResponse(
             receipts=receipts,
-            more=totals.jobs - len(receipts),
-            spent_usd=as_usd(paid),
-            on_demand_usd=as_usd(compared),
-            saved_usd=as_usd(compared - paid),
-            uncompared_usd=as_usd(totals.uncompared + unknown),
-            recoveries=totals.recoveries,
-            lost_s=totals.lost.total_seconds(),
-            budgets=budget_responses(world, now),
+            more=sums.jobs - len(receipts),
+            spent_usd=as_usd(sums.spent),
+            on_demand_usd=as_usd(sums.on_demand),
+            saved_usd=as_usd(sums.on_demand - sums.spent),
+            uncompared_usd=as_usd(sums.uncompared),
+            recoveries=sums.recoveries,
+            lost_s=sums.lost.total_seconds(),
+            budgets=budget_responses(self._context.world(), now),
             strays=_strays(strays, now),
         )
+
+
+def _sums_of(views: Sequence[JobView], now: datetime) -> Totals:
+    return Totals(
+        jobs=len(views),
+        spent=MicroUsd(sum(view.spent_at(now) for view in views)),
+        on_demand=MicroUsd(sum(view.on_demand_at(now) for view in views)),
+        uncompared=MicroUsd(sum(view.uncompared_at(now) for view in views)),
+        recoveries=sum(view.recoveries for view in views),
+        lost=sum((view.lost for view in views), timedelta()),
+    )
 
 
 def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[ReceiptResponse]:

@@ -19,7 +19,7 @@ from spotd.api.schemas.jobs import (
 from spotd.api.schemas.plans import PassedOverResponse
 from spotd.api.schemas.prices import BreakdownResponse, PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
-from spotd.api.timestamps import utc_text
+from spotd.api.timestamps import instant, utc_text
 from spotd.core.attempts import Attempt
 from spotd.core.bids import pays_bid
 from spotd.core.chain import ArrayTask
@@ -39,10 +39,6 @@ from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
 from spotd_providers.contract.values import ProviderName
 
 SHELL = ("/bin/sh", "-c")
-
-
-def instant(at: datetime | None) -> str | None:
-    return None if at is None else utc_text(at)
 
 
 def usd(amount: int | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotd.api.errors import ApiUnavailable, StateConflict
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers
 from spotd.api.schemas.jobs import ShellResponse
 from spotd.daemon.market.guarded import guarded
 from spotd_providers.contract.errors import ProviderError
@@ -11,11 +11,8 @@ from spotd_providers.contract.provider import GivesShell
 from spotd_providers.contract.values import Power
 
 
-class ShellHandlers:
+class ShellHandlers(ContextHandlers):
     """Asks a provider for the address; spotd itself never connects and holds no key for it."""
-
-    def __init__(self, context: HandlerContext) -> None:
-        self._context = context
 
     async def address(self, ref: str) -> ShellResponse:
         """Return the address.

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from spotd.api.schemas.jobs import StageResponse
-from spotd.api.timestamps import utc_text
+from spotd.api.timestamps import instant
 from spotd.core.attempts import Attempt
 from spotd.core.states import AttemptState
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -74,7 +74,7 @@ def _stage(name: str, text: str, *, since: datetime | None, moved: tuple[int, in
     return StageResponse(
         name=name,
         text=text,
-        since=None if since is None else utc_text(since),
+        since=instant(since),
         bytes_done=done,
         bytes_total=total,
     )

@@ -10,33 +10,28 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
 from spotd.api.handlers.chains import find_chain
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.handlers.deadlines import require_feasible, require_future
 from spotd.api.handlers.jobs import JobHandlers, require_free_names, require_free_views
-from spotd.api.handlers.plans import (
-    budget_problem,
-    outlook,
-    read_spec,
-    schedule_problem,
-    unprotected_problem,
-)
+from spotd.api.handlers.plans import outlook, read_spec
 from spotd.api.handlers.resume_source import find_resume_source, resume_source_response
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse
 from spotd.core import requests
 from spotd.core.agents import AGENT, ALLOW_HINT, day_problem, within_limits
-from spotd.core.chain import ArrayTask, Chain
-from spotd.core.checkpoints import Checkpoint
+from spotd.core.chain import ArrayTask
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job, new_job
 from spotd.core.metering import day_start
 from spotd.core.plan import Plan
-from spotd.core.policy import Policy
+from spotd.core.prospects import used_up
 from spotd.core.unprotected import HINT as UNPROTECTED_HINT
+from spotd.core.unprotected import unprotected_words
 from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint
@@ -44,14 +39,15 @@ from spotd.store import Reads
 from spotd_jobs.spec.arrays import ArrayIndexes, parse_array, task_names
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.problems import BadValue, Problem
-from spotd_providers.contract.money import MicroUsd
+
+PLAN_ID: Final = JobId("0planned00")
 
 
-class SubmissionHandlers:
+class SubmissionHandlers(ContextHandlers):
     """Plans jobs, stores their code, and queues them."""
 
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
-        self._context = context
+        super().__init__(context)
         self._jobs = jobs
 
     async def plan(self, draft: JobRequest, resume_from: str = "", array: str = "") -> PlanResponse:
@@ -71,23 +67,18 @@ class SubmissionHandlers:
             over = await self._context.read(lambda reads: reads.past_jobs(chain.after))
             world = replace(world, past={**world.past, **over})
         source = await find_resume_source(self._context, resume_from)
-        if source is None:
-            return self._outlook(spec, world, chain)
-        taken = await self._context.read(lambda reads: source.checkpoints(reads, world))
-        plan = self._outlook(spec, world, chain, taken)
-        plan["resume_from"] = resume_source_response(source, taken[0])
+        taken = () if source is None else await self._context.read(lambda reads: source.checkpoints(reads, world))
+        now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
+        job = replace(new_job(PLAN_ID, spec, now), checkpoints=taken, chain=chain)
+        require_feasible(job, world, market, now)
+        plan = outlook(job, world, market, now)
+        if source is not None:
+            plan["resume_from"] = resume_source_response(source, taken[0])
         return plan
 
     def _spec(self, draft: JobRequest) -> JobSpec:
         known = frozenset(self._context.providers)
         return read_spec(draft, self._context.offer_cache.snapshot(), known)
-
-    def _outlook(
-        self, spec: JobSpec, world: World, chain: Chain | None, checkpoints: tuple[Checkpoint, ...] = ()
-    ) -> PlanResponse:
-        now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
-        require_feasible(schedule_problem(spec, world, market, now, checkpoints))
-        return outlook(spec, world, market, now, checkpoints, chain=chain)
 
     async def has_code(self, sha256: str) -> bool:
         """Return whether the object store holds this archive already."""
@@ -136,18 +127,23 @@ class SubmissionHandlers:
         context = self._context
         spec = self._spec(submission.draft)
         if submission.agent:
-            spec = _within_limits(spec, context.policy.current)
+            limited = within_limits(spec, context.policy.current)
+            if isinstance(limited, str):
+                raise OverBudget(limited, hint=ALLOW_HINT)
+            spec = limited
         require_future(spec, context.clock.now())
         _require_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
         source = await find_resume_source(context, submission.resume_from)
         world, market, now = context.world(), context.offer_cache.snapshot(), context.clock.now()
         taken = () if source is None else await context.read(lambda reads: source.checkpoints(reads, world))
-        require_feasible(schedule_problem(spec, world, market, now, taken))
-        problem = budget_problem(spec, world, market, now)
+        bare = new_job(PLAN_ID, spec, now)
+        planned = replace(bare, checkpoints=taken)
+        require_feasible(planned, world, market, now)
+        problem = used_up(world, market, bare, now, unspent=True)
         if problem:
             raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
-        exposed = unprotected_problem(spec, world, market, now, taken)
+        exposed = unprotected_words(planned, world, market, now)
         if exposed and (submission.agent or not submission.i_know):
             raise Invalid(exposed, hint=UNPROTECTED_HINT)
         tasks = _tasks(spec, submission.array)
@@ -164,8 +160,10 @@ class SubmissionHandlers:
             if source is not None:
                 job = replace(job, checkpoints=source.checkpoints(reads, world))
             jobs = [job] if tasks is None else tasks.of(job, ids, array_id)
-            if submission.agent and (problem := day_problem(jobs, world, spent_by_agents_today(reads, now))):
-                raise OverBudget(problem, hint="jobs of agents that end free their budgets; a person may raise it")
+            if submission.agent:
+                today = reads.spent_by(AGENT, ended_since=day_start(now.astimezone(UTC).date()))
+                if problem := day_problem(jobs, world, today):
+                    raise OverBudget(problem, hint="jobs of agents that end free their budgets; a person may raise it")
             return requests.submit_all(world, jobs, now)
 
         try:
@@ -207,23 +205,6 @@ class SubmissionHandlers:
         if found is None:
             raise Invalid("the code of this job was not sent before it was submitted", hint="submit it again")
         return found.size
-
-
-def _within_limits(spec: JobSpec, policy: Policy) -> JobSpec:
-    """Return an agent's job with its budget.
-
-    Raises:
-        OverBudget: an agent may not queue it.
-    """
-    found = within_limits(spec, policy)
-    if isinstance(found, str):
-        raise OverBudget(found, hint=ALLOW_HINT)
-    return found
-
-
-def spent_by_agents_today(reads: Reads, now: datetime) -> MicroUsd:
-    """Return what the jobs of agents cost that ended since midnight UTC."""
-    return reads.spent_by(AGENT, ended_since=day_start(now.astimezone(UTC).date()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
