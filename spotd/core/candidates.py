@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 
 from spotd.core.attempts import Attempt
-from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope, cooling_until
+from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope, cooling_until, pressed_until
 from spotd.core.expected_cost import Costing
 from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job
@@ -58,17 +59,25 @@ class CandidateCatalogue:
         self._by_price = Costing.of(policy, NO_EXPERIENCE, (), now) if experience else self.costing
         self._now = now
         self._lists: dict[RequirementKey, RankedOffers] = {}
+        self._lists_pressed: dict[RequirementKey, RankedOffers] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
         self._lows = market.lows
         self._cooling: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
         self.waits: list[datetime] = []
         """When something that cools down may be tried again."""
         newest = {(c.provider, c.scope, c.subject): c for c in cooldowns}
+        self._cooling_pressed: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
+        """For a job whose deadline nothing else can meet."""
         for subject, cooldown in newest.items():
             ends_at = cooling_until(cooldown, market.offer_cache.get(cooldown.provider))
             if ends_at > now:
                 self._cooling[subject] = (cooldown.reason, ends_at)
                 self.waits.append(ends_at)
+                sooner = min(ends_at, pressed_until(cooldown))
+                if sooner > now:
+                    self._cooling_pressed[subject] = (cooldown.reason, sooner)
+        self.has_lost_hosts = self._cooling != self._cooling_pressed
+        """Whether a job whose deadline nothing else can meet has more offers than others."""
         self._taken: set[tuple[ProviderName, HostId]] = set()
         self._buying = {
             (item.quote.offer.provider, item.quote.offer.host_id)
@@ -92,6 +101,27 @@ class CandidateCatalogue:
                 continue
             self._offer_indexes.append((rules, provider_offers))
             self.size += provider_offers.offer_index.size
+
+    @contextmanager
+    def pressed(self) -> Iterator[None]:
+        """Within the block, show the market as a job sees it whose deadline nothing else can meet."""
+        self._press()
+        try:
+            yield
+        finally:
+            self._press()
+
+    def _press(self) -> None:
+        self._cooling, self._cooling_pressed = self._cooling_pressed, self._cooling
+        self._lists, self._lists_pressed = self._lists_pressed, self._lists
+
+    def hurry_words(self, offer: Offer) -> str:
+        """Why this offer may be bought now although its host cools down for others; empty where it does not."""
+        found = self._cooling_pressed.get((offer.provider, CooldownScope.HOST, offer.host_id or ""))
+        if found is None or self._cooldown(offer) is not None:
+            return ""
+        until = f"{found[1]:%H:%M} UTC"
+        return f"; its host was lost and cools down until {until}, for which the deadline leaves no time"
 
     def list_for(self, key: RequirementKey) -> RankedOffers:
         found = self._lists.get(key)

@@ -20,6 +20,8 @@ SHOWN_MAX: Final = timedelta(minutes=5)
 LAG_MAX: Final = timedelta(minutes=10)
 """For so long after an account was filled its provider may refuse launches all the same."""
 LAG_FIRST: Final = timedelta(seconds=15)
+PRESSED_FIRST: Final = timedelta(minutes=3)
+"""A lost host is left alone at least so long, and twice as long each time in a row, whatever a deadline needs."""
 COOLDOWNS_REMEMBERED: Final = timedelta(hours=1)
 """After its end: what is refused again soon cools down for longer."""
 
@@ -45,13 +47,14 @@ class CooldownEnd(StrEnum):
     """What ends a cool-down before its time.
 
     TIME: nothing. SHOWN: a list of offers that was asked for after the refusal and shows the offer again. CREDIT: the
-    account's balance rose. KEY: the provider took the key again.
+    account's balance rose. KEY: the provider took the key again. DEADLINE: one that nothing else can meet.
     """
 
     TIME = "time"
     SHOWN = "shown"
     CREDIT = "credit"
     KEY = "key"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) ->
     if since is None or provider_offers is None:
         return cooldown.until
     match cooldown.ends:
-        case CooldownEnd.TIME:
+        case CooldownEnd.TIME | CooldownEnd.DEADLINE:
             return cooldown.until
         case CooldownEnd.SHOWN:
             # An offer that is on no list is not bought anyway.
@@ -100,3 +103,12 @@ def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) ->
         # Its launches lag behind what it states of the account: each pause is as long as the lag has lasted.
         return min(cooldown.until, since + max(LAG_FIRST, since - seen_at))
     return cooldown.until
+
+
+def pressed_until(cooldown: Cooldown) -> datetime:
+    """Return the end of a cool-down for a job whose deadline nothing else can meet."""
+    if cooldown.ends is not CooldownEnd.DEADLINE or cooldown.since is None:
+        return cooldown.until
+    return min(
+        cooldown.until, cooldown.since + doubled(PRESSED_FIRST, cooldown.strikes, cooldown.until - cooldown.since)
+    )

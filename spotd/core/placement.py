@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -150,6 +151,20 @@ class JobPlacement:
             self.pacer.watch(job)
             self._wait(job, *self.preemption.machine_for(job, gate, lambda: self._could_start(job)))
             return
+        with self.catalogue.pressed() if self._is_pressed(job) else nullcontext():
+            self._choose(job)
+
+    def _is_pressed(self, job: Job) -> bool:
+        """Whether the deadline cannot be met without a host that was lost a while ago."""
+        if job.spec.schedule.deadline is None or not self.catalogue.has_lost_hosts:
+            return False
+        if next(self.quotes(job), None) is not None:
+            return False
+        free_at = self.catalogue.free_at(self._free_offers(job)[0])
+        with self.catalogue.pressed():
+            return free_at is not None and self.pacer.is_pressed(job, free_at)
+
+    def _choose(self, job: Job) -> None:
         paced = self.pacer.paced(job)
         if paced is None:
             self._wait(job, VerdictKind.PACED, self.pacer.reason)
@@ -331,7 +346,7 @@ class JobPlacement:
             replace(self.builder.job(job.id), attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low))
         )
         sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
-        sentence += target_words(job.moves, job.attempts_made, agreed)
+        sentence += target_words(job.moves, job.attempts_made, agreed) + self.catalogue.hurry_words(agreed.offer)
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"
         sentence = self.pacer.joined(sentence, job)

@@ -237,7 +237,9 @@ class PlanBuilder(WorkingCopy):
         span = self.policy.pool_cooldown if briefly else self.policy.host_cooldown
         again = blame is Blame.HOST_BRIEFLY and not has_saved(item, self.job(item.id.job))
         longest = POOL_COOLDOWNS_MAX * span if again else None
-        self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why, longest=longest)
+        # A host that was lost may be as good as ever; one that broke its contract, or never came up, is not.
+        ends = CooldownEnd.DEADLINE if item.end_reason is EndReason.HOST_LOST else CooldownEnd.TIME
+        self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why, longest=longest, ends=ends)
 
     def _suspects_job(self, item: Attempt) -> bool:
         """Whether the job failed to start on another machine just before: a bad job must not use up the good hosts."""

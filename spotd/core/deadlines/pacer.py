@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -24,7 +24,8 @@ from spotd.core.ids import JobId
 from spotd.core.jobs import Job, Pacing
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policies.library import WITH_DEADLINE, choose
-from spotd.core.policies.observation import Action, Choice, hours_words
+from spotd.core.policies.observation import Action, Choice, hours_words, wait
+from spotd.core.policies.shield import is_safe
 from spotd.core.policies.slack_pacing import reserve_s, slack_s
 from spotd.core.quarantine import contain
 from spotd.core.quotes import Quote
@@ -84,6 +85,11 @@ class Pacer:
         ahead = outlook(job, None, self._world, self._builder.now, None)
         if ahead is not None:
             self._note(job, ahead, "")
+
+    def is_pressed(self, job: Job, until: datetime) -> bool:
+        """Whether a job that gets no machine before this instant may be late."""
+        ahead = outlook(job, None, self._world, until, self._quotes)
+        return ahead is not None and not is_safe(ahead.seen, wait(""))
 
     def paced(self, job: Job) -> Job | None:
         """Return the job as it is to be placed now, with the market that its policy chose; `None` if it is to wait."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from spotd.core.states import EndReason, JobState
+from spotd.store import Reads
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     Deadline,
@@ -68,6 +69,20 @@ async def test_a_job_whose_spot_machine_is_taken_waits_until_slack_asks_for_on_d
         # two hours of work, begun now, are done before the deadline
         assert rig.clock.now() + timedelta(hours=2) < NOW + timedelta(hours=5)
         assert "stays on on-demand" in (await rig.handlers().jobs.why(name))["sentence"]
+
+
+async def test_the_one_host_that_there_is_carries_the_job_again_soon_after_it_was_lost(rig: Rig) -> None:
+    rig.shop.offer_index = [_SPOT, replace(_SOLD, host_id=_SPOT.host_id)]
+    async with rig.running():
+        name = await rig.submit(job(spec=_spec(3.2, 2), resources=_AUTO, submitted_at=NOW))
+        await rig.until_running(name, 1)
+        rig.shop.set_state(rig.attempts(name)[0].key, InstanceState.GONE, Loss.HOST_LOST)
+        await rig.until(lambda: rig.job(name).state is JobState.RECOVERING)
+        lost_at = rig.clock.now()
+        await rig.until(lambda: len(rig.attempts(name)) == 2, within=timedelta(hours=1))
+        assert timedelta(minutes=3) <= rig.clock.now() - lost_at < timedelta(minutes=5)
+        launched = [e.event for e in rig.store.read(Reads.events) if e.event.kind == "attempt.intended"]
+        assert "its host was lost and cools down until" in launched[-1].message
 
 
 async def test_on_demand_is_left_for_spot_saved_and_without_a_second_machine(rig: Rig) -> None:
