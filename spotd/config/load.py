@@ -17,21 +17,8 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from spotd import paths
-from spotd.config.agents import McpSection
 from spotd.config.credentials import CredentialRef, others_may_read, resolve_credential
-from spotd.config.metrics import MetricsSection
-from spotd.config.model import (
-    SECTIONS,
-    BidsSection,
-    BudgetSection,
-    CeilingsSection,
-    Config,
-    DaemonSection,
-    MovesSection,
-    ProviderConfig,
-    ProviderSection,
-    StoreSection,
-)
+from spotd.config.model import SECTIONS, CeilingsSection, Config, ProviderConfig, ProviderSection
 from spotd.config.notify import NOTIFY, read_channels
 from spotd.config.plugins import InstalledPlugins, Plugins
 from spotd.config.refusals import ConfigError, known_keys, problems_of
@@ -104,25 +91,13 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
     problems: list[Problem] = []
     known = {*SECTIONS, _PROVIDERS, NOTIFY}
     problems += [unknown_key((key,), known, elsewhere=_HOMES.get(key)) for key in data if key not in known]
-    daemon = _section(DaemonSection, data, "daemon", problems)
-    store = _section(StoreSection, data, "store", problems)
-    ceilings = _section(CeilingsSection, data, "ceilings", problems)
+    tables: dict[str, Any] = {name: _section(model, data, name, problems) for name, model in SECTIONS.items()}
+    ceilings: CeilingsSection = tables.pop("ceilings")
     problems += _unknown_gpus(data.get("ceilings"))
-    budget = _section(BudgetSection, data, "budget", problems)
-    bids = _section(BidsSection, data, "bids", problems)
-    moves = _section(MovesSection, data, "moves", problems)
-    metrics = _section(MetricsSection, data, "metrics", problems)
-    mcp = _section(McpSection, data, "mcp", problems)
     config = Config(
-        daemon=daemon,
-        store=store,
+        **tables,
         ceiling_default=ceilings.default,
         ceilings=_by_gpu(ceilings),
-        budget=budget,
-        bids=bids,
-        moves=moves,
-        metrics=metrics,
-        mcp=mcp,
         notify=read_channels(data.get(NOTIFY, {}), problems),
         providers=_providers(data, plugins, problems),
     )
@@ -285,16 +260,13 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
 
 def secrets_of(config: Config) -> Iterator[tuple[tuple[str, ...], CredentialRef | SecretStr]]:
     """Yield every secret of the configuration with its key, whichever section names it."""
-    tables: list[tuple[tuple[str, ...], object]] = [
-        (("daemon",), config.daemon),
-        (("store",), config.store),
-        (("budget",), config.budget),
-    ]
+    for name in SECTIONS:
+        yield from _secrets_in(getattr(config, name), (name,))
     for provider in config.providers:
-        tables += [((_PROVIDERS, provider.name), provider.common), ((_PROVIDERS, provider.name), provider.settings)]
-    tables += [((NOTIFY, name), channel) for name, channel in config.notify.items()]
-    for place, table in tables:
-        yield from _secrets_in(table, place)
+        yield from _secrets_in(provider.common, (_PROVIDERS, provider.name))
+        yield from _secrets_in(provider.settings, (_PROVIDERS, provider.name))
+    for name, channel in config.notify.items():
+        yield from _secrets_in(channel, (NOTIFY, name))
 
 
 def _open_secrets(config: Config, path: Path | None) -> list[Problem]:

@@ -7,8 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spotd.config.section import Section
-from spotd.config.values import hinted
+from spotd.config.values import Section, hinted
 
 HINT: Final = 'write listen = "127.0.0.1:9464"'
 _ADDRESS: Final = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9.-]{1,253})):([0-9]{1,5})")

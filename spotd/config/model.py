@@ -20,11 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from spotd.config.agents import McpSection
 from spotd.config.credentials import CredentialRef
 from spotd.config.metrics import MetricsSection
 from spotd.config.notify import NotifySection
-from spotd.config.section import Section
 from spotd.config.values import (
     Bytes,
     CeilingPrice,
@@ -35,6 +33,7 @@ from spotd.config.values import (
     Interval,
     Money,
     Scale,
+    Section,
     hinted,
 )
 from spotd_jobs.objects.endpoints import is_private
@@ -46,8 +45,6 @@ STORE_DEFAULT: Final = "file"
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _OF_EVERY_STORE: Final = frozenset({"url", "flood_objects", "flood_bytes", "flood_logs"})
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]*[A-Za-z0-9_-])*/?")
-
-
 _IDENTITY: Final = re.compile(r"[a-z0-9]{1,16}")
 
 
@@ -255,6 +252,17 @@ class MovesSection(Section):
     """How often one job may move to a machine on which its end costs at least 15 % less, with all that a move costs.
     It stays for an hour at least, and moves only while its newest checkpoint is less than an hour old. 0: never. A job
     with a deadline or windows does not move."""
+
+
+class McpSection(Section):
+    """What agents may queue through `spotctl mcp`; they may only watch unless both are set. docs/how-to/agents.md."""
+
+    job_budget: Annotated[Money | None, Field(examples=[10.0])] = None
+    """Most dollars that one job of an agent may cost; a job that names no budget gets this one."""
+
+    day_budget: Annotated[Money | None, Field(examples=[30.0])] = None
+    """Most dollars that all jobs of agents may cost together: budgets of those that have not ended, and what those
+    have cost that ended since midnight UTC."""
 
 
 class ProviderSection(Section):

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from spotd.config.credentials import CredentialRef
 from spotd.config.refusals import problems_of
-from spotd.config.section import Section
-from spotd.config.values import hinted
+from spotd.config.values import Section, hinted
 from spotd.core.notifications.values import CHOICES, Severity, Topic
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, nearest
 from spotd_jobs.spec.windows import parse_window, parse_zone

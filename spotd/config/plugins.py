@@ -16,10 +16,6 @@ BUNDLED_WITH: Final = "spotd"
 class Plugins(Protocol):
     """Where plugins come from; tests give their own."""
 
-    def names(self) -> tuple[str, ...]:
-        """Return every installed provider, sorted."""
-        ...
-
     def bundled(self) -> tuple[str, ...]:
         """Return those that come with spotd itself, sorted."""
         ...
@@ -44,12 +40,7 @@ class InstalledPlugins:
             self._found = {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
         return self._found
 
-    def names(self) -> tuple[str, ...]:
-        """Return every installed provider, sorted."""
-        return tuple(self._entry_points())
-
     def bundled(self) -> tuple[str, ...]:
-        """Return those that come with spotd itself, sorted."""
         return tuple(
             name
             for name, entry in self._entry_points().items()
@@ -57,14 +48,9 @@ class InstalledPlugins:
         )
 
     def load(self, name: str) -> ProviderPlugin:
-        """Import the plugin.
-
-        Raises:
-            BadValue: none of that name is installed, or it cannot be imported.
-        """
         entry = self._entry_points().get(name)
         if entry is None:
-            raise unknown_provider(name, self.names())
+            raise unknown_provider(name, tuple(self._entry_points()))
         try:
             plugin: ProviderPlugin = entry.load()
         except Exception as exc:  # foreign code runs here, and one broken plugin must not hide the other problems

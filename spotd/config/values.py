@@ -1,4 +1,4 @@
-"""Types of configuration values: human strings in, exact values out, each refusal with a way out."""
+"""Tables of the config and types of their values: human strings in, exact values out, refusals with a way out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from spotd_jobs.spec import units
@@ -21,6 +21,14 @@ HINTED: Final = "spotd_hinted"
 SCALE_MAX: Final = 1_000_000
 _FEE_LEAST: Final = Fraction(1, 2)
 _FEE_MOST: Final = Fraction(5)
+
+
+class Section(BaseModel):
+    """One table of the config: nothing unknown, nothing coerced."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
 
 def hinted(message: str, hint: str) -> PydanticCustomError:

@@ -53,7 +53,7 @@ from spotd.daemon.settings import ChannelSettings, Settings
 from spotd.daemon.timeline import Timeline, begin_timeline
 from spotd.daemon.wake import WakeEvent
 from spotd.history import History
-from spotd.service import code_spool, python_gc, sockets
+from spotd.service import code_spool, memory, sockets
 from spotd.service.lifecycle import Lifecycle, Reload, signals
 from spotd.service.systemd import SystemdNotifier
 from spotd.store import Store
@@ -178,7 +178,7 @@ class App:
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
             self.notify.ready("running")
-            python_gc.begin()
+            memory.begin_gc()
             self.log.info("daemon.ready", socket=str(self.settings.socket), state=str(self.settings.state_dir))
             lifecycle = daemon.lifecycle(self._load, group)
             if daemon.timeline is not None:

@@ -17,7 +17,7 @@ from spotd.daemon.clock import ClockFileBroken
 from spotd.daemon.crash import CrashPoints, never
 from spotd.daemon.errors import BadConfig
 from spotd.daemon.log import Redactor
-from spotd.service import malloc
+from spotd.service import memory
 from spotd.service.composition import App, DaemonEnded
 from spotd.service.configuration import DISK_FULL, load_settings
 from spotd.service.sockets import SocketRefused
@@ -38,7 +38,7 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
     """
     if not faulthandler.is_enabled():
         faulthandler.enable(2)  # a crash of the interpreter leaves its stacks in the log of the service
-    malloc.share_one_pool()
+    memory.share_one_pool()
     redactor = Redactor()
     logs.configure(redactor)
     load = partial(load_settings, config_path, overrides)

@@ -8,30 +8,19 @@ from pathlib import Path
 from spotd import paths
 from spotd.config.model import SQLITE_DEFAULT
 from spotd.service.configuration import STATE_FILE
-from spotd.store import StateError, Store
-
-
-class MigrationFailed(Exception):
-    """The state database could not be brought to this version."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+from spotd.store import StateError as StateError
+from spotd.store import Store
 
 
 def migrate_state(state: str | Path) -> str | Path:
     """Bring the state that `[daemon] state` names to this version, and return its place.
 
     Raises:
-        MigrationFailed: it is in use, newer than this version, or cannot be written.
+        StateError: it is in use, newer than this version, or cannot be written.
     """
     place = paths.state_dir(os.environ) / STATE_FILE if state == SQLITE_DEFAULT else state
-    try:
-        if isinstance(place, Path):
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with Store.open(place):
-            pass
-    except StateError as exc:
-        raise MigrationFailed(exc.message, exc.hint) from exc
+    if isinstance(place, Path):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with Store.open(place):
+        pass
     return place

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from spotd.daemon.crash import CrashPoint, CrashPoints, never
-from spotd.service import python_gc
+from spotd.service import memory
 
 VARIABLE = "SPOTD_CRASH_AT"
 FILE_VARIABLE = "SPOTD_CRASH_FILE"
@@ -61,7 +61,7 @@ def crash_points_of_file(path: Path) -> CrashPoints:
 
 
 def main() -> int:
-    python_gc.postpone()
+    memory.postpone_gc()
     from spotd.daemon import policy
     from spotd.service.main import run
 

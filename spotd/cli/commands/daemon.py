@@ -28,9 +28,9 @@ _config_option = click.option(
 @_config_option
 def run(*, config_path: Path | None) -> int:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C; machines go on and the next start adopts them."""
-    from spotd.service import python_gc
+    from spotd.service import memory
 
-    python_gc.postpone()
+    memory.postpone_gc()
     from spotd.service.main import run as run_daemon
 
     return run_daemon(config_path, {})
@@ -53,11 +53,11 @@ def demo(*, seed: int, keep: bool, plain: bool, quick: bool) -> int:
 def migrate(*, config_path: Path | None) -> None:
     """Bring the state database to this version; `spotd run` does the same when it starts."""
     loaded = _loaded(config_path)
-    from spotd.service.migration import MigrationFailed, migrate_state
+    from spotd.service.migration import StateError, migrate_state
 
     try:
         place = migrate_state(loaded.config.daemon.state)
-    except MigrationFailed as exc:
+    except StateError as exc:
         raise CommandFailed(exc.message, code=ExitCode.LOCAL_IO, hint=exc.hint) from exc
     stdout.line(f"{place} is at this version")
 

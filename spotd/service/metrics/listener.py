@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -29,18 +28,6 @@ BIND_AGAIN_S: Final = 30.0
 _TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where the metrics are served."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        return is_loopback(self.host)
-
-
 def is_loopback(host: str) -> bool:
     """Whether only programs of this computer reach the address."""
     try:
@@ -52,8 +39,8 @@ def is_loopback(host: str) -> bool:
 class MetricsListener:
     """Serves the newest text. `last_error`: why nothing is served, empty while something is."""
 
-    def __init__(self, address: Address, compute: Callable[[], Awaitable[bytes]], *, log: Logger) -> None:
-        self._address = address
+    def __init__(self, host: str, port: int, compute: Callable[[], Awaitable[bytes]], *, log: Logger) -> None:
+        self._host, self._port = host, port
         self._compute = compute
         self._log = log
         self._outage = Outage(log, "metrics.not_served", "metrics.served")
@@ -68,15 +55,15 @@ class MetricsListener:
 
     @property
     def where(self) -> str:
-        return f"http://{self._address.host}:{self._address.port}/metrics"
+        return f"http://{self._host}:{self._port}/metrics"
 
     async def run(self) -> None:
         """Serve until this is cancelled; an address in use, or no file left to open, is tried again and again."""
         while True:
             try:
-                listener = await anyio.create_tcp_listener(local_host=self._address.host, local_port=self._address.port)
+                listener = await anyio.create_tcp_listener(local_host=self._host, local_port=self._port)
             except OSError as exc:
-                self._outage.update(f"cannot listen at {self._address.host}:{self._address.port}: {exc.strerror}")
+                self._outage.update(f"cannot listen at {self._host}:{self._port}: {exc.strerror}")
                 await anyio.sleep(BIND_AGAIN_S)
                 continue
             self._outage.update("")
@@ -125,10 +112,10 @@ class MetricsListener:
 
     def _is_for_us(self, headers: list[str]) -> bool:
         """Whether the request names an address: a page in a browser reaches loopback only by a name of its own."""
-        if not self._address.is_loopback:
+        if not is_loopback(self._host):
             return True
         named = [line.partition(":")[2].strip() for line in headers if line.lower().startswith("host:")]
-        hosts = {one.removesuffix(f":{self._address.port}").strip("[]") for one in named}
+        hosts = {one.removesuffix(f":{self._port}").strip("[]") for one in named}
         return all(is_loopback(host) for host in hosts)
 
     async def text(self) -> bytes | None:

@@ -11,7 +11,7 @@ from spotd.api.schemas.health import CheckResponse
 from spotd.daemon.controllers import Controller
 from spotd.daemon.threads import Threads
 from spotd.service.metrics.exposition import text_of
-from spotd.service.metrics.listener import Address, MetricsListener
+from spotd.service.metrics.listener import MetricsListener
 from spotd.service.metrics.reading import MetricsReader
 from spotd_providers.contract.provider import Logger
 
@@ -25,7 +25,7 @@ def make_listener(
     async def compute() -> bytes:
         return await threads.run(partial(text_of, await reader.read()))
 
-    listener = MetricsListener(Address(host=host, port=port), compute, log=log)
+    listener = MetricsListener(host, port, compute, log=log)
 
     def findings() -> list[CheckResponse]:
         error = listener.last_error

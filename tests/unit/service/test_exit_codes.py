@@ -46,6 +46,6 @@ def test_a_crash_of_the_interpreter_leaves_its_stacks_in_the_log(
     monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)
     monkeypatch.setattr(faulthandler, "enable", written_to.append)
     monkeypatch.setattr("spotd.daemon.log.configure", lambda _: None)
-    monkeypatch.setattr("spotd.service.malloc.share_one_pool", lambda: None)
+    monkeypatch.setattr("spotd.service.memory.share_one_pool", lambda: None)
     assert main.run(tmp_path / "no.toml", {}) == main.BAD_CONFIG
     assert written_to == [2]

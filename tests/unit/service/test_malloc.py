@@ -9,8 +9,8 @@ import pytest
 
 TOLD = """
 import ctypes, threading
-from spotd.service import malloc
-malloc.share_one_pool()
+from spotd.service import memory
+memory.share_one_pool()
 libc = ctypes.CDLL(None)
 libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
 libc.fdopen.restype = ctypes.c_void_p
@@ -39,7 +39,7 @@ def test_threads_that_allocate_at_once_share_one_pool() -> None:
 
 
 def test_another_c_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spotd.service import malloc
+    from spotd.service import memory
 
     monkeypatch.setattr("ctypes.CDLL", object)
-    malloc.share_one_pool()
+    memory.share_one_pool()

@@ -15,7 +15,6 @@ from spotd.service.metrics.listener import (
     BIND_AGAIN_S,
     CONNECTIONS_MAX,
     KEPT_S,
-    Address,
     MetricsListener,
 )
 from tests.unit.daemon.rig import Log
@@ -78,7 +77,7 @@ class Source:
 
 
 def listener(source: Source, host: str = "127.0.0.1") -> MetricsListener:
-    return MetricsListener(Address(host=host, port=9464), source, log=Log())
+    return MetricsListener(host, 9464, source, log=Log())
 
 
 async def test_a_scrape_gets_the_figures_and_a_closed_connection() -> None:

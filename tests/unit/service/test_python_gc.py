@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotd.service import python_gc
+from spotd.service import memory
 
 
 class Knot:
@@ -26,16 +26,16 @@ def as_it_was() -> Iterator[None]:
 
 
 def test_what_the_start_left_behind_is_freed_and_what_stays_is_never_looked_at_again() -> None:
-    python_gc.postpone()
+    memory.postpone_gc()
     garbage = weakref.ref(Knot())
     assert garbage() is not None
-    python_gc.begin()
+    memory.begin_gc()
     assert gc.isenabled()
     assert garbage() is None
     assert gc.get_freeze_count() > 0
 
 
 def test_a_process_that_postponed_nothing_keeps_its_collector_as_it_is() -> None:
-    python_gc.begin()
+    memory.begin_gc()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
