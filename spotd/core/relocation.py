@@ -149,8 +149,9 @@ class Relocation:
             sold = self._placement.market.offer_cache.get(item.provider)
             if sold is not None and sold.changes_bids:
                 self._follow_floor(job, item)
-        if item.bidding.held_since is not None:
-            self._judge_held(job, self._builder.attempt(item.id))
+        item = self._builder.attempt(item.id)
+        if item.stop is None and not self._leaves_held(job, item) and item.bidding.held_since is not None:
+            self._builder.wake(item.bidding.held_since + self._policy.hold_max)
 
     def _follow_floor(self, job: Job, item: Attempt) -> None:
         higher = raised_bid(item, job, self._policy)
@@ -184,6 +185,8 @@ class Relocation:
         if on_demand is not None and bid >= on_demand:
             return
         higher = repriced(item.quote, bid)
+        if self._leaves_held(job, replace(item, quote=higher)):
+            return  # what it would cost from now on is what another machine is held against
         move = self._cheapest_move(job, item, running_rate(higher))
         if move is not None and move[1].saving > 0:
             return
@@ -198,23 +201,22 @@ class Relocation:
         if all(guard.carries_raise(job, item, higher.price.total) for guard in guards):
             change_bid(self._builder, item, bid, why)
 
-    def _judge_held(self, job: Job, item: Attempt) -> None:
+    def _leaves_held(self, job: Job, item: Attempt) -> bool:
         """Leave an outbid machine once another one is as good, or once it was waited for long enough.
 
         It may have woken since it was listed, as after hours of sleep: so it is ordered to save and stop, and ended at
         once where a newer list shows that it is halted.
+
+        Args:
+            item: with the quote that would hold if it came back.
         """
-        since = item.bidding.held_since
-        if since is None:
-            return
-        why = self._why_not_held(job, item)
+        why = "" if item.bidding.held_since is None else self._why_not_held(job, item)
         if why:
-            stop_attempt(self._builder, item, EndReason.OUTBID, why)
+            stop_attempt(self._builder, self._builder.attempt(item.id), EndReason.OUTBID, why)
             self._builder.list_again(item.provider)
             message = f"its outbid machine is not waited for any longer: {why}"
             self._builder.event("attempt.left", message, attempt=item.id)
-        else:
-            self._builder.wake(since + self._policy.hold_max)
+        return bool(why)
 
     def _why_not_held(self, job: Job, item: Attempt) -> str:
         over = hold_is_over(item, self._policy, self._now)
@@ -226,7 +228,7 @@ class Relocation:
         before = running_rate(item.quote)
         other = next(self._elsewhere(job, item), None)
         if other is not None and running_rate(other) * 100 <= before * HOLD_PERCENT:
-            return f"another costs ${as_usd(running_rate(other)):.4f} per hour, it cost ${as_usd(before):.4f}"
+            return f"another costs ${as_usd(running_rate(other)):.4f} per hour, this one ${as_usd(before):.4f}"
         return ""
 
     # --- moves ---

@@ -83,7 +83,7 @@ def moves_for_anything() -> AbstractContextManager[None]:
 
 def waits_for_ever() -> AbstractContextManager[None]:
     """Keeps an outbid machine until it wakes."""
-    return patched((Relocation, "_judge_held", nothing))
+    return patched((Relocation, "_leaves_held", nothing))
 
 
 def ends_what_it_moves() -> AbstractContextManager[None]:

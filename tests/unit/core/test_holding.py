@@ -82,7 +82,7 @@ def test_it_is_left_for_another_machine_that_is_as_cheap() -> None:
     held = world(held_since=NOW - MINUTE)
     assert left(held) == ""
     assert left(held, offer("o2", price=490_000)) == ""
-    assert left(held, offer("o2", price=480_000)) == "another costs $0.4800 per hour, it cost $0.4400"
+    assert left(held, offer("o2", price=480_000)) == "another costs $0.4800 per hour, this one $0.4400"
 
 
 def test_it_is_left_when_its_price_is_out_of_reach_or_its_time_is_up() -> None:
@@ -98,6 +98,28 @@ def test_an_outbid_machine_is_bid_for_again_under_the_ceiling() -> None:
     plan = decide(some, bid_market(), NOW)
     assert plan.attempts[FIRST].price_max == usd(0.495)
     assert plan.attempts[FIRST].state is AttemptState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("some", "why"),
+    [
+        pytest.param(
+            world(held_since=NOW - MINUTE, floor=usd(0.45)),
+            "another costs $0.5000 per hour, this one $0.4950",
+            id="at the raised bid another one is as good",
+        ),
+        pytest.param(
+            world(held_since=NOW - 11 * MINUTE, floor=usd(0.45)), "it was kept for 10 min", id="its time is up"
+        ),
+    ],
+)
+def test_no_bid_is_raised_for_an_outbid_machine_that_is_left(some: World, why: str) -> None:
+    some = replace(some, policy=replace(some.policy, raise_bids=True))
+    assert left(some, offer("o2", price=500_000)) == why
+    plan = decide(some, bid_market(offer("o2", price=500_000)), NOW)
+    assert [event.kind for event in plan.events if event.kind.startswith("bid.")] == []
+    assert plan.intents == {}
+    assert plan.attempts[FIRST].price_max == usd(0.44)
 
 
 def test_a_machine_that_wakes_goes_on_once_it_has_spoken() -> None:
