@@ -6,8 +6,8 @@ that what failed for one fails for all. The longer targets draw new ones: HYPOTH
 Tiers: a test is `quick` by its folder, unless it is marked `process`, `long`, `slow` or `system`. A quick test
 that starts a process or really sleeps fails, whatever runs it.
 
-Order: several workers begin with what takes long, half of them with tests that mostly wait and half with tests that
-mostly compute, so that no processor idles meanwhile and no long test is left for the end.
+Order: every worker begins with what takes long. As many as there are processors compute, the others mostly wait for
+processes; so no processor idles meanwhile, and no long test is left for the end.
 """
 
 from __future__ import annotations
@@ -51,11 +51,18 @@ _QUICK_FOLDERS: Final = (
     "unit/web",
 )
 _QUICK_PLACES: Final = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)
+_WAITING_PLACES: Final = tuple(
+    f"{_TESTS / name}{os.sep}" for name in ("e2e", "integration", "unit/jobs", "unit/providers", "unit/service")
+)
+"""Where most tests wait for processes more than they compute."""
+_PIECE: Final = 20
+"""A longer file of end-to-end tests is shared among workers."""
 _NOT_QUICK: Final = ("process", "long", "slow", "system", "e2e")
 _SERVERS: Final = frozenset({"weed"})
 """Fixtures that start a process."""
 _PROCESS_EVENTS: Final = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 _WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PROCESSORS: Final = os.cpu_count() or 1
 _GARBAGE: Final = (20_000, 20, 20)
 """How seldom Python searches for cycles: by default after every 700 new objects, which no short test needs."""
 _SLEEP_MAX_S: Final = 0.05
@@ -83,6 +90,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "quick" and not is_quick else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Search for no garbage meanwhile: what is imported and collected stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before `-m` selects, and after it
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     _mark(items)
@@ -103,27 +120,43 @@ def _mark(items: list[pytest.Item]) -> None:
 def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Return the tests such that each worker's share, an equal slice of them, begins with what takes long.
 
-    The first half of the workers gets the files that mostly wait for processes, the other half those that compute.
-    What is stolen from a worker later is the end of its share.
+    As many workers as there are processors, but at most half of them, begin with the files that compute; the others get
+    those that mostly wait for processes. What is stolen from a worker later is the end of its share.
     """
     if workers < 2:
         return items
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(item.path, []).append(item)
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    half = workers // 2
-    for mark, hands in (("e2e", shares[:half]), ("long", shares[half:])):
-        long_ones = [path for path, own in files.items() if any(item.get_closest_marker(mark) for item in own)]
-        for number, path in enumerate(long_ones):
-            hands[number % len(hands)] += files.pop(path)
-    rest = [item for own in files.values() for item in own]
+    computing = min(workers // 2, _PROCESSORS)
+    waits: list[list[pytest.Item]] = []
+    computes: list[list[pytest.Item]] = []
+    rest: list[pytest.Item] = []
+    for path, own in _by_file(items).items():
+        if f"{path}{os.sep}".startswith(_WAITING_PLACES):
+            waits += [own[at : at + _PIECE] for at in range(0, len(own), _PIECE)] if _has(own, "e2e") else [own]
+        elif _has(own, "long"):
+            computes.append(own)
+        else:
+            rest += own
+    for pieces, hands in ((waits, shares[computing:]), (computes, shares[:computing])):
+        for number, piece in enumerate(pieces):
+            hands[number % len(hands)] += piece
     dealt: list[pytest.Item] = []
     for number, share in enumerate(shares):
         missing = max(0, (len(items) - len(dealt)) // (workers - number) - len(share))
         dealt += [*share, *rest[:missing]]
         del rest[:missing]
     return dealt
+
+
+def _by_file(items: list[pytest.Item]) -> dict[Path, list[pytest.Item]]:
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    return files
+
+
+def _has(items: list[pytest.Item], mark: str) -> bool:
+    return any(item.get_closest_marker(mark) for item in items)
 
 
 def pytest_collection_finish() -> None:
