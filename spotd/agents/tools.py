@@ -46,14 +46,17 @@ class AgentTools:
         jobs = page["jobs"][: max(1, min(limit, LIST_MAX))]
         return {"jobs": [_part(job, (*_IN_LIST, "submitted_by")) for job in jobs], "paused": _bounded(page["paused"])}
 
-    def show_job(self, job: str) -> Answer:
+    def show_job(self, job: str, commands: bool = False) -> Answer:  # noqa: FBT001, FBT002 - a field of JSON
         """Show one job by its id or name: its keys, attempts, checkpoint, ceiling, budget and cost.
 
-        Of the variables in its environment only the names are shown.
+        Of the variables in its environment only the names are shown. `run` and `setup`, in which a person may have
+        typed a key, are shown with `commands`.
         """
         with _refusals():
             found = _data(self._daemon.job(job))
-        return found | {"spec": found["spec"] | {"env": sorted(found["spec"].get("env", {}))}}
+        hidden = () if commands else ("run", "setup")
+        spec = {key: value for key, value in found["spec"].items() if key not in hidden}
+        return found | {"spec": spec | {"env": sorted(spec.get("env", {}))}}
 
     def why(self, job: str) -> Answer:
         """Explain why a job waits, runs where it does, or ended, with its newest events."""

@@ -9,6 +9,7 @@ login needs a session or the token itself in a header; it is never part of an ad
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spotd.web.peers import is_other_user
+from spotd.web.peers import is_other_user, peer_of
 from spotd.web.sessions import COOKIE, Sessions
 
 LOGIN: Final = "/login"
@@ -144,12 +145,12 @@ class Guard:
             await _refuse(scope, receive, send, sentence)
         elif not is_socket and (scope["path"], scope["method"]) in OPEN:
             await self._app(scope, receive, _with_headers(send))
-        elif self._is_known(headers):
+        elif await self._is_known_now(scope, headers):
 
             async def receiving() -> Message:
                 """Return the next message; a websocket ends with its session, at the next sign of life."""
                 message = await receive()
-                return message if not is_socket or self._is_known(headers) else dict(_ENDED)
+                return message if not is_socket or self._is_known(scope, headers) else dict(_ENDED)
 
             await self._app(scope, receiving, _with_headers(send))
         elif not is_socket and headers.get("sec-fetch-mode", "navigate") == "navigate":
@@ -157,12 +158,17 @@ class Guard:
         else:
             await _refuse(scope, receive, send, "log in first")
 
-    def _is_known(self, headers: Mapping[str, str]) -> bool:
+    async def _is_known_now(self, scope: Scope, headers: Mapping[str, str]) -> bool:
+        if self._sessions is not None and "authorization" in headers:
+            await asyncio.sleep(self._sessions.delay_s())
+        return self._is_known(scope, headers)
+
+    def _is_known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
         if self._sessions is None:
             return True
         scheme, _, value = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._sessions.is_token(value.strip())
+            return self._sessions.is_token(value.strip(), peer_of(scope.get("client"), headers))
         return self._sessions.is_open(cookie(headers.get("cookie", ""), COOKIE))
 
 

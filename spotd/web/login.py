@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from html import escape
 from typing import Final
@@ -10,9 +11,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from spotd.web.guard import LOGIN, cookie
+from spotd.web.peers import peer_of
 from spotd.web.sessions import COOKIE, SESSION_S, Sessions
 
 BODY_BYTES_MAX: Final = 4096
+BODY_WITHIN_S: Final = 10.0
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Log in - spotd</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -37,10 +40,11 @@ def page(message: str = "", *, status: int = 200) -> Response:
 
 async def login(request: Request, sessions: Sessions) -> Response:
     """Open a session for the right token."""
-    text = await _token(request)
-    if wait_s := math.ceil(sessions.wait_s()):
+    text, peer = await _token(request), peer_of(request.client, request.headers)
+    if wait_s := math.ceil(sessions.wait_s(peer)):
         return page(f"Too many wrong tokens. Try again in {wait_s} s.", status=429)
-    if not sessions.is_token(text):
+    await asyncio.sleep(sessions.delay_s())
+    if not sessions.is_token(text, peer):
         return page("That is not the token.", status=403)
     answer = RedirectResponse("/", status_code=303)
     answer.set_cookie(
@@ -65,10 +69,14 @@ async def logout(request: Request, sessions: Sessions) -> Response:
 async def _token(request: Request) -> str:
     """Return the field of the form, from a body of bounded size."""
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            return ""
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    return ""
+    except TimeoutError:
+        return ""
     from urllib.parse import parse_qs
 
     return parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()

@@ -20,6 +20,7 @@ from starlette.responses import FileResponse, Response
 
 from spotd.client.daemon import Daemon
 from spotd.web import login
+from spotd.web.gate import Gate
 from spotd.web.guard import LOGIN, Guard, Place
 from spotd.web.pages import events, job, jobs, market, overview, providers, submit
 from spotd.web.pages.shell import shell
@@ -129,7 +130,7 @@ def serve(bound: socket.socket, daemon: Daemon, place: Place, token: str | None)
     application = make_app(SharedPoller(daemon), place, None if token is None else Sessions(token))
     config = uvicorn.Config(
         application,
-        http="h11",
+        http=Gate().protocol(),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -1,16 +1,39 @@
-"""Which user of this computer is at the other end of a loopback connection, where Linux states it."""
+"""Who is at the other end of a connection: an address, and on loopback the user, where Linux states it."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _OWN: Final = frozenset({0})
 GONE: Final = -1
+
+
+def peer_of(client: Sequence[Any] | None, headers: Mapping[str, str]) -> str:
+    """Return by what a peer is counted: its address, and of IPv6 its network, all addresses of which one host may have.
+
+    On loopback a proxy may say for whom it asks. A program of this computer can claim any address there, and so be
+    counted anew: what it gains is bounded by what holds for all together.
+    """
+    text = "" if client is None else str(client[0])
+    address = _address(text)
+    if address is not None and address.is_loopback:
+        address = _address(headers.get("x-forwarded-for", "").rpartition(",")[2].strip()) or address
+    if address is None or address.is_loopback or address.version == 4:
+        return str(address or text)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped if address.version == 6 else None) or address
 
 
 def is_other_user(client: Sequence[Any] | None, server: Sequence[Any] | None) -> bool:

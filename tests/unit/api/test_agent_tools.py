@@ -101,7 +101,10 @@ def test_an_agent_watches_plans_queues_and_cancels_what_it_queued(served: Place,
         jobs = (await ask(client, "list_jobs"))["jobs"]
         assert {(job["name"], job["submitted_by"]) for job in jobs} == {("llama-lora", ""), ("prep", "")}
         assert (await ask(client, "show_job", job="llama-lora"))["budget_usd"] == 120.0
-        assert (await ask(client, "show_job", job="tokens"))["spec"]["env"] == ["HF_TOKEN"]
+        shown = (await ask(client, "show_job", job="tokens"))["spec"]
+        assert shown["env"] == ["HF_TOKEN"]
+        assert not {"run", "setup"} & shown.keys(), "a person may have typed a key there"
+        assert (await ask(client, "show_job", job="tokens", commands=True))["spec"]["run"]
         assert "above the ceiling" in (await ask(client, "why", job="prep"))["sentence"]
         assert [one["gpu"] for one in (await ask(client, "prices", gpu="h100"))["quotes"]] == ["H100"]
         assert (await ask(client, "job_log", job="llama-lora")) == {

@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import uvicorn
 from starlette.responses import PlainTextResponse
 
+from spotd.web import gate as gate_module
+from spotd.web.gate import OPEN_MAX, OPEN_PER_PEER_MAX, Gate
 from spotd.web.guard import Guard, Place, is_loopback, refusal
-from spotd.web.peers import is_other_user, peer_uid
-from spotd.web.sessions import COOKIE, FAILURES_MAX, FAILURES_S, SESSION_S, SESSIONS_MAX, Sessions
+from spotd.web.peers import is_other_user, peer_of, peer_uid
+from spotd.web.sessions import (
+    ALL_FAILURES_MAX,
+    COOKIE,
+    DELAY_S,
+    FAILURES_MAX,
+    FAILURES_S,
+    PEERS_MAX,
+    SESSION_S,
+    SESSIONS_MAX,
+    Sessions,
+)
 
 HERE = Place(host="127.0.0.1")
 WIDE = Place(host="192.168.1.7", names=frozenset({"gpu.example"}))
@@ -227,16 +240,109 @@ def test_sessions_end_by_time_by_logout_and_by_number() -> None:
     assert not sessions.is_open(newest)
 
 
-def test_after_some_wrong_tokens_none_is_compared_for_a_while() -> None:
+def test_after_some_wrong_tokens_of_a_peer_none_of_its_is_compared_for_a_while() -> None:
     clock = Clock()
     sessions = Sessions(TOKEN, clock=clock)
     for _ in range(FAILURES_MAX):
-        assert not sessions.is_token("wrong")
-    assert sessions.wait_s() > 0
-    assert not sessions.is_token(TOKEN)
+        assert not sessions.is_token("wrong", "10.0.0.1")
+    assert sessions.wait_s("10.0.0.1") > 0
+    assert not sessions.is_token(TOKEN, "10.0.0.1")
+    assert sessions.is_token(TOKEN, "10.0.0.2"), "one peer locks out no other"
     clock.now += FAILURES_S + 1
-    assert sessions.is_token(TOKEN)
-    assert sessions.wait_s() == 0
+    assert sessions.is_token(TOKEN, "10.0.0.1")
+    assert sessions.wait_s("10.0.0.1") == 0
+
+
+def test_wrong_tokens_of_many_peers_delay_everyone_and_are_remembered_for_so_many() -> None:
+    clock = Clock()
+    sessions = Sessions(TOKEN, clock=clock)
+    for number in range(2 * PEERS_MAX):
+        assert sessions.delay_s() == (DELAY_S if number >= ALL_FAILURES_MAX else 0)
+        assert not sessions.is_token("wrong", f"peer {number}")
+    assert len(sessions._failures) == PEERS_MAX
+    assert sessions.is_token(TOKEN, "the user")
+    clock.now += FAILURES_S + 1
+    assert sessions.delay_s() == 0
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "peer"),
+    [
+        (("192.0.2.7", 1), "", "192.0.2.7"),
+        (("192.0.2.7", 1), "10.0.0.1", "192.0.2.7"),
+        (("127.0.0.1", 1), "", "127.0.0.1"),
+        (("127.0.0.1", 1), "10.0.0.1, 192.0.2.9", "192.0.2.9"),
+        (("127.0.0.1", 1), "<b>", "127.0.0.1"),
+        (("::ffff:192.0.2.7", 1), "", "192.0.2.7"),
+        (("2001:db8::1", 1), "", "2001:db8::/64"),
+        (("::1", 1), "2001:db8::2", "2001:db8::/64"),
+        (("::1", 1), "", "::1"),
+        (None, "", ""),
+        (("", 0), "10.0.0.1", ""),
+    ],
+)
+def test_a_peer_is_an_address_a_network_of_ipv6_or_what_a_proxy_states(
+    client: tuple[str, int] | None, forwarded: str, peer: str
+) -> None:
+    assert peer_of(client, {"x-forwarded-for": forwarded}) == peer
+
+
+def test_a_peer_with_many_connections_gets_no_more_and_loopback_gets_all_that_there_are() -> None:
+    class Transport:
+        def __init__(self, address: str) -> None:
+            self.address, self.is_closed = address, False
+
+        def get_extra_info(self, _name: str) -> tuple[str, int]:
+            return self.address, 1
+
+        def is_closing(self) -> bool:
+            return self.is_closed
+
+    gate = Gate()
+
+    def opened(address: str, count: int) -> int:
+        made.extend(cast("Any", Transport(address)) for _ in range(count))
+        return sum(gate.admits(one) for one in made[-count:])
+
+    made: list[Any] = []
+    assert opened("192.0.2.7", 2 * OPEN_PER_PEER_MAX) == OPEN_PER_PEER_MAX
+    assert opened("192.0.2.8", 1) == 1
+    assert opened("127.0.0.1", OPEN_MAX) == OPEN_MAX - OPEN_PER_PEER_MAX - 1
+    assert opened("192.0.2.9", 1) == 0
+    made[0].is_closed = True
+    assert opened("192.0.2.7", 2) == 1
+
+
+def test_a_silent_connection_and_one_too_many_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "FIRST_REQUEST_WITHIN_S", 0.05)
+    monkeypatch.setattr(gate_module, "OPEN_MAX", 2)
+
+    async def ends(reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await asyncio.wait_for(reader.read(64), 5)
+        except ConnectionResetError:
+            return b""
+
+    async def run() -> None:
+        config = uvicorn.Config(
+            PlainTextResponse("inside"), http=Gate().protocol(), lifespan="off", log_config=None, ws="none"
+        )
+        server = uvicorn.Server(config)
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            await server.startup(sockets=[bound])
+            port = bound.getsockname()[1]
+            connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            connections[0][1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            answers = [await ends(reader) for reader, _ in connections]
+            assert answers[0].startswith(b"HTTP/1.1 200")
+            assert answers[1:] == [b"", b""]
+            for _, writer in connections:
+                writer.close()
+            await server.shutdown(sockets=[bound])
+
+    asyncio.run(run())
 
 
 def test_the_owner_of_an_unknown_connection_is_unknown() -> None:
