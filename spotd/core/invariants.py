@@ -43,8 +43,10 @@ def broken_rules(world: World) -> tuple[BrokenRule, ...]:
     ended = {t.key for t in world.intents.values() if t.kind is IntentKind.TERMINATE}
     others = [
         BrokenRule(job=identity.job, sentence=f"attempt {identity.number} of job {identity.job} {problem}")
-        for identity, item in sorted(world.attempts.items(), key=lambda kv: (kv[0].job, kv[0].number))
-        for problem in _problems(world, item, ended)
+        for identity, problem in sorted(
+            ((i, problem) for i, item in world.attempts.items() for problem in _problems(world, item, ended)),
+            key=lambda found: (found[0].job, found[0].number),
+        )
     ]
     return (*doubled, *others)
 

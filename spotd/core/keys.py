@@ -8,6 +8,7 @@ nor a job's id can hold a dot, so a key is read in one way only. Keys written be
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from spotd.core.ids import JobId
 from spotd.core.policy import Policy
@@ -29,6 +30,7 @@ def attempt_key(install: InstallId, job: JobId, number: int, identity: str = "")
     return AttemptKey(f"spotd-{owner}-{job}-{number}")
 
 
+@lru_cache(maxsize=4096)  # the same keys are read in every cycle
 def key_parts(install: InstallId, key: str) -> KeyParts | None:
     """Return the parts of the key, if it carries this label."""
     head, _, number = key.rpartition("-")

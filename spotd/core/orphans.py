@@ -15,7 +15,7 @@ from spotd.core.listed import TERMINATE_AGAIN_AFTER
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import in_words
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
-from spotd_providers.contract.values import AttemptKey, Instance, InstanceRef, InstanceState, Listing, ProviderName
+from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, ProviderName
 
 UNSEEN_MAX: Final = timedelta(days=7)
 """A machine is taken to be no older than this when it is seen first, whatever its provider states."""
@@ -27,7 +27,9 @@ def end_orphans(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) 
     kept = {a.ref for a in builder.attempts() if a.ref is not None and a.state.counts}
     for provider in sorted(listings):
         for instance in listings[provider].instances:
-            error = builder.attempted(partial(_end_if_orphan, builder, provider, instance, owned, kept))
+            if (provider, instance.key) in owned:
+                continue
+            error = builder.attempted(partial(_end_if_orphan, builder, instance, kept))
             if error is not None:
                 builder.note_contained(f"a machine in the listing of {provider}", in_words(error))
     for intent in builder.intents():
@@ -36,14 +38,8 @@ def end_orphans(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) 
             builder.note_contained(f"the end of the machine {intent.key}", in_words(error))
 
 
-def _end_if_orphan(
-    builder: PlanBuilder,
-    provider: ProviderName,
-    instance: Instance,
-    owned: Collection[tuple[ProviderName, AttemptKey]],
-    kept: Collection[InstanceRef],
-) -> None:
-    if (provider, instance.key) in owned or instance.state is InstanceState.GONE:
+def _end_if_orphan(builder: PlanBuilder, instance: Instance, kept: Collection[InstanceRef]) -> None:
+    if instance.state is InstanceState.GONE:
         return
     if not is_own_key(builder.policy, instance.key) or instance.ref in kept:
         return  # however its label reads now, the machine of an attempt that counts is no stray

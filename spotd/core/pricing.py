@@ -166,7 +166,7 @@ def gpu_price_within(agreed: Quote, total: int) -> MicroUsdPerHour:
 def _highest(agreed: Quote, total: int, fits: Callable[[PriceBreakdown], bool]) -> MicroUsdPerHour:
     old = agreed.price
     limit = (total - old.upload - old.restore) * PPM // old.fee_ppm - old.storage
-    while limit > 0 and not fits(repriced(agreed, MicroUsdPerHour(limit)).price):
+    while limit > 0 and not fits(_at_gpu_price(old, MicroUsdPerHour(limit), agreed.offer.gpu_count)):
         limit -= 1
     return MicroUsdPerHour(max(0, limit))
 
@@ -192,7 +192,7 @@ def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> Micr
 
 def save_cost(job: Job, offer: Offer) -> MicroUsd:
     """Return what the upload of the job's next checkpoint costs, as far as those that are kept show its size."""
-    return traffic_cost(offer, max((bytes_within(saved.bytes) for saved in job.checkpoints), default=0), 0)
+    return traffic_cost(offer, bytes_within(max((saved.bytes for saved in job.checkpoints), default=0)), 0)
 
 
 def restore_cost(job: Job, offer: Offer) -> MicroUsd:

@@ -435,7 +435,7 @@ class Daemon:
     def count(self, item: Attempt) -> HostStatus:
         """What is known of a host when all that it wrote is counted and nothing of it is read."""
         m = self.machine_of(item)
-        stored = 0 if m is None else m.task.bytes * sum(save.at <= self.true for save in m.saved)
+        stored = 0 if m is None else m.task.bytes * len(m.saved)
         return HostStatus(attempt=item.id, read_at=self.now, liveness_check=True, stored_bytes=stored)
 
     def report(self, item: Attempt) -> HostStatus:
@@ -446,9 +446,7 @@ class Daemon:
         if m.saved:
             known = newest_known(item.id, self.world.jobs.get(item.id.job) or self.done[item.id.job])
             fresh = tuple(
-                _checkpoint(save, item, m.task.bytes)
-                for save in m.saved
-                if save.work > known and save.at <= self.true and self.acceptable(save)
+                _checkpoint(save, item, m.task.bytes) for save in m.saved_beyond(known) if self.acceptable(save)
             )
         behind = self.clock_behind(item, m)
         odd = self.hostile(m) if self.hostile is not None else {}
@@ -459,7 +457,7 @@ class Daemon:
             read_at=self.now,
             store_takes_no_writes=self.writes_fail(),
             notice_at=odd.get("notice_at"),
-            stored_bytes=m.task.bytes * sum(save.at <= self.true for save in m.saved),
+            stored_bytes=m.task.bytes * len(m.saved),
             restored_bytes=odd.get("restored_bytes", 0),
             seq=m.seq,
             phase="run" if m.seq >= 0 else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -175,6 +176,10 @@ class Machine:
     @property
     def alive(self) -> bool:
         return self.state is InstanceState.PENDING or self.state is InstanceState.RUNNING
+
+    def saved_beyond(self, work: timedelta) -> list[Save]:
+        """The checkpoints with more work than this; each holds at least as much as the one before."""
+        return self.saved[bisect_right(self.saved, work, key=lambda save: save.work) :]
 
     @property
     def billed(self) -> int:

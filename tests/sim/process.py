@@ -31,6 +31,7 @@ from spotd.daemon.executor import Executor
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.wake import WakeEvent
 from spotd.store import StateError, Store
@@ -110,8 +111,7 @@ class Process:
         grants = Grants(daemon)
         self.executor = Executor(
             providers={
-                name: cast("Provider", (BidCalls if cloud.trade.states_floor else CloudCalls)(cloud, grants))
-                for name, cloud in daemon.clouds.items()
+                name: guarded(calls_of(cloud, grants), clock=clock, log=log) for name, cloud in daemon.clouds.items()
             },
             install=daemon.policy.current.install,
             commits=self.commits,
@@ -372,6 +372,10 @@ class BidCalls(CloudCalls):
             raise refusal(exc.failure) from exc
         except (LostAnswer, CloudDown) as exc:
             raise errors.Unavailable(DOWN) from exc
+
+
+def calls_of(cloud: Cloud, grants: Grants) -> Provider:
+    return cast("Provider", (BidCalls if cloud.trade.states_floor else CloudCalls)(cloud, grants))
 
 
 def refusal(failure: LaunchFailure) -> errors.ProviderError:

@@ -78,7 +78,8 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
 
 @pytest.mark.long
 def test_the_same_seed_gives_the_same_history() -> None:
-    first, second = run_world(5, SHORT), run_world(5, SHORT)
+    first, second = run_world(1200, drawn(1200)), run_world(1200, drawn(1200))
+    assert first.crashes > 10
     assert first.daemon.told.events == second.daemon.told.events
     assert first.ended_at == second.ended_at
 
@@ -87,8 +88,9 @@ def test_the_same_seed_gives_the_same_history() -> None:
 def test_storms_do_happen() -> None:
     kinds: Counter[str] = Counter()
     crashes = 0
-    for seed in (1, 3, 4):
-        result = run_world(seed, SHAPES["outages"])
+    for seed in (3, 4):
+        result = run_world(seed, replace(SHAPES["outages"], jobs=5))
+        assert broken_rules(result) == []
         kinds.update(result.daemon.told.events)
         crashes += result.crashes
     assert crashes > 20
