@@ -3,7 +3,7 @@
 `sorted index` is the least that any answer needs: for each job, a look at the cheapest entries of an index that is
 already sorted. `nested loop` is what is written first: price every offer for every job and take the minimum (measured
 on a tenth of the jobs and scaled). Besides: the same with records of so many hosts, a third of which never lost a
-machine. Run: python benchmarks/bench_decide.py
+machine; and 1,000 machines that run, without moves and with them. Run: python benchmarks/bench_decide.py
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
 
+from spotd.core.applied import applied
+from spotd.core.attempts import MachineState
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.experience.hazards import SLOTS
 from spotd.core.ids import JobId
@@ -24,7 +27,7 @@ from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import needs_of, quote
 from spotd.core.records import ONE, Experience, Record, RecordId, RecordKind
-from spotd.core.states import JobState
+from spotd.core.states import AttemptState, JobState
 from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerGpuHour, MicroUsdPerHour
@@ -99,6 +102,32 @@ def experience(rng: Random, hosts: int) -> Experience:
     return found
 
 
+def running(world: World, market: MarketSnapshot) -> World:
+    """Every job on the machine that it gets of this market, for two hours, with a checkpoint of a moment ago."""
+    policy = replace(world.policy, machines_max=JOBS, launches_per_cycle_max=JOBS)
+    ceiling = MicroUsdPerGpuHour(5_000_000)
+    waiting = {key: replace(job, spec=replace(job.spec, price=None)) for key, job in world.jobs.items()}
+    world = replace(world, policy=replace(policy, ceiling_default=ceiling), jobs=waiting)
+    world = applied(world, decide(world, market, NOW))
+    saved = Checkpoint(
+        name="s", attempt=1, step=1, bytes=10**9, at=NOW - timedelta(minutes=5), manifest_key="k", sha256="0" * 64
+    )
+    attempts = {
+        key: replace(
+            item,
+            state=AttemptState.RUNNING,
+            machine=MachineState.LIVE,
+            launched_at=NOW - timedelta(hours=3),
+            running_at=NOW - timedelta(hours=2),
+            heartbeat_seen_at=NOW,
+            meter=replace(item.meter, rate=item.quote.price.total, since=NOW),
+        )
+        for key, item in world.attempts.items()
+    }
+    jobs = {key: replace(job, state=JobState.RUNNING, checkpoints=(saved,)) for key, job in world.jobs.items()}
+    return replace(world, jobs=jobs, attempts=attempts, intents={})
+
+
 def cpu_ms(call: Callable[[], object]) -> float:
     start = time.process_time()
     call()
@@ -125,6 +154,8 @@ def main() -> None:
         assert len(plan.verdicts) == JOBS
         assert not plan.attempts
 
+    busy = running(world, market)
+    moving = replace(busy, policy=replace(busy.policy, moves_max=2))
     seen = {hosts: replace(world, experience=experience(Random(hosts), hosts)) for hosts in (200, 2_000)}
 
     index = {
@@ -159,11 +190,13 @@ def main() -> None:
                     best = priced
 
     rows: dict[str, list[float]] = {"decide": [], "sorted index": [], "nested loop": []}
-    rows |= {f"{hosts} hosts": [] for hosts in seen}
+    rows |= {f"{hosts} hosts": [] for hosts in seen} | {"running": [], "running, moves": []}
     for _ in range(ROUNDS):
         rows["decide"].append(cpu_ms(ours))
         for hosts, known in seen.items():
             rows[f"{hosts} hosts"].append(cpu_ms(partial(ours, known)))
+        rows["running"].append(cpu_ms(partial(decide, busy, market, NOW)))
+        rows["running, moves"].append(cpu_ms(partial(decide, moving, market, NOW)))
         rows["sorted index"].append(cpu_ms(sorted_index))
         rows["nested loop"].append(cpu_ms(nested_loop) * 10)
     medians = {name: statistics.median(times) for name, times in rows.items()}

@@ -152,9 +152,11 @@ def _losses_until(age: timedelta) -> int:
     """Return how often a machine is lost up to this age, in millionths: the hazard, summed."""
     total, begun = 0, timedelta(0)
     for ends, rate in _HAZARD:
-        total += rate * max(timedelta(0), min(age, ends) - begun) // _HOUR
+        if age <= ends:
+            return total + rate * max(timedelta(0), age - begun) // _HOUR
+        total += rate * (ends - begun) // _HOUR
         begun = ends
-    return total + _HAZARD_LATER * max(timedelta(0), age - begun) // _HOUR
+    return total + _HAZARD_LATER * (age - begun) // _HOUR
 
 
 def _age(item: Attempt, now: datetime) -> timedelta:

@@ -103,7 +103,7 @@ class Relocation:
             is_same_kind = (offer.gpu, offer.gpu_count) == (here.gpu, here.gpu_count)
             if rate_max is not None and is_same_kind and running_rate(candidate) > rate_max:
                 return
-            yield agree(job, candidate, ceiling, None, self._policy)[0]
+            yield agree(job, candidate, ceiling, None, self._policy)[0] if offer.pays_bid else candidate
 
     def _awaited_machines(self) -> dict[tuple[str, str], JobId]:
         """Return which machines other jobs were stopped for a moment ago, and do not have yet."""
