@@ -102,8 +102,6 @@ class AttemptRun:
         self._oom = OomWatch()
         self._last_phase = "boot"
 
-    # --- the course of an attempt -----------------------------------------------------------------------------------
-
     def carry(self) -> str:
         """Carry the attempt until it is over and reported as far as the store allows; return its outcome."""
         grant = self._keeper.grant
@@ -264,8 +262,6 @@ class AttemptRun:
             },
         )
 
-    # --- waiting ----------------------------------------------------------------------------------------------------
-
     def _phase(self, name: str) -> None:
         self._status.phase = self._last_phase = name
         self._heartbeat.soon()
@@ -342,8 +338,6 @@ class AttemptRun:
         stop = self._shutdown_watch.stop
         if stop is not None:
             raise _Halt(stop.outcome, stop.reason, ended)
-
-    # --- the end ----------------------------------------------------------------------------------------------------
 
     def _is_hopeless(self) -> bool:
         if steady() > self._flush_until:

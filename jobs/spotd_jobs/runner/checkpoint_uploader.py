@@ -120,8 +120,6 @@ class CheckpointUploader:
             threading.Thread(target=self._upload_all, name="uploader", daemon=True),
         ]
 
-    # --- from outside -----------------------------------------------------------------------------------------------
-
     def start(self, restored: str | None, manifest_sha256: str | None, *, first_boot: bool) -> None:
         """Watching begins. What was restored under this name is known, not new.
 
@@ -170,8 +168,6 @@ class CheckpointUploader:
                     return False
                 self._change.wait(min(left_s, 0.5))
         return True
-
-    # --- the watcher ------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         lower_priority(Priority.MOSTLY)
@@ -301,8 +297,6 @@ class CheckpointUploader:
                 except OSError:
                     continue
                 self._pointed |= complete.pointed_names(read_text(place, 4096) or "")
-
-    # --- the uploader -----------------------------------------------------------------------------------------------
 
     def _upload_all(self) -> None:
         while True:

@@ -241,8 +241,6 @@ class AwsProvider:
             self._sdk, tuple(self._regions.values()), self._volumes, self._settings, self._services
         )
 
-    # --- inside ---------------------------------------------------------------------------------------------------
-
     def _region(self, name: str) -> Region:
         return Region(name, self._sdk, self._settings, self._services, self._pace)
 

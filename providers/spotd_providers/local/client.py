@@ -115,8 +115,6 @@ class MarketClient:
         options["headers"] = {"authorization": f"Bearer {endpoint.token}"}
         return await self._http.send(method, endpoint.url + path, **options)
 
-    # --- finding and starting the server --------------------------------------------------------------------------
-
     async def _meet(self) -> ServedEndpoint:
         """Return the endpoint of a running market server, started if there is none."""
         if self._settings.base_url is not None:

@@ -57,8 +57,6 @@ class RunpodClient:
         """HTTP requests since it was opened."""
         return self._http.requests_sent
 
-    # --- catalogue ------------------------------------------------------------------------------------------------
-
     async def gpus(self, *, cloud: str, count: int, cuda_min: str | None) -> GpuRows:
         """Return the GPU types for machines of this size. Not repeated on failure: the poller comes back anyway.
 
@@ -76,8 +74,6 @@ class RunpodClient:
         except RunpodRefused as exc:
             raise Unavailable(f"RunPod refused the catalogue: {exc.detail or exc.status}") from exc
         return gpu_rows(value)
-
-    # --- pods -----------------------------------------------------------------------------------------------------
 
     async def create(self, body: Mapping[str, Any], *, key: str) -> PodRow:
         """Make one pod by one POST, never two.
@@ -184,8 +180,6 @@ class RunpodClient:
             raise Unavailable(f"RunPod has no log of pod {pod_id}: {exc.detail or exc.status}") from exc
         return _events(answer.text)[-lines:] if lines > 0 else []
 
-    # --- bills ----------------------------------------------------------------------------------------------------
-
     async def billing(self, since: datetime, until: datetime) -> BillingPage:
         """Return what was billed for pods, hour by hour."""
         params: dict[str, str | int] = {"bucketSize": "hour", "startTime": _zulu(since), "endTime": _zulu(until)}
@@ -207,8 +201,6 @@ class RunpodClient:
             return answer
 
         return await self._repeat(call)
-
-    # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _repeat(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
         """Await the call a few times; a refusal that it does not handle proves nothing, so it is repeated as well."""

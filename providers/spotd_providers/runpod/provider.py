@@ -185,8 +185,6 @@ class RunpodProvider:
         """Check key, clock, catalogue and billing, one line each."""
         return await doctor.examine(self._client, self._settings, self._services)
 
-    # --- inside ---------------------------------------------------------------------------------------------------
-
     async def _create(self, request: LaunchRequest, body: Mapping[str, object]) -> PodRow:
         try:
             row = await self._client.create(body, key=request.key)

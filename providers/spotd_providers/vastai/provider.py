@@ -209,8 +209,6 @@ class VastProvider:
         """Check key, permissions, credit, market and clock, one line each."""
         return await doctor.examine(self._client, self._settings, self._services)
 
-    # --- inside ---------------------------------------------------------------------------------------------------
-
     def _now(self) -> datetime:
         return self._services.clock.now()
 

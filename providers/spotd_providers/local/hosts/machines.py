@@ -76,8 +76,6 @@ class Machines:
             if record.pid is None and record.state is HostMachineState.RUNNING:
                 self._adopt_by_mark(record)
 
-    # --- starting -------------------------------------------------------------------------------------------------
-
     def start(self, machine_id: str, start_script: str, env: Mapping[str, str] | None = None) -> MachineStatus:
         """Run the script as a new session in the machine's directory, which is kept from an earlier boot.
 
@@ -131,8 +129,6 @@ class Machines:
             record = self._get(machine_id)
             return self.start(machine_id, self._script_file(machine_id).read_text(), record.env)
 
-    # --- looking --------------------------------------------------------------------------------------------------
-
     def ids(self) -> tuple[str, ...]:
         """Return every machine that was started below this root and not removed."""
         with self._lock:
@@ -165,8 +161,6 @@ class Machines:
         except FileNotFoundError:
             return []
         return list(deque(text.splitlines(), maxlen=max(0, lines)))
-
-    # --- telling and ending ---------------------------------------------------------------------------------------
 
     def notice(self, machine_id: str, at: datetime, *, reason: str = "preempted") -> None:
         """Write to `$SPOTD_HOME/notice` when the machine will be taken away.
@@ -223,8 +217,6 @@ class Machines:
             shutil.rmtree(self.directory(machine_id), ignore_errors=True)
             for file in (self._exit_file(machine_id), self._script_file(machine_id), self._record_file(machine_id)):
                 file.unlink(missing_ok=True)
-
-    # --- inside ---------------------------------------------------------------------------------------------------
 
     def _environment(self, machine_id: str, extra: Mapping[str, str]) -> dict[str, str]:
         return {

@@ -50,8 +50,6 @@ class Floor:
         self.machines = Machines(folder / "machines", clock=clock)
         self.dirty = True
 
-    # --- hosts ----------------------------------------------------------------------------------------------------
-
     def tick(self, host: str, now: datetime) -> Tick:
         """Return price and availability of a host's spot machines, disturbances included."""
         tick = self.sources[host].at(now)
@@ -108,8 +106,6 @@ class Floor:
             machine.price = price
             self.ledger.price(machine.machine_id, at=now, compute=price)
             self.dirty = True
-
-    # --- machines -------------------------------------------------------------------------------------------------
 
     def existing(self) -> Iterator[Machine]:
         return (machine for machine in self.memory.machines.values() if machine.exists)

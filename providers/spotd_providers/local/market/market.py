@@ -80,8 +80,6 @@ class LocalMarket:
         self._save()
         self.ledger.close()
 
-    # --- what customers ask ---------------------------------------------------------------------------------------
-
     def sold(self) -> tuple[Sold, ...]:
         """Return everything that can be bought now."""
         self.advance()
@@ -208,8 +206,6 @@ class LocalMarket:
             raise Refused(Refusal.NO_MACHINE, f"there is no machine {machine_id}")
         return machine
 
-    # --- what the world does --------------------------------------------------------------------------------------
-
     def preempt(self, machine: Machine, *, notice: bool | None, lasting: timedelta, at: datetime | None = None) -> None:
         """Take the machine away as its host's flavour has it; the cause lasts for a while."""
         now = at or self.memory.reached
@@ -272,8 +268,6 @@ class LocalMarket:
     def exists_any(self) -> bool:
         """Whether any machine exists."""
         return any(True for _ in self.floor.existing())
-
-    # --- time -----------------------------------------------------------------------------------------------------
 
     def _next_due(self, now: datetime) -> datetime | None:
         """Return the first instant after `now` at which a machine may change or an event is due."""

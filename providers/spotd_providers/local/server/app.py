@@ -123,8 +123,6 @@ class MarketApp:
     def _called(self) -> None:
         self.last_call_s = time.monotonic()
 
-    # --- customers ------------------------------------------------------------------------------------------------
-
     async def _health(self, _: Request) -> Response:
         return JSONResponse({"market": "spotd-local"})
 
@@ -205,8 +203,6 @@ class MarketApp:
             return ChargeAnswer(charges=tuple(row for row in rows if row is not None))
 
         return JSONResponse((await self.on_market(read)).model_dump(mode="json"))
-
-    # --- tests and the demo ---------------------------------------------------------------------------------------
 
     async def _preempt(self, request: Request) -> Response:
         body = await _read(request, PreemptBody)
