@@ -33,6 +33,7 @@ from typing import IO, Any, Final
 from spotd_providers.local import launcher
 from spotd_providers.local.server import __main__ as market_server
 from tests.e2e import crashable
+from tests.fakes.faulty_market import FaultyMarketApp
 
 _MODULES: Final = (
     "spotd.service.main",
@@ -179,6 +180,7 @@ def _become(request: dict[str, Any], output: int, other: int) -> int:
     if "market" in request:
         os.chdir(request["market"])
         sys.argv = ["market", *request["argv"], "--ready-fd", str(other)]
+        vars(market_server)["MarketApp"] = FaultyMarketApp  # the same, with faults where a test asks for some
         return market_server.main(sys.argv[1:])
     os.close(other)
     sys.argv = ["crashable.py", *request["argv"]]

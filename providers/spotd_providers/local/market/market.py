@@ -11,7 +11,7 @@ Every method is synchronous and not thread-safe; the server calls them from one 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -68,12 +68,7 @@ class LocalMarket:
 
     @property
     def spec(self) -> MarketSpec:
-        """The market's rules now."""
         return self.floor.spec
-
-    def change_rules(self, changes: Mapping[str, object]) -> None:
-        """Replace these fields of the specification; hosts stay."""
-        self.floor.spec = self.floor.spec.model_copy(update=dict(changes))
 
     def close(self) -> None:
         """Close the ledger; the machines go on."""
@@ -266,7 +261,6 @@ class LocalMarket:
         return any(machine.state is InstanceState.RUNNING for machine in self.floor.existing())
 
     def exists_any(self) -> bool:
-        """Whether any machine exists."""
         return any(True for _ in self.floor.existing())
 
     def _next_due(self, now: datetime) -> datetime | None:

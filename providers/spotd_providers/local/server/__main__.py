@@ -21,7 +21,7 @@ import uvicorn
 
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.market.series import BadPriceFile
-from spotd_providers.local.server.app import Hooks, MarketApp
+from spotd_providers.local.server.app import MarketApp
 from spotd_providers.local.server.files import (
     AlreadyServed,
     ServedEndpoint,
@@ -45,7 +45,6 @@ _log = logging.getLogger("spotd.local")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m spotd_providers.local.server", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the market's folder")
     parser.add_argument("--stop", action="store_true", help="end every machine and the server")
@@ -150,9 +149,8 @@ async def _run(
     ready_fd: int,
 ) -> None:
     changed = asyncio.Event()
-    hooks = Hooks(changed=changed.set)
     token = announce(folder, f"http://127.0.0.1:{listener.getsockname()[1]}")
-    app = MarketApp(market, token=token, hooks=hooks, spec_hash=spec_hash)
+    app = MarketApp(market, token=token, spec_hash=spec_hash)
     server = uvicorn.Server(
         uvicorn.Config(
             app.app,
@@ -171,7 +169,7 @@ async def _run(
         server.should_exit = True
         changed.set()
 
-    hooks.shut_down = end
+    app.changed, app.shut_down = changed.set, end
     _say(ready_fd, "ready")
     watcher = asyncio.create_task(_watch(app, changed, server, lock, idle_exit_s), name="market watcher")
     try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -40,16 +39,7 @@ from spotd_providers.local.market.floor import Sold
 from spotd_providers.local.market.machine import Disturbance, Machine
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.market.refusals import Refusal, Refused
-from spotd_providers.local.server.bodies import (
-    BidBody,
-    FaultBody,
-    KnobsBody,
-    LaunchBody,
-    MarketCall,
-    PreemptBody,
-    PriceBody,
-)
-from spotd_providers.local.server.faults import FrontDoor
+from spotd_providers.local.server.bodies import BidBody, LaunchBody, PreemptBody, PriceBody
 from spotd_providers.local.settings import Flavour
 from spotd_providers.local.wire import INSTANCE, OFFER, PROVIDER, ChargeAnswer
 
@@ -68,46 +58,32 @@ _STATUS: Final = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class Hooks:
-    """The callbacks of the server's process: something changed, or the server is to end."""
-
-    changed: Callable[[], None] = lambda: None
-    shut_down: Callable[[], None] = lambda: None
-
-
 class MarketApp:
-    """The routes, over one market that is touched by one thread at a time."""
+    """The routes, over one market that is touched by one thread at a time.
 
-    def __init__(self, market: LocalMarket, *, token: str, hooks: Hooks | None = None, spec_hash: str = "") -> None:
+    Attributes:
+        changed, shut_down: called when something changed, and when the server is to end.
+    """
+
+    def __init__(self, market: LocalMarket, *, token: str, spec_hash: str = "") -> None:
         self.market = market
-        self.hooks = hooks or Hooks()
+        self.changed: Callable[[], None] = lambda: None
+        self.shut_down: Callable[[], None] = lambda: None
         self._spec_hash = spec_hash
         self.last_call_s = time.monotonic()
         self._one = anyio.CapacityLimiter(1)
-        door = self.door = FrontDoor()
-
-        def customer(call: MarketCall, handle: Callable[[Request], Awaitable[Response]]) -> Any:
-            async def answer(request: Request) -> Response:
-                return await door.answer(call, request, handle)
-
-            return answer
-
         routes = [
             Route("/health", self._health),
             Route("/v1/status", self._status),
-            Route("/v1/offers", customer(MarketCall.OFFERS, self._offers)),
-            Route("/v1/machines", customer(MarketCall.LIST, self._list)),
-            Route("/v1/machines", customer(MarketCall.LAUNCH, self._launch), methods=["POST"]),
-            Route("/v1/machines/{machine}", customer(MarketCall.TERMINATE, self._terminate), methods=["DELETE"]),
+            Route("/v1/offers", self._offers),
+            Route("/v1/machines", self._list),
+            Route("/v1/machines", self._launch, methods=["POST"]),
+            Route("/v1/machines/{machine}", self._terminate, methods=["DELETE"]),
             Route("/v1/machines/{machine}/bid", self._bid, methods=["PUT"]),
             Route("/v1/machines/{machine}/log", self._log),
-            Route("/v1/charges", customer(MarketCall.CHARGES, self._charges)),
+            Route("/v1/charges", self._charges),
             Route("/control/preempt", self._preempt, methods=["POST"]),
             Route("/control/price", self._price, methods=["POST"]),
-            Route("/control/faults", self._fault, methods=["POST"]),
-            Route("/control/no-faults", self._no_faults, methods=["POST"]),
-            Route("/control/knobs", self._knobs, methods=["POST"]),
             Route("/shutdown", self._shut_down, methods=["POST"]),
         ]
         self.app = Starlette(
@@ -164,20 +140,20 @@ class MarketApp:
             return self.market.launch(price_max=price_max, expired=lambda: time.time() > body.expires_at, **fields)
 
         machine = await self.on_market(buy)
-        self.hooks.changed()
+        self.changed()
         return JSONResponse(_instance(machine), HTTPStatus.CREATED)
 
     async def _terminate(self, request: Request) -> Response:
         machine_id, install = request.path_params["machine"], _install(request)
         await self.on_market(lambda: self.market.terminate(machine_id, install=install))
-        self.hooks.changed()
+        self.changed()
         return JSONResponse({"ok": True})
 
     async def _bid(self, request: Request) -> Response:
         body, machine_id, install = await _read(request, BidBody), request.path_params["machine"], _install(request)
         price = MicroUsdPerHour(body.price)
         await self.on_market(lambda: self.market.change_bid(machine_id, install=install, price=price))
-        self.hooks.changed()
+        self.changed()
         return JSONResponse({"ok": True})
 
     async def _log(self, request: Request) -> Response:
@@ -229,26 +205,9 @@ class MarketApp:
 
         return await self._controlled(do)
 
-    async def _fault(self, request: Request) -> Response:
-        self.door.add(await _read(request, FaultBody))
-        return JSONResponse({"ok": True})
-
-    async def _no_faults(self, _: Request) -> Response:
-        self.door.clear()
-        return JSONResponse({"ok": True})
-
-    async def _knobs(self, request: Request) -> Response:
-        changes = (await _read(request, KnobsBody)).model_dump(exclude_none=True)
-
-        def do() -> list[str]:
-            self.market.change_rules(changes)
-            return []
-
-        return await self._controlled(do)
-
     async def _shut_down(self, _: Request) -> Response:
         await self.on_market(self.market.shut_down)
-        self.hooks.shut_down()
+        self.shut_down()
         return JSONResponse({"ok": True})
 
     async def _controlled(self, do: Callable[[], list[str]]) -> Response:
@@ -259,7 +218,7 @@ class MarketApp:
             return touched
 
         touched = await self.on_market(caught_up)
-        self.hooks.changed()
+        self.changed()
         return JSONResponse({"machines": touched})
 
     def _targets(self, body: PreemptBody) -> list[Machine]:

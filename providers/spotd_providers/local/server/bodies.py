@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from spotd_providers.local.settings import Dollars, Duration
@@ -41,33 +39,3 @@ class PriceBody(_Body):
     host: str
     price: Dollars
     lasting: Duration
-
-
-class MarketCall(StrEnum):
-    """The calls of a customer that can be made to fail."""
-
-    OFFERS = "offers"
-    LAUNCH = "launch"
-    LIST = "list"
-    TERMINATE = "terminate"
-    CHARGES = "charges"
-
-
-class FaultBody(_Body):
-    """The next `times` calls of this kind fail, or with `slow_s` are late. With `lose`, the connection breaks."""
-
-    call: MarketCall
-    status: int = Field(default=503, ge=400, le=599)
-    retry_after_s: int | None = Field(default=None, ge=0)
-    lose: bool = False
-    after_effect: bool = Field(default=False, description="the market did what was asked, and only then failed")
-    slow_s: float = Field(default=0.0, ge=0, le=60, description="seconds on the wall before the true answer")
-    times: int = Field(default=1, ge=1, le=1_000_000)
-
-
-class KnobsBody(_Body):
-    """Market rules changed while it runs; what is absent stays."""
-
-    list_lag: Duration | None = None
-    provisioning: Duration | None = None
-    machines_max: int | None = Field(default=None, ge=0)

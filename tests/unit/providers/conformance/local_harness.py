@@ -154,7 +154,7 @@ class LocalHarness(Harness):
         raise NotApplicable("the local market has no account: its machines cost nothing")
 
     def exhaust_quota(self) -> None:
-        self.market.change_rules({"machines_max": 0})
+        self._change_rules(machines_max=0)
 
     def break_auth(self) -> None:
         self.gate.is_broken = True
@@ -166,7 +166,7 @@ class LocalHarness(Harness):
         raise NotApplicable("the local market makes a machine or refuses it, never both")
 
     def set_list_lag(self, lag: timedelta) -> None:
-        self.market.change_rules({"list_lag": lag})
+        self._change_rules(list_lag=lag)
 
     def list_only_part(self) -> None:
         self._edit(Call.LIST, lambda body: body["machines"].clear())
@@ -235,13 +235,16 @@ class LocalHarness(Harness):
         now = self.market.memory.reached
         self.market.disturb(Disturbance(host=offer.pool, start=now, end=now + FOREVER, price=price, exact=True))
 
+    def _change_rules(self, **changes: Any) -> None:
+        self.market.floor.spec = self.market.spec.model_copy(update=changes)
+
     def _machine(self, machine_id: str) -> Machine:
         self.market.advance()
         return self.market.memory.machines[machine_id]
 
     def _add(self, install: str, key: str) -> Machine:
         # They never boot: sixty machines would be sixty processes.
-        self.market.change_rules({"provisioning": FOREVER})
+        self._change_rules(provisioning=FOREVER)
         machine = self.market.launch(
             key=key,
             install=install,
@@ -251,7 +254,7 @@ class LocalHarness(Harness):
             disk_gb=1,
             start_script="true\n",
         )
-        self.market.change_rules({"provisioning": timedelta(0)})
+        self._change_rules(provisioning=timedelta(0))
         return machine
 
 

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.server.app import MarketApp
-from spotd_providers.local.server.bodies import FaultBody, KnobsBody, MarketCall, PreemptBody
+from spotd_providers.local.server.bodies import PreemptBody
 from spotd_providers.local.settings import (
     CsvPrice,
     EventSpec,
@@ -30,7 +30,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "providers" / "local.md").read_text
     "model",
     [
         LocalSettings, HostSpec, EventSpec, SeededPrice, FixedPrice, CsvPrice, TracePrice,
-        PreemptBody, FaultBody, KnobsBody,
+        PreemptBody,
     ],
 )  # fmt: skip
 def test_every_key_is_explained(model: type[LocalSettings]) -> None:
@@ -38,8 +38,8 @@ def test_every_key_is_explained(model: type[LocalSettings]) -> None:
     assert not missing
 
 
-def test_every_event_and_every_fault_is_named() -> None:
-    missing = [word for word in (*Happening, *MarketCall) if word not in PAGE]
+def test_every_event_is_named() -> None:
+    missing = [word for word in Happening if word not in PAGE]
     assert not missing
 
 
@@ -48,5 +48,5 @@ def test_every_call_that_tests_may_make_is_named(tmp_path: Path) -> None:
     app = MarketApp(market, token="t").app
     market.close()
     paths = {route.path for route in app.routes if isinstance(route, Route) and not route.path.startswith("/v1")}
-    assert "/control/knobs" in paths
+    assert "/control/preempt" in paths
     assert [path for path in paths - {"/health"} if path not in PAGE] == []
