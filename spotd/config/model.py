@@ -36,7 +36,7 @@ from spotd.config.values import (
     Section,
     hinted,
 )
-from spotd_jobs.objects.endpoints import is_private
+from spotd_jobs.objects.s3_client import is_private
 from spotd_providers.contract.provider import ProviderPlugin
 
 INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"

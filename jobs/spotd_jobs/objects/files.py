@@ -26,12 +26,6 @@ def source_file(path: Path) -> Iterator[IO[bytes]]:
         yield source
 
 
-def flush(file: IO[bytes]) -> None:
-    """Bring what was written to disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def flush_folder(folder: Path) -> None:
     """Bring the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -31,7 +31,7 @@ from spotd_jobs.objects.api import (
     StoreUnavailable,
     UploadGrant,
 )
-from spotd_jobs.objects.files import flush, flush_folder, source_file
+from spotd_jobs.objects.files import flush_folder, source_file
 from spotd_jobs.objects.keys import require_key, require_listed_key, require_prefix
 from spotd_jobs.wire.client.files import TEMPORARY
 from spotd_jobs.wire.fields import INSTANT_MAX
@@ -196,7 +196,8 @@ class FolderStore:
                     fill(file)
                     # an etag rests on the time of change, and that of the file system may tick only every few ms
                     os.utime(file.fileno(), ns=(now := time.time_ns(), now))
-                    flush(file)
+                    file.flush()
+                    os.fsync(file.fileno())
                 self._make_folders(path.parent)
                 if create_only:
                     try:

@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from spotd_jobs.objects.api import StoreError
-from spotd_jobs.objects.endpoints import is_private
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -112,6 +113,21 @@ def sts_client(place: S3Place) -> STSClient:
         "sts", region_name=_region(place), endpoint_url=endpoint, config=_config(place)
     )
     return client
+
+
+def is_private(url: str) -> bool:
+    """Whether what is sent there cannot be read on the way, by TLS or since it does not leave this computer.
+
+    Grants hold the secrets of jobs.
+    """
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".").lower()
+    if parts.scheme == "https" or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _region(place: S3Place) -> str:

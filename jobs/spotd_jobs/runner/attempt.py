@@ -137,7 +137,9 @@ class AttemptRun:
         if grant.spec.get("setup"):
             self._phase("setup")
             ended = self._run_group(["/bin/sh", "-c", grant.spec["setup"]], self._environment(grant, ""))
-            self._raise_if_stopping(ended)
+            stop = self._shutdown_watch.stop
+            if stop is not None:
+                raise _Halt(stop.outcome, stop.reason, ended)
             if not ended.succeeded:
                 raise _Halt("setup_failed", "setup: " + ended.words(), ended)
         self._phase("restore")
@@ -266,8 +268,8 @@ class AttemptRun:
         self._status.phase = self._last_phase = name
         self._heartbeat.soon()
 
-    def _tick(self, seconds: float = TICK_S) -> Stop | None:
-        self._wakeups.sleep(seconds)
+    def _tick(self) -> Stop | None:
+        self._wakeups.sleep(TICK_S)
         self._status.grant_issued_at = self._keeper.grant.issued_at_text
         self._status.watch_s = self._keeper.grant.watch_s
         stop = self._shutdown_watch.poll()
@@ -333,11 +335,6 @@ class AttemptRun:
                     self._wakeups.sleep(TICK_S)
                 return
             self._wakeups.sleep(min(TICK_S, left_s))
-
-    def _raise_if_stopping(self, ended: process.ProcessEnd) -> None:
-        stop = self._shutdown_watch.stop
-        if stop is not None:
-            raise _Halt(stop.outcome, stop.reason, ended)
 
     def _is_hopeless(self) -> bool:
         if steady() > self._flush_until:

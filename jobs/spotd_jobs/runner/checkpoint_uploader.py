@@ -138,7 +138,6 @@ class CheckpointUploader:
             thread.start()
 
     def scan_now(self) -> None:
-        """Scan again at once."""
         self._wake.set()
 
     @property
@@ -196,7 +195,7 @@ class CheckpointUploader:
                         found.append((self._age(candidate), candidate))
                 except Exception as error:  # noqa: BLE001 - whatever is wrong with one entry, the others are read
                     self._refuse(name, "it can not be read: " + reason_of(error))
-            for _, candidate in sorted(found, key=_first):
+            for _, candidate in sorted(found, key=lambda pair: pair[0]):
                 try:
                     self._take(candidate)
                 except Exception as error:  # noqa: BLE001 - as above
@@ -321,7 +320,7 @@ class CheckpointUploader:
             with self._change:
                 if put_back:
                     self._queue.append(taken)
-                    self._queue.sort(key=_serial)
+                    self._queue.sort(key=lambda other: other.serial)
                 self._current = None
                 self._change.notify_all()
 
@@ -414,11 +413,3 @@ def safe_name(entry: str) -> str:
     if safe != entry or len(safe) > _NAME_MAX:
         safe = safe[:_NAME_MAX] + "-" + hashlib.sha256(os.fsencode(entry)).hexdigest()[:12]
     return safe
-
-
-def _serial(taken: _Taken) -> int:
-    return taken.serial
-
-
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]

@@ -39,7 +39,6 @@ BOOT_MAX = 8 * 10**9
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the whole program; return its exit code."""
     parser = argparse.ArgumentParser(prog="spotd-runner", description="Carries one attempt of a job on this machine.")
     parser.add_argument("--grant-url", default=os.environ.get(GRANT_URL_VARIABLE), help="where grant.json is")
     parser.add_argument("--home", default=os.environ.get("SPOTD_HOME") or "spotd", help="a folder of the runner's own")

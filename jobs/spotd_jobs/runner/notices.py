@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from typing import Any, Callable, NamedTuple
 
 from spotd_jobs.wire.client import web
@@ -43,7 +44,6 @@ class JobFile:
         self._seq = 0
 
     def write(self, kind: str, reason: str, at: float | None) -> None:
-        """Write this notice to the file."""
         self._seq += 1
         content = {
             "schema": 1,
@@ -72,7 +72,7 @@ def from_file(path: str) -> Notice | None:
 
 
 class ImdsWatch:
-    """Asks the metadata service of an AWS machine (IMDSv2) until it is closed.
+    """Asks the metadata service of an AWS machine (IMDSv2) until it announces an interruption.
 
     Args:
         on_notice, on_rebalance: called from this watch's thread, each once.
@@ -84,15 +84,9 @@ class ImdsWatch:
         self._on_rebalance = on_rebalance
         self._token: str | None = None
         self._rebalance_seen = False
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="imds", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join(2 * _IMDS_TIMEOUT_S)
+        threading.Thread(target=self._watch, name="imds", daemon=True).start()
 
     def _watch(self) -> None:
         try:
@@ -101,7 +95,7 @@ class ImdsWatch:
             web.drop_connections()
 
     def _ask_on(self) -> None:
-        while not self._closing.is_set():
+        while True:
             try:
                 if self._ask_both():
                     return
@@ -109,7 +103,7 @@ class ImdsWatch:
                 pass  # it is not always there, and asking again is all that can be done
             except Exception as error:  # noqa: BLE001 - one odd answer must not end the watch for warnings
                 log_line("the metadata service gave an odd answer: " + reason_of(error))
-            self._closing.wait(_IMDS_EVERY_S)
+            time.sleep(_IMDS_EVERY_S)
 
     def _ask_both(self) -> bool:
         action = self._get("/latest/meta-data/spot/instance-action")

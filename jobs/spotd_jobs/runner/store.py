@@ -90,13 +90,13 @@ class RunnerStore:
         body = json.dumps(document, separators=(",", ":")).encode()[:-1]
         return body + b',"seal":"%s"}' % hashlib.sha256(body).hexdigest().encode()
 
-    def put_once(self, name: str, data: bytes | memoryview, sha256: str | None = None) -> None:
+    def put_once(self, name: str, data: bytes) -> None:
         """Store the object.
 
         Raises:
             SinkError: it is not, now.
         """
-        self._writer().put(name, data, sha256)
+        self._writer().put(name, data)
 
     def put(
         self,

@@ -107,10 +107,6 @@ def loads_of(files: tuple[Node, ...], chunk_bytes: int, packed_below: int) -> li
     return loads
 
 
-def _not_at_all() -> Priority:
-    return Priority.NOT
-
-
 class TreeUpload:
     """One upload of one stage.
 
@@ -126,7 +122,7 @@ class TreeUpload:
         progress: Progress,
         chunk_bytes: int,
         must_yield: Callable[[], bool],
-        gives_way: Callable[[], Priority] = _not_at_all,
+        gives_way: Callable[[], Priority] = lambda: Priority.NOT,
     ) -> None:
         """Nothing was read yet.
 

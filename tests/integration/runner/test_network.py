@@ -216,15 +216,13 @@ def test_a_spot_interruption_is_read_with_a_token_and_its_time(monkeypatch: pyte
     seen: list[notices.Notice] = []
     advised = threading.Event()
     with Server(imds.answer) as server:
-        watch = notices.ImdsWatch(server.url + "/", seen.append, lambda reason: advised.set())
-        watch.start()
+        notices.ImdsWatch(server.url + "/", seen.append, lambda reason: advised.set()).start()
         until(lambda: len(server.requests) > 5, "a few questions")
         assert seen == []
         imds.rebalance = True
         until(advised.is_set, "the recommendation")
         imds.action = {"action": "terminate", "time": clocks.as_text(time.time() + 120)}
         until(lambda: seen, "the interruption")
-        watch.close()
         assert seen[0].source == "imds"
         assert seen[0].at is not None
         assert 60 < seen[0].at - time.time() < 121
@@ -239,11 +237,9 @@ def test_an_interruption_without_a_legible_time_is_two_minutes_away(
     seen: list[notices.Notice] = []
     before = time.time()
     with Server(imds.answer) as server:
-        watch = notices.ImdsWatch(server.url, seen.append, lambda reason: None)
         monkeypatch.setattr(notices, "_IMDS_EVERY_S", 0.02)
-        watch.start()
+        notices.ImdsWatch(server.url, seen.append, lambda reason: None).start()
         until(lambda: seen, "the interruption")
-        watch.close()
     (notice,) = seen
     assert notice.at is not None
     assert before + 120 <= notice.at <= time.time() + 120
@@ -256,11 +252,11 @@ def test_an_interruption_that_passed_long_ago_is_no_notice(monkeypatch: pytest.M
     imds.action = {"action": "terminate", "time": "2020-01-01T00:00:00Z"}
     seen: list[notices.Notice] = []
     with Server(imds.answer) as server:
-        watch = notices.ImdsWatch(server.url, seen.append, lambda reason: None)
-        watch.start()
+        notices.ImdsWatch(server.url, seen.append, lambda reason: None).start()
         until(lambda: len(server.requests) > 10, "a few questions")
-        watch.close()
         assert seen == []
+        imds.action = {"action": "terminate", "time": clocks.as_text(time.time() + 120)}
+        until(lambda: seen, "a new announcement")
 
 
 @pytest.mark.parametrize(
