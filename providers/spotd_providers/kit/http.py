@@ -32,7 +32,7 @@ if _absent:
     del sys.modules["httpx._main"]
 
 from spotd_providers.contract.errors import Unavailable  # noqa: E402 - behind httpx
-from spotd_providers.kit.inflate import BodyTooLarge, inflater, require_few_values  # noqa: E402 - behind httpx
+from spotd_providers.kit.inflate import BodyTooLarge, Inflate, require_few_values  # noqa: E402 - behind httpx
 
 BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Three times the largest answer that any marketplace was seen to give, unpacked."""
@@ -113,7 +113,7 @@ async def _unpack(response: httpx.Response, bytes_max: int) -> AsyncIterator[byt
     Raises:
         BodyTooLarge: it has more bytes than that, or is packed in a way that was not asked for.
     """
-    inflate = inflater(response.headers.get("content-encoding", ""), bytes_max=bytes_max)
+    inflate = Inflate(response.headers.get("content-encoding", ""), bytes_max=bytes_max)
     async for raw in response.aiter_raw():
         for piece in inflate(raw):
             yield piece

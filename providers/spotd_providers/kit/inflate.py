@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 PIECE_BYTES: Final = 256 * 1024
 VALUES_MAX: Final = 1_500_000
@@ -18,30 +18,6 @@ _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 
 class BodyTooLarge(Exception):
     """An answer that is larger than any that makes sense, or packed in a way that was not asked for."""
-
-
-class Inflate(Protocol):
-    """A converter from pieces of the line to pieces of the body."""
-
-    def __call__(self, raw: bytes) -> Iterator[bytes]: ...
-
-    def finish(self) -> None:
-        """Raise `BodyTooLarge` if the body ended in the middle."""
-        ...
-
-
-def inflater(encoding: str, *, bytes_max: int) -> Inflate:
-    """Return what turns pieces from the line into pieces of the body.
-
-    Raises:
-        BodyTooLarge: by this call for an unknown packing, by the returned one beyond `bytes_max` or for a torn body.
-    """
-    word = encoding.strip().lower()
-    if word in ("", "identity"):
-        return _Plain(bytes_max)
-    if word in ("gzip", "x-gzip", "deflate"):
-        return _Packed(bytes_max)
-    raise BodyTooLarge("the answer is packed in a way that was not asked for")
 
 
 def require_few_values(body: bytes) -> None:
@@ -54,27 +30,36 @@ def require_few_values(body: bytes) -> None:
         raise ValueError(f"more than {VALUES_MAX} values")
 
 
-class _Plain:
-    def __init__(self, bytes_max: int) -> None:
-        self._left = bytes_max
+class Inflate:
+    """A converter from pieces of the line to pieces of the body, of which there may be `bytes_max` bytes.
 
-    def __call__(self, raw: bytes) -> Iterator[bytes]:
-        self._left -= len(raw)
-        if self._left < 0:
-            raise BodyTooLarge("the answer is larger than any that makes sense")
-        yield raw
+    Raises:
+        BodyTooLarge: at once for an unknown packing, later beyond `bytes_max` or for a torn body.
+    """
 
-    def finish(self) -> None:
-        """Do nothing: HTTP itself states the length of a plain body."""
-
-
-class _Packed:
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, encoding: str, *, bytes_max: int) -> None:
+        word = encoding.strip().lower()
+        if word not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise BodyTooLarge("the answer is packed in a way that was not asked for")
+        self._is_packed = word not in ("", "identity")
         self._left = bytes_max
         self._fed = False
         self._one = zlib.decompressobj(_GZIP_OR_ZLIB)
 
     def __call__(self, raw: bytes) -> Iterator[bytes]:
+        for piece in self._unpacked(raw) if self._is_packed else (raw,):
+            self._left -= len(piece)
+            if self._left < 0:
+                raise BodyTooLarge("the answer is larger than any that makes sense")
+            if piece:
+                yield piece
+
+    def finish(self) -> None:
+        """Raise `BodyTooLarge` if a packed body ended in the middle; of a plain one HTTP itself states the length."""
+        if self._fed and not self._one.eof:
+            raise BodyTooLarge("the packed answer ends in the middle")
+
+    def _unpacked(self, raw: bytes) -> Iterator[bytes]:
         rest = raw
         self._fed = self._fed or bool(raw)
         while rest:
@@ -85,12 +70,4 @@ class _Packed:
             except zlib.error as exc:
                 raise BodyTooLarge("the answer cannot be unpacked") from exc
             rest = self._one.unused_data if self._one.eof else self._one.unconsumed_tail
-            self._left -= len(piece)
-            if self._left < 0:
-                raise BodyTooLarge("the answer is larger than any that makes sense")
-            if piece:
-                yield piece
-
-    def finish(self) -> None:
-        if self._fed and not self._one.eof:
-            raise BodyTooLarge("the packed answer ends in the middle")
+            yield piece

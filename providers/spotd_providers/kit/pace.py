@@ -36,7 +36,6 @@ class Rest:
             self._noted_at, self._until = now, now + span
 
     def left(self) -> timedelta:
-        """Return how much of the pause is left."""
         now = self._clock.now()
         if self._until is None or self._noted_at is None:
             return timedelta(0)

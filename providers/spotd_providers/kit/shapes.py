@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import from_json
 
 from spotd_providers.contract.errors import Unavailable
+from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.inflate import require_few_values
 
 REASON_CHARS_MAX: Final = 200
 _M = TypeVar("_M", bound=BaseModel)
+
+
+class HasId(Protocol):
+    """A row with an id."""
+
+    @property
+    def id(self) -> Any: ...
+
+
+_R = TypeVar("_R", bound=HasId)
 
 
 def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -38,6 +51,34 @@ def row_or_none(model: type[_M], raw: Any) -> _M | None:
         return model.model_validate(raw)
     except ValidationError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[_R]):
+    """The rows of one answer that can be understood, and the others with their reasons."""
+
+    rows: tuple[_R, ...]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) + len(self.rejected)
+
+
+def distinct_rows(found: Iterable[_R | Rejected], *, what: str) -> Rows[_R]:
+    """Sort out what was rejected, and what is there twice."""
+    good: list[_R] = []
+    rejected: list[Rejected] = []
+    seen: set[Any] = set()
+    for row in found:
+        if isinstance(row, Rejected):
+            rejected.append(row)
+        elif row.id in seen:
+            rejected.append(Rejected(offer_id=str(row.id), reason=f"the same {what} twice in one answer"))
+        else:
+            seen.add(row.id)
+            good.append(row)
+    return Rows(tuple(good), tuple(rejected))
 
 
 def decode_or_none(body: bytes, *, who: str) -> Any:

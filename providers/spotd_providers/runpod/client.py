@@ -19,7 +19,7 @@ from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.pace import Rest
 from spotd_providers.kit.retry import retry_read
-from spotd_providers.kit.shapes import as_model, row_or_none
+from spotd_providers.kit.shapes import Rows, as_model, row_or_none
 from spotd_providers.kit.text import quote_safely
 from spotd_providers.runpod.answers import (
     NOTHING_MADE_WORDS,
@@ -30,7 +30,7 @@ from spotd_providers.runpod.answers import (
     says,
     used_up,
 )
-from spotd_providers.runpod.wire import WHO, BillingPage, GpuRows, PodPage, PodRow, gpu_rows, problem_of
+from spotd_providers.runpod.wire import WHO, BillingPage, GpuRow, PodPage, PodRow, gpu_rows, problem_of
 
 CREATE_TIMEOUT_S: Final = 60.0
 SEARCH_TIMEOUT_S: Final = 45.0
@@ -54,10 +54,9 @@ class RunpodClient:
 
     @property
     def requests_sent(self) -> int:
-        """HTTP requests since it was opened."""
         return self._http.requests_sent
 
-    async def gpus(self, *, cloud: str, count: int, cuda_min: str | None) -> GpuRows:
+    async def gpus(self, *, cloud: str, count: int, cuda_min: str | None) -> Rows[GpuRow]:
         """Return the GPU types for machines of this size. Not repeated on failure: the poller comes back anyway.
 
         Prices are asked for most often and matter least: the last quarter of a minute's requests is kept for machines.

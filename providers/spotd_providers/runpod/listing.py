@@ -51,7 +51,6 @@ class PodListing:
         self._complaints: dict[str, str] = {}
 
     def own(self, instance: Instance) -> None:
-        """Record that this machine is ours."""
         self.ours.add(instance.ref.instance_id)
         self._pod_keys.record(instance.ref.instance_id, instance.key)
 

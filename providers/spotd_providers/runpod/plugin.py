@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Final
 
 from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.kit.http import open_http
 from spotd_providers.kit.plugin import AdapterPlugin
-from spotd_providers.kit.urls import is_loopback
+from spotd_providers.kit.settings import is_loopback
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.launching import SCRIPT_BYTES_MAX
 from spotd_providers.runpod.offers import PROVIDER
@@ -26,13 +25,7 @@ USER_AGENT: Final = "spotd/0.1 (+runpod)"
 def _traits(settings: RunpodSettings) -> ProviderTraits:
     return ProviderTraits(
         start_script_bytes_max=SCRIPT_BYTES_MAX,
-        reconcile_window=timedelta(seconds=180),
-        # RunPod itself waits for ever for an image that cannot be pulled.
-        provision_timeout=timedelta(minutes=20),
-        quote_ttl=timedelta(minutes=5),
         hosts_share_filesystem=is_loopback(settings.base_url),
-        # No platform fee is documented; traffic is free and the disk is priced on its own.
-        default_fee_multiplier="1.00",
         ends_itself_by="runpod",
         ends_itself_at=settings.base_url,
     )

@@ -56,12 +56,10 @@ _NO_GPU: Final = "RunPod calls it running and shows no GPU on it"
 
 
 def ref_of(pod_id: str) -> InstanceRef:
-    """Return the handle of this pod."""
     return InstanceRef(provider=PROVIDER, instance_id=InstanceId(pod_id))
 
 
 def as_instance(row: PodRow, key: AttemptKey) -> Instance:
-    """Translate a row to a machine."""
     word = (row.status or "").strip().upper()
     state = _STATES.get(word, InstanceState.UNKNOWN)
     loss = _LOSSES.get(word)

@@ -97,7 +97,6 @@ class RunpodProvider:
 
     @property
     def requests_sent(self) -> int:
-        """HTTP requests since it was opened."""
         return self._client.requests_sent
 
     async def offers(self, query: OfferQuery) -> OfferPage:
@@ -137,7 +136,6 @@ class RunpodProvider:
         return found
 
     async def instances(self) -> Listing:
-        """Return every machine under our install label."""
         return await self._listing.read()
 
     async def terminate(self, ref: InstanceRef) -> None:

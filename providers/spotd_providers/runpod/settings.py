@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from spotd_providers.kit.urls import safe_base_url
+from spotd_providers.kit.settings import safe_base_url
 
 DEFAULT_BASE_URL: Final = "https://api.runpod.io"
 _Count = Annotated[int, Field(ge=1, le=64)]

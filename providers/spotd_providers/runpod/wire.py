@@ -6,15 +6,14 @@ A pod bills us: whatever can be read of it is kept, since a row that is dropped 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.shapes import Lenient, Row, as_model, first_fault
+from spotd_providers.kit.shapes import Lenient, Row, Rows, as_model, distinct_rows, first_fault
 
 WHO: Final = "RunPod"
 # A bound is a generous multiple of what was ever asked; beyond it a figure is a mistake or an attack.
@@ -133,35 +132,21 @@ class BillingPage(Row):
 _PRICE: Final = TypeAdapter(UsdPerHour, config=ConfigDict(strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRows:
-    """The rows of one catalogue answer that can be understood, and the others with their reasons."""
-
-    rows: tuple[GpuRow, ...]
-    rejected: tuple[Rejected, ...]
-
-
-def gpu_rows(value: Any) -> GpuRows:
+def gpu_rows(value: Any) -> Rows[GpuRow]:
     """Parse every row of a catalogue answer, or reject it.
 
     Raises:
         Unavailable: there is no list of GPUs in it.
     """
-    good: list[GpuRow] = []
-    rejected: list[Rejected] = []
-    seen: set[str] = set()
+    return distinct_rows(_each_gpu(value), what="GPU")
+
+
+def _each_gpu(value: Any) -> Iterator[GpuRow | Rejected]:
     for raw in as_model(GpuPage, value, who=WHO, what="its catalogue").gpus:
         try:
-            row = GpuRow.model_validate(raw)
+            yield GpuRow.model_validate(raw)
         except ValidationError as exc:
-            rejected.append(Rejected(offer_id=_id_of(raw), reason=first_fault(exc)))
-            continue
-        if row.id in seen:
-            rejected.append(Rejected(offer_id=row.id, reason="the same GPU twice in one answer"))
-            continue
-        seen.add(row.id)
-        good.append(row)
-    return GpuRows(tuple(good), tuple(rejected))
+            yield Rejected(offer_id=_id_of(raw), reason=first_fault(exc))
 
 
 def price_of(row: GpuRow, cloud: str) -> float | str:

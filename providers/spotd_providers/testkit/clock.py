@@ -65,7 +65,6 @@ class FakeClock:
         return duration.total_seconds()
 
     def advance(self, duration: timedelta) -> None:
-        """Move the clock ahead by `duration`."""
         with self._lock:
             self._now += duration
 
@@ -79,7 +78,6 @@ class JumpLoop(asyncio.SelectorEventLoop):
         return super().time() + self._ahead_s
 
     def jump(self, seconds: float) -> None:
-        """Move the loop's time ahead by `seconds`."""
         self._ahead_s += seconds
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -66,25 +66,20 @@ NOT_JSON: Final = Canned(status=200, body=b"<html>we'll be back soon</html>", he
 NOTHING: Final = Canned(status=200, body=b"")
 
 
-class _Kind(StrEnum):
-    ANSWER = "answer"
-    LOSE = "lose"
-    CUT_BODY = "cut body"
-    HANG = "hang"
-    EDIT = "edit"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
-    kind: _Kind
-    after_effect: bool
-    canned: Canned | None = None
-    edit: Callable[[Canned], Canned] | None = None
+class _Exchange:
+    """One request, and the true answer to it; an empty one where the cloud was not asked."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    true: Canned
 
 
 @dataclass(slots=True, kw_only=True)
-class _Queued:
-    fault: _Fault
+class _Fault:
+    strike: Callable[[_Exchange], Awaitable[None]]
+    after_effect: bool
     left: int
 
 
@@ -96,21 +91,25 @@ class Faults:
         self._app = app
         self.classify = classify
         self._lock = threading.Lock()
-        self._waiting: dict[Call, deque[_Queued]] = {call: deque() for call in Call}
+        self._waiting: dict[Call, deque[_Fault]] = {call: deque() for call in Call}
         self._hung = 0
         self._released = 0
 
     def answer(self, call: Call, canned: Canned, *, times: int = 1, after_effect: bool = False) -> None:
         """Give the next requests this answer; by default the cloud does nothing for them."""
-        self._add(call, _Fault(kind=_Kind.ANSWER, after_effect=after_effect, canned=canned), times)
+        self._add(call, lambda it: _send(it.send, canned), times, after_effect=after_effect)
 
     def lose_answer(self, call: Call, *, times: int = 1, after_effect: bool = True) -> None:
         """Break the connection before the first byte of the answer."""
-        self._add(call, _Fault(kind=_Kind.LOSE, after_effect=after_effect), times)
+
+        async def lose(it: _Exchange) -> None:
+            cut(it.scope)
+
+        self._add(call, lose, times, after_effect=after_effect)
 
     def cut_body(self, call: Call, *, times: int = 1) -> None:
         """Break off the true answer in the middle of its body, after the effect."""
-        self._add(call, _Fault(kind=_Kind.CUT_BODY, after_effect=True), times)
+        self._add(call, _send_half_and_cut, times)
 
     def truncate(self, call: Call, *, times: int = 1) -> None:
         """Deliver the first half of the true answer, in a perfectly valid HTTP message."""
@@ -122,16 +121,16 @@ class Faults:
 
     def edit(self, call: Call, edit: Callable[[Canned], Canned], *, times: int = 1) -> None:
         """Change the true answer on its way back."""
-        self._add(call, _Fault(kind=_Kind.EDIT, after_effect=True, edit=edit), times)
+        self._add(call, lambda it: _send(it.send, edit(it.true)), times)
 
     def hang(self, call: Call, *, times: int = 1, after_effect: bool = True) -> None:
-        """Hold the answer until `release()` or until the client gives up."""
-        self._add(call, _Fault(kind=_Kind.HANG, after_effect=after_effect), times)
+        """Hold the answer until `clear()` or until the client gives up."""
 
-    def release(self) -> None:
-        """Cut the requests that hang now; later ones hang anew."""
-        with self._lock:
-            self._released += 1
+        async def hold(it: _Exchange) -> None:
+            await self._hold(it.receive)
+            cut(it.scope)
+
+        self._add(call, hold, times, after_effect=after_effect)
 
     @property
     def hanging(self) -> bool:
@@ -152,22 +151,14 @@ class Faults:
         if fault is None:
             await self._app(scope, receive_again(body, receive), send)
             return
-        true = await self._perform(scope, body, receive) if fault.after_effect else None
-        if fault.kind is _Kind.LOSE:
-            cut(scope)
-        elif fault.kind is _Kind.HANG:
-            await self._hold(receive)
-            cut(scope)
-        elif fault.kind is _Kind.CUT_BODY and true is not None:
-            await _send_half_and_cut(scope, send, true)
-        elif fault.kind is _Kind.EDIT and fault.edit is not None and true is not None:
-            await _send(send, fault.edit(true))
-        elif fault.canned is not None:
-            await _send(send, fault.canned)
+        true = await self._perform(scope, body, receive) if fault.after_effect else NOTHING
+        await fault.strike(_Exchange(scope=scope, receive=receive, send=send, true=true))
 
-    def _add(self, call: Call, fault: _Fault, times: int) -> None:
+    def _add(
+        self, call: Call, strike: Callable[[_Exchange], Awaitable[None]], times: int, *, after_effect: bool = True
+    ) -> None:
         with self._lock:
-            self._waiting[call].append(_Queued(fault=fault, left=times))
+            self._waiting[call].append(_Fault(strike=strike, after_effect=after_effect, left=times))
 
     def _next(self, request: RecordedRequest) -> _Fault | None:
         call = self.classify(request)
@@ -176,7 +167,7 @@ class Faults:
             if not queue:
                 return None
             queue[0].left -= 1
-            return queue[0].fault if queue[0].left else queue.popleft().fault
+            return queue[0] if queue[0].left else queue.popleft()
 
     async def _perform(self, scope: Scope, body: bytes, receive: Receive) -> Canned:
         """Let the cloud do what was asked, and keep its answer here."""
@@ -235,12 +226,12 @@ async def _send(send: Send, answer: Canned) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-async def _send_half_and_cut(scope: Scope, send: Send, answer: Canned) -> None:
-    body = answer.body or b"{}"
-    await _start(send, answer.status, {**answer.headers, "content-length": str(len(body))})
-    await send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
+async def _send_half_and_cut(it: _Exchange) -> None:
+    body = it.true.body or b"{}"
+    await _start(it.send, it.true.status, {**it.true.headers, "content-length": str(len(body))})
+    await it.send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
     await asyncio.sleep(0)
-    cut(scope)
+    cut(it.scope)
 
 
 async def _start(send: Send, status: int, headers: Mapping[str, str]) -> None:

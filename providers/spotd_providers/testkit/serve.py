@@ -82,7 +82,6 @@ def cut(scope: Scope) -> None:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Read the whole body of a request."""
     body = bytearray()
     while True:
         message = await receive()

@@ -143,7 +143,6 @@ class VastClient:
 
     @property
     def requests_sent(self) -> int:
-        """HTTP requests since the client was opened."""
         return self._http.requests_sent + self._keyless.requests_sent
 
     async def create(self, ask: int, body: Mapping[str, Any], *, key: str) -> Created:

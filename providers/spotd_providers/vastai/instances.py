@@ -80,7 +80,6 @@ class Standing:
 
 
 def ref_of(contract: int) -> InstanceRef:
-    """Return the handle of this contract."""
     return InstanceRef(provider=PROVIDER, instance_id=InstanceId(str(contract)))
 
 

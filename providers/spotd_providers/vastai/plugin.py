@@ -12,7 +12,7 @@ from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import Market
 from spotd_providers.kit.http import open_http
 from spotd_providers.kit.plugin import AdapterPlugin
-from spotd_providers.kit.urls import is_loopback
+from spotd_providers.kit.settings import is_loopback
 from spotd_providers.vastai.client import SEARCHES_PER_MINUTE, VastClient
 from spotd_providers.vastai.launching import SCRIPT_CHARS_MAX
 from spotd_providers.vastai.offers import PROVIDER
@@ -28,10 +28,8 @@ REQUEST_TIMEOUT_S: Final = 30.0
 def _traits(settings: VastSettings) -> ProviderTraits:
     return ProviderTraits(
         start_script_bytes_max=SCRIPT_CHARS_MAX,
-        reconcile_window=timedelta(seconds=180),
         # Large images take long on a marketplace host's line; launchers in the field give up after this long.
         provision_timeout=timedelta(minutes=30),
-        quote_ttl=timedelta(minutes=5),
         offers_every_min=len(Market) * timedelta(minutes=1) / SEARCHES_PER_MINUTE,  # a search for each
         hosts_share_filesystem=is_loopback(settings.base_url),
         default_fee_multiplier=DEFAULT_FEE_MULTIPLIER,

@@ -43,9 +43,9 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.plugin import capabilities
+from spotd_providers.kit.settings import is_loopback
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean
-from spotd_providers.kit.urls import is_loopback
 from spotd_providers.vastai import doctor
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.billing import charges_between, money_left
@@ -111,12 +111,11 @@ class VastProvider:
             complete=found.complete,
             whole=found.whole,
             note=found.note,
-            at=self._now(),
+            at=self._services.clock.now(),
         )
 
     @property
     def requests_sent(self) -> int:
-        """HTTP requests since it was opened."""
         return self._client.requests_sent
 
     async def launch(self, request: LaunchRequest) -> Launched:
@@ -146,7 +145,6 @@ class VastProvider:
         return found
 
     async def instances(self) -> Listing:
-        """Return every machine under our install label."""
         return await self._listing.read(None)
 
     async def terminate(self, ref: InstanceRef) -> None:
@@ -208,9 +206,6 @@ class VastProvider:
     async def check(self) -> Sequence[CheckLine]:
         """Check key, permissions, credit, market and clock, one line each."""
         return await doctor.examine(self._client, self._settings, self._services)
-
-    def _now(self) -> datetime:
-        return self._services.clock.now()
 
     async def _console(self, contract: int, lines: int) -> Sequence[str]:
         try:

@@ -63,7 +63,6 @@ class SearchGroup:
         return row.gpu_name in self.names and (not self.counts or row.num_gpus in self.counts)
 
     def narrow(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Narrow a search to this group."""
         more: dict[str, Any] = {}
         if self.names:
             more["gpu_name"] = {"in": list(self.names)}

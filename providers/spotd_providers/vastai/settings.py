@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from spotd_providers.kit.durations import duration
-from spotd_providers.kit.urls import safe_base_url
+from spotd_providers.kit.settings import duration, safe_base_url
 
 DEFAULT_BASE_URL: Final = "https://console.vast.ai"
 

@@ -8,7 +8,6 @@ whatever can be read of it is kept, since a row that is dropped is a machine tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -17,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.inflate import require_few_values
-from spotd_providers.kit.shapes import Lenient, Row, decode, first_fault
+from spotd_providers.kit.shapes import Lenient, Row, Rows, decode, distinct_rows, first_fault
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
 UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
@@ -135,16 +134,7 @@ class LogReply(Row):
     result_url: Annotated[str, Field(min_length=8, max_length=8192)]
 
 
-@dataclass(frozen=True, slots=True)
-class OfferRows:
-    """The rows of one search answer that can be understood, and the others with their reasons."""
-
-    rows: tuple[OfferRow, ...]
-    rejected: tuple[Rejected, ...]
-
-    @property
-    def count(self) -> int:
-        return len(self.rows) + len(self.rejected)
+OfferRows = Rows[OfferRow]
 
 
 class _FlawlessSearch(Row):
@@ -178,19 +168,7 @@ def offer_rows(body: bytes) -> OfferRows:
     Raises:
         Unavailable: there is no list of offers in it.
     """
-    good: list[OfferRow] = []
-    rejected: list[Rejected] = []
-    seen: set[int] = set()
-    for offer in _each_offer(body):
-        if isinstance(offer, Rejected):
-            rejected.append(offer)
-            continue
-        if offer.id in seen:
-            rejected.append(Rejected(offer_id=str(offer.id), reason="the same offer twice in one answer"))
-            continue
-        seen.add(offer.id)
-        good.append(offer)
-    return OfferRows(tuple(good), tuple(rejected))
+    return distinct_rows(_each_offer(body), what="offer")
 
 
 def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:

@@ -21,7 +21,7 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.kit import http as door
 from spotd_providers.kit import shapes
 from spotd_providers.kit.http import AnswerLost, HttpAnswer, open_http
-from spotd_providers.kit.inflate import VALUES_MAX, BodyTooLarge, inflater
+from spotd_providers.kit.inflate import VALUES_MAX, BodyTooLarge, Inflate
 
 MIB = 1024 * 1024
 
@@ -130,7 +130,7 @@ def test_an_answer_of_a_byte_now_and_then_is_given_up_at_a_deadline(monkeypatch:
 
 
 def test_a_small_packed_answer_is_never_unpacked_in_one_piece() -> None:
-    inflate = inflater("gzip", bytes_max=4 * MIB)
+    inflate = Inflate("gzip", bytes_max=4 * MIB)
     pieces: list[int] = []
     with pytest.raises(BodyTooLarge):
         pieces.extend(len(piece) for piece in inflate(gzip.compress(bytes(64 * MIB))))

@@ -136,7 +136,7 @@ def test_a_released_request_is_cut() -> None:
 
         async def let_go() -> None:
             await until(lambda: faults.hanging)
-            faults.release()
+            faults.clear()
 
         async with anyio.create_task_group() as group:
             group.start_soon(let_go)
