@@ -108,11 +108,6 @@ _FIELDS: Final = {
 }
 
 
-def failure(refused: AwsRefused, *, what: str, rng: Random) -> ProviderError:
-    """Translate a refused read into an error of the contract."""
-    return _common(refused, what, rng) or Unavailable(f"{what}: {refused}")
-
-
 @contextmanager
 def contract_errors(what: str, rng: Random, *, unless: str = "") -> Iterator[list[AwsRefused]]:
     """Translate the failure of a call that may be repeated. A refusal with the code `unless` is only recorded.
@@ -125,7 +120,7 @@ def contract_errors(what: str, rng: Random, *, unless: str = "") -> Iterator[lis
         yield refused
     except AwsRefused as exc:
         if exc.code != unless:
-            raise failure(exc, what=what, rng=rng) from None
+            raise (_common(exc, what, rng) or Unavailable(f"{what}: {exc}")) from None
         refused.append(exc)
     except AnswerLost as exc:
         raise Unavailable(str(exc)) from None
@@ -149,10 +144,8 @@ def launch_failure(refused: AwsRefused, request: LaunchRequest, *, rng: Random) 
             quota = family_quota(str(pool).partition(":")[0], region, request.offer.market)
         return QuotaExceeded(f"the account's quota {quota} is used up ({code}); see spotctl doctor", quota=quota)
     common = _common(refused, f"launching {pool}", rng)
-    if common is not None and not isinstance(common, Unavailable):
+    if common is not None:
         return common
-    if code == VERIFYING:
-        return Unavailable(f"AWS still verifies this account: {refused.detail}")
     if code in UNKNOWN or refused.status >= 500:
         return OutcomeUnknown(f"AWS answered {code} to the launch of {pool}", key=request.key)
     field = _FIELDS.get(code.partition(".")[0], "start_script" if "User data" in refused.detail else "request")

@@ -14,8 +14,8 @@ from spotd_providers.aws.quotas import ON_DEMAND_QUOTAS, SPOT_QUOTAS
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.tags import INSTALL_TAG
 from spotd_providers.aws.volumes import Volumes, summary
+from spotd_providers.aws.wire import INSTALL_TAG
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
@@ -30,7 +30,7 @@ QUOTA_HINT: Final = (
 )
 
 
-async def _identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> Mapping[str, Any]:
+async def identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> Mapping[str, Any]:
     """Return AWS's answer about the key.
 
     Raises:
@@ -38,11 +38,6 @@ async def _identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> 
     """
     with contract_errors("get_caller_identity", services.rng):
         return await sdk.call("sts", regions[0].name, "get_caller_identity")
-
-
-async def account_of(sdk: Sdk, regions: Sequence[Region], services: Services) -> str:
-    """Return the number of the account; empty where AWS does not state it."""
-    return str((await _identity(sdk, regions, services)).get("Account") or "")
 
 
 async def examine(
@@ -57,7 +52,7 @@ async def examine(
     said: list[Mapping[str, Any]] = []
 
     async def key() -> str:
-        answer = await _identity(sdk, regions, services)
+        answer = await identity(sdk, regions, services)
         if not answer.get("Arn"):
             raise Unavailable("AWS's answer does not say who this key is")
         said.append(answer)

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd_providers.aws.offers import PROVIDER
-from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
-from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,

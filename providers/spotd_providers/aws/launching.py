@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from spotd_providers.aws.region import MachineImage
 from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, user_data
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG
 from spotd_providers.contract.errors import PriceMoved
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Market, Offer

@@ -10,10 +10,11 @@ from spotd_providers.aws.advisor import Band
 from spotd_providers.aws.hardware import Hardware
 from spotd_providers.aws.ondemand import AwsOnDemandPrices
 from spotd_providers.aws.quotas import family_quota, region_quota
-from spotd_providers.aws.region import IMAGE_GB, Pool
+from spotd_providers.aws.region import IMAGE_GB, LINUX_PRODUCTS, Pool
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import PriceRow, spot_price
 from spotd_providers.contract.money import (
+    HOURS_PER_STORAGE_MONTH,
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
     MicroUsdPerHour,
@@ -38,16 +39,14 @@ THROUGHPUT_PRICE: Final = 40_000
 """Micro-dollars per MB/s and month beyond what is free."""
 ADDRESS_PRICE: Final = 5_000
 """Micro-dollars per hour of a public IPv4 address, which each machine has."""
-HOURS_PER_MONTH: Final = 720
 DISK_GB_MAX: Final = 16_000
-LINUX: Final = frozenset({"Linux/UNIX", "Linux/UNIX (Amazon VPC)"})
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def storage_fixed(image_gb: int, mb_per_s: int) -> MicroUsdPerHour:
     """Compute what AWS bills per hour for each machine besides the disk that its job asked for, rounded up."""
     monthly = GP3_PRICE * image_gb + THROUGHPUT_PRICE * max(0, mb_per_s - GP3_MB_PER_S_FREE)
-    return MicroUsdPerHour(-(-monthly // HOURS_PER_MONTH) + ADDRESS_PRICE)
+    return MicroUsdPerHour(-(-monthly // HOURS_PER_STORAGE_MONTH) + ADDRESS_PRICE)
 
 
 def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], list[Rejected]]:
@@ -59,7 +58,7 @@ def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], li
         if row is None:
             rejected.append(Rejected(offer_id="unreadable", reason="a price row lacks type, zone, product or price"))
             continue
-        if row.ProductDescription not in LINUX:
+        if row.ProductDescription not in LINUX_PRODUCTS:
             continue
         pool = (row.InstanceType, row.AvailabilityZone)
         known = newest.get(pool)

@@ -17,7 +17,7 @@ from spotd_providers.aws.settings import IMDS, AwsSettings
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.kit.plugin import AdapterPlugin
-from spotd_providers.kit.urls import is_loopback
+from spotd_providers.kit.settings import is_loopback
 
 
 def _traits(settings: AwsSettings) -> ProviderTraits:
@@ -28,7 +28,6 @@ def _traits(settings: AwsSettings) -> ProviderTraits:
         reconcile_window=timedelta(minutes=6),
         # Loading an image of 10 GB onto a fresh disk takes up to ten minutes.
         provision_timeout=timedelta(minutes=25),
-        quote_ttl=timedelta(minutes=5),
         hosts_share_filesystem=local,
         ends_itself_by="file",
         # Counted by EC2 from `running`, by us from the launch before it: never too long.

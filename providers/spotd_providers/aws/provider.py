@@ -22,9 +22,8 @@ from spotd_providers.aws.offers import PROVIDER, current_prices, offers_of, on_d
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.volumes import Volumes
-from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
@@ -232,8 +231,9 @@ class AwsProvider:
         return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
 
     async def account(self) -> str:
-        """Return the number of the AWS account."""
-        return await doctor.account_of(self._sdk, tuple(self._regions.values()), self._services)
+        """Return the number of the AWS account; empty where AWS does not state it."""
+        answer = await doctor.identity(self._sdk, tuple(self._regions.values()), self._services)
+        return str(answer.get("Account") or "")
 
     async def check(self) -> Sequence[CheckLine]:
         """Check key and clock, and in each region reads, the permission to launch, and quotas."""

@@ -16,8 +16,7 @@ from spotd_providers.aws.placement import scores_of, sets_of_types
 from spotd_providers.aws.pricelist import endpoint_region, listed_prices, questions
 from spotd_providers.aws.sdk import Sdk
 from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.tags import INSTALL_TAG
-from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, rows_of
+from spotd_providers.aws.wire import INSTALL_TAG, ImageRow, OfferingRow, SubnetRow, TypeRow, rows_of
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Services
@@ -137,7 +136,6 @@ class Region:
         )
 
     async def on_demand(self) -> AwsOnDemandPrices:
-        """Return the known on-demand prices of this region."""
         return AwsOnDemandPrices(
             region=self.name,
             own=self._settings.on_demand_usd.get(self.name, {}),
@@ -152,7 +150,6 @@ class Region:
         return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
 
     async def spot_request_rows(self, name: str, value: str) -> Sequence[Any]:
-        """Return every spot request that this filter matches."""
         filters = [{"Name": name, "Values": [value]}]
         return await self._pages(
             "describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters, MaxResults=1000

@@ -77,7 +77,6 @@ class Sdk:
             raise AnswerLost(f"AWS did not answer {operation} within {CALL_TIMEOUT_S:.0f} s") from None
 
     def close(self) -> None:
-        """Close all connections."""
         with self._lock:
             for client in self._clients.values():
                 client.close()

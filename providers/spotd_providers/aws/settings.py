@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from spotd_providers.kit.urls import safe_base_url
+from spotd_providers.kit.settings import safe_base_url
 
 IMDS: Final = "http://169.254.169.254"
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]{1,2}")

@@ -16,8 +16,7 @@ from spotd_providers.aws.instances import STATES
 from spotd_providers.aws.optional import Optional
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Sdk
-from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
-from spotd_providers.aws.wire import AwsInstanceRow, VolumeRow
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, VolumeRow
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from spotd_providers.kit.keys import key_of
@@ -87,6 +86,5 @@ class Volumes:
 
 
 def summary(strays: Sequence[VolumeRow]) -> str:
-    """Summarise these disks in one line."""
     shown = ", ".join(row.VolumeId for row in strays[:3]) + (", ..." if len(strays) > 3 else "")
     return f"{len(strays)} disks of ended machines are left ({shown}), {sum(row.Size for row in strays)} GB"

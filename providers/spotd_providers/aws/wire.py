@@ -17,6 +17,9 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.kit.shapes import Lenient, Row
 
+INSTALL_TAG: Final = "spotd:install"
+KEY_TAG: Final = "spotd:key"
+"""On everything that a launch makes; a resource without them is not ours."""
 _PRICE: Final = re.compile(r"[0-9]{1,5}(\.[0-9]{1,10})?")
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]

@@ -61,7 +61,6 @@ class LocalProvider:
         self._install = services.install
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """Return the offers of the markets asked for."""
         return as_page(await self._client.read(OfferAnswer, "/v1/offers"), query)
 
     async def launch(self, request: LaunchRequest) -> Launched:
@@ -99,12 +98,10 @@ class LocalProvider:
         return tuple(found for found in listing.instances if found.key == key and found.state is not InstanceState.GONE)
 
     async def instances(self) -> Listing:
-        """Return every machine under our install label."""
         answer = await self._client.read(MachineAnswer, "/v1/machines", {"install": self._install})
         return as_listing(answer, self._install)
 
     async def terminate(self, ref: InstanceRef) -> None:
-        """End the machine."""
         await self._client.change("DELETE", f"/v1/machines/{ref.instance_id}", params={"install": self._install})
 
     async def check(self) -> Sequence[CheckLine]:
@@ -133,13 +130,11 @@ class LocalProvider:
         )
 
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
-        """Set the machine's bid."""
         await self._client.change(
             "PUT", f"/v1/machines/{ref.instance_id}/bid", params={"install": self._install}, body={"price": price}
         )
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
-        """Return the last lines that the machine printed."""
         path = f"/v1/machines/{ref.instance_id}/log"
         answer = await self._client.read(LogAnswer, path, {"install": self._install, "lines": max(0, lines)})
         return answer.lines

@@ -25,7 +25,7 @@ from pydantic import (
 
 from spotd_providers.contract.money import micro_usd
 from spotd_providers.contract.values import NO_GPU
-from spotd_providers.kit.durations import duration
+from spotd_providers.kit.settings import duration
 
 _NAME: Final = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 

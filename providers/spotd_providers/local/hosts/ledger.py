@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -102,31 +102,31 @@ class Ledger:
         storage: MicroUsdPerHour = _FREE,
     ) -> None:
         """Record the machine's price from `at` on."""
-        self._append(LedgerEvent.OPEN, machine_id, key, at, compute, storage, "")
+        self._append(
+            LedgerLine(at=at, machine_id=machine_id, key=key, event=LedgerEvent.OPEN, compute=compute, storage=storage)
+        )
 
     def price(self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour) -> None:
         """Record another price from `at` on, unless it is the same or the machine is paused or ended."""
         last = self._latest[machine_id]
-        if last.event in (LedgerEvent.PAUSED, LedgerEvent.END):
-            return
-        if last.compute != compute:
-            self._append(LedgerEvent.PRICE, machine_id, last.key, at, compute, last.storage, "")
+        if last.event not in (LedgerEvent.PAUSED, LedgerEvent.END) and last.compute != compute:
+            self._append(replace(last, event=LedgerEvent.PRICE, at=at, compute=compute, note=""))
 
     def paused(self, machine_id: str, *, at: datetime, note: str = "") -> None:
         """Record that the machine costs its disk only from `at` on."""
         last = self._latest[machine_id]
-        self._append(LedgerEvent.PAUSED, machine_id, last.key, at, _FREE, last.storage, note)
+        self._append(replace(last, event=LedgerEvent.PAUSED, at=at, compute=_FREE, note=note))
 
     def resumed(self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour) -> None:
         """Record that the machine runs again from `at` on."""
         last = self._latest[machine_id]
-        self._append(LedgerEvent.RESUMED, machine_id, last.key, at, compute, last.storage, "")
+        self._append(replace(last, event=LedgerEvent.RESUMED, at=at, compute=compute, note=""))
 
     def end(self, machine_id: str, *, at: datetime, note: str = "") -> None:
         """Record that the machine costs nothing from `at` on. Ending it again changes nothing."""
         last = self._latest[machine_id]
         if last.event is not LedgerEvent.END:
-            self._append(LedgerEvent.END, machine_id, last.key, at, _FREE, _FREE, note)
+            self._append(replace(last, event=LedgerEvent.END, at=at, compute=_FREE, storage=_FREE, note=note))
 
     def is_open(self, machine_id: str) -> bool:
         """Whether the machine still costs money."""
@@ -139,29 +139,13 @@ class Ledger:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _append(
-        self,
-        event: LedgerEvent,
-        machine_id: str,
-        key: str,
-        at: datetime,
-        compute: MicroUsdPerHour,
-        storage: MicroUsdPerHour,
-        note: str,
-    ) -> None:
-        last = self._latest.get(machine_id)
-        line = LedgerLine(
+    def _append(self, line: LedgerLine) -> None:
+        last = self._latest.get(line.machine_id)
+        if last is not None:
             # The ledger never runs backwards, even if the reader of a file's change time was a little late.
-            at=max(at, last.at) if last else at,
-            machine_id=machine_id,
-            key=key,
-            event=event,
-            compute=compute,
-            storage=storage,
-            note=note,
-        )
+            line = replace(line, at=max(line.at, last.at))
         self._write(_LINE.dump_json(line) + b"\n")
-        self._latest[machine_id] = line
+        self._latest[line.machine_id] = line
 
     def _write(self, text: bytes) -> None:
         """Write the whole text or nothing."""

@@ -205,7 +205,6 @@ class Machines:
                 self._note_end(replace(record, state=HostMachineState.KILLED, ended_at=self._clock.now()))
 
     def kill_all(self) -> None:
-        """Kill every process of every machine below this root."""
         for machine_id in self.ids():
             self.kill(machine_id)
 
@@ -316,7 +315,6 @@ class Machines:
         return now - timedelta(seconds=max(0.0, ago))
 
     def _processes_of(self, record: MachineStatus) -> frozenset[int]:
-        """Return every running process of the machine."""
         table = {row.pid: row for row in processes.all_processes()}
         caught = set(processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}"))
         leader = table.get(record.pid) if record.pid is not None else None

@@ -37,7 +37,6 @@ class Process:
 
 
 def find_process(pid: int) -> Process | None:
-    """Return the process that has this pid now."""
     if HAS_PROC:
         return _from_stat(pid)
     return next((process for process in _ask_ps(["-p", str(pid)]) if process.pid == pid), None)

@@ -99,12 +99,10 @@ _MEMORY: Final = TypeAdapter(MachineMemory)
 
 
 def save(memory: MachineMemory, path: Path) -> None:
-    """Write the memory to disk, whole."""
     write_atomically(path, _MEMORY.dump_json(memory).decode())
 
 
 def load(path: Path) -> MachineMemory | None:
-    """Read the memory from disk, if there is one."""
     try:
         return _MEMORY.validate_json(path.read_bytes())
     except FileNotFoundError:

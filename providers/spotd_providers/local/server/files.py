@@ -59,7 +59,6 @@ def withdraw(folder: Path) -> None:
 
 
 def clock_of(folder: Path) -> ScaledClock:
-    """Return the market's clock."""
     file = folder / "clock.json"
     return read_clock(file) if file.exists() else REAL_TIME
 
@@ -74,7 +73,6 @@ def spec_of(folder: Path) -> tuple[MarketSpec, str]:
 
 
 def spec_hash(text: str) -> str:
-    """Hash the text of a specification."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from spotd_providers.aws.answers import failure, launch_failure
+from spotd_providers.aws.answers import contract_errors, launch_failure
 from spotd_providers.aws.sdk import AwsRefused
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -143,5 +143,6 @@ def test_a_wrong_setting_is_named(code: str, field: str) -> None:
 def test_a_refused_question_changes_nothing_and_is_asked_again_or_told(
     code: str, status: int, leaf: type[ProviderError]
 ) -> None:
-    found = failure(AwsRefused(code=code, status=status, detail=""), what="describe_instances", rng=Random(1))
-    assert type(found) is (leaf if leaf in (RateLimited, AuthFailed) else Unavailable)
+    with pytest.raises(ProviderError) as found, contract_errors("describe_instances", Random(1)):
+        raise AwsRefused(code=code, status=status, detail="")
+    assert found.type is (leaf if leaf in (RateLimited, AuthFailed) else Unavailable)

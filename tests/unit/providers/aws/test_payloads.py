@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from spotd_providers.aws.advisor import read_advisor
-from spotd_providers.aws.offers import LINUX, current_prices, offers_of
+from spotd_providers.aws.offers import current_prices, offers_of
 from spotd_providers.aws.ondemand import AwsOnDemandPrices
-from spotd_providers.aws.region import kinds_of
+from spotd_providers.aws.region import LINUX_PRODUCTS, kinds_of
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.gpus import gpu_info
 from spotd_providers.contract.money import micro_usd
@@ -61,7 +61,7 @@ def test_every_recorded_price_is_in_force_replaced_or_of_another_product(name: s
     rows = history(name)
     prices, rejected = current_prices(rows)
     products = Counter(row["ProductDescription"] for row in rows)
-    linux = [row for row in rows if row["ProductDescription"] in LINUX]
+    linux = [row for row in rows if row["ProductDescription"] in LINUX_PRODUCTS]
     pools = {(row["InstanceType"], row["AvailabilityZone"]) for row in linux}
     print(f"{name}: {len(rows)} rows {dict(products)}, {len(pools)} pools, {len(prices)} priced")
     assert rows
