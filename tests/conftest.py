@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from tests.fakes.seaweed import Weed
 
 settings.register_profile(
-    "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "same",
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("search", settings.get_profile("same"), derandomize=False, print_blob=True)
+settings.register_profile("search", settings.get_profile("same"), max_examples=100, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 _TESTS: Final = Path(__file__).parent

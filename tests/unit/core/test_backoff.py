@@ -30,6 +30,8 @@ from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop
 
 JOB = JobId("j1")
 SECOND = timedelta(seconds=1)
+LOOK_EVERY = timedelta(seconds=30)
+"""While nothing happens, a job is looked at this often, and besides when a pause ends that the world knows of."""
 MANY = tuple(offer(f"o{n}", price=300_000 + n) for n in range(60))
 Answer = Callable[[World, AttemptId, datetime], World]
 
@@ -56,8 +58,13 @@ def lived(
             if item.state is AttemptState.INTENDED:
                 calls.append(now)
                 world = answer(world, identity, now)
-        now += step
+        now += step if plan.attempts else max(step, min([LOOK_EVERY, *(at - now for at in _pauses(world) if at > now)]))
     return world, calls
+
+
+def _pauses(world: World) -> list[datetime]:
+    ends = [one.not_before for one in world.jobs.values() if one.not_before is not None]
+    return ends + [one.until for one in world.cooldowns]
 
 
 def refusing(failure: LaunchFailure, wait: timedelta | None = None) -> Answer:

@@ -143,7 +143,7 @@ def by_hand(state: World, wanted: Job, offers: list[Offer]) -> list[tuple[int, i
     return sorted(found)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(OFFERS, JOBS, PRICES, experiences([SHOP, POD], HOSTS, POOLS))
 def test_what_is_found_by_reading_little_is_what_reading_all_finds(
     offers: list[Offer], wanted: Job, price: PriceLimit, known: Experience
@@ -169,7 +169,7 @@ def test_what_is_found_by_reading_little_is_what_reading_all_finds(
     assert [(o.provider, o.offer_id) for o in found] == admissible
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(OFFERS, JOBS, experiences([SHOP, POD], HOSTS, POOLS))
 def test_the_bounds_of_a_rank_hold_for_every_offer(offers: list[Offer], wanted: Job, known: Experience) -> None:
     state = world(wanted, known=known)
@@ -192,7 +192,7 @@ def todays_rank(one: Offer, wanted: Job, limits: Policy) -> tuple[int, int, str,
     return (total + total * premium // PPM, ORDER[one.interruption], one.provider, one.offer_id)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(OFFERS, JOBS.filter(lambda j: not j.spec.speed and not j.paces))
 def test_where_nothing_is_known_offers_rank_as_they_always_did(offers: list[Offer], wanted: Job) -> None:
     state = world(wanted)
@@ -225,7 +225,7 @@ def of_price_alone(one: Offer) -> Offer:
     return replace(one, capacity_score=None, hazard_ppm=None, pays_bid=False, download_price=free)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     OFFERS.map(lambda some: [of_price_alone(o) for o in some]),
     JOBS,

@@ -143,7 +143,9 @@ class Rig:
             log=self.log,
             inline=True,
         )
-        self.host_monitor = HostMonitor(self.objects, clock=self.clock, wall=self.clock, log=self.log, inline=True)
+        self.host_monitor = HostMonitor(
+            self.objects, clock=self.clock, wall=self.clock, log=self.log, inline=True, ticks=lambda: 0.0
+        )
         providers = {shop.name: guarded(shop, clock=self.clock, log=self.log) for shop in self.shops}
         self.pollers = {name: self._poller(provider) for name, provider in providers.items()}
         self.executor = Executor(

@@ -22,7 +22,7 @@ from tests.unit.daemon.rig import Rig
 
 pytestmark = pytest.mark.anyio
 
-BUDGET = MicroUsd(250_000)
+BUDGET = MicroUsd(100_000)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ async def test_a_full_disk_breaks_no_budget(tmp_path: Path, monkeypatch: pytest.
         await rig.until_running(name, 1)
         began = rig.clock.now()
         with full(rig, monkeypatch):
-            stopped = await beats(rig, name, timedelta(hours=1))
+            stopped = await beats(rig, name, timedelta(minutes=25))
             assert stopped is not None
             (ended,) = rig.shop.ended_at.values()
             billed = cost(rig.attempts(name)[0].quote.price.total, ended - began)
@@ -80,7 +80,7 @@ async def test_a_machine_that_was_cancelled_ends_in_time_although_nothing_can_be
         assert due is not None
         with full(rig, monkeypatch):
             rig.shop.faults["terminate"].append(Unavailable("away for a moment"))
-            await beats(rig, name, timedelta(minutes=20))
+            await beats(rig, name, timedelta(minutes=12))
             (ended,) = rig.shop.ended_at.values()
             assert ended <= due.deadline + timedelta(minutes=2)
         await rig.until_state(name, JobState.CANCELLED)
@@ -126,7 +126,7 @@ async def test_what_was_ended_while_nothing_could_be_written_is_not_booked_on_wh
             await rig.clock.sleep(timedelta(minutes=5))
         await rig.until(lambda: rig.database.last_error == "")
         assert rig.attempts(name)[0].ref == machine.ref
-        await rig.clock.sleep(timedelta(hours=4))
+        await rig.clock.sleep(timedelta(minutes=20))
         booked = spent(rig.attempts(name)[0], rig.clock.now())
         assert machine.meter.since is not None
         assert booked <= cost(machine.meter.rate, ended - machine.meter.since + timedelta(minutes=1))
@@ -153,7 +153,7 @@ async def test_a_machine_that_became_known_and_was_ended_unsaved_is_booked_up_to
             await rig.clock.sleep(timedelta(minutes=5))
             (ended,) = rig.shop.ended_at.values()
         await rig.until(lambda: rig.database.last_error == "")
-        await rig.clock.sleep(timedelta(hours=4))
+        await rig.clock.sleep(timedelta(minutes=20))
         (item,) = rig.attempts(name)
         assert item.ref is not None
         booked = spent(item, rig.clock.now())

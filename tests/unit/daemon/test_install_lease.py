@@ -280,7 +280,7 @@ async def test_two_installs_of_one_label_in_one_account_stop_buying_and_name_eac
         for rig in (a, b):
             for number in range(1, 4):
                 await rig.submit(job(number))
-        for _ in range(180):
+        for _ in range(90):
             await clock.sleep(timedelta(seconds=20))
             for rig in (a, b):
                 for number in range(1, 4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,12 @@ from tests.unit.daemon.rig import Rig
 
 pytestmark = pytest.mark.anyio
 HUNG = {"printed": 5, "writes": 0, "gpu_s": None, "gpu_busy_s": None}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """Its hosts are read seldom, since these tests last for hours."""
+    return Rig(tmp_path, read_every_s=30.0)
 
 
 def watched_job(**rules: object) -> object:

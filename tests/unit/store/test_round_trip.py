@@ -37,7 +37,7 @@ def store() -> Iterator[Store]:
 
 
 J1 = v.job_id("j1")
-EXAMPLES = settings(max_examples=40, deadline=None)
+EXAMPLES = settings(max_examples=25, deadline=None)
 STOP = StopOrder(reason=EndReason.CANCELLED, detail="x", ordered_at=v.NOW, deadline=v.NOW)
 
 

@@ -65,7 +65,7 @@ def _random_rule(seed: int) -> Rule:
     return rule
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(_games(), st.integers(0, 2**32))
 def test_a_random_policy_inside_the_shield_is_never_late(game: tuple[ReplayTerms, list[ZoneTrace]], seed: int) -> None:
     terms, zones = game

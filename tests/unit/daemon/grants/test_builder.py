@@ -184,7 +184,7 @@ async def test_the_newest_accepted_checkpoint_is_offered_first_and_a_changed_one
     host = Host(desk.objects, desk.identity)
     for name in ("u1", "u2", "u3"):
         host.checkpoint(name, name.encode())
-    host_monitor = HostMonitor(desk.objects, clock=desk.wall, wall=desk.wall, log=Log(), inline=True)
+    host_monitor = HostMonitor(desk.objects, clock=desk.wall, wall=desk.wall, log=Log(), inline=True, ticks=lambda: 0.0)
     report = (await host_monitor.read_hosts(desk.world))[desk.identity]
     job = replace(desk.job, checkpoints=tuple(reversed(report.checkpoints)))
     fresh = replace(desk.attempt, running_at=None, state=AttemptState.STARTING)

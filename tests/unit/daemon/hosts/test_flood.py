@@ -46,7 +46,9 @@ def host_monitor(folder: Path, limits: FloodLimits) -> tuple[HostMonitor, Host]:
     Counted.listed = 0
     host = Host(objects, ATTEMPT)
     host.beat("run")
-    return HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, limits=limits), host
+    return HostMonitor(
+        objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0, limits=limits
+    ), host
 
 
 async def flood(one: HostMonitor) -> str:

@@ -32,7 +32,7 @@ def objects(tmp_path: Path) -> FolderStore:
 
 @pytest.fixture
 def host_monitor(objects: FolderStore) -> HostMonitor:
-    return HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True)
+    return HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ async def test_a_restarted_daemon_tells_nothing_twice(
         jobs={owner.id: replace(owner, checkpoints=report.checkpoints)},
         attempts={ATTEMPT: item},
     )
-    fresh = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True)
+    fresh = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0)
     again = await look(fresh, later)
     assert (again.checkpoints, again.notes) == ((), ())
     host.checkpoint("two", b"2")
@@ -228,7 +228,7 @@ async def test_a_restarted_daemon_does_not_count_the_chunks_of_the_checkpoint_it
     saved = (await look(host_monitor)).checkpoints
     (job,) = WORLD.jobs.values()
     world = replace(WORLD, jobs={job.id: replace(job, checkpoints=saved)})
-    again = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True)
+    again = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0)
     host.checkpoint("second", b"seven b")
     assert list((await look(again, world)).uploads.values()) == [0]
 
@@ -245,7 +245,7 @@ HOUR_BEHIND = timedelta(hours=1)
 
 async def test_a_host_whose_clock_is_behind_lived_when_it_was_not_read_yet(objects: FolderStore, host: Host) -> None:
     clock = Still()
-    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
     clock.at = first = NOW + HOUR_BEHIND
     host.beat("run", at=text(NOW))
     assert (await look(host_monitor)).alive_at == NOW, "nothing shows yet whose clock it is"
@@ -264,16 +264,16 @@ async def test_a_restarted_daemon_goes_by_the_last_read_before(objects: FolderSt
     (item,) = WORLD.attempts.values()
     read = replace(WORLD, attempts={ATTEMPT: replace(item, heartbeat_seq=0, read_at=first)})
     clock.at = first + timedelta(minutes=5)
-    again = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    again = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
     assert (await look(again, read)).alive_at == NOW, "the heartbeat is older than that read"
     host.beat("run", at=text(NOW + timedelta(minutes=5)))
-    again = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    again = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
     assert (await look(again, read)).alive_at == first
 
 
 async def test_what_a_host_dates_by_a_right_clock_stays(objects: FolderStore, host: Host) -> None:
     clock = Still()
-    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
     host.beat("run", at=text(NOW))
     await look(host_monitor)
     clock.at = NOW + timedelta(hours=5)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     """Read seldom, since these tests last for hours."""
-    return Rig(tmp_path, read_every_s=20.0)
+    return Rig(tmp_path, read_every_s=60.0)
 
 
 async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(

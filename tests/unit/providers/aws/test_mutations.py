@@ -151,7 +151,7 @@ def judge_listed(body: bytes) -> None:
 
 
 STATUSES = st.sampled_from([200, 200, 200, 200, 400, 500, 503])
-QUICK = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 LONG = settings(deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
 
 

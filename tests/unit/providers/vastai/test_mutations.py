@@ -77,7 +77,7 @@ def judge(rows: list[dict[str, Any]]) -> None:
 
 
 @given(damaged())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_row_never_becomes_a_false_price(case: tuple[list[dict[str, Any]], int]) -> None:
     judge(case[0])
 
@@ -91,7 +91,7 @@ def test_thousands_of_damaged_rows_never_become_a_false_price(case: tuple[list[d
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_text_is_a_page_or_unavailable(data: st.DataObject) -> None:
     text = bytearray(json.dumps({"offers": ROWS}).encode())
     for _ in range(data.draw(st.integers(1, 4))):
