@@ -40,7 +40,7 @@ def on_terminal(command: list[str], environment: Mapping[str, str]) -> tuple[flo
         try:
             data = os.read(ours, 65536)
         except OSError:
-            break  # Linux's way to say that nobody has the terminal open any more
+            break  # on Linux: no process has the terminal open any more
         if not data:
             break
         printed += data

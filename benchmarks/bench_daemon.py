@@ -1,8 +1,8 @@
 """What a daemon costs: the time to be ready with 1,000 jobs to reconcile, its memory and its idle processor time.
 
-Ready is what it tells its service manager (READY=1), and the first completed cycle is its first WATCHDOG=1. Peers in
-the same run: an interpreter that does nothing, and one that imports the libraries of any such daemon. The published
-figures of the daemons it is compared with are 7.0 s and 265 MiB (dstack), 6.5 s and 358 MiB (SkyPilot).
+Ready is what it reports to its service manager (READY=1), and the first completed cycle is its first WATCHDOG=1.
+Peers in the same run: an interpreter that does nothing, and one that imports the libraries of any such daemon. The
+published figures of the daemons it is compared with are 7.0 s and 265 MiB (dstack), 6.5 s and 358 MiB (SkyPilot).
 
 Run: python benchmarks/bench_daemon.py
 """
@@ -40,7 +40,7 @@ class Start:
 
 
 def start(lab: Lab) -> Start:
-    """The daemon runs; how long that took by its own word."""
+    """Start the daemon; return how long that took by its own reports."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         address = lab.folder / f"notify-{lab.starts}"
         manager.bind(str(address))

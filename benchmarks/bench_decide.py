@@ -1,6 +1,6 @@
 """How long one decision takes for 1,000 jobs and 10,000 offers, against two peers in the same run.
 
-`sorted index` is the least that any answer needs: for each job, a look at the cheapest entries of an index that is
+`sorted index` is the least that any answer needs: for each job, the cheapest entries are read of an index that is
 already sorted. `nested loop` is what is written first: price every offer for every job and take the minimum (measured
 on a tenth of the jobs and scaled). Besides: the same with records of so many hosts, a third of which never lost a
 machine; and 1,000 machines that run, without moves and with them. Run: python benchmarks/bench_decide.py

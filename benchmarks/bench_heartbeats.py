@@ -1,8 +1,8 @@
 """What watching 1,000 running jobs costs the daemon: requests to the bucket, and processor time.
 
-One listing of all beats, against reading each host's heartbeat and listing its events and manifests, which is what a
-look was before there were beats and still is for a host without one. Both over the same real S3 server (SeaweedFS), by
-the same keeper, in the same run; and the decision and commit that follow each look, over a file as in production.
+One listing of all liveness markers, against a full read of each host: its heartbeat and lists of its events and
+manifests, as a host without a marker needs it. Both over the same real S3 server (SeaweedFS), by the same host monitor,
+in the same run; and the decision and commit that follow each pass, over a file as in production.
 
 Run: python benchmarks/bench_heartbeats.py
 """
@@ -40,7 +40,7 @@ from tests.unit.daemon.host import Host
 from tests.unit.daemon.rig import Log
 
 JOBS, ROUNDS = 1_000, 2
-BEAT_S, LOOK_S = 15.0, 10.0
+HEARTBEAT_S, PASS_S = 15.0, 10.0
 """As production has them with a bucket."""
 REQUESTS_LIMIT, CPU_LIMIT_PERCENT = 2.0, 0.5
 NEVER = FloodLimits(audit_every=timedelta(days=1000))
@@ -49,17 +49,17 @@ NEVER = FloodLimits(audit_every=timedelta(days=1000))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one look."""
+    """Cost of one pass over all hosts."""
 
     requests: float
     cpu_s: float
     wall_s: float
 
     def line(self, name: str) -> str:
-        looks = BEAT_S / LOOK_S
+        passes = HEARTBEAT_S / PASS_S
         return (
-            f"{name:34} {self.requests * looks:8.1f} requests  {self.cpu_s * looks * 1000:8.1f} ms of a processor"
-            f" ({100 * self.cpu_s / LOOK_S:.2f} %)  a look takes {self.wall_s * 1000:6.0f} ms"
+            f"{name:34} {self.requests * passes:8.1f} requests  {self.cpu_s * passes * 1000:8.1f} ms of a processor"
+            f" ({100 * self.cpu_s / PASS_S:.2f} %)  a pass takes {self.wall_s * 1000:6.0f} ms"
         )
 
 
@@ -89,59 +89,58 @@ def best(costs: list[Cost]) -> Cost:
     return min(costs, key=lambda cost: cost.cpu_s)
 
 
-def written(objects: S3Store, ids: list[AttemptId]) -> None:
-    """Every host has a heartbeat in the store."""
+def write_heartbeats(objects: S3Store, ids: list[AttemptId]) -> None:
     hosts = [Host(objects, i) for i in ids]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(Host.beat, hosts))
+        list(pool.map(lambda host: host.raw("heartbeat.json", host.heartbeat()), hosts))
 
 
-def beaten(objects: S3Store, ids: list[AttemptId]) -> None:
-    """Every host has beaten once more, and has no news."""
+def write_markers(objects: S3Store, ids: list[AttemptId]) -> None:
+    """Write a newer liveness marker of each host, without news."""
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda i: objects.put(object_keys.liveness_key(i), b"+" * 100), ids))
 
 
-async def watched(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[AttemptId, HostStatus]]:
-    """By each host's documents, by the beats, and what the newest look at the beats told."""
+async def watch(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[AttemptId, HostStatus]]:
+    """Measure a full read of each host and the listing of the markers; return both, and the newest statuses."""
     ids = list(world.attempts)
     meter, wall = Meter(objects), SystemClock()
-    keeper = HostMonitor(objects, clock=wall, wall=wall, log=Log(), limits=NEVER, deadline_s=600)
+    monitor = HostMonitor(objects, clock=wall, wall=wall, log=Log(), limits=NEVER, deadline_s=600)
     reports: dict[AttemptId, HostStatus] = {}
 
-    async def look() -> None:
+    async def read_all() -> None:
         nonlocal reports
-        reports = await keeper.read_hosts(world)
+        reports = await monitor.read_hosts(world)
 
-    old = await meter.cost(look)  # at the first look nothing is known of anybody
-    assert not any(report.glance for report in reports.values())
+    old = await meter.cost(read_all)  # nothing is known of any host yet
+    assert not any(report.liveness_check for report in reports.values())
     new = []
     for _ in range(ROUNDS):
-        await anyio.to_thread.run_sync(beaten, objects, ids)
-        new.append(await meter.cost(look))
-        assert all(report.glance and report.marker_at is not None for report in reports.values())
+        await anyio.to_thread.run_sync(write_markers, objects, ids)
+        new.append(await meter.cost(read_all))
+        assert all(report.liveness_check and report.marker_at is not None for report in reports.values())
     assert len(reports) == JOBS
     return old, best(new), reports
 
 
-async def decided(store: Store, reports: dict[AttemptId, HostStatus]) -> Cost:
-    """What follows a look in which every host has given a sign of life: one decision, one commit."""
+async def decide_after(store: Store, reports: dict[AttemptId, HostStatus]) -> Cost:
+    """Measure the decision and the commit that follow a pass with a newer marker of every host."""
     costs = []
     for number in range(ROUNDS):
-        at = datetime.now(UTC) + timedelta(seconds=number * LOOK_S)
+        at = datetime.now(UTC) + timedelta(seconds=number * PASS_S)
         wall, cpu = time.perf_counter(), time.process_time()
-        told = {
-            i: HostStatus(attempt=i, read_at=at, glance=True, marker_at=at, seq=report.seq, phase="run")
+        statuses = {
+            i: HostStatus(attempt=i, read_at=at, liveness_check=True, marker_at=at, seq=report.seq, phase="run")
             for i, report in reports.items()
         }
 
-        def think(tx: Any, at: datetime = at, told: dict[AttemptId, HostStatus] = told) -> None:
+        def decide_and_commit(tx: Any, at: datetime = at, statuses: dict[AttemptId, HostStatus] = statuses) -> None:
             world = tx.world(POLICY, at)
-            first = reconcile(world, {}, told, at)
+            first = reconcile(world, {}, statuses, at)
             second = decide(applied(world, first), MarketSnapshot(offer_cache={}), at)
             tx.commit(combine(first, second))
 
-        store.tx(think)
+        store.tx(decide_and_commit)
         costs.append(Cost(requests=0, cpu_s=time.process_time() - cpu, wall_s=time.perf_counter() - wall))
     return best(costs)
 
@@ -154,23 +153,23 @@ def main() -> None:
             store.tx(lambda tx: [tx.commit(plan) for plan in plans])
             world = store.tx(lambda tx: tx.world(POLICY, datetime.now(UTC)))
             objects = S3Store(weed.place("bench/"), findings=Findings(ordered=True))
-            written(objects, list(world.attempts))
-            beaten(objects, list(world.attempts))
-            old, new, reports = anyio.run(watched, objects, world)
-            after = anyio.run(decided, store, reports)
-    print(f"{JOBS} running jobs without news, in each {BEAT_S:.0f} s, of which a look takes place every {LOOK_S:.0f}:")
-    print(old.line("each host's documents"))
-    print(new.line("one listing of their beats"))
+            write_heartbeats(objects, list(world.attempts))
+            write_markers(objects, list(world.attempts))
+            old, new, reports = anyio.run(watch, objects, world)
+            after = anyio.run(decide_after, store, reports)
+    print(f"{JOBS} running jobs without news, in each {HEARTBEAT_S:.0f} s; a pass takes place every {PASS_S:.0f} s:")
+    print(old.line("a full read of each host"))
+    print(new.line("one listing of their markers"))
     print(after.line("the decision that follows"))
-    looks = BEAT_S / LOOK_S
+    passes = HEARTBEAT_S / PASS_S
     print(
         f"one listing: {old.requests / new.requests:.0f}x fewer requests,"
         f" {old.cpu_s / new.cpu_s:.0f}x less processor time"
     )
     goals = {
-        "requests": (new.requests * looks, REQUESTS_LIMIT),
-        "% of a processor, the look": (100 * new.cpu_s / LOOK_S, CPU_LIMIT_PERCENT),
-        "% of a processor, with the decision": (100 * (new.cpu_s + after.cpu_s) / LOOK_S, CPU_LIMIT_PERCENT),
+        "requests": (new.requests * passes, REQUESTS_LIMIT),
+        "% of a processor, the pass": (100 * new.cpu_s / PASS_S, CPU_LIMIT_PERCENT),
+        "% of a processor, with the decision": (100 * (new.cpu_s + after.cpu_s) / PASS_S, CPU_LIMIT_PERCENT),
     }
     for what, (found, limit) in goals.items():
         met = "met" if found <= limit else "NOT MET"

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from spotd.history import History, PriceTerms, SeriesQuery
@@ -56,7 +57,7 @@ def lived(history: History, bazaar: Bazaar, days: float) -> float:
 
 def table_bytes(history: History, table: str) -> tuple[int, int]:
     """Rows and bytes of one table with its indexes."""
-    connection = history._opened()[0]  # noqa: SLF001 - what is measured is not what anybody else should see
+    connection = history._opened()[0]  # noqa: SLF001 - what is measured is private to the module
     rows = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: S608 - our own names
     size = connection.execute(
         "SELECT sum(pgsize) FROM dbstat WHERE name IN (SELECT name FROM sqlite_schema WHERE tbl_name = ?)", (table,)
@@ -103,7 +104,7 @@ def main() -> int:
             bazaar.pass_time(60)
             now += 60
             offers = bazaar.offers()
-            polls.append(cpu_ms(lambda now=now, offers=offers: history.record(VAST, offers, complete=True, at=now)))
+            polls.append(cpu_ms(partial(history.record, VAST, offers, complete=True, at=now)))
         everybody = Bazaar(10_000, seed=2)
         crowd = History(Path(folder) / "crowd.sqlite")
         first_ms = cpu_ms(lambda: crowd.record(VAST, everybody.offers(), complete=True, at=START))
@@ -112,7 +113,7 @@ def main() -> int:
             everybody.pass_time(60)
             offers = everybody.offers()
             at = START + 60 * minute
-            crowd_polls.append(cpu_ms(lambda at=at, offers=offers: crowd.record(VAST, offers, complete=True, at=at)))
+            crowd_polls.append(cpu_ms(partial(crowd.record, VAST, offers, complete=True, at=at)))
         oldest, week = int(now - options.days * DAY_S), now - 7 * DAY_S
         offer = bazaar.offers()[0].offer_id
         h100 = frozenset({"H100_SXM"})

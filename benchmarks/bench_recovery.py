@@ -56,12 +56,12 @@ class Recovery:
 
 def runner_events(found: Lab, job: str, attempt: int) -> dict[str, float]:
     """When the runner did what, in its own words; the first of each kind."""
-    told: dict[str, float] = {}
+    first: dict[str, float] = {}
     folder = found.folder / "state" / "store" / "jobs" / job / "attempts" / str(attempt) / "events"
     for path in sorted(folder.glob("*.json")):
         event = json.loads(path.read_text())
-        told.setdefault(event["kind"], datetime.fromisoformat(event["at"]).timestamp())
-    return told
+        first.setdefault(event["kind"], datetime.fromisoformat(event["at"]).timestamp())
+    return first
 
 
 def one_recovery(found: Lab, job: str, number: int, died_at: float, notes: Path) -> Recovery:
@@ -69,9 +69,8 @@ def one_recovery(found: Lab, job: str, number: int, died_at: float, notes: Path)
     note = notes / str(number)
     until(note.exists, what=f"the first step of attempt {number}", within=60)
     wanted = {"boot", "restored", "started"}
-    told = until(
-        lambda: (told := runner_events(found, job, number)).keys() >= wanted and told, what="the runner's events"
-    )
+    until(lambda: runner_events(found, job, number).keys() >= wanted, what="the runner's events")
+    own = runner_events(found, job, number)
     events = {(e["kind"], e["attempt"]): found.real(datetime.fromisoformat(e["at"])) for e in found.events(job)}
     key = f"-{job}-{number}"
     called_at = min(found.real(span.start) for span in found.ledger() if span.key.endswith(key))
@@ -81,9 +80,9 @@ def one_recovery(found: Lab, job: str, number: int, died_at: float, notes: Path)
             events["attempt.outbid", number - 1],
             events["attempt.intended", number],
             called_at,
-            told["boot"],
-            told["restored"],
-            told["started"],
+            own["boot"],
+            own["restored"],
+            own["started"],
             float(note.read_text()),
         )
     )

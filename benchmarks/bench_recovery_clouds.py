@@ -1,11 +1,12 @@
 """From the loss of a machine at vast.ai, RunPod and AWS to the next one's first step, piece by piece, for each cloud.
 
 One daemon, the fakes of the three clouds over HTTP, real runners and real training in real time; a job at each cloud
-loses its machine again and again. vast.ai outbids and RunPod takes its pod back without a word, so that the daemon
-learns of it at its next poll; AWS gives notice two minutes ahead, and the job saves and goes. The fakes' machines boot
-in two seconds: how long a real one takes is the cloud's, and is no part of spotd's own share. That is detection,
-decision, the launch call, and what the next runner needs besides the boot and the transfer of bytes. The goal is ten
-seconds for 95 of 100 with a notice; without one the poll interval is the yardstick, and the same limit is shown.
+loses its machine again and again. vast.ai outbids, and a RunPod on-demand pod loses its host, both without a notice, so
+that the daemon learns of it at its next poll; AWS gives notice two minutes ahead, and the job saves and exits. The
+fakes' machines boot in two seconds: how long a real one takes is the cloud's, and is no part of spotd's own share. That
+is detection, decision, the launch call, and what the next runner needs besides the boot and the transfer of bytes. The
+goal is ten seconds for 95 of 100 with a notice; without one the poll interval is the yardstick, and the same limit is
+shown.
 
 Run: python benchmarks/bench_recovery_clouds.py [--losses 20] [--poll 5]
 """
@@ -30,14 +31,25 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
+from spotd_providers.local.hosts import Segment  # noqa: E402 - the folder above must be importable first
 from tests.e2e.clouds import KIND, Clouds, three_clouds  # noqa: E402 - as above
 from tests.e2e.harness import until  # noqa: E402 - as above
-from tests.fakes.aws import ZONES  # noqa: E402 - the folder above must be importable first
+from tests.fakes.aws import ZONES  # noqa: E402 - as above
 from tests.fakes.runpod import Gpu  # noqa: E402 - as above
 from tests.fakes.vastai import Ask  # noqa: E402 - as above
 
-PIECES = ("see the notice", "save and go", "detect", "decide", "launch call", "boot", "transfer", "restore beside it")
-PIECES += ("start the job", "warm up")
+PIECES = (
+    "see the notice",
+    "save and go",
+    "detect",
+    "decide",
+    "launch call",
+    "boot",
+    "transfer",
+    "restore beside it",
+    "start the job",
+    "warm up",
+)
 OWN = frozenset({"see the notice", "detect", "decide", "launch call", "restore beside it", "start the job"})
 GOAL_S = 10.0
 BOOT = timedelta(seconds=2)
@@ -47,10 +59,11 @@ GPUS = ("GeForce RTX 4090", "GeForce RTX 3090", "GeForce RTX 5090", "RTX A6000",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
-    """A fake, how it takes a machine back, and whether it says so before."""
+    """A fake, how a machine is lost there, and whether a notice comes before."""
 
     name: str
     title: str
+    market: str
     has_notice: bool
     take: Callable[[Clouds, str], None]
 
@@ -59,7 +72,7 @@ def outbid(found: Clouds, machine: str) -> None:
     found.vast.outbid(int(machine))
 
 
-def reclaim(found: Clouds, machine: str) -> None:
+def lose_host(found: Clouds, machine: str) -> None:
     found.runpod.lose_host(machine)
 
 
@@ -68,9 +81,9 @@ def interrupt(found: Clouds, machine: str) -> None:
 
 
 CLOUDS = (
-    Cloud(name="vast", title="vast.ai, outbid", has_notice=False, take=outbid),
-    Cloud(name="runpod", title="RunPod, spot pod taken back", has_notice=False, take=reclaim),
-    Cloud(name="aws", title="AWS, two-minute notice", has_notice=True, take=interrupt),
+    Cloud(name="vast", title="vast.ai, outbid", market="spot", has_notice=False, take=outbid),
+    Cloud(name="runpod", title="RunPod, host lost", market="on-demand", has_notice=False, take=lose_host),
+    Cloud(name="aws", title="AWS, two-minute notice", market="spot", has_notice=True, take=interrupt),
 )
 
 
@@ -88,22 +101,22 @@ def stock(found: Clouds, losses: int) -> None:
         for zone in ZONES[:3]:
             found.aws.stock(kind, zone, f"{0.1578 + number / 1000:.4f}", since=found.clock.now())
     for number, name in enumerate(GPUS):
-        prices = {"community_price": 0.40, "secure_price": 0.50, "spot_price": 0.20 + number / 1000}
-        found.runpod.stock(Gpu(gpu_id=f"NVIDIA {name}", name=name, memory=24, **prices))
+        usd = 0.40 + number / 1000
+        found.runpod.stock(Gpu(gpu_id=f"NVIDIA {name}", name=name, memory=24, community_price=usd, secure_price=0.50))
 
 
 def runner_events(found: Clouds, job: str, attempt: int) -> dict[str, tuple[float, dict[str, Any]]]:
     """When the runner did what, in its own words; the first of each kind."""
-    told: dict[str, tuple[float, dict[str, Any]]] = {}
+    first: dict[str, tuple[float, dict[str, Any]]] = {}
     folder = found.lab.folder / "state" / "store" / "jobs" / job / "attempts" / str(attempt) / "events"
     for path in sorted(folder.glob("*.json")):
         event = json.loads(path.read_text())
-        told.setdefault(event["kind"], (datetime.fromisoformat(event["at"]).timestamp(), event["data"]))
-    return told
+        first.setdefault(event["kind"], (datetime.fromisoformat(event["at"]).timestamp(), event["data"]))
+    return first
 
 
-def spans(found: Clouds, cloud: Cloud, job: str, attempt: int) -> list[Any]:
-    return [span for span in found.books()[cloud.name] if span.key.endswith(f"-{job}-{attempt}")]
+def spans(found: Clouds, cloud: Cloud, job: str, attempt: int) -> list[Segment]:
+    return [span for span in found.spending()[cloud.name] if span.key.endswith(f"-{job}-{attempt}")]
 
 
 def one_recovery(found: Clouds, cloud: Cloud, job: str, number: int, lost_at: float, notes: Path) -> dict[str, float]:
@@ -111,12 +124,13 @@ def one_recovery(found: Clouds, cloud: Cloud, job: str, number: int, lost_at: fl
     note = notes / cloud.name / str(number)
     until(note.exists, what=f"the first step of attempt {number} at {cloud.title}", within=PATIENCE_S, every=0.1)
     wanted = {"boot", "restored", "started"}
-    after = until(
-        lambda: (told := runner_events(found, job, number)).keys() >= wanted and told,
+    until(
+        lambda: runner_events(found, job, number).keys() >= wanted,
         what="the runner's events",
         within=PATIENCE_S,
         every=0.1,
     )
+    after = runner_events(found, job, number)
     before = runner_events(found, job, number - 1)
     events = {(e["kind"], e["attempt"]): found.lab.real(datetime.fromisoformat(e["at"])) for e in found.lab.events(job)}
     intended_at = events["attempt.intended", number]
@@ -182,7 +196,7 @@ def measure(folder: Path, losses: int, poll_s: float) -> None:
         shutil.copy(source, code)
     # The clouds' clock is the wall's: a runner sets its own by the metadata service of its machine.
     now = datetime.now(UTC)
-    with three_clouds(folder, scale=1.0, poll_s=poll_s, virtual0=now, more="spot = true\n") as found:
+    with three_clouds(folder, scale=1.0, poll_s=poll_s, virtual0=now) as found:
         stock(found, losses)
         found.lab.fresh = True
         found.lab.start()
@@ -196,11 +210,11 @@ def measure(folder: Path, losses: int, poll_s: float) -> None:
                 f"{command} --steps 1000000 --save-every 10 --pace 0.02",
                 workdir=code,
                 image="python:3.12-slim",
-                resources={"min_vram": "8GB", "disk": "10GB", "market": "spot", "providers": [cloud.name]},
+                resources={"min_vram": "8GB", "disk": "10GB", "market": cloud.market, "providers": [cloud.name]},
             )
             try:
                 results[cloud.name] = recoveries(found, cloud, job, losses, poll_s, notes)
-            except BaseException as error:  # noqa: BLE001 - told by the main thread, beside what the other clouds gave
+            except BaseException as error:  # noqa: BLE001 - reported by the main thread, beside what the other clouds gave
                 results[cloud.name] = error
             finally:
                 found.lab.api.cancel(job)

@@ -9,18 +9,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from spotd.api.handlers.context import find_job
 from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts
-from spotd.core.attempts import MachineState
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.charges import Charge
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Event, Plan
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.store import Reads, Store
+from spotd.store import Reads, Store, Tx
 from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import AttemptKey
 from tests.unit.core.builders import SHOP, job, shop_policy, world_with
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -35,24 +37,29 @@ def fill(store: Store, jobs: int, charges: int) -> None:
         made = Plan(
             jobs={one.id: one for one, _, _ in plan},
             attempts={a.id: a for _, attempts, _ in plan for a in attempts},
-            charges=tuple(c for _, _, booked in plan for c in booked),
+            charges=tuple(c for _, _, charged in plan for c in charged),
             events=tuple(
                 Event(at=NOW, kind="x", message="", job=a.id.job, attempt=a.id.number)
                 for _, attempts, _ in plan
                 for a in attempts
             ),
         )
-        store.tx(lambda tx, made=made: tx.commit(made))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+        store.tx(partial(_commit, plan=made))
 
 
-def _ended(number: int, charges: int) -> tuple[Job, list, list]:  # type: ignore[type-arg]  # a script's own rows
+def _commit(tx: Tx, *, plan: Plan) -> None:
+    tx.commit(plan)
+
+
+def _ended(number: int, charges: int) -> tuple[Job, list[Attempt], list[Charge]]:
     began = NOW - timedelta(days=364) + timedelta(minutes=number * 50)
     name = JobId(f"j{number:09d}")
-    attempts, booked = [], []
+    attempts: list[Attempt] = []
+    charged: list[Charge] = []
     for nth in range(1, ATTEMPTS + 1):
         identity = AttemptId(job=name, number=nth)
         base = next(iter(world_with(AttemptState.ENDING).attempts.values()))
-        key = f"spotd-lab-{name}-{nth}"
+        key = AttemptKey(f"spotd-lab-{name}-{nth}")
         attempts.append(
             replace(
                 base,
@@ -67,7 +74,7 @@ def _ended(number: int, charges: int) -> tuple[Job, list, list]:  # type: ignore
         for n in range(charges):
             at = began + timedelta(hours=nth, seconds=n * 20)
             end = at if (at + timedelta(seconds=20)).date() != at.date() else at + timedelta(seconds=20)
-            booked.append(
+            charged.append(
                 Charge(
                     attempt=identity,
                     provider=SHOP,
@@ -88,7 +95,7 @@ def _ended(number: int, charges: int) -> tuple[Job, list, list]:  # type: ignore
         ended_at=began,
         spent=MicroUsd(ATTEMPTS * charges * 10),
     )
-    return done, attempts, booked
+    return done, attempts, charged
 
 
 def receipts(reads: Reads) -> object:

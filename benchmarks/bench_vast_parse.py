@@ -1,9 +1,9 @@
-"""From the bytes of a vast.ai search to a priced board: CPU time, as ratios to two other ways, in one run.
+"""From the bytes of a vast.ai search to priced offers: CPU time, as ratios to two other ways, in one run.
 
     python benchmarks/bench_vast_parse.py [--rows 3000] [--rounds 15] [--payload FILE] [--gpuhunt PYTHON]
 
 The contenders see the same bytes and take turns, so that a busy machine slows all of them alike:
-* `spotd`: strict rows, every row priced or rejected with a reason, the board's shelf built, and every offer on it at
+* `spotd`: strict rows, every row priced or rejected with a reason, the offer index built, and every offer of it at
   its effective price with every term, as `spotctl prices` shows it;
 * `json + pydantic`: `json.loads`, then a plain (lax, intolerant) pydantic model of the same fields, sorted by price;
 * `gpuhunt`: its vast.ai provider fed with the same bytes, if it can be imported here or by the interpreter `--gpuhunt`.
@@ -72,7 +72,7 @@ def body_of(rows: int, payload: Path | None) -> bytes:
 
 
 def spotd(body: bytes) -> int:
-    """Every row priced or rejected; the shelf built as the daemon builds it, and every offer of it priced."""
+    """Every row priced or rejected; the offer index built as the daemon builds it, and every offer of it priced."""
     understood = offer_rows(body)
     offers, rejected = offers_of(understood.rows, Market.SPOT, SETTINGS, on_demand=OnDemandPrices(understood.rows))
     offer_index = build_offer_index(tuple(offers))

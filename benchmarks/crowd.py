@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
@@ -24,7 +25,7 @@ from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import submit
 from spotd.core.world import World
-from spotd.store import Store
+from spotd.store import Store, Tx
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
@@ -58,18 +59,22 @@ POLICY = Policy(
     machines_max=10_000,
     launches_per_cycle_max=10_000,
 )
-DEAR = host("dear", 5.0, on_demand=9.0)
+EXPENSIVE = host("expensive", 5.0, on_demand=9.0)
 """A market in which every job's ceiling is too low: nothing is bought while something is measured."""
 
 
 def crowded_lab(folder: Path, *, jobs: int, running: int, poll_s: float = 60.0) -> Lab:
-    """A lab whose daemon, once started, finds so many jobs, some of them on machines that its market never heard of."""
-    found = Lab(folder, hosts=DEAR, scale=1.0, virtual0=datetime.now(UTC), poll_s=poll_s)
+    """A lab whose daemon, once started, finds so many jobs, some of them on machines that its market does not know."""
+    found = Lab(folder, hosts=EXPENSIVE, scale=1.0, virtual0=datetime.now(UTC), poll_s=poll_s)
     found.fresh = True
     with Store.open(found.folder / "state" / "state.sqlite") as store:
         for plan in history(datetime.now(UTC) - timedelta(hours=1), jobs=jobs, running=running):
-            store.tx(lambda tx, plan=plan: tx.commit(plan))
+            store.tx(partial(_commit, plan=plan))
     return found
+
+
+def _commit(tx: Tx, *, plan: Plan) -> None:
+    tx.commit(plan)
 
 
 def history(at: datetime, *, jobs: int, running: int) -> list[Plan]:

@@ -122,7 +122,7 @@ class Bench:
         self._number = 0
 
     def s5cmd(self, source: str, target: str) -> Cost:
-        os.sync()  # nobody waits for the disk on behalf of the one before
+        os.sync()  # no transfer waits for what the one before left to write
         place = self._weed.place()
         env = {
             **os.environ,
@@ -220,6 +220,7 @@ class Bench:
         with self.rig() as rig, held_on(processors):
             machine = rig.start(self.grant(rig, self.saving("s") + "; exec sleep 3600"))
             until(lambda: any("/data/" in key for key in rig.store.keys(machine.prefix)), "the upload to begin", 120)
+            assert isinstance(rig.store, BucketStore)
             before = rig.store.bytes_below(machine.prefix)
             found = trained()
             sent = rig.store.bytes_below(machine.prefix) - before
@@ -272,7 +273,7 @@ def touch(path: Path, size: int) -> None:
     """So many bytes were written and are free again.
 
     A virtual machine gets memory from its host when it first touches it, which costs more than to write there later:
-    whoever comes first would pay for all.
+    without this the first transfer would pay for all.
     """
     with path.open("wb") as file:
         for _ in range(size // MIB):
@@ -280,7 +281,7 @@ def touch(path: Path, size: int) -> None:
     path.unlink()
 
 
-def told(title: str, value: float, limit: float, *, least: bool, unit: str = "x") -> None:
+def report_goal(title: str, value: float, limit: float, *, least: bool, unit: str = "x") -> None:
     good = value >= limit if least else value <= limit
     words = "at least" if least else "at most"
     print(f"  {title:52} {value:8.2f}{unit}  {words} {limit:g}{unit}: {'met' if good else 'NOT MET'}", flush=True)
@@ -304,10 +305,10 @@ def report(rounds: list[tuple[Cost, Cost, Cost, Cost, Cost]], size_mib: float) -
 
     for title, own in (("by forms", own_up), ("by credentials", own_put)):
         cpu = statistics.median(b.cpu_s / a.cpu_s for a, b in zip(up, own, strict=True))
-        told(f"upload {title}, speed against s5cmd", ratio(up, own), 1.0, least=True)
-        told(f"upload {title}, processor time against s5cmd", cpu, 0.6, least=False)
-    told("restore with verification, speed", ratio(down, own_down), 0.9, least=True)
-    told("memory of the runner", max(c.memory_mb for c in [*own_up, *own_down]), 150, least=False, unit=" MB")
+        report_goal(f"upload {title}, speed against s5cmd", ratio(up, own), 1.0, least=True)
+        report_goal(f"upload {title}, processor time against s5cmd", cpu, 0.6, least=False)
+    report_goal("restore with verification, speed", ratio(down, own_down), 0.9, least=True)
+    report_goal("memory of the runner", max(c.memory_mb for c in [*own_up, *own_down]), 150, least=False, unit=" MB")
 
 
 @contextlib.contextmanager
@@ -359,7 +360,7 @@ def main() -> None:
         with server(folder / "weed-more") as weed:
             bench = Bench(weed, folder, data, tool)
             first, second = bench.unchanged()
-            told("unchanged second checkpoint, less traffic", first / second, 20, least=True)
+            report_goal("unchanged second checkpoint, less traffic", first / second, 20, least=True)
         training(folder, data, tool, max(3, args.rounds))
     print(f"  load after: {load()}", flush=True)
 
@@ -384,7 +385,7 @@ def training(folder: Path, data: Path, tool: str, rounds: int) -> None:
                 beside[is_held].append(Bench(weed, folder, data, tool).trained_beside(own))
     own_share = _middle(t.share for t in alone[True])
     lost = 100 * (1 - _middle(t.share for t in beside[True]) / own_share)
-    told("training loses of its processor to an upload on it", lost, 2, least=False, unit=" %")
+    report_goal("training loses of its processor to an upload on it", lost, 2, least=False, unit=" %")
     if own_share < SHARE_QUIET:
         print(f"  (not to be relied on: alone, too, it had only {100 * own_share:.0f} % of it: the machine is busy)")
     slower = 100 * (_middle(t.wall_s for t in beside[False]) / _middle(t.wall_s for t in alone[False]) - 1)

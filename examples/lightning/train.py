@@ -36,7 +36,7 @@ def main() -> None:
     L.seed_everything(1)
     x = torch.randn(4096, 32)
     data = DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True).sin()), batch_size=64, shuffle=True)
-    saver = ModelCheckpoint(
+    checkpoints = ModelCheckpoint(
         dirpath=os.environ.get("SPOTD_CHECKPOINT_DIR", "checkpoints"),
         filename="{step}",
         every_n_train_steps=args.save_every,
@@ -44,7 +44,7 @@ def main() -> None:
         monitor="step",
         mode="max",
     )
-    trainer = L.Trainer(max_steps=args.steps, callbacks=[saver], logger=False, enable_progress_bar=False)
+    trainer = L.Trainer(max_steps=args.steps, callbacks=[checkpoints], logger=False, enable_progress_bar=False)
     trainer.fit(Regression(), data, ckpt_path=os.environ.get("SPOTD_RESUME") or None)
     trainer.save_checkpoint(os.path.join(os.environ.get("SPOTD_OUTPUT_DIR", "out"), "final.ckpt"))
     print(f"done at step {trainer.global_step}", flush=True)

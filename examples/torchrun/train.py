@@ -44,9 +44,9 @@ def load(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
     return state["step"]
 
 
-def anyone(device: str, *, wish: bool) -> bool:
-    """Whether any process wants it: signals reach the processes at different steps."""
-    flag = torch.tensor([int(wish)], device=device)
+def any_rank(device: str, *, requested: bool) -> bool:
+    """Whether any process requests it: signals reach the processes at different steps."""
+    flag = torch.tensor([int(requested)], device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag.item())
 
@@ -85,7 +85,7 @@ def main() -> None:
         optimizer.step()
         step += 1
         time.sleep(args.pace)
-        stopping = anyone(device, wish=stop_requested)
+        stopping = any_rank(device, requested=stop_requested)
         if step % args.save_every == 0 or stopping:
             save(folder, step, model, optimizer)
             if rank == 0:

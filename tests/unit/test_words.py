@@ -86,11 +86,17 @@ def _sources() -> Iterator[Path]:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
+def _beside() -> Iterator[Path]:
+    """Benchmarks and examples, which are not shipped in the packages but read all the same."""
+    for folder in ("benchmarks", "examples"):
+        yield from sorted(file for file in (ROOT / folder).rglob("*") if file.suffix in {".py", ".md", ".toml"})
+
+
 @cache
 def _words_by_file() -> dict[str, str]:
     """The words of each source file and page, in lower case, in order, with one space around each."""
     pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in _MADE]
-    files = [*_sources(), *pages, ROOT / "README.md"]
+    files = [*_sources(), *pages, ROOT / "README.md", *_beside()]
     texts = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
     return {name: f" {'  '.join(_WORD.findall(text)).lower()} " for name, text in texts.items()}
 

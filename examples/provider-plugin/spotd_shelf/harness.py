@@ -154,12 +154,12 @@ class ShelfHarness(Harness):
 
     def list_only_part(self) -> None:
         self.add_machines([self.key() for _ in range(40)])
-        first_page_then_trouble = iter([True])
+        first_page_then_error = iter([True])
 
-        def trouble(true: Canned) -> Canned:
-            return true if next(first_page_then_trouble, False) else Canned(status=502)
+        def fail(true: Canned) -> Canned:
+            return true if next(first_page_then_error, False) else Canned(status=502)
 
-        self.faults.edit(Call.LIST, trouble, times=100)
+        self.faults.edit(Call.LIST, fail, times=100)
 
     def spoil_listed_row(self, machine_id: str) -> None:
         def spoil(true: Canned) -> Canned:
@@ -173,11 +173,11 @@ class ShelfHarness(Harness):
 
     def add_machines(self, keys: Sequence[AttemptKey]) -> None:
         for key in keys:
-            self._book("me", key)
+            self._add_rental("me", key)
 
     def add_foreign_machines(self) -> Sequence[str]:
         names = ("", f"spotd-{self.install}2-j0b-1", f"spotd-{self.install}", "my own machine")
-        return [self._book("me", name).number for name in names]
+        return [self._add_rental("me", name).number for name in names]
 
     def preempt(self, machine_id: str) -> None:
         self.shop.end(self.shop.rentals[machine_id], "reclaimed")
@@ -197,7 +197,7 @@ class ShelfHarness(Harness):
     def billed(self, machine_id: str) -> int:
         return micro_usd(self.shop.bill_usd(self.shop.rentals[machine_id]))
 
-    def _book(self, owner: str, name: str) -> Rental:
+    def _add_rental(self, owner: str, name: str) -> Rental:
         slot = Slot(name="cellar", gpu="T4", gpus=1, vram_mb=15360, usd_per_gpu_hour=0.1, interruptible=False)
         order: dict[str, Any] = {"name": name, "image": "", "disk_gb": 10, "start": ""}
         return self.shop.add_rental(owner=owner, slot=slot, price=0.1, order=order)

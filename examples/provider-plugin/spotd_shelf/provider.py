@@ -100,7 +100,7 @@ class ShelfProvider:
         return tuple(instance for instance in rows if instance.key == key)
 
     async def instances(self) -> Listing:
-        """Every machine under our install label that the shop still tells of."""
+        """Every machine under our install label that the shop still lists."""
         rows, complete = self._ours(await self._client.rentals())
         return Listing(instances=rows, complete=complete, at=self._clock.now())
 
@@ -113,7 +113,7 @@ class ShelfProvider:
         try:
             account = await self._client.account()
         except ProviderError as exc:
-            hint = "look at [providers.shelf] base_url and api_key"
+            hint = "check [providers.shelf] base_url and api_key"
             return (CheckLine(name="account", ok=False, detail=str(exc), hint=hint),)
         money = CheckLine(
             name="balance",

@@ -1,4 +1,4 @@
-"""A toy shop that rents out what stands on a shelf: an HTTP API over a TOML file, and books in memory.
+"""A toy shop that rents out what stands on a shelf: an HTTP API over a TOML file, and a ledger in memory.
 
 It runs nothing; it is here to be bought from. `python -m spotd_shelf.shop shelf.toml` serves it on loopback.
 """
@@ -67,7 +67,7 @@ class Refusal(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Shop:
-    """Stock, customers and books."""
+    """Stock, customers and rentals."""
 
     slots: list[Slot]
     keys: dict[str, str]
@@ -79,7 +79,7 @@ class Shop:
     _numbers: count[int] = field(default_factory=lambda: count(1000))
 
     def free(self) -> list[Slot]:
-        """Slots that nobody has taken."""
+        """Slots that are not rented."""
         taken = {rental.slot for rental in self.rentals.values() if rental.exists}
         return [slot for slot in self.slots if slot.name not in taken]
 
@@ -87,7 +87,7 @@ class Shop:
         """The slot is the customer's.
 
         Raises:
-            Refusal: it is not, and nothing was booked.
+            Refusal: it is not, and nothing was recorded.
         """
         slot = next((slot for slot in self.free() if slot.name == order["slot"]), None)
         if slot is None:

@@ -46,7 +46,7 @@ def offer_of(raw: Any) -> Offer | Rejected:
         row = SlotRow.model_validate(raw)
         price = MicroUsdPerHour(micro_usd(row.usd_per_gpu_hour) * row.gpus)
     except ValidationError as exc:
-        # Names of fields only: what they held is a stranger's text.
+        # Names of fields only: their values are untrusted text.
         fields = sorted({str(error["loc"][0]) for error in exc.errors() if error["loc"]})
         slot = raw.get("slot") if isinstance(raw, dict) else None
         return Rejected(offer_id=str(slot)[:80], reason=f"malformed: {', '.join(fields) or 'not an object'}")
@@ -66,7 +66,7 @@ def offer_of(raw: Any) -> Offer | Rejected:
 
 
 def instance_of(row: RentalRow) -> Instance:
-    """One machine; a state the shop has never told of is UNKNOWN, never gone."""
+    """One machine; a state that the shop never documented is UNKNOWN, never gone."""
     state, loss = STATES.get(row.state, (InstanceState.UNKNOWN, None))
     return Instance(
         ref=InstanceRef(provider=NAME, instance_id=InstanceId(row.number)),
