@@ -10,6 +10,21 @@ from typing import Any, Final
 NOTHING: Final = "-"
 WITHOUT_CEILING: Final = "no ceiling applies to this GPU"
 """The verdict of the API on a quote against which nothing else speaks."""
+FINAL_STATES: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+"""Of a job that has ended."""
+LOSSES: Final = frozenset({"preempted", "outbid", "host_lost", "stalled", "provision_timeout"})
+"""Why an attempt ended that its job did not want to end."""
+STATE_COLOURS: Final = {
+    "RUNNING": "green",
+    "SUCCEEDED": "green",
+    "STARTING": "cyan",
+    "PROVISIONING": "cyan",
+    "RECOVERING": "yellow",
+    "WAITING_PRICE": "yellow",
+    "FAILED": "red",
+    "EXPIRED": "red",
+}
+"""On a terminal."""
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
@@ -85,6 +100,16 @@ def folded(text: str, room: int, indent: int) -> str:
         text.lstrip(" "), room, initial_indent=begin, subsequent_indent=below, break_long_words=False,
         break_on_hyphens=False, replace_whitespace=False,
     )  # fmt: skip
+
+
+def sized(text: str, room: int, *, right: bool = False) -> str:
+    """Return the text in exactly so many columns of a terminal, cut where it is longer."""
+    from rich.cells import cell_len, set_cell_size  # here, since only a terminal needs it
+
+    taken = cell_len(text)
+    if taken > room:
+        return set_cell_size(text, room - 1) + "\u2026" if room > 0 else ""
+    return " " * (room - taken) + text if right else text + " " * (room - taken)
 
 
 def money(usd: float | None) -> str:
@@ -227,3 +252,9 @@ def seconds_between(earlier: str | None, later: str | None) -> float | None:
     """Return the seconds from one instant of a JSON answer to another."""
     first, last = instant(earlier), instant(later)
     return None if first is None or last is None else (last - first).total_seconds()
+
+
+def age_text(since: str | None, until: str) -> str:
+    """Return how long before one instant of a JSON answer another was, for a narrow column."""
+    passed = seconds_between(since, until)
+    return NOTHING if passed is None else short_span(passed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from spotd.cli import stderr, stdout
-from spotd.words import clean, price
+from spotd.words import STATE_COLOURS, clean, price, sized
 
 T = TypeVar("T")
 _GAP: Final = 2
@@ -53,22 +53,9 @@ Columns = Sequence[Column[Any]]
 SGR: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 """The terminal's code of each style: "select graphic rendition" of ECMA-48."""
 
-STATE_STYLE: Final = {
-    "RUNNING": "green",
-    "SUCCEEDED": "green",
-    "STARTING": "cyan",
-    "PROVISIONING": "cyan",
-    "RECOVERING": "yellow",
-    "WAITING_PRICE": "yellow",
-    "FAILED": "red",
-    "EXPIRED": "red",
-    "CANCELLED": "dim",
-    "CANCELLING": "dim",
-}
-
 
 def state_cell(state: str) -> Cell:
-    return Cell(state, STATE_STYLE.get(state, ""))
+    return Cell(state, "dim" if state in {"CANCELLED", "CANCELLING"} else STATE_COLOURS.get(state, ""))
 
 
 def per_gpu_cell(quote: Mapping[str, Any]) -> Cell:
@@ -152,13 +139,7 @@ def _gap(widths: Mapping[int, int], room: int) -> int:
 
 def fitted(columns: Columns, rows: Sequence[Row], *, width: int, colour: bool) -> tuple[str, tuple[str, ...]]:
     """Return the table drawn for a terminal, and the titles of the columns that were left out."""
-    from rich.cells import cell_len, set_cell_size
-
-    def sized(words: str, room: int, *, right: bool) -> str:
-        taken = cell_len(words)
-        if taken > room:
-            return set_cell_size(words, room - 1) + "…"
-        return " " * (room - taken) + words if right else words + " " * (room - taken)
+    from rich.cells import cell_len
 
     header = [Cell(column.title, "bold") for column in columns]
     body = [[Cell(_words(cell), cell.style if isinstance(cell, Cell) else "") for cell in row] for row in rows]

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.cli.plotting import COLOURS, dated, picture
-from spotd.words import clean, dollars, instant, price, where_text
+from spotd.words import LOSSES, clean, dollars, instant, price, where_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,6 @@ PRICED_MAX: Final = 15
 """Of more attempts the prices beside their lines would cover each other."""
 CHECKPOINTS_MAX: Final = 2_000
 _NAME_CHARS: Final = 40
-_LOSSES: Final = frozenset({"preempted", "outbid", "host_lost", "stalled", "provision_timeout"})
 
 
 def draw(detail: JobDetailResponse, checkpoints: Sequence[KeptCheckpointResponse], now: str, path: Path) -> None:
@@ -70,7 +69,7 @@ def _draw_attempt(timeline: Any, money: Any, attempt: AttemptResponse, row: int,
         timeline.barh(row, over - runs, left=runs, height=0.5, color=COLOURS[0], label="command runs")
         timeline.annotate(f"{attempt['attempt']}", (runs, row), xytext=(3, 0), textcoords="offset points",
                           color="white", fontsize=8, va="center")  # fmt: skip
-    if attempt["reason"] in _LOSSES:
+    if attempt["reason"] in LOSSES:
         timeline.plot(over, row, "X", color=COLOURS[1], markersize=8, label="lost", zorder=3)
     elif attempt["reason"] is not None:
         timeline.plot(over, row, "s", color="#444444", markersize=5, label="ended", zorder=3)

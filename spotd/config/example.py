@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from spotd.config.load import DEFAULT_PROVIDER
 from spotd.config.model import SECTIONS, ProviderSection
 from spotd.config.notify import NotifySection
-from spotd.config.plugins import InstalledPlugins, Plugins
+from spotd.config.plugins import InstalledPlugins
 from spotd.config.values import Bytes
 from spotd_jobs.spec.units import format_duration, format_size
 from spotd_providers.contract.provider import ProviderPlugin
@@ -32,9 +32,9 @@ In the environment, SPOTD_DAEMON__POLL_EVERY=30s goes over poll_every in [daemon
 _CEILINGS: Final = ("H100 = 2.60", "RTX_4090 = 0.40")
 
 
-def example_text(plugins: Plugins | None = None) -> str:
+def example_text() -> str:
     """Return a configuration with every key of spotd and of the bundled providers, its default and its meaning."""
-    found = plugins or InstalledPlugins()
+    found = InstalledPlugins()
     lines = [*_comment(_HEAD)]
     for name, model in SECTIONS.items():
         lines += ["", *_comment(model.__doc__ or ""), f"[{name}]"]

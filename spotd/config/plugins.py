@@ -16,10 +16,6 @@ BUNDLED_WITH: Final = "spotd"
 class Plugins(Protocol):
     """Where plugins come from; tests give their own."""
 
-    def bundled(self) -> tuple[str, ...]:
-        """Return those that come with spotd itself, sorted."""
-        ...
-
     def load(self, name: str) -> ProviderPlugin:
         """Import the plugin.
 
@@ -41,6 +37,7 @@ class InstalledPlugins:
         return self._found
 
     def bundled(self) -> tuple[str, ...]:
+        """Return those that come with spotd itself, sorted."""
         return tuple(
             name
             for name, entry in self._entry_points().items()

@@ -16,6 +16,7 @@ from spotd.demo import proof
 from spotd.demo.script import DemoJob, jobs
 from spotd.demo.session import DemoFailed, Session, session
 from spotd.demo.view import Lines, Screen, View, opening
+from spotd.words import FINAL_STATES
 from spotd_jobs.pack import pack
 from spotd_providers.local.hosts import read_ledger, segments
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 TIME_LIMIT_S: Final = 150.0
 START_LIMIT_S: Final = 30.0
 BILLS_LIMIT_S: Final = 15.0
-FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 CODE_BYTES_MAX: Final = 1_000_000
 
 
@@ -88,7 +88,7 @@ def _watch(running: Session, view: View, count: int) -> None:
         view.jobs(page["now"], sorted(page["jobs"], key=lambda j: str(j["submitted_at"])))
         for event in _drain(records):
             view.event(event)
-        if sum(j["state"] in FINAL for j in page["jobs"]) == count:
+        if sum(j["state"] in FINAL_STATES for j in page["jobs"]) == count:
             time.sleep(0.3)
             for event in _drain(records):
                 view.event(event)

@@ -177,7 +177,7 @@ class App:
                 group.start_soon(_serve_metrics, daemon, *address, name="metrics")
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
-            self.notify.ready("running")
+            self.notify.ready()
             memory.begin_gc()
             self.log.info("daemon.ready", socket=str(self.settings.socket), state=str(self.settings.state_dir))
             lifecycle = daemon.lifecycle(self._load, group)

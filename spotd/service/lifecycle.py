@@ -99,7 +99,7 @@ class Lifecycle:
     async def drain(self) -> None:
         """Buy nothing new; finish and commit calls under way, or the next start finds them unknown."""
         self._policy.paused = SHUTTING_DOWN
-        self._notify.stopping("finishing calls under way")
+        self._notify.stopping()
         await self._drain()
 
     async def _drain(self) -> None:
@@ -127,4 +127,4 @@ class Lifecycle:
             self._apply(fresh)
             self._settings = fresh
             self._log.info("config.reloaded", changed=at_once, needs_restart=restart)
-        self._notify.ready("running")
+        self._notify.ready()

@@ -18,8 +18,8 @@ class SystemdNotifier:
         self.watchdog_s = int(usec) / 1_000_000 if own and usec.isdecimal() and int(usec) > 0 else None
         """Within how many seconds the service manager wants a sign of life, `None` when it does not."""
 
-    def ready(self, status: str) -> None:
-        self._send(f"READY=1\nSTATUS={status}")
+    def ready(self) -> None:
+        self._send("READY=1\nSTATUS=running")
 
     def alive(self) -> None:
         self._send("WATCHDOG=1")
@@ -27,8 +27,8 @@ class SystemdNotifier:
     def reloading(self) -> None:
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self, status: str) -> None:
-        self._send(f"STOPPING=1\nSTATUS={status}")
+    def stopping(self) -> None:
+        self._send("STOPPING=1\nSTATUS=finishing calls under way")
 
     def _send(self, message: str) -> None:
         if not self._address:

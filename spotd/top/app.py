@@ -20,10 +20,9 @@ from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machin
 from spotd.top.feed import Feed, Questions, Snapshot
 from spotd.top.screens import Confirm, Help, LogScreen, NewCeiling
 from spotd.top.sheet import Sheet
-from spotd.words import clean, count, dollars, money, price, short_span, where_text
+from spotd.words import FINAL_STATES, clean, count, dollars, money, price, short_span, where_text
 
 VIEWS: Final = ("jobs", "machines", "market", "events")
-FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 _OF_TABLES: Final = frozenset({"view", "next_view", "cancel", "log", "ceiling", "now", "help"})
 STALE_S: Final = 10.0
 _TABS_WIDE: Final = 56
@@ -207,7 +206,7 @@ class Top(App[None]):
         job = self._job()
         if job is None:
             return
-        if job["state"] in FINAL:
+        if job["state"] in FINAL_STATES:
             self._say(f"{job['name']} has ended already: {job['reason']}", failed=True)
             return
         machine = f" on {where_text(job)}" if job["provider"] else ""
@@ -284,7 +283,7 @@ def _changed(answer: Any) -> str:
 
 def _rank(job: Any) -> int:
     """Order jobs: with a machine, recovering, waiting, ended; within each as the daemon lists them, newest first."""
-    return 3 if job["state"] in FINAL else _RANK.get(job["state"], 2)
+    return 3 if job["state"] in FINAL_STATES else _RANK.get(job["state"], 2)
 
 
 def summary(snapshot: Snapshot) -> Text:

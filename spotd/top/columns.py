@@ -11,13 +11,14 @@ from spotd.top.feed import Snapshot
 from spotd.top.sheet import SheetColumn
 from spotd.words import (
     NOTHING,
+    STATE_COLOURS,
+    age_text,
     compared_text,
     gpu_text,
     local_text,
     money,
     price,
-    seconds_between,
-    short_span,
+    stage_text,
     stage_word,
     verdict_text,
     where_text,
@@ -25,16 +26,7 @@ from spotd.words import (
 
 Row = Mapping[str, Any]
 
-STATE_STYLES: Final = {
-    "RUNNING": Style(color="green"),
-    "SUCCEEDED": Style(color="green"),
-    "STARTING": Style(color="cyan"),
-    "PROVISIONING": Style(color="cyan"),
-    "RECOVERING": Style(color="yellow"),
-    "WAITING_PRICE": Style(color="yellow"),
-    "FAILED": Style(color="red"),
-    "EXPIRED": Style(color="red"),
-}
+STATE_STYLES: Final = {state: Style(color=colour) for state, colour in STATE_COLOURS.items()}
 _PLAIN: Final = Style()
 _GREEN: Final = Style(color="green")
 Now = Callable[[], str]
@@ -52,7 +44,7 @@ def job_columns(now: Now) -> Sequence[SheetColumn]:
         SheetColumn(title="SPENT", of=lambda job: money(job["spent_usd"]), width=7, right=True, drop=2),
         SheetColumn(title="SAVED", of=lambda job: compared_text(job, job["saved_usd"]), width=7, right=True, drop=7),
         SheetColumn(title="CKPT", of=_checkpoint_text, width=10, drop=6),
-        SheetColumn(title="AGE", of=lambda job: _age(job["submitted_at"], now()), width=4, right=True),
+        SheetColumn(title="AGE", of=lambda job: age_text(job["submitted_at"], now()), width=4, right=True),
     )
 
 
@@ -64,7 +56,7 @@ def machine_columns(now: Now) -> Sequence[SheetColumn]:
         SheetColumn(title="GPU", of=lambda row: gpu_text(row[1]), width=12, drop=2),
         SheetColumn(title="$/H", of=lambda row: price(row[1]["effective_usd_h"]), width=7, right=True),
         SheetColumn(title="USE", of=lambda row: _use_text(row[0]), width=4, right=True, drop=3),
-        SheetColumn(title="UP", of=lambda row: _age(row[1]["launched_at"], now()), width=4, right=True, drop=5),
+        SheetColumn(title="UP", of=lambda row: age_text(row[1]["launched_at"], now()), width=4, right=True, drop=5),
         SheetColumn(title="SPENT", of=lambda row: money(row[1]["spent_usd"]), width=7, right=True, drop=6),
         SheetColumn(title="JOB", of=lambda row: row[0]["name"], width=14),
         SheetColumn(
@@ -111,8 +103,6 @@ def sentence(view: str, item: Any, now: str) -> str:
     if view == "machines":
         item = item[0]
     if view in {"jobs", "machines"}:
-        from spotd.words import stage_text
-
         stage = item.get("stage")
         words: str = item["verdict"] if stage is None else stage_text(stage, now)
         late = item.get("checkpoint_late", "")
@@ -142,8 +132,3 @@ def _use_text(job: Row) -> str:
     """Return the use of the busiest GPU."""
     known = [gpu["util_pct"] for gpu in job["gpus"] if gpu["util_pct"] is not None]
     return f"{max(known):.0f}%" if known else NOTHING
-
-
-def _age(since: str | None, now: str) -> str:
-    span = seconds_between(since, now)
-    return NOTHING if span is None else short_span(span)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
@@ -16,7 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from spotd.words import NOTHING, clean
+from spotd.words import NOTHING, clean, sized
 
 _GAP: Final = 1
 _CELL_CHARS_MAX: Final = 400
@@ -154,14 +153,6 @@ def _text(column: SheetColumn, item: Any) -> str:
         return clean(column.of(item)[:_CELL_CHARS_MAX]) or NOTHING
     except (KeyError, TypeError, ValueError, OverflowError):
         return "?"
-
-
-def sized(text: str, room: int, *, right: bool = False) -> str:
-    """Return the text in exactly so many columns of the screen, cut where it is longer."""
-    taken = cell_len(text)
-    if taken > room:
-        return set_cell_size(text, max(0, room - 1)) + "\u2026" if room > 0 else ""
-    return " " * (room - taken) + text if right else text + " " * (room - taken)
 
 
 def fitted_widths(columns: Sequence[SheetColumn], room: int) -> dict[int, int]:

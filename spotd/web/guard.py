@@ -169,13 +169,13 @@ class Guard:
         scheme, _, value = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._sessions.is_token(value.strip(), peer_of(scope.get("client"), headers))
-        return self._sessions.is_open(cookie(headers.get("cookie", ""), COOKIE))
+        return self._sessions.is_open(session_cookie(headers))
 
 
-def cookie(header: str, name: str) -> str:
-    """Return the value of one cookie, empty without it."""
-    pairs = (part.strip().partition("=") for part in header.split(";"))
-    return next((value for key, _, value in pairs if key == name), "")
+def session_cookie(headers: Mapping[str, str]) -> str:
+    """Return the value of our cookie, empty without it."""
+    pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+    return next((value for key, _, value in pairs if key == COOKIE), "")
 
 
 def _headers(scope: Scope) -> dict[str, str]:

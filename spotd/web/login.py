@@ -10,7 +10,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from spotd.web.guard import LOGIN, cookie
+from spotd.web.guard import LOGIN, session_cookie
 from spotd.web.peers import peer_of
 from spotd.web.sessions import COOKIE, SESSION_S, Sessions
 
@@ -60,7 +60,7 @@ async def login(request: Request, sessions: Sessions) -> Response:
 
 async def logout(request: Request, sessions: Sessions) -> Response:
     """End the session of this browser."""
-    sessions.close(cookie(request.headers.get("cookie", ""), COOKIE))
+    sessions.close(session_cookie(request.headers))
     answer = RedirectResponse(LOGIN, status_code=303)
     answer.delete_cookie(COOKIE)
     return answer

@@ -45,9 +45,9 @@ def _cut(child: Node) -> Node:
     return child[: TEXT_MAX - 1] + "…" if isinstance(child, str) and len(child) > TEXT_MAX else child
 
 
-def job_link(job: Any, *, cls: str | None = None) -> Node:
+def job_link(job: Any) -> Node:
     """Return the name of a job as a link to its page."""
-    return el("a", clean(job["name"]) or job["id"], href=job_href(job["id"]), cls=cls)
+    return el("a", clean(job["name"]) or job["id"], href=job_href(job["id"]))
 
 
 def job_href(job_id: str) -> str:
@@ -84,10 +84,3 @@ def facts(pairs: list[tuple[str, Node]]) -> Node:
     """Return names with their values."""
     shown = [el("div", el("dt", name), el("dd", value)) for name, value in pairs if value != ""]
     return el("dl", *shown, cls="facts")
-
-
-def text_of(node: Node) -> str:
-    """Return all text of a tree, for tests and summaries."""
-    if isinstance(node, str):
-        return node
-    return " ".join(part for part in (text_of(child) for child in node[2:]) if part)

@@ -75,8 +75,6 @@ class SharedPoller:
     ) -> None:
         self.daemon = daemon
         self.connection = Connection()
-        self.questions = 0
-        """How many were asked."""
         self._clock, self._wall = clock, wall
         self._watches: dict[WatchTopic, _Watch] = {}
         self._failures = 0
@@ -139,7 +137,6 @@ class SharedPoller:
         every_s, fetch = TOPICS[topic.name]
         watch = self._watches.setdefault(topic, _Watch(until=0.0, due=0.0))
         began = self._asked_at = self._clock()
-        self.questions += 1
         before = None if watch.answer is None else watch.answer.value
         now = self.now()
         try:

@@ -7,13 +7,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from spotd.web.charts.base import Options, options
-from spotd.words import clean, price
+from spotd.words import LOSSES, clean, price
 
 ROWS_MAX: Final = 40
 SAVED: Final = "checkpoint.accepted"
 """The kind of the event by which a checkpoint counts."""
 _WAITS, _STARTS, _RUNS, _LOSS, _SAVES = "#8a8f98", "#56b4e9", "#1fa37c", "#d55e00", "#b8860b"
-_LOSSES: Final = frozenset({"preempted", "outbid", "host_lost", "stalled", "provision_timeout"})
 
 
 def timeline(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> tuple[Options, str]:
@@ -32,7 +31,7 @@ def timeline(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: d
         starts += [[begin, row], [running or end, row], [None, row]]
         if running:
             runs += [[running, row], [end, row], [None, row]]
-        if one["reason"] in _LOSSES:
+        if one["reason"] in LOSSES:
             losses.append({"value": [end, row], "name": one["reason"]})
         words.append(f"attempt {one['attempt']} at {clean(one['host'])}: {one['reason'] or one['state']}")
     by_number = {one["attempt"]: row for row, one in zip(rows, shown, strict=True)}

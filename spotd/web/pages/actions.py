@@ -14,8 +14,8 @@ from spotd.web.pages.live import Page, value
 from spotd.web.poller import KnownAnswer
 from spotd.web.topics import WatchTopic
 from spotd.web.tree import TreeElement
-from spotd.web.views.parts import FINAL, problem
-from spotd.words import clean, dollars, price
+from spotd.web.views.parts import problem
+from spotd.words import FINAL_STATES, clean, dollars, price
 
 _CHANGED: Final = ("status", "jobs", "job", "why", "cost", "receipt", "events")
 
@@ -41,7 +41,7 @@ def buttons(page: Page, ref: str) -> None:
         if not found:
             return
         shown["detail"] = found
-        is_final = found["job"]["state"] in FINAL
+        is_final = found["job"]["state"] in FINAL_STATES
         cancel.set_enabled(not is_final and found["job"]["state"] != "CANCELLING")
         retry.set_enabled(is_final)
         ceiling.set_enabled(not is_final)

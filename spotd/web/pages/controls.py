@@ -1,13 +1,20 @@
-"""Fields, selections and page turners, with labels."""
+"""Fields, selections and lists of several pages, with labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from datetime import datetime
+from typing import Any, Final
 
 from nicegui import ui
 
+from spotd.web.markup import Node
+from spotd.web.pages.live import Page
+from spotd.web.poller import KnownAnswer
+from spotd.web.topics import WatchTopic
 from spotd.web.tree import TreeElement
+from spotd.web.views.jobs import PAGE, page_of
+from spotd.web.views.parts import problem, waiting_for
 from spotd.words import count
 
 _TEXT_MAX: Final = 200
@@ -30,23 +37,50 @@ def select(label: str, names: Sequence[str], value: str, changed: Callable[[str]
     return field.props("outlined dense options-dense").classes("select")
 
 
-class Pager:
-    """Buttons to the page before and behind, and which page this is."""
+class PagedList:
+    """A long list, a page at a time: what was refused, the rows, and the buttons to the pages before and behind."""
 
-    def __init__(self, turn: Callable[[int], None]) -> None:
-        self._number, self._turn = 1, turn
+    def __init__(
+        self,
+        page: Page,
+        topic: WatchTopic,
+        noun: str,
+        rows: Callable[[Any], Sequence[Any]],
+        view: Callable[[Sequence[Any], datetime], Node],
+        *,
+        notices: Callable[[Any], Sequence[str]] = lambda _answer: (),
+    ) -> None:
+        self._page, self._noun = page, noun
+        self._rows, self._view, self._notices = rows, view, notices
+        self._number = 1
+        self._tree = TreeElement(waiting_for(f"the {noun}s"))
         with ui.element("nav").classes("pager") as self._nav:
             self._nav.props["aria-label"] = "Pages of the list"
-            self._before = ui.button("Back", on_click=lambda: turn(self._number - 1)).props("outline no-caps dense")
+            self._before = ui.button("Back", on_click=lambda: self.turn_to(self._number - 1))
             self._where = TreeElement("")
-            self._behind = ui.button("Next", on_click=lambda: turn(self._number + 1)).props("outline no-caps dense")
+            self._behind = ui.button("Next", on_click=lambda: self.turn_to(self._number + 1))
+        for button in (self._before, self._behind):
+            button.props("outline no-caps dense")
+        page.part([topic], self._draw)
 
-    def show(self, number: int, pages: int, total: int, noun: str) -> None:
-        """Show where in the list this is."""
+    def turn_to(self, number: int) -> None:
+        """Show this page; the first where other rows are asked for."""
         self._number = number
-        self._before.set_enabled(number > 1)
-        self._behind.set_enabled(number < pages)
-        self._nav.set_visibility(total > 0)
-        self._where.show(f"page {number} of {pages}, {count(total, noun)}" if pages > 1 else count(total, noun))
+        self._page.redraw()
+
+    def _draw(self, answer: KnownAnswer | None) -> None:
+        if answer is None:
+            return
+        found = self._rows(answer.value) if answer.value else ()
+        self._number, pages = page_of(self._number, len(found))
+        refused = [problem(answer.error, answer.hint)] if answer.error else []
+        notices = [problem(text) for text in (self._notices(answer.value) if answer.value else ())]
+        shown = found[(self._number - 1) * PAGE : self._number * PAGE]
+        self._tree.show(*refused, *notices, self._view(shown, answer.now))
+        total = count(len(found), self._noun)
+        self._before.set_enabled(self._number > 1)
+        self._behind.set_enabled(self._number < pages)
+        self._nav.set_visibility(len(found) > 0)
+        self._where.show(f"page {self._number} of {pages}, {total}" if pages > 1 else total)
         self._before.set_visibility(pages > 1)
         self._behind.set_visibility(pages > 1)

@@ -18,9 +18,6 @@ from spotd.web.views import job as view
 from spotd.web.views.parts import section
 from spotd.words import clean
 
-SHOWN_FIRST = 2
-"""Figures that are drawn from the start, where a job logs several."""
-
 
 def build(page: Page, ref: str) -> None:
     """Draw the page of a job."""

@@ -9,14 +9,12 @@ from nicegui import ui
 
 from spotd.web.charts import prices as chart
 from spotd.web.markup import el
-from spotd.web.pages.controls import Pager, search, select
+from spotd.web.pages.controls import PagedList, search, select
 from spotd.web.pages.live import Chart, Page, value
 from spotd.web.poller import KnownAnswer
 from spotd.web.topics import HEAT_DAYS, WatchTopic
 from spotd.web.tree import TreeElement
 from spotd.web.views import market as view
-from spotd.web.views.jobs import page_of
-from spotd.web.views.parts import problem, waiting_for
 from spotd.words import silence_texts
 
 PROVIDERS_MAX = 6
@@ -29,7 +27,6 @@ class _Chosen:
     gpu: str = ""
     span: str = "7 days"
     kind: str = "lowest"
-    page: int = 1
     offers: view.OfferFilter = field(default_factory=view.OfferFilter)
 
 
@@ -42,8 +39,8 @@ def build(page: Page) -> None:
         page.redraw()
 
     def narrow(**changes: Any) -> None:
-        chosen.offers, chosen.page = replace(chosen.offers, **changes), 1
-        page.redraw()
+        chosen.offers = replace(chosen.offers, **changes)
+        offers.turn_to(1)
 
     with ui.element("div").classes("controls"):
         gpu = select("GPU", [], "", lambda new: choose("gpu", new))
@@ -58,8 +55,14 @@ def build(page: Page) -> None:
         select("Market", [ANY, "spot", "on-demand"], ANY, lambda new: narrow(market="" if new == ANY else new))
         of_gpu = select("Of GPU", [ANY], ANY, lambda new: narrow(gpu="" if new == ANY else new))
         ui.checkbox("Only what fits", on_change=lambda event: narrow(fits_only=bool(event.value)))
-    offers = TreeElement(waiting_for("the offers"))
-    turner = Pager(lambda number: choose("page", number))
+    offers = PagedList(
+        page,
+        WatchTopic("prices"),
+        "offer",
+        lambda answer: view.matching(answer["quotes"], chosen.offers),
+        lambda shown, _now: view.offers(shown),
+        notices=silence_texts,
+    )
 
     def providers() -> list[str]:
         known = value(page.poller.watch(WatchTopic("providers"))) or ()
@@ -103,24 +106,12 @@ def build(page: Page) -> None:
         title = f"Cheapest hours of the week: {chosen.gpu}, mean lowest price of {HEAT_DAYS} days, this server's clock"
         week.show(options, words, empty=empty, title=title)
 
-    def draw_offers(answer: KnownAnswer | None) -> None:
-        if answer is None:
-            return
-        found = view.matching((answer.value or {}).get("quotes", ()), chosen.offers)
-        chosen.page, pages = page_of(chosen.page, len(found))
-        refused = [problem(answer.error, answer.hint)] if answer.error else []
-        silent = [problem(text) for text in (silence_texts(answer.value) if answer.value else ())]
-        shown = found[(chosen.page - 1) * view.PAGE : chosen.page * view.PAGE]
-        offers.show(*refused, *silent, view.offers(shown))
-        turner.show(chosen.page, pages, len(found), "offer")
-
     page.part(
         [WatchTopic("prices"), WatchTopic("jobs"), WatchTopic("providers")],
         lambda quotes, jobs, _: choices(quotes, jobs),
     )
     page.part(histories, draw_past)
     page.part(lambda: [WatchTopic("week", (chosen.gpu,))] if chosen.gpu else [], draw_week)
-    page.part([WatchTopic("prices")], draw_offers)
 
 
 def _offer(field: ui.select, names: list[str], *, keep: str) -> None:

@@ -23,6 +23,6 @@ def build(page: Page) -> None:
 
     page.part([WatchTopic("status"), WatchTopic("jobs"), WatchTopic("cost")], figures)
     page.section([WatchTopic("jobs")], lambda answer, now: overview.running(answer["jobs"], now), name="the jobs")
-    page.section([WatchTopic("jobs")], lambda answer: overview.waiting(answer["jobs"], ""), name="the jobs")
+    page.section([WatchTopic("jobs")], lambda answer: overview.waiting(answer["jobs"]), name="the jobs")
     page.section([WatchTopic("events")], lambda events: overview.latest(events), name="the events")
     TreeElement(el("p", "Prices are effective: fee, disk and traffic are in them.", cls="muted"))

@@ -13,11 +13,10 @@ from spotd.web.views.parts import ago, gpus, moment, section, state
 from spotd.words import (
     NOTHING,
     ControlFilter,
+    age_text,
     clean,
     dollars,
     price,
-    seconds_between,
-    short_span,
     size_text,
     span_text,
     stage_text,
@@ -106,18 +105,13 @@ def attempts(job: Mapping[str, Any], now: datetime) -> Node:
             price(one["effective_usd_h"]),
             dollars(one["spent_usd"]),
             moment(one["launched_at"] or one["intended_at"], form="short"),
-            _ran(one, now),
+            age_text(one["running_at"], one["ended_at"] or now.isoformat()),
             clean(one["resumed_from"] or NOTHING),
             clean(one["detail"]) or one["state"],
         ]
         for one in reversed(job["attempts"])
     ]
     return section("Attempts", table("Attempts, the newest first", columns, rows, empty="It had no machine yet."))
-
-
-def _ran(one: Mapping[str, Any], now: datetime) -> str:
-    passed = seconds_between(one["running_at"], one["ended_at"] or now.isoformat())
-    return NOTHING if passed is None else short_span(passed)
 
 
 def checkpoints(kept: Sequence[Mapping[str, Any]]) -> Node:

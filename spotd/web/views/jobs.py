@@ -7,15 +7,15 @@ from datetime import datetime
 from typing import Any, Final
 
 from spotd.web.markup import Node, el, job_link, table
-from spotd.web.views.parts import FINAL, ON_MACHINES, WAITING, ago, doing, gpus, state
-from spotd.words import NOTHING, clean, dollars, price, where_text
+from spotd.web.views.parts import ON_MACHINES, WAITING, ago, doing, gpus, state
+from spotd.words import FINAL_STATES, NOTHING, clean, dollars, price, where_text
 
 GROUPS: Final[Mapping[str, frozenset[str]]] = {
     "all": frozenset(),
     "active": ON_MACHINES | WAITING,
     "running": ON_MACHINES,
     "waiting": WAITING,
-    "ended": FINAL,
+    "ended": FINAL_STATES,
     "failed": frozenset({"FAILED", "EXPIRED"}),
 }
 SORTS: Final = ("newest", "name", "state", "price", "spent")

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spotd.web.markup import Node, el, table
-from spotd.web.views.parts import FINAL, gpus
-from spotd.words import NOTHING, WITHOUT_CEILING, clean, count, price
+from spotd.web.views.parts import gpus
+from spotd.words import FINAL_STATES, NOTHING, WITHOUT_CEILING, clean, count, price
 
-PAGE: Final = 50
 CEILINGS_MAX: Final = 8
 
 
@@ -54,7 +53,7 @@ def _haystack(one: Mapping[str, Any]) -> str:
 
 def gpu_names(quotes: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the GPUs that can be chosen: those that open jobs ask for first, then by the number of offers."""
-    asked = Counter(job["gpu"] for job in jobs if job["gpu"] and job["state"] not in FINAL)
+    asked = Counter(job["gpu"] for job in jobs if job["gpu"] and job["state"] not in FINAL_STATES)
     offered = Counter(one["gpu"] for one in quotes)
     names = [*asked, *(name for name in offered if name not in asked)]
     return sorted(names, key=lambda name: (-asked[name], -offered[name], name))
@@ -65,7 +64,7 @@ def ceilings(jobs: Sequence[Mapping[str, Any]], gpu: str) -> list[CeilingLine]:
     names: dict[float, list[str]] = {}
     for job in jobs:
         limit = job["ceiling_usd_gpu_h"]
-        if job["state"] not in FINAL and limit is not None and _is_same_gpu(job["gpu"], gpu):
+        if job["state"] not in FINAL_STATES and limit is not None and _is_same_gpu(job["gpu"], gpu):
             names.setdefault(round(limit, 4), []).append(clean(job["name"]))
     busiest = sorted(names.items(), key=lambda row: -len(row[1]))[:CEILINGS_MAX]
     return [

@@ -104,7 +104,7 @@ def _checkpoint(job: Mapping[str, Any], now: datetime) -> Node:
     return NOTHING if job["checkpoint"] is None else f"{ago(job['checkpoint']['at'], now)} ago"
 
 
-def waiting(jobs: Sequence[Mapping[str, Any]], paused: str) -> Node:
+def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
     """Return what waits, with one sentence each on why; jobs that wait for the same have it in common."""
     shown = [job for job in jobs if job["state"] in WAITING]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -114,7 +114,6 @@ def waiting(jobs: Sequence[Mapping[str, Any]], paused: str) -> Node:
         el("li", el("div", *_names(of), state(name), cls="who"), el("p", sentence or "not decided yet"))
         for (name, sentence), of in islice(groups.items(), REASONS_MAX)
     ]
-    notice = el("p", f"Nothing is launched now: {clean(paused)}", cls="problem", role="status") if paused else None
     content = (
         el("ul", *items, cls="reasons")
         if items
@@ -122,7 +121,7 @@ def waiting(jobs: Sequence[Mapping[str, Any]], paused: str) -> Node:
     )
     left_out = len(groups) > REASONS_MAX or len(shown) > NAMES_MAX
     more = el("p", el("a", f"All {len(shown)}", href="/jobs?show=waiting")) if left_out else None
-    return section("What waits, and why", notice, content, more, note=str(len(shown)) if shown else "")
+    return section("What waits, and why", content, more, note=str(len(shown)) if shown else "")
 
 
 def _names(jobs: Sequence[Mapping[str, Any]]) -> list[Node]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from spotd.web.markup import Node, el
-from spotd.words import NOTHING, clean, gpu_text, seconds_between, short_span, stage_word
+from spotd.words import NOTHING, age_text, clean, gpu_text, stage_word
 
 WAITING: Final = frozenset({"QUEUED", "WAITING_PRICE", "RECOVERING"})
 ON_MACHINES: Final = frozenset({"PROVISIONING", "STARTING", "RUNNING", "CANCELLING"})
-FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 _WORDS: Final[Mapping[str, str]] = {
     "WAITING_PRICE": "waits for a price",
@@ -62,8 +61,7 @@ def moment(at: str | None, *, form: str = "full") -> Node:
 
 def ago(at: str | None, now: datetime) -> str:
     """Return how long ago an instant was, in one unit."""
-    passed = seconds_between(at, now.isoformat())
-    return NOTHING if passed is None else short_span(passed)
+    return age_text(at, now.isoformat())
 
 
 def gpus(item: Mapping[str, Any]) -> str:
@@ -102,8 +100,3 @@ def problem(error: str, hint: str = "") -> Node:
 def waiting_for(name: str) -> Node:
     """Return what stands where an answer is not there yet."""
     return el("p", f"Asking the daemon for {name} …", cls="empty")
-
-
-def parsed(at: str) -> datetime:
-    """Return an instant of an answer."""
-    return datetime.fromisoformat(at).astimezone(UTC)

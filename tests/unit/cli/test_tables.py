@@ -6,7 +6,8 @@ import pytest
 
 from spotd.cli.commands.jobs import ls_columns
 from spotd.cli.commands.prices import EXPLAIN_COLUMNS
-from spotd.cli.table import STATE_STYLE, Cell, Column, fitted, plain, rows_of, state_cell, widths_for
+from spotd.cli.table import Cell, Column, fitted, plain, rows_of, state_cell, widths_for
+from spotd.words import STATE_COLOURS
 from tests.unit.api import made_responses
 
 JOBS = [
@@ -95,7 +96,7 @@ def test_wide_characters_take_the_two_columns_that_a_terminal_gives_them() -> No
 
 
 def test_every_style_of_a_state_can_be_drawn() -> None:
-    rows = [(state_cell(state),) for state in STATE_STYLE]
+    rows = [(state_cell(state),) for state in (*STATE_COLOURS, "CANCELLED", "CANCELLING")]
     text, _ = fitted([Column("S", str)], rows, width=80, colour=True)
     assert text.count("\x1b[0m") == len(rows) + 1
 

@@ -24,19 +24,19 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 
 def test_each_message_arrives_in_systemds_words(manager: socket.socket) -> None:
     notify = SystemdNotifier({"NOTIFY_SOCKET": manager.getsockname()})
-    notify.ready("running")
+    notify.ready()
     notify.alive()
     notify.reloading()
-    notify.stopping("bye")
+    notify.stopping()
     heard = [manager.recv(1024).decode() for _ in range(4)]
     assert heard[0] == "READY=1\nSTATUS=running"
     assert heard[1] == "WATCHDOG=1"
     assert heard[2].startswith("RELOADING=1\nMONOTONIC_USEC=")
-    assert heard[3] == "STOPPING=1\nSTATUS=bye"
+    assert heard[3] == "STOPPING=1\nSTATUS=finishing calls under way"
 
 
 def test_without_a_manager_or_with_a_dead_one_nothing_happens(tmp_path: Path) -> None:
-    SystemdNotifier({}).ready("running")
+    SystemdNotifier({}).ready()
     SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).alive()
 
 

@@ -14,7 +14,8 @@ pytest.importorskip("textual", reason="needs the extra tui")
 from spotd.client.daemon import Daemon
 from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns
 from spotd.top.feed import Questions
-from spotd.top.sheet import fitted_widths, sized
+from spotd.top.sheet import fitted_widths
+from spotd.words import sized
 from tests.unit.cli.conftest import Ctl
 
 
