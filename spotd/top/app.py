@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import ContentSwitcher, Footer, Static
+from textual.widgets import ContentSwitcher, Footer, Input, Static
 
+from spotd.arrays import with_arrays_as_one
 from spotd.client.daemon import Daemon
 from spotd.client.errors import ClientError
 from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns, machines, sentence
@@ -23,7 +24,7 @@ from spotd.top.sheet import Sheet
 from spotd.words import FINAL_STATES, clean, count, dollars, money, price, short_span, where_text
 
 VIEWS: Final = ("jobs", "machines", "market", "events")
-_OF_TABLES: Final = frozenset({"view", "next_view", "cancel", "log", "ceiling", "now", "help"})
+_OF_TABLES: Final = frozenset({"view", "next_view", "cancel", "log", "ceiling", "now", "help", "filter", "unfilter"})
 STALE_S: Final = 10.0
 _TABS_WIDE: Final = 56
 _RANK: Final = {"RUNNING": 0, "STARTING": 0, "PROVISIONING": 0, "CANCELLING": 0, "RECOVERING": 1}
@@ -39,6 +40,7 @@ class Top(App[None]):
     #error { height: auto; max-height: 3; color: $text-error; }
     #tabs { height: 1; }
     ContentSwitcher { height: 1fr; }
+    #filter { height: 1; border: none; padding: 0; display: none; }
     #sentence { height: 2; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -47,6 +49,9 @@ class Top(App[None]):
         Binding("c", "cancel", "Cancel"),
         Binding("l", "log", "Log"),
         Binding("p", "ceiling", "Ceiling"),
+        # Before the next key is given to anything: that is part of the text, and no order.
+        Binding("slash", "filter", "Filter", key_display="/", priority=True),
+        Binding("escape", "unfilter", "All", show=False),
         Binding("r", "now", "Now"),
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
@@ -77,6 +82,9 @@ class Top(App[None]):
         self._summary, self._error, self._tabs = Static(id="summary"), Static(id="error"), Static(id="tabs")
         self._sentence = Static(id="sentence")
         self._switcher = ContentSwitcher(initial="jobs")
+        self._filter = Input(
+            id="filter", placeholder="a text of any column; Enter keeps it, Escape shows all", max_length=80
+        )
         self._sheets = {
             "jobs": Sheet(job_columns(self._now), key=lambda job: job["id"], name="jobs",
                           empty="no jobs; queue one with spotctl submit"),
@@ -92,6 +100,7 @@ class Top(App[None]):
         yield self._summary
         yield self._error
         yield self._tabs
+        yield self._filter
         with self._switcher:
             yield from self._sheets.values()
         yield self._sentence
@@ -117,6 +126,8 @@ class Top(App[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys of the tables mean nothing while something else covers them."""
         del parameters
+        if action == "filter" and self._filter.has_focus:
+            return False
         return action == "quit" or len(self.screen_stack) == 1 or action not in _OF_TABLES
 
     # --- what is shown ---
@@ -132,15 +143,16 @@ class Top(App[None]):
         return self.snapshot.now
 
     def _show(self) -> None:
-        snapshot = self.snapshot
+        snapshot, wanted = self.snapshot, self._filter.value.strip().casefold()
+        jobs: Any = sorted(snapshot.jobs, key=_rank)
         rows = {
-            "jobs": sorted(snapshot.jobs, key=_rank),
+            "jobs": jobs if wanted else with_arrays_as_one(jobs, cast("Any", snapshot.arrays)),
             "machines": machines(snapshot),
             "market": snapshot.quotes,
             "events": snapshot.events,
         }
         for name, items in rows.items():
-            self._sheets[name].show_items(items, is_known=snapshot.asked_at > 0)
+            self._sheets[name].show_items(items, is_known=snapshot.asked_at > 0, wanted=wanted)
         self._show_head()
         self._show_sentence()
 
@@ -192,6 +204,24 @@ class Top(App[None]):
     def action_next_view(self) -> None:
         self.action_view(VIEWS[(VIEWS.index(self.view) + 1) % len(VIEWS)])
 
+    def action_filter(self) -> None:
+        self._filter.display = True
+        self.screen.set_focus(self._filter)
+
+    def action_unfilter(self) -> None:
+        self._filter.value = ""
+        self._filter.display = False
+        self._sheets[self.view].focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if event.input is self._filter:
+            self._show()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.input is self._filter:
+            self._filter.display = bool(event.value.strip())
+            self._sheets[self.view].focus()
+
     def action_now(self) -> None:
         self._feed.soon()
 
@@ -199,7 +229,11 @@ class Top(App[None]):
         self.push_screen(Help())
 
     def action_log(self) -> None:
-        if (job := self._job()) is not None:
+        if (job := self._job()) is None:
+            return
+        if is_array(job):
+            self._say("an array has no log of its own; / and a part of its name list its jobs", failed=True)
+        else:
             self.push_screen(LogScreen(job, self._daemon))
 
     def action_cancel(self) -> None:
@@ -210,6 +244,8 @@ class Top(App[None]):
             self._say(f"{job['name']} has ended already: {job['reason']}", failed=True)
             return
         machine = f" on {where_text(job)}" if job["provider"] else ""
+        if is_array(job):
+            machine = ": every job of the array"
         question = f"cancel {job['name']} ({job['id']}){machine}? {money_words(job)}; its checkpoints stay"
         self._ask(question, lambda: _changed(self._daemon.cancel(job["id"])))
 
@@ -272,11 +308,18 @@ class Top(App[None]):
         self.notify(clean(words), severity="error" if failed else "information", markup=False)
 
 
+def is_array(job: Any) -> bool:
+    """Whether the row stands for all jobs of an array."""
+    return job["array"] is not None and job["id"] == job["array"]["id"]
+
+
 def money_words(job: Any) -> str:
     return f"{dollars(job['spent_usd'])} is spent"
 
 
 def _changed(answer: Any) -> str:
+    if "array" in answer:
+        return f"every job of array {answer['array']['name']}"
     job = answer["job"]
     return f"{job['name']} is {job['state']}: {job['reason']}"
 

@@ -45,6 +45,8 @@ class Snapshot:
     asked_at: float = 0.0
     status: Row = field(default_factory=dict)
     jobs: Sequence[Row] = ()
+    arrays: Sequence[Row] = ()
+    """Sums of those of which not all jobs are listed."""
     paused: str = ""
     quotes: Sequence[Row] = ()
     silences: Sequence[str] = ()
@@ -101,6 +103,7 @@ class Questions:
             asked_at=self._ticks(),
             status=status["status"],
             jobs=page["jobs"],
+            arrays=page.get("arrays", ()),
             paused=page["paused"],
             quotes=quotes,
             silences=silences,

@@ -33,6 +33,7 @@ Up Down    the row; Page Up, Page Down, Home, End
 c          cancel the job of the row: its machine is ended, its checkpoints stay
 l          the log of the job, as it is written
 p          another ceiling for the job
+/          only rows with a text in them, each job of an array on its own; Escape shows all
 r          ask the daemon now
 ?          this help
 q          leave; jobs and the daemon go on

@@ -66,6 +66,7 @@ class Sheet(ScrollView, can_focus=True):
         self._columns = tuple(columns)
         self._key = key
         self.empty = empty
+        self._wanted = ""
         self._items: Sequence[Any] = ()
         self._is_known = False
         self._cursor = 0
@@ -81,8 +82,11 @@ class Sheet(ScrollView, can_focus=True):
     def row_count(self) -> int:
         return len(self._items)
 
-    def show_items(self, items: Sequence[Any], *, is_known: bool = True) -> None:
-        """Show other rows; before anything is known, that there are none is not said."""
+    def show_items(self, items: Sequence[Any], *, is_known: bool = True, wanted: str = "") -> None:
+        """Show other rows, those with this text in a column; before anything is known, nothing is said of none."""
+        if wanted:
+            items = [item for item in items if any(wanted in _text(one, item).casefold() for one in self._columns)]
+        self._wanted = wanted
         key = None if self.current is None else self._key(self.current)
         self._items, self._is_known = items, is_known
         at = next((place for place, item in enumerate(items) if self._key(item) == key), None) if key else None
@@ -129,7 +133,8 @@ class Sheet(ScrollView, can_focus=True):
             return self._line([column.title for column in self._columns], [_BOLD] * len(self._columns), width)
         at = y - 1 + self.scroll_offset.y
         if not self._items and self._is_known and y == 1:
-            return Strip([Segment(self.empty[:width])]).adjust_cell_length(width)
+            empty = f"no row has {clean(self._wanted)} in it" if self._wanted else self.empty
+            return Strip([Segment(empty[:width])]).adjust_cell_length(width)
         if at >= len(self._items):
             return Strip.blank(width)
         item = self._items[at]

@@ -131,7 +131,7 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, output:
         return
     lines = jobs
     if not array and any(job["array"] is not None for job in jobs):
-        from spotd.cli.arrays import with_arrays_as_one
+        from spotd.arrays import with_arrays_as_one
 
         lines = with_arrays_as_one(jobs, answer.get("arrays", ()))
     show_table(ls_columns(answer["now"]), lines)

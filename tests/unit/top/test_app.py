@@ -88,6 +88,38 @@ def test_a_ceiling_is_changed_after_it_was_typed_and_confirmed(ctl: Ctl, play: R
     assert "ceiling:    $2.500 per GPU-hour" in ctl("show", "prep").out
 
 
+def test_an_array_is_one_line_until_a_filter_asks_for_its_jobs(ctl: Ctl, play: Run, tmp_path: Path) -> None:
+    ctl.place.write_three_jobs()
+    file = tmp_path / "sweep.toml"
+    file.write_text('name = "sweep"\nrun = "true"\nimage = "scratch"\n[resources]\ngpu = ["H100:1"]\n')
+    assert ctl("submit", str(file), "--array", "0-3", "-y").code == 0
+
+    async def course(view: Driver) -> None:
+        await view.ask()
+        assert "sweep 4/4" in view.screen()
+        assert view.rows("jobs") == 4
+        await view.press("slash", "slash")
+        assert view.rows("jobs") == 1, "the machine of local/h3"
+        await view.press("escape", "slash", *"SWEEP")
+        assert view.rows("jobs") == 4
+        assert "llama-lora" not in view.screen()
+        assert "sweep 4/4" not in view.screen()
+        await view.press(*"-no", "enter")
+        assert "no row has sweep-no in it" in view.screen()
+        await view.press("escape")
+        assert "sweep 4/4" in view.screen()
+        await view.until(lambda: view.app.focused is not None and view.app.focused.id == "jobs")
+        await view.press("home", "down", "l")
+        assert "an array has no log of its own" in view.screen()
+        await view.press("c")
+        assert ": every job of the array" in view.screen()
+        await view.press("y")
+        await view.until(lambda: "every job of array sweep" in view.screen())
+
+    play(course)
+    assert ctl("ls").out.count("CANCELLED") == 1
+
+
 def test_a_log_is_shown_without_what_a_terminal_would_obey(ctl: Ctl, play: Run) -> None:
     ctl.place.write_three_jobs()
     wide = "w" * 1_000_000

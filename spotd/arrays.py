@@ -46,10 +46,15 @@ def with_arrays_as_one(jobs: Iterable[JobResponse], sums: Iterable[ArraySumRespo
     return [job if task is None else _line(task, tasks[task["id"]], whole.get(task["id"])) for job, task in lines]
 
 
+def _place(state: str) -> int:
+    """Return the place of a state; one of another version of the daemon comes last."""
+    return _FIRST.index(state) if state in _FIRST else len(_FIRST)
+
+
 def _line(task: ArrayTaskResponse, jobs: Sequence[JobResponse], whole: ArraySumResponse | None) -> JobResponse:
     states = Counter(job["state"] for job in jobs) if whole is None else Counter(whole["states"])
-    state = min(states, key=_FIRST.index)
-    first = min(jobs, key=lambda job: _FIRST.index(job["state"]))
+    state = min(states, key=_place)
+    first = min(jobs, key=lambda job: _place(job["state"]))
     line = first.copy()
     line["id"], line["state"] = task["id"], state
     line["name"] = f"{task['name']} {states[state]}/{task['count']}"
