@@ -148,7 +148,9 @@ def main() -> int:
         for asked in {requests, markets}.intersection(ready):
             source = requests if asked is requests else markets.accept()[0]
             data, fds, _, _ = socket.recv_fds(source, _REQUEST_BYTES_MAX, 2)
-            if not data and asked is requests:
+            if not data and asked is requests:  # a test run that was killed leaves no daemon behind
+                for left in reports:
+                    os.kill(left, signal.SIGKILL)
                 return 0
             if not data:  # the daemon was killed while it asked
                 source.close()
