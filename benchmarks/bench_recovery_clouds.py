@@ -54,6 +54,7 @@ OWN = frozenset({"see the notice", "detect", "decide", "launch call", "restore b
 GOAL_S = 10.0
 BOOT = timedelta(seconds=2)
 PATIENCE_S = 300.0
+OUTBID_USD = 5.0
 GPUS = ("GeForce RTX 4090", "GeForce RTX 3090", "GeForce RTX 5090", "RTX A6000", "RTX A5000", "RTX A4000", "L40S", "L4")
 
 
@@ -69,7 +70,8 @@ class Cloud:
 
 
 def outbid(found: Clouds, machine: str) -> None:
-    found.vast.outbid(int(machine))
+    """Bid more than the job may pay: a smaller bid would be answered by a higher one of ours."""
+    found.vast.set_min_bid(found.vast.contracts[int(machine)].ask.ask_id, OUTBID_USD)
 
 
 def lose_host(found: Clouds, machine: str) -> None:

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
-from spotd.core.charges import FREE
 from spotd.core.disk import disk_gb_for
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
@@ -112,17 +111,21 @@ def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int, gpu_price: int) -> 
 
 def breakdown(offer: Offer, gpu_price: MicroUsdPerHour, needs: Needs, fee_ppm: int) -> PriceBreakdown:
     """Every term, for this price of the GPU part."""
-    price = PriceBreakdown(
+    storage = storage_per_hour(offer, needs.disk_gb)
+    fee = _fee(gpu_price + storage, fee_ppm)
+    upload = _traffic(needs.upload_bytes_per_hour, offer.upload_price)
+    restore = _traffic(needs.restore_bytes_per_hour, offer.download_price)
+    total = MicroUsdPerHour(gpu_price + storage + fee + upload + restore)
+    return PriceBreakdown(
         gpu=gpu_price,
-        storage=storage_per_hour(offer, needs.disk_gb),
-        fee=FREE,
-        upload=_traffic(needs.upload_bytes_per_hour, offer.upload_price),
-        restore=_traffic(needs.restore_bytes_per_hour, offer.download_price),
-        total=FREE,
-        per_gpu=MicroUsdPerGpuHour(0),
+        storage=storage,
+        fee=fee,
+        upload=upload,
+        restore=restore,
+        total=total,
+        per_gpu=per_gpu(total, offer.gpu_count),
         fee_ppm=fee_ppm,
     )
-    return _at_gpu_price(price, gpu_price, offer.gpu_count)
 
 
 def _at_gpu_price(price: PriceBreakdown, gpu: MicroUsdPerHour, gpu_count: int) -> PriceBreakdown:
@@ -143,7 +146,7 @@ def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
     return Quote(
         offer=offer,
         price=breakdown(offer, offer.gpu_price, needs, fee_ppm),
-        on_demand=None if on_demand is None else breakdown(offer, on_demand, needs, fee_ppm).total,
+        on_demand=None if on_demand is None else MicroUsdPerHour(total_per_hour(offer, needs, fee_ppm, on_demand)),
         at=at,
     )
 
