@@ -53,7 +53,7 @@ class AgentTools:
         typed a key, are shown with `commands`.
         """
         with _refusals():
-            found = _data(self._daemon.job(job))
+            found: Answer = _bounded(self._daemon.job(job))
         hidden = () if commands else ("run", "setup")
         spec = {key: value for key, value in found["spec"].items() if key not in hidden}
         return found | {"spec": spec | {"env": sorted(spec.get("env", {}))}}
@@ -148,10 +148,6 @@ def _refusals() -> Iterator[None]:
 
 def _part(found: Mapping[str, Any], keys: tuple[str, ...]) -> Answer:
     return {key: _bounded(found[key]) for key in keys}
-
-
-def _data(found: Mapping[str, Any]) -> Answer:
-    return {key: _bounded(value) for key, value in found.items()}
 
 
 def _bounded(value: Any) -> Any:

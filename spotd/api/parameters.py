@@ -96,7 +96,6 @@ def read_ceiling(body: Mapping[str, Any]) -> PriceLimit | None:
 
 
 def read_flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """Return whether this is set."""
     value = body.get(name, default)
     if not isinstance(value, bool):
         raise Invalid(f"{name} is true or false")
@@ -104,7 +103,6 @@ def read_flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> b
 
 
 def read_name(body: Mapping[str, Any], key: str, refusal: str, *, hint: str) -> str:
-    """Return a text that names something."""
     value = body.get(key)
     if not isinstance(value, str) or not 0 < len(value) <= NAME_LENGTH_MAX:
         raise Invalid(refusal, hint=hint)

@@ -16,14 +16,7 @@ from spotd_providers.contract.values import Market
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job as the user wrote it, not validated.
-
-    Attributes:
-        data: the job file as parsed from TOML (dates as ISO strings); empty without a file.
-        flags: what was given by flags, in the same shape; a value here replaces the file's value of that key.
-        source: the job file's path as the user wrote it, empty without one.
-        base_dir: absolute folder that a relative `workdir` is relative to.
-    """
+    """A job as the user wrote it, not validated: a `DraftBody` with all of its keys."""
 
     data: Mapping[str, Any]
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -33,16 +26,7 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job to be queued.
-
-    Attributes:
-        code_sha256: of a code archive that `put_code` stored, `None` for a job without a workdir.
-        secrets: values by name; they go to the secret store and nowhere else.
-        resume_from: `JOB` or `JOB:CHECKPOINT` of another job to begin from, empty to begin afresh.
-        i_know: its owner knows that it may lose everything.
-        agent: an agent submits it.
-        array: indexes of an array of such jobs, as in `0-15%4`; empty for one job.
-    """
+    """A job to be queued: a `SubmitBody` with all of its keys."""
 
     draft: JobRequest
     code_sha256: str | None = None

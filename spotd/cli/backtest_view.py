@@ -113,7 +113,6 @@ def _utc(at: int) -> str:
 
 
 def document(result: Result) -> None:
-    """Print everything as JSON."""
     chosen = result.advice.summary
     terms = result.terms
     stdout.document(

@@ -9,29 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from spotd.cli.failures import CommandFailed, unusable
 from spotd_jobs.spec.files import json_ready, parse_toml, read_toml
 from spotd_jobs.spec.keys import FLAGS
 from spotd_jobs.spec.parse import merge, parse_job
-from spotd_jobs.spec.problems import SpecError
+from spotd_jobs.spec.problems import Problem, SpecError
 from spotd_jobs.spec.toml_text import line_of
+
+if TYPE_CHECKING:
+    from spotd.client.errors import ClientProblem
 
 STDIN: Final = "-"
 
 _MISSING: Final = "is missing"
 _INDEX: Final = re.compile(r"\[\d+\].*")
 _LIST: Final = re.compile(r"\[(\"[^\[\]]*\")\]")
-
-
-class _Problem(Protocol):
-    @property
-    def key(self) -> str: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def hint(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +57,13 @@ class JobDraft:
         except SpecError as exc:
             raise self.refusal(exc.problems) from exc
 
-    def refusal(self, problems: Sequence[_Problem], *, message: str = "the job was refused") -> CommandFailed:
+    def refusal(
+        self, problems: Sequence[Problem | ClientProblem], *, message: str = "the job was refused"
+    ) -> CommandFailed:
         """Return the mistakes with the flag, or file and line, that each is in."""
         return CommandFailed(message, rows=[self._placed(problem) for problem in problems])
 
-    def _placed(self, problem: _Problem) -> tuple[str, str]:
+    def _placed(self, problem: Problem | ClientProblem) -> tuple[str, str]:
         key = problem.key
         flag = FLAGS.get(_INDEX.sub("", key)) or (FLAGS["env"] if key.startswith("env.") else None)
         if flag is not None and (not self.source or self._is_flagged(key)):

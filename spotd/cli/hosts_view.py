@@ -33,7 +33,6 @@ _NOTE = (
 
 
 def show_hosts(output: str) -> None:
-    """Show what is remembered of each host."""
     answer = Daemon().hosts()
     rows: list[HostResponse] = answer["hosts"]
     if show_data(answer, output, [f"{row['provider']}/{row['host']}" for row in rows]):
@@ -48,7 +47,6 @@ def show_hosts(output: str) -> None:
 
 
 def forget_host(host: str, output: str) -> None:
-    """Forget what is remembered of a host."""
     answer = Daemon().forget_host(host)
     gone: list[ForgottenHostResponse] = answer["forgotten"]
     names = [f"{row['provider']}/{row['host']}" for row in gone]

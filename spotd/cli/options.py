@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+shown_option = partial(click.option, show_default=True)
+"""An option whose default stands in the help."""
 TABLE, JSON, ID, CSV, CHART = "table", "json", "id", "csv", "chart"
 WAIT_S: Final = 0.2
 """Longest that the completion of a shell may take."""
@@ -73,7 +76,6 @@ def require_extra(extra: str, module: str, sentence: str, *, way_round: str = ""
 
 
 def plot_option(text: str = "Draw it too.") -> Callable[[F], F]:
-    """Return the option `--plot`."""
     kind = click.Path(path_type=Path, dir_okay=False)
     return click.option("--plot", type=kind, metavar="FILE.svg|png", help=text, callback=_require_plotting)
 
@@ -123,5 +125,4 @@ def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def job_argument(function: F) -> F:
-    """Add the argument `JOB`."""
     return click.argument("ref", metavar="JOB", shell_complete=complete_job)(function)

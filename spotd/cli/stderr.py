@@ -28,7 +28,6 @@ def width() -> int:
 
 
 def colour() -> bool:
-    """Whether colour is wanted here."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -47,7 +47,6 @@ def encodes(text: str) -> bool:
 
 
 def colour() -> bool:
-    """Whether colour is wanted here."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -93,7 +92,6 @@ def document(body: Mapping[str, Any]) -> None:
 
 
 def record(body: Mapping[str, Any]) -> None:
-    """Print one line of a JSON stream."""
     line(json.dumps(body, separators=(",", ":")))
 
 

@@ -15,7 +15,7 @@ from spotd.client.errors import ClientError, DaemonRefused, DaemonUnreachable
 from spotd.demo import proof
 from spotd.demo.script import DemoJob, jobs
 from spotd.demo.session import DemoFailed, Session, session
-from spotd.demo.view import Lines, Screen, View, opening
+from spotd.demo.view import Lines, Screen, opening
 from spotd.words import FINAL_STATES
 from spotd_jobs.pack import pack
 from spotd_providers.local.hosts import read_ledger, segments
@@ -36,7 +36,7 @@ def main(*, seed: int = 1, keep: bool = False, plain: bool = False, quick: bool 
         proof.check_numpy()
         _say(opening([f"  {job.name:10} {job.about}" for job in queue]))
         with session(seed, keep=keep) as running:
-            view: View = Screen() if sys.stdout.isatty() and not plain else Lines()
+            view = Screen() if sys.stdout.isatty() and not plain else Lines()
             references = [proof.start_reference(job, running.folder / "uninterrupted" / job.name) for job in queue]
             _submit(running.daemon, queue)
             with view:
@@ -77,7 +77,7 @@ def _wait_for_verdict(daemon: Daemon, job: DemoJob) -> None:
         time.sleep(0.05)
 
 
-def _watch(running: Session, view: View, count: int) -> None:
+def _watch(running: Session, view: Lines | Screen, count: int) -> None:
     """Print the progress until every job is final."""
     records: Queue[Mapping[str, Any] | DaemonRefused] = Queue(maxsize=10_000)
     threading.Thread(target=_listen, args=(running.daemon, records), name="events", daemon=True).start()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from spotd.demo.script import NIGHT_TARIFF_S, TIME_SCALE
 
@@ -31,17 +31,6 @@ SHOWN: Final = frozenset(
     }
 )
 EVENTS_ON_SCREEN: Final = 14
-
-
-class View(Protocol):
-    """The output of the demo's progress."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def event(self, event: Mapping[str, Any]) -> None: ...
-    def jobs(self, now: str, jobs: Sequence[Mapping[str, Any]]) -> None: ...
 
 
 def clock_words(instant: str) -> str:

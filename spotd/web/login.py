@@ -32,7 +32,6 @@ _PAGE: Final = """<!doctype html>
 
 
 def page(message: str = "", *, status: int = 200) -> Response:
-    """Return the form."""
     return HTMLResponse(
         _PAGE.format(message=escape(message)), status_code=status, headers={"cache-control": "no-store"}
     )

@@ -87,7 +87,6 @@ def make_app(poller: SharedPoller, place: Place, sessions: Sessions | None) -> A
 
 
 def _pages(poller: SharedPoller, *, has_login: bool) -> None:
-    """Register every page under its address."""
     ui.add_head_html(_HEAD, shared=True)
 
     def add(path: str, title: str, build: Callable[..., None]) -> None:

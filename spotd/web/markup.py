@@ -51,7 +51,6 @@ def job_link(job: Any) -> Node:
 
 
 def job_href(job_id: str) -> str:
-    """Return the address of a job's page."""
     return f"/job/{quote(job_id, safe='')}"
 
 

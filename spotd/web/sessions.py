@@ -26,7 +26,6 @@ DELAY_S: Final = 1.0
 
 
 def new_token() -> str:
-    """Return a token that cannot be guessed."""
     return secrets.token_urlsafe(24)
 
 

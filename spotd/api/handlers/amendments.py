@@ -26,8 +26,6 @@ BUDGET_MAX = MicroUsd(10**13)
 
 
 class AmendmentHandlers(ContextHandlers):
-    """Changes budgets and ceilings of jobs, and gives machines up."""
-
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
         super().__init__(context)
         self._jobs = jobs

@@ -29,8 +29,6 @@ PROGRESS_BYTES: Final = 32 * 1024 * 1024
 
 
 class CheckpointHandlers(ContextHandlers):
-    """Lists, verifies, pins and removes the checkpoints of a job."""
-
     async def entries(self, ref: str) -> list[KeptCheckpointResponse]:
         """Return the accepted checkpoints, newest first."""
         job = await self._job(ref)

@@ -27,8 +27,6 @@ GRANT_TRIED: Final = timedelta(minutes=1)
 
 
 class DoctorHandlers(ContextHandlers):
-    """Checks the daemon, its stores and its providers."""
-
     async def report(self) -> DoctorResponse:
         """Run all checks at the same time, each with its own time limit; a finding is a row, never an exception."""
         rows: dict[int, list[CheckResponse]] = {}

@@ -21,8 +21,6 @@ NAMES_MAX: Final = 10_000
 
 
 class EventHandlers(ContextHandlers):
-    """Streams events."""
-
     async def require(self, query: EventQuery) -> JobId | None:
         """Return the job whose events are meant, `None` for those of all.
 

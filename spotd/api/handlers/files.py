@@ -31,8 +31,6 @@ class _Source:
 
 
 class FileHandlers(ContextHandlers):
-    """Lists and reads the outputs and the checkpoints of a job."""
-
     async def entries(self, ref: str, checkpoint: str | None) -> FilesResponse:
         """Return what `pull` can fetch: the outputs, or one checkpoint by name (`newest` is the newest).
 

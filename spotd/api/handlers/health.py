@@ -34,8 +34,6 @@ _NOTES: Final = ("host.note", "provider.", "history.")
 
 
 class HealthHandlers(ContextHandlers):
-    """Shows the state of the daemon and of its providers."""
-
     async def status(self) -> StatusResponse:
         """Return counts of jobs and machines, and what was spent."""
         context = self._context
@@ -55,7 +53,6 @@ class HealthHandlers(ContextHandlers):
         )
 
     async def providers(self) -> list[ProviderResponse]:
-        """Return the state of each provider of the config."""
         return [self._provider(entry) for _, entry in sorted(self._context.providers.items())]
 
     def _provider(self, entry: ProviderEntry) -> ProviderResponse:

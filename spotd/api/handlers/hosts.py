@@ -22,8 +22,6 @@ HOSTS_MAX: Final = 200
 
 
 class HostHandlers(ContextHandlers):
-    """Shows and forgets what hosts did to jobs."""
-
     async def hosts(self) -> HostsResponse:
         """Return what is remembered of each host, the worst first."""
         world, now = self._context.world(), self._context.clock.now()

@@ -66,8 +66,6 @@ class _Line:
 
 
 class JobHandlers(ContextHandlers):
-    """Listing, showing, cancelling and retrying jobs, and why they wait."""
-
     def __init__(self, context: HandlerContext) -> None:
         super().__init__(context)
         self._lines: dict[JobId, _Line] = {}

@@ -27,8 +27,6 @@ OTHERS: Final = "(others)"
 
 
 class LedgerHandlers(ContextHandlers):
-    """Adds up what was spent."""
-
     async def groups(self, by: CostGrouping) -> LedgerResponse:
         """Return the sums of each group and of all, from two statements however much there is."""
         now = self._context.clock.now()

@@ -65,8 +65,6 @@ def parse_cursor(text: str) -> Cursor:
 
 
 class LogHandlers(ContextHandlers):
-    """Streams the log of a job."""
-
     async def require(self, ref: str, query: LogQuery) -> JobId:
         """Return the job whose log is meant.
 

@@ -9,8 +9,6 @@ from spotd.api.schemas.health import ChannelTestResponse, CheckResponse
 
 
 class NotificationHandlers(ContextHandlers):
-    """Sends tests."""
-
     async def test(self, channel: str | None) -> list[ChannelTestResponse]:
         """Send a message by this channel, or by each of them.
 
@@ -28,14 +26,15 @@ class NotificationHandlers(ContextHandlers):
 
 
 def channel_rows(context: HandlerContext) -> list[CheckResponse]:
-    """Return a line for each channel."""
     notifier = context.notifier
+    if notifier is None:
+        return []
     rows = []
-    if notifier is not None and notifier.last_error:
+    if notifier.last_error:
         hint = "nothing that is owed is lost, and everything else goes on; see the daemon's log"
         rows.append(row_of("notify", "daemon", notifier.last_error, ok=False, hint=hint))
-    for name, status in () if notifier is None else sorted(notifier.status.items()):
-        waiting = 0 if notifier is None else notifier.waiting[name]
+    for name, status in sorted(notifier.status.items()):
+        waiting = notifier.waiting[name]
         waits = f"; {waiting} wait" if waiting else ""
         detail = f"{status.error}{waits}" if status.error else f"works{waits}"
         hint = f"spotctl notify test {name} tries it now; see [notify.{name}]" if status.error else ""

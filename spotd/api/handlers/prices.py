@@ -36,8 +36,6 @@ HINT: Final = "jobs go on without it; spotctl doctor says more"
 
 
 class PriceHandlers(ContextHandlers):
-    """Shows what GPUs cost, and cost before."""
-
     async def quotes(self, query: PriceQuery) -> PricesResponse:
         """Return the quotes of the newest pages, the cheapest first."""
         context = self._context

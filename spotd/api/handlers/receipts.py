@@ -42,8 +42,6 @@ RECEIPTS_MAX: Final = 50
 
 
 class ReceiptHandlers(ContextHandlers):
-    """Shows what jobs cost."""
-
     async def cost(self, ref: str | None) -> CostResponse:
         """Return the receipt of one job, or of all, or of an array."""
         now = self._context.clock.now()

@@ -281,7 +281,6 @@ def passed_over_responses(rows: Iterable[tuple[str, int]]) -> list[PassedOverRes
 
 
 def run_words(spec: JobSpec) -> str:
-    """Return the command for a person to read."""
     if spec.run[:2] == SHELL and len(spec.run) == 3:
         return spec.run[2]
     return shlex.join(spec.run)

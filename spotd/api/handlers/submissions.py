@@ -44,8 +44,6 @@ PLAN_ID: Final = JobId("0planned00")
 
 
 class SubmissionHandlers(ContextHandlers):
-    """Plans jobs, stores their code, and queues them."""
-
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
         super().__init__(context)
         self._jobs = jobs

@@ -15,7 +15,7 @@ from spotd.cli.ceiling_range import RANGE, CeilingRange, ceilings_around
 from spotd.cli.draft import read_draft
 from spotd.cli.failures import CommandFailed, ExitCode, unusable
 from spotd.cli.figures import PURCHASE, number
-from spotd.cli.options import JSON, TABLE, Parsed, complete_file, output, plot_option
+from spotd.cli.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
 from spotd.client.daemon import Daemon
 from spotd.client.errors import ClientError
 from spotd.paths import state_dir
@@ -71,9 +71,7 @@ def _fee(text: str) -> tuple[str, int]:
 @click.argument("job", metavar="JOB", shell_complete=complete_file)
 @click.option("--history", metavar="DIR|own", required=True, help="Recorded prices; own: those of the daemon.")
 @click.option("--ceiling", type=RANGE, metavar="1.5..3.0", help="Per GPU-hour; 12/h..24/h: of the machine.")
-@click.option(
-    "--ceilings", metavar="N", type=click.IntRange(1, 100), default=7, show_default=True, help="How many in the range."
-)
+@shown_option("--ceilings", metavar="N", type=click.IntRange(1, 100), default=7, help="How many in the range.")
 @click.option("--work", type=_span(), metavar="24h", help="How long the job runs if nothing stops it.")
 @click.option("--deadline", type=_span(), metavar="36h", help="From submission on.  [default: the job's span]")
 @click.option(
@@ -84,31 +82,15 @@ def _fee(text: str) -> tuple[str, int]:
     type=click.Choice([one.value for one in PolicyName]),
     help="May be repeated: slack-pacing, greedy ...  [default: the job's]",
 )
-@click.option(
-    "--starts",
-    metavar="N",
-    type=click.IntRange(1, 10_000),
-    default=40,
-    show_default=True,
-    help="Instants of submission.",
-)
+@shown_option("--starts", metavar="N", type=click.IntRange(1, 10_000), default=40, help="Instants of submission.")
 @click.option(
     "--step",
     type=_span(most=_STEP_MAX),
     metavar="1m",
     help="How often the daemon decides.  [default: 1m; 5m with a deadline]",
 )
-@click.option(
-    "--seed", metavar="N", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Which instants."
-)
-@click.option(
-    "--restart",
-    metavar="6m",
-    type=_span(least=timedelta(0)),
-    default="6m",
-    show_default=True,
-    help="Launch to first step.",
-)
+@shown_option("--seed", metavar="N", type=click.IntRange(0, 2**63 - 1), default=1, help="Which instants.")
+@shown_option("--restart", metavar="6m", type=_span(least=timedelta(0)), default="6m", help="Launch to first step.")
 @click.option("--every", type=_span(), metavar="15m", help="Between checkpoints.  [default: the job's, else 15m]")
 @click.option(
     "--checkpoint-size",
@@ -118,11 +100,10 @@ def _fee(text: str) -> tuple[str, int]:
     type=Parsed("size", parse_size),
     default="0B",
 )
-@click.option(
+@shown_option(
     "--vanished",
     type=click.Choice(("lost", "kept")),
     default="lost",
-    show_default=True,
     help="Spot machines whose offer leaves the market.",
 )
 @click.option(
@@ -136,11 +117,10 @@ def _fee(text: str) -> tuple[str, int]:
 @click.option("--sells", type=Parsed("gpu", _sells), metavar="H100:8", help="What a trace sells, if it does not say.")
 @click.option("--spot-price", type=PURCHASE, metavar="DOLLARS", help="Per hour, of a trace without prices.")
 @click.option("--on-demand-price", type=PURCHASE, metavar="DOLLARS", help="The same on demand.")
-@click.option(
+@shown_option(
     "--patience",
     type=number(most=1000, above=True),
     default="1.5",
-    show_default=True,
     help="How much slower than the fastest ceiling the recommended one may be.",
 )
 @click.option("--processes", metavar="N", type=click.IntRange(1, 256), help="[default: all cores]")

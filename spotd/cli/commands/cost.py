@@ -151,7 +151,6 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
 
 
 def _show_groups(shape: LedgerResponse, output: str) -> None:
-    """Print what each group cost, and all of them."""
     by, groups = shape["by"], shape["groups"]
     if output == CSV:
         keys = (by, "name", *_SUMS) if by == "job" else (by, *_SUMS)
@@ -193,7 +192,6 @@ def _signed(usd: float) -> str:
 
 
 def _show_receipt(receipt: ReceiptResponse) -> None:
-    """Print the receipt of one job."""
     facts = [
         ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
         ("spent", dollars(receipt["spent_usd"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,18 +34,9 @@ _FILE_COLUMNS: Sequence[Column[FileResponse]] = (
 @click.option("--list", "list_only", is_flag=True, help="Only list the files.")
 @click.option("--force", is_flag=True, help="Replace files that are there with other content.")
 @output(TABLE, JSON)
-def pull(
-    *,
-    ref: str,
-    patterns: tuple[str, ...],
-    folder: Path | None,
-    checkpoint: str | None,
-    list_only: bool,
-    force: bool,
-    output: str,
-) -> int | None:
+def pull(*, ref: str, checkpoint: str | None, **given: Any) -> int | None:
     """Fetch a job's outputs, or one of its checkpoints, into a folder. Each file appears complete or not at all."""
-    return fetch(ref, checkpoint, patterns=patterns, folder=folder, list_only=list_only, force=force, output=output)
+    return fetch(ref, checkpoint, **given)
 
 
 def fetch(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output, plot_option, require_yes, show_data
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output, plot_option, require_yes, show_data, shown_option
 from spotd.cli.table import Cell, Column, state_cell
 from spotd.cli.table import show as show_table
 from spotd.client.daemon import Daemon
@@ -49,7 +49,6 @@ WARNINGS_MAX = 5
 
 
 def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
-    """Return the columns of `ls`."""
     return (
         Column("ID", lambda job: job["id"]),
         Column("NAME", lambda job: job["name"], least=8),
@@ -102,14 +101,7 @@ def _began(attempt: AttemptResponse) -> str:
 @click.command()
 @click.option("--active", is_flag=True, help="Only jobs that have not ended.")
 @click.option("--state", "states", multiple=True, metavar="STATE", help="Only jobs in this state; may be repeated.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 1_000_000),
-    default=1000,
-    show_default=True,
-    help="At most so many ended jobs.",
-)
+@shown_option("-n", "--limit", type=click.IntRange(1, 1_000_000), default=1000, help="At most so many ended jobs.")
 @click.option("--array", default="", metavar="ARRAY", help="The jobs of this array, each on a line of its own.")
 @output(TABLE, JSON, ID)
 def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, output: str) -> None:
@@ -375,7 +367,6 @@ def _last_error(provider_offers: PollResponse) -> str:
 
 
 def _quote_text(quote: QuoteResponse) -> str:
-    """Return an offer in one line."""
     where = where_text(quote) + (f" ({quote['region']})" if quote["region"] else "")
     floor, bid = quote["floor_usd_gpu_h"], quote["bid_usd_gpu_h"]
     wins = "" if floor is None else f"; lowest winning bid ${price(floor)}, ours ${price(bid)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from spotd.cli.current_quotes import current_quotes
 from spotd.cli.failures import CommandFailed
 from spotd.cli.figures import PARAMS, number
 from spotd.cli.model_file import read_architecture
-from spotd.cli.options import JSON, TABLE, output
+from spotd.cli.options import JSON, TABLE, F, output, shown_option
 from spotd.cli.size_view import Sizing, cheapest_rows, document, show
 from spotd.estimates.adapters import TARGETS
 from spotd.estimates.architecture import Architecture, typical_architecture
@@ -33,56 +33,38 @@ _RANK: Final = click.IntRange(1, 65_536)
 _TOKENS: Final = click.IntRange(1, 100_000_000)
 
 
-def _choice(kinds: Sequence[str]) -> click.Choice[str]:
-    return click.Choice([*kinds], case_sensitive=False)
+def _one_of(flag: str, kinds: Iterable[str], default: str, text: str) -> Callable[[F], F]:
+    return shown_option(flag, type=click.Choice([*kinds], case_sensitive=False), default=default, help=text)
 
 
 @click.command()
 @click.argument("config", metavar="[CONFIG.json]", type=click.Path(path_type=Path), required=False)
 @click.option("--params", type=PARAMS, metavar="7B", help="Number of parameters, instead of a config.")
 @click.option("--inference", is_flag=True, help="Inference instead of training.")
-@click.option(
+@_one_of(
     "--precision",
-    type=_choice([kind.value for kind in Precision]),
-    default=Precision.BF16.value,
-    show_default=True,
-    help="Of the weights; in training bf16 and fp16 are mixed precision.",
+    map(str, Precision),
+    Precision.BF16.value,
+    "Of the weights; in training bf16 and fp16 are mixed precision.",
 )
-@click.option(
-    "--optimizer",
-    type=_choice([kind.value for kind in Optimizer]),
-    default=Optimizer.ADAMW.value,
-    show_default=True,
-    help="What updates the weights.",
-)
+@_one_of("--optimizer", map(str, Optimizer), Optimizer.ADAMW.value, "What updates the weights.")
 @click.option("--lora", type=_RANK, metavar="RANK", help="Train adapters of this rank, and no weights.")
 @click.option("--qlora", type=_RANK, metavar="RANK", help="The same over int4 weights.")
 @click.option("--lora-targets", default="all", show_default=True, help="all, attention, mlp, or a list like q,v.")
-@click.option(
-    "--checkpointing",
-    type=_choice([kind.value for kind in Recompute]),
-    default=Recompute.FULL.value,
-    show_default=True,
-    help="Activations that are computed again instead of kept.",
+@_one_of(
+    "--checkpointing", map(str, Recompute), Recompute.FULL.value, "Activations that are computed again instead of kept."
 )
 @click.option("--no-flash", is_flag=True, help="Attention that keeps its matrix of scores.")
 @click.option("--chunked-loss", is_flag=True, help="A loss that never holds all logits.")
 @click.option("--batch", type=_COUNT, default=1, show_default=True, help="Sequences per step of one replica.")
 @click.option("--sequence", type=_TOKENS, default=2048, show_default=True, help="Tokens of one, prompt and answer.")
-@click.option(
-    "--kv-cache",
-    type=_choice(list(_CACHE_BYTES)),
-    default="16-bit",
-    show_default=True,
-    help="Keys and values of inference.",
-)
+@_one_of("--kv-cache", _CACHE_BYTES, "16-bit", "Keys and values of inference.")
 @click.option("--prefill", type=_TOKENS, help="Tokens of a prompt processed at once.  [default: all]")
-@click.option(
+@_one_of(
     "--sharding",
-    type=_choice(list(_SHARDING)),
-    default=Sharding.AUTO.value,
-    show_default=True,
-    help="What data-parallel cards share; auto is zero3 (fsdp) on more than one.",
+    _SHARDING,
+    Sharding.AUTO.value,
+    "What data-parallel cards share; auto is zero3 (fsdp) on more than one.",
 )
 @click.option("--tp", type=_CARDS, help="Tensor-parallel cards.  [default: 1; all in inference]")
 @click.option("--pp", type=_CARDS, default=1, show_default=True, help="Pipeline stages.")

@@ -20,7 +20,6 @@ from spotd.words import clean
 
 
 def build(page: Page, ref: str) -> None:
-    """Draw the page of a job."""
     detail, why = WatchTopic("job", (ref,)), WatchTopic("why", (ref,))
     top = TreeElement()
     body = ui.element("div")

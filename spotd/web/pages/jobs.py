@@ -20,7 +20,6 @@ class _Chosen:
 
 
 def build(page: Page, group: str) -> None:
-    """Draw the list of jobs."""
     chosen = _Chosen(group if group in view.GROUPS else "all")
 
     def choose(name: str, new: str) -> None:

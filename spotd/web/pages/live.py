@@ -120,5 +120,4 @@ class Chart:
 
 
 def value(answer: KnownAnswer | None) -> Any:
-    """Return the value of an answer, `None` without one."""
     return None if answer is None else answer.value

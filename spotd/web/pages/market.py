@@ -31,7 +31,6 @@ class _Chosen:
 
 
 def build(page: Page) -> None:
-    """Draw the market."""
     chosen = _Chosen()
 
     def choose(name: str, new: Any) -> None:

@@ -12,7 +12,6 @@ from spotd.web.views.parts import problem
 
 
 def build(page: Page) -> None:
-    """Draw the overview."""
     head = TreeElement()
 
     def figures(status: KnownAnswer | None, jobs: KnownAnswer | None, cost: KnownAnswer | None) -> None:

@@ -8,6 +8,5 @@ from spotd.web.views import providers as view
 
 
 def build(page: Page) -> None:
-    """Draw the providers."""
     page.section([WatchTopic("providers")], lambda answer, now: view.cards(answer, now), name="the providers")
     page.section([WatchTopic("hosts")], lambda answer, now: view.hosts(answer, now), name="the hosts")

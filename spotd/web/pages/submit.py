@@ -28,7 +28,6 @@ max_price = 2.40
 
 
 def build(page: Page) -> None:
-    """Draw the form."""
     TreeElement(
         el(
             "p",

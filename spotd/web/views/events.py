@@ -36,7 +36,6 @@ def _haystack(event: Mapping[str, Any]) -> str:
 
 
 def listing(events: Sequence[Mapping[str, Any]]) -> Node:
-    """Return a page of events."""
     if not events:
         return el("section", el("p", "No event matches.", cls="empty"))
     return el("section", el("ol", *(event_line(event) for event in events), cls="events"))

@@ -115,7 +115,6 @@ def attempts(job: Mapping[str, Any], now: datetime) -> Node:
 
 
 def checkpoints(kept: Sequence[Mapping[str, Any]]) -> Node:
-    """Return the checkpoints that are kept."""
     columns = "Checkpoint | Step:n | Size:n | Stored | Attempt:n | "
     rows: list[list[Node]] = [
         [

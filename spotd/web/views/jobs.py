@@ -53,7 +53,6 @@ def page_of(number: int, total: int) -> tuple[int, int]:
 
 
 def listing(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
-    """Return one page of jobs."""
     columns = "Job | State:s | GPU | Where | $/h:n | Spent:n | Saved:n | Losses:n | Age:n | Why:why"
     rows = [
         [

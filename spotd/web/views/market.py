@@ -79,7 +79,6 @@ def _is_same_gpu(asked: str | None, gpu: str) -> bool:
 
 
 def offers(quotes: Sequence[Mapping[str, Any]]) -> Node:
-    """Return one page of offers."""
     columns = "GPU | Where | Region | Market | $/GPU-hour:n | $/h:n | On-demand $/h:n | Ceiling:n | Verdict"
     rows: list[list[Node]] = [
         [

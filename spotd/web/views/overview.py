@@ -21,7 +21,6 @@ EVENTS_SHOWN: Final = 8
 def figures(
     status: Mapping[str, Any] | None, jobs: Sequence[Mapping[str, Any]], cost: Mapping[str, Any] | None
 ) -> Node:
-    """Return the large figures."""
     rate = sum(job["effective_usd_h"] or 0 for job in jobs)
     counts = {} if status is None else status["jobs"]
     waiting = sum(number for name, number in counts.items() if name in WAITING)
@@ -74,7 +73,6 @@ def _job_counts(counts: Mapping[str, int]) -> str:
 
 
 def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
-    """Return the jobs that have a machine."""
     shown = [job for job in jobs if job["state"] in ON_MACHINES]
     columns = "Job | State:s | GPU | Where | $/h:n | Spent:n | Saved:n | Checkpoint:n"
     rows = [
@@ -130,7 +128,6 @@ def _names(jobs: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 
 def latest(events: Sequence[Mapping[str, Any]]) -> Node:
-    """Return the newest events."""
     items = [event_line(event) for event in reversed(events[-EVENTS_SHOWN:])]
     content = el("ol", *items, cls="events") if items else el("p", "Nothing has happened yet.", cls="empty")
     return section("Latest events", content, el("p", el("a", "All events", href="/events")))

@@ -17,7 +17,6 @@ def refusals(message: str, rows: Sequence[tuple[str, str]], hint: str = "") -> N
 
 
 def plan(answer: Mapping[str, Any]) -> Node:
-    """Return the plan of a job."""
     spec = answer["spec"]
     ceilings = ", ".join(f"{clean(gpu)} ${price(limit)}" for gpu, limit in answer["ceilings"].items())
     pairs: list[tuple[str, Node]] = [

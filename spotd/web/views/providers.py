@@ -12,7 +12,6 @@ from spotd.words import NOTHING, clean, dollars, span_text
 
 
 def cards(providers: Sequence[Mapping[str, Any]], now: datetime) -> Node:
-    """Return a card for each provider."""
     if not providers:
         return el("p", "No provider is configured.", cls="empty")
     return el("div", *(_card(one, now) for one in providers), cls="cards")
