@@ -16,7 +16,7 @@ from tests.unit.daemon.host import Host
 from tests.unit.daemon.shop import Shop
 
 UNIT = timedelta(seconds=10)
-UNITS = 6
+UNITS = 5
 
 
 class Crew:

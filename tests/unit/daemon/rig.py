@@ -97,8 +97,11 @@ class Rig:
         store: Store | None = None,
         objects: ObjectStore | None = None,
         read_every_s: float = 10.0,
+        list_every_s: float = 0.0,
     ) -> None:
+        """With `list_every_s`, machines are listed no more often, whoever asks: for tests that last for hours."""
         self.folder = folder
+        self._list_every = timedelta(seconds=list_every_s)
         self.clock = clock or VirtualClock()
         self.shops = shops or [Shop(self.clock)]
         self.shop = self.shops[0]
@@ -188,7 +191,7 @@ class Rig:
             clock=self.clock,
             rng=Random(1),
             log=self.log,
-            pace=PollPace(poll_every=timedelta(seconds=30)),
+            pace=PollPace(poll_every=timedelta(seconds=30), machines_every_min=self._list_every),
             query=OfferQuery,
             crash=self.crash,
         )

@@ -28,7 +28,9 @@ KEY = AttemptKey("spotd-lab-j1-1")
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    made = Rig(tmp_path, policy=shop_policy(raise_bids=True, hold_max=10 * MINUTE))
+    made = Rig(
+        tmp_path, policy=shop_policy(raise_bids=True, hold_max=10 * MINUTE), read_every_s=20.0, list_every_s=20.0
+    )
     made.shop.offer_index = [offer("o1", price=400_000, pays_bid=True)]
     return made
 

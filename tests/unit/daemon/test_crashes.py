@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,19 @@ pytestmark = pytest.mark.anyio
 CODE = b"the packed workdir"
 SHA256 = hashlib.sha256(CODE).hexdigest()
 LIVES_MAX = 4
+ONCE = ("commit_launch_refused", "commit_terminate_failed")
+"""What the story comes to once: who dies before it never comes to what is after it."""
+ADOPTS = (CrashPoint.BEFORE_LAUNCH, CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT)
+"""Only a life after a death during a launch has anything to adopt."""
+
+
+def deaths() -> list[tuple[CrashPoint, ...]]:
+    """Where the daemon dies in its first life, in its second and so on: before each step, and then after it."""
+    steps: dict[str, list[CrashPoint]] = {}
+    for point in CrashPoint:
+        _, _, step = point.value.partition("_")
+        steps.setdefault(point.value if step in ONCE else step, []).append(point)
+    return [ADOPTS if set(points) < set(ADOPTS) and len(points) > 1 else tuple(points) for points in steps.values()]
 
 
 def draft(name: str) -> JobRequest:
@@ -110,27 +124,23 @@ def new_world(folder: Path, point: CrashPoint | None) -> tuple[Rig, Crew]:
     return Rig(folder, clock=clock, shops=[shop], crash_at=point), Crew(folder, clock, shop, outbid=frozenset({1, 2}))
 
 
-@pytest.mark.parametrize("point", list(CrashPoint))
-async def test_after_a_crash_no_machine_is_forgotten_or_doubled_and_every_job_finishes(
-    point: CrashPoint, tmp_path: Path
+@pytest.mark.parametrize("points", deaths(), ids=lambda points: points[-1].value)
+async def test_after_crashes_no_machine_is_forgotten_or_doubled_and_every_job_finishes(
+    points: tuple[CrashPoint, ...], tmp_path: Path
 ) -> None:
-    # Only a life after a death during a launch has anything to adopt.
-    adopts = point in {CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT}
-    rig, crew = new_world(tmp_path, CrashPoint.BEFORE_LAUNCH if adopts else point)
+    rig, crew = new_world(tmp_path, points[0])
     async with anyio.create_task_group() as group:
         group.start_soon(crew.work)
-        await live(rig)
-        if adopts:
-            rig = rig.reborn(crash_at=point)
+        for point, then in zip_longest(points, points[1:]):
             await live(rig)
-        reached = rig.dead
+            assert rig.dead, f"the story never comes to {point}"
+            rig = rig.reborn(crash_at=then)
         for _ in range(LIVES_MAX):
+            await live(rig)
             if not rig.dead:
                 break
             rig = rig.reborn()
-            await live(rig)
         group.cancel_scope.cancel()
-    assert reached, f"the story never comes to {point}"
     shop = rig.shop
     assert [m.state for m in shop.machines.values() if m.state is not InstanceState.GONE] == []
     assert max(shop.most_alive.values()) == 1
@@ -154,8 +164,9 @@ def _resumed_only_forwards(crew: Crew) -> None:
         saved[attempt.job] = max(saved.get(attempt.job, 0), crew.resumed_at[attempt])
 
 
-def test_the_list_of_crash_points_is_long_enough() -> None:
+def test_the_daemon_dies_at_every_point_of_the_list() -> None:
     assert len(CrashPoint) >= 25
+    assert {point for points in deaths() for point in points} == set(CrashPoint)
 
 
 def test_a_setting_kills_at_the_passage_it_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ async def test_a_daemon_whose_lease_was_taken_buys_nothing_writes_no_grant_and_e
         before = rig.grant(name, 1)
         rig.shop.put_machine(attempt_key(INSTALL, JobId("jx"), 9, "fresha"))
         await rig.submit(job(2))
-        for _ in range(60):
+        for _ in range(30):
             rig.host(name, 1).beat("run")
             await rig.clock.sleep(timedelta(seconds=20))
         assert rig.grant(name, 1) == before
@@ -274,7 +274,7 @@ async def test_of_two_that_claim_at_once_one_wins(rig: Rig, tmp_path: Path, monk
 async def test_two_installs_of_one_label_in_one_account_stop_buying_and_name_each_other(tmp_path: Path) -> None:
     clock = VirtualClock()
     shop = Shop(clock)
-    a, b = (Rig(tmp_path / name, clock=clock, shops=[shop], read_every_s=20.0) for name in "ab")
+    a, b = (Rig(tmp_path / name, clock=clock, shops=[shop], read_every_s=20.0, list_every_s=20.0) for name in "ab")
     one, two = leasing(a, "a"), leasing(b, "b")
     async with held(a, one), held(b, two):
         for rig in (a, b):

@@ -19,8 +19,8 @@ HUNG = {"printed": 5, "writes": 0, "gpu_s": None, "gpu_busy_s": None}
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """Its hosts are read seldom, since these tests last for hours."""
-    return Rig(tmp_path, read_every_s=30.0)
+    """Asked seldom, since these tests last for hours."""
+    return Rig(tmp_path, read_every_s=30.0, list_every_s=30.0)
 
 
 def watched_job(**rules: object) -> object:

@@ -16,27 +16,27 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_job_runs_in_its_window_and_goes_on_from_its_checkpoint_in_the_next(rig: Rig) -> None:
-    schedule = Schedule(windows=(parse_window("13:00-13:20"), parse_window("15:00-15:20")), timezone="UTC")
+    schedule = Schedule(windows=(parse_window("12:10-12:30"), parse_window("13:10-13:30")), timezone="UTC")
     async with rig.running():
         name = await rig.submit(job(spec={"schedule": schedule}))
         host = await rig.until_running(name, 1)
-        assert rig.clock.now() >= NOW + timedelta(hours=1)
+        assert rig.clock.now() >= NOW + timedelta(minutes=10)
         assert rig.job(name).state is JobState.RUNNING
         host.checkpoint("step-1")
         await rig.until(lambda: rig.attempts(name)[0].stop is not None)
-        assert NOW + timedelta(minutes=75) < rig.clock.now() < NOW + timedelta(minutes=78)
+        assert NOW + timedelta(minutes=25) < rig.clock.now() < NOW + timedelta(minutes=28)
         order = rig.grant(name, 1).orders.stop
         assert order is not None
         assert order.flush
         host.checkpoint("step-2")
         host.exit("stopped", code=None)
         await rig.until(lambda: not rig.shop.not_gone())
-        assert rig.clock.now() < NOW + timedelta(minutes=80)
+        assert rig.clock.now() < NOW + timedelta(minutes=30)
         assert rig.job(name).state is JobState.QUEUED
         await rig.until(lambda: len(rig.attempts(name)) == 2 and rig.attempts(name)[1].ref is not None)
         assert [restore.name for restore in rig.grant(name, 2).restore] == ["step-2", "step-1"]
         await rig.until_running(name, 2)
-        assert rig.clock.now() >= NOW + timedelta(hours=3)
+        assert rig.clock.now() >= NOW + timedelta(minutes=70)
         after = rig.job(name)
     first = rig.attempts(name)[0]
     assert first.end_reason is EndReason.WINDOW_CLOSED
