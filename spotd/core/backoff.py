@@ -85,7 +85,7 @@ def did_start(item: Attempt, job: Job, now: datetime) -> bool:
 
 def has_saved(item: Attempt, job: Job) -> bool:
     """Whether the attempt has written a checkpoint that the job still has."""
-    return any(saved.attempt == item.id.number for saved in job.checkpoints)
+    return bool(job.saved_by(item.id.number))
 
 
 def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setback:

@@ -71,7 +71,7 @@ def began_unseen(builder: PlanBuilder, item: Attempt, created_at: datetime | Non
     if shown_by is not None and since > shown_by and item.missing_since is None:
         return item.intended_at
     job = builder.job(item.id.job)
-    signs = [item.heartbeat_seen_at, *(c.at for c in job.checkpoints if c.attempt == item.id.number)]
+    signs = [item.heartbeat_seen_at, *job.saved_by(item.id.number)]
     return item.intended_at if any(at is not None and at < since for at in signs) else since
 
 

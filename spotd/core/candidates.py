@@ -13,50 +13,37 @@ offer cache no longer holds the offer. Offers without a host are pools (a type i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 
-from spotd.core.attempts import Attempt
-from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope, cooling_until, pressed_until
+from spotd.core.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
 from spotd.core.expected_cost import Costing
 from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.policy import Policy, ProviderPolicy
-from spotd.core.pricing import quote
+from spotd.core.policy import ProviderPolicy
+from spotd.core.pricing import needs_of, quote
 from spotd.core.quotes import Quote
-from spotd.core.ranked_offers import RankedOffers, RequirementKey, requirement_key
-from spotd.core.records import NO_EXPERIENCE, Experience
+from spotd.core.ranked_offers import RankedOffers, RequirementKey
+from spotd.core.records import NO_EXPERIENCE
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd_jobs.spec.model import Resources
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import (
-    HostId,
-    Offer,
-    ProviderName,
-)
+from spotd_providers.contract.values import HostId, Offer, ProviderName
 
 
 class CandidateCatalogue:
     """The market as one decision sees it: fresh offers only, ranked once per requirement key."""
 
-    def __init__(
-        self,
-        market: MarketSnapshot,
-        policy: Policy,
-        cooldowns: Iterable[Cooldown],
-        now: datetime,
-        *,
-        attempts: Iterable[Attempt],
-        experience: Experience = NO_EXPERIENCE,
-    ) -> None:
-        attempts = tuple(attempts)
+    def __init__(self, world: World, market: MarketSnapshot, now: datetime) -> None:
+        policy, attempts = world.policy, world.attempts.values()
         self._policy = policy
-        self.costing = Costing.of(policy, experience, attempts, now)
-        self._by_price = Costing.of(policy, NO_EXPERIENCE, (), now) if experience else self.costing
+        self.costing = Costing.of(policy, world.experience, attempts, now)
+        self._by_price = Costing.of(policy, NO_EXPERIENCE, (), now) if world.experience else self.costing
         self._now = now
         self._lists: dict[RequirementKey, RankedOffers] = {}
         self._lists_pressed: dict[RequirementKey, RankedOffers] = {}
@@ -65,7 +52,7 @@ class CandidateCatalogue:
         self._cooling: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
         self.waits: list[datetime] = []
         """When something that cools down may be tried again."""
-        newest = {(c.provider, c.scope, c.subject): c for c in cooldowns}
+        newest = {(c.provider, c.scope, c.subject): c for c in world.cooldowns}
         self._cooling_pressed: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
         """For a job whose deadline nothing else can meet."""
         for subject, cooldown in newest.items():
@@ -151,7 +138,8 @@ class CandidateCatalogue:
 
     def key_of(self, job: Job) -> RequirementKey:
         """Return what of the job decides which offers fit, what they cost it and how they rank."""
-        return requirement_key(job, self._policy, self.costing.terms_of(job))
+        needs, terms = needs_of(job, self._policy), self.costing.terms_of(job)
+        return RequirementKey(resources=job.spec.resources, needs=needs, terms=terms)
 
     def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         if wanted.gpu:

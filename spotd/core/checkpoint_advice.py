@@ -72,17 +72,16 @@ def advised_interval(save_time: timedelta | None, hazard_ppm: int) -> timedelta 
     return timedelta(seconds=round(max(bounded, cost) / _SECOND))
 
 
-def expected_hazard(offer: Offer, world: World, now: datetime) -> int:
-    """Return the losses in a million hours that are to be expected of the offer, where nothing is known a prior."""
-    prior = prior_hazard_ppm(world.policy)
-    return Hazards(world.experience, now, world.attempts.values(), prior_ppm=prior).of(offer)
+def hazards_with_prior(world: World, now: datetime) -> Hazards:
+    """Return the losses that are to be expected of offers, where nothing is known a prior."""
+    return Hazards(world.experience, now, world.attempts.values(), prior_ppm=prior_hazard_ppm(world.policy))
 
 
 def advice_at_launch(job: Job, offer: Offer, world: World, now: datetime) -> timedelta | None:
     """Return how often an attempt on this offer is advised to save, where its owner states nothing."""
     if job.spec.checkpoint.every is not None or job.save_time is None:
         return None
-    return advised_interval(job.save_time, expected_hazard(offer, world, now))
+    return advised_interval(job.save_time, hazards_with_prior(world, now).of(offer))
 
 
 def advice_words(job: Job, item: Attempt | None, world: World, now: datetime) -> str:
@@ -90,7 +89,7 @@ def advice_words(job: Job, item: Attempt | None, world: World, now: datetime) ->
     if job.save_time is None:
         return ""
     offer = None if item is None else item.quote.offer
-    hazard = prior_hazard_ppm(world.policy) if offer is None else expected_hazard(offer, world, now)
+    hazard = prior_hazard_ppm(world.policy) if offer is None else hazards_with_prior(world, now).of(offer)
     advised = advised_interval(job.save_time, hazard)
     if advised is None:
         return ""

@@ -34,9 +34,7 @@ _HOUR: Final = timedelta(hours=1)
 
 def cost_words(job: Job, world: World, market: MarketSnapshot, now: datetime) -> tuple[str, ...]:
     """Return what the job is expected to cost on the best of each kind of machine, and what that rests on."""
-    catalogue = CandidateCatalogue(
-        market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
-    )
+    catalogue = CandidateCatalogue(world, market, now)
     offers = catalogue.list_for(catalogue.key_of(job))
     left = remaining_work(job)
     item = world.counting_attempt(job.id)

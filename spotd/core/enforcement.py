@@ -83,7 +83,7 @@ class Enforcement:
 
     def _saved_at(self, item: Attempt) -> tuple[datetime, JobId]:
         """Return up to when its work is safe: the machine with most to lose comes first."""
-        own = [c.at for c in self.world.jobs[item.id.job].checkpoints if c.attempt == item.id.number]
+        own = self.world.jobs[item.id.job].saved_by(item.id.number)
         return max(own, default=item.intended_at), item.id.job
 
     def _hold_save(self, item: Attempt) -> None:

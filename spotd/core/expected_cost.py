@@ -173,7 +173,7 @@ class Costing:
 
     def premium_max_ppm(self, providers: Collection[ProviderName], needs: Needs, terms: CostTerms) -> int:
         """Return what no offer of these providers ranks further behind its effective price, in millionths."""
-        hazard = self.hazards.highest()
+        hazard = self.hazards.highest
         loss = max((self.loss(provider, terms) for provider in providers), default=USUAL_LOSS)
         beyond = max(0, self._in_a_stay(hazard) - PPM) if needs.restore_bytes_per_hour else 0
         risk = hazard * (loss // _TICK) // _HOUR_TICKS

@@ -6,7 +6,7 @@ two spans: the daemon's own, and the host's. A computer that slept and a clock t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -48,8 +48,3 @@ def is_due_there(known: Freshness, up: timedelta) -> bool:
     ran = up - known.up
     # A runner that was started again counts from the beginning.
     return (ran if ran >= timedelta(0) else up) >= due_after(known.every)
-
-
-def raised(known: Freshness, now: datetime) -> Freshness:
-    """Return the same with the alarm."""
-    return replace(known, late_at=now)

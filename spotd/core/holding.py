@@ -17,6 +17,7 @@ from spotd.core.learning import learn_from_hold
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policy import Policy
 from spotd.core.pricing import halted_rate
+from spotd.core.remaining_work import unsaved_time
 from spotd.core.states import AttemptState
 from spotd.core.words import span_words
 from spotd_providers.contract.money import as_usd
@@ -65,8 +66,7 @@ def note_awake(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
 
 def _go_on(builder: PlanBuilder, item: Attempt, held_since: datetime, woke_at: datetime) -> None:
     job = builder.job(item.id.job)
-    saved = [c.at for c in job.checkpoints if c.attempt == item.id.number]
-    repeated = max(timedelta(0), held_since - max([item.running_at or held_since, *saved]))
+    repeated = unsaved_time(job, item, held_since)
     away = max(timedelta(0), woke_at - held_since)
     running_at = None if item.running_at is None else min(builder.now, item.running_at + away)
     bidding = replace(item.bidding, held_since=None, woke_at=None)

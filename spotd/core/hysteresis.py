@@ -13,6 +13,7 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.jobs import Job
+from spotd.core.remaining_work import unsaved_time
 from spotd.core.usefulness import startup
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, cost, shares
 
@@ -28,12 +29,5 @@ def borne_until(item: Attempt, job: Job, price: MicroUsdPerGpuHour, now: datetim
     ends_at = since + DWELL_MAX
     count = shares(item.quote.offer.gpu_count)
     paid = cost(MicroUsdPerHour(excess * count), now - since)
-    lost = restart_time(item, job, now)
+    lost = startup(job, item.quote.offer) + unsaved_time(job, item, now)  # what a restart costs
     return ends_at if now < ends_at and paid < cost(MicroUsdPerHour(price * count), lost) else None
-
-
-def restart_time(item: Attempt, job: Job, now: datetime) -> timedelta:
-    """Machine time that a restart costs: the way to the first step, and the work that is not saved."""
-    saved = [c.at for c in job.checkpoints if c.attempt == item.id.number]
-    began = max([item.running_at or now, *saved])
-    return startup(job, item.quote.offer) + max(timedelta(0), now - began)

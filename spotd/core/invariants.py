@@ -27,11 +27,6 @@ class BrokenRule:
     sentence: str
 
 
-def check(world: World) -> tuple[str, ...]:
-    """Return the broken rules, in words; empty when all hold."""
-    return tuple(one.sentence for one in broken_rules(world))
-
-
 def broken_rules(world: World) -> tuple[BrokenRule, ...]:
     """Return the broken rules, each with its job; empty when all hold."""
     counting = Counter(a.id.job for a in world.attempts.values() if a.state.counts)

@@ -160,6 +160,10 @@ class Job:
         """How large the outputs of other jobs are that it reads."""
         return 0 if self.chain is None else sum(one.bytes for one in self.chain.inputs or ())
 
+    def saved_by(self, attempt: int) -> list[datetime]:
+        """Return when this attempt saved what the list has of it, newest first."""
+        return [one.at for one in self.checkpoints if one.attempt == attempt]
+
     @property
     def budget(self) -> MicroUsd | None:
         """What all attempts together may cost."""

@@ -19,9 +19,7 @@ from spotd.core.attempts import Attempt
 from spotd.core.backoff import pause_left
 from spotd.core.billing_limits import lease_and_save
 from spotd.core.budgets import BudgetGuard, traffic_of_a_run
-from spotd.core.candidates import (
-    CandidateCatalogue,
-)
+from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import agree, ceiling_for, ceilings_of_kinds, highest_ceiling, is_admissible
 from spotd.core.checkpoint_advice import advice_at_launch
 from spotd.core.deadlines.expiry import words_of_expiry
@@ -45,12 +43,7 @@ from spotd.core.schedule.turn import WAITS_FOR_ITS_TURN, Turns
 from spotd.core.states import EndReason, JobState
 from spotd.core.verdicts import PassedOver, Verdict, VerdictKind
 from spotd.core.why_not import all_blocked, all_too_expensive, nothing_fits, too_expensive
-from spotd.core.words import (
-    most_frequent_first,
-    per_gpu_words,
-    quote_words,
-    span_words,
-)
+from spotd.core.words import most_frequent_first, per_gpu_words, quote_words, span_words
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import ProviderName
@@ -78,7 +71,7 @@ class JobPlacement:
         self.now = builder.now
         self.policy = world.policy
         self.market = market
-        self.catalogue = self._catalogue_of(market)
+        self.catalogue = CandidateCatalogue(world, market, self.now)
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
         self.turns = Turns(builder, world)
@@ -107,30 +100,19 @@ class JobPlacement:
                 self.builder.note_contained(f"the offers of {name}", in_words(error))
                 del offer_cache[name]
         self.market = replace(self.market, offer_cache=offer_cache)
-        self.catalogue = self._catalogue_of(self.market)
+        self.catalogue = CandidateCatalogue(self.world, self.market, self.now)
 
     def _survey_error(self, job: Job, offer_cache: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
         """Return what reading these offers for the job raises, if anything."""
 
         def survey() -> None:
-            catalogue = self._catalogue_of(MarketSnapshot(offer_cache=offer_cache))
+            catalogue = CandidateCatalogue(self.world, MarketSnapshot(offer_cache=offer_cache), self.now)
             offers = catalogue.list_for(catalogue.key_of(job))
             for candidate in catalogue.ranked(offers):
                 ceiling = self._ceiling(job, candidate) or MicroUsdPerGpuHour(0)
                 agree(job, candidate, ceiling, candidate.price.total, self.policy)
 
         return self.builder.attempted(survey)
-
-    def _catalogue_of(self, market: MarketSnapshot) -> CandidateCatalogue:
-        world = self.world
-        return CandidateCatalogue(
-            market,
-            world.policy,
-            world.cooldowns,
-            self.now,
-            attempts=world.attempts.values(),
-            experience=world.experience,
-        )
 
     def _place(self, job: Job) -> None:
         if over := words_of_expiry(job, self.now):

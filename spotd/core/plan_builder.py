@@ -19,16 +19,11 @@ from spotd.core.disk import disk_gb_after
 from spotd.core.ids import AttemptId
 from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import taken_by_provider_until
-from spotd.core.jobs import Job
 from spotd.core.learning import learn_from_end
 from spotd.core.metering import booked_back, settled, with_correction
+from spotd.core.remaining_work import unsaved_time
 from spotd.core.stalls import stalls_after, words_after
-from spotd.core.states import (
-    AttemptState,
-    Blame,
-    EndReason,
-    JobState,
-)
+from spotd.core.states import AttemptState, Blame, EndReason, JobState
 from spotd.core.working_copy import WorkingCopy
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
@@ -286,7 +281,7 @@ class PlanBuilder(WorkingCopy):
             not_before=back.not_before,
             disk_gb_seen=disk_gb_after(job, reason),
             recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
-            lost=job.lost + (self._lost(item, job) if traits.is_recovery else timedelta(0)),
+            lost=job.lost + (unsaved_time(job, item, self.now) if traits.is_recovery else timedelta(0)),
             exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,
             totals=with_run(job.totals, item, reason, self.now),
         )
@@ -310,10 +305,3 @@ class PlanBuilder(WorkingCopy):
             "checkpoint.doubted", why, job=after.id, name=newest.name, of_attempt=newest.attempt, next=older.name
         )
         self.put_job(replace(after, reason=f"{after.reason}; {why}"))
-
-    def _lost(self, item: Attempt, job: Job) -> timedelta:
-        """Work since the newest checkpoint of this attempt, or since its command began."""
-        if item.running_at is None:
-            return timedelta(0)
-        saved = [c.at for c in job.checkpoints if c.attempt == item.id.number]
-        return max(timedelta(0), self.now - max([item.running_at, *saved]))

@@ -65,7 +65,7 @@ def checkpoint_interval(job: Job) -> timedelta:
     stated = max(job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, _MINUTE)
     if len(job.checkpoints) < INTERVALS_MIN + 1:
         return stated
-    own = [saved.at for saved in job.checkpoints if saved.attempt == job.checkpoints[0].attempt]
+    own = job.saved_by(job.checkpoints[0].attempt)
     if len(own) < INTERVALS_MIN + 1:
         return stated
     return min(stated, max(stated / 4, (own[0] - own[-1]) / (len(own) - 1), _MINUTE))

@@ -39,6 +39,5 @@ def used_up(world: World, market: MarketSnapshot, job: Job, now: datetime, *, un
     """Why the next decision would end this job for its budget, were it queued; empty if it would not."""
     if job.budget is None:
         return ""
-    attempts, experience = world.attempts.values(), world.experience
-    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=attempts, experience=experience)
-    return BudgetGuard(world, now).is_hopeless(job, plausible_rates(catalogue, job), unspent=unspent)
+    rates = plausible_rates(CandidateCatalogue(world, market, now), job)
+    return BudgetGuard(world, now).is_hopeless(job, rates, unspent=unspent)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from spotd.core.expected_cost import USUAL, Costing, CostTerms, Expectation, rank
-from spotd.core.jobs import Job
 from spotd.core.machine_speed import Kind
-from spotd.core.policy import Policy, ProviderPolicy
-from spotd.core.pricing import PPM, Needs, needs_of, total_per_hour, usual_bid
+from spotd.core.policy import ProviderPolicy
+from spotd.core.pricing import PPM, Needs, total_per_hour, usual_bid
 from spotd.core.quotes import Quote
 from spotd.core.verdicts import PassedOver
 from spotd.core.words import quote_words
@@ -38,10 +37,6 @@ class RequirementKey:
     resources: Resources
     needs: Needs
     terms: CostTerms | None = None
-
-
-def requirement_key(job: Job, policy: Policy, terms: CostTerms | None = None) -> RequirementKey:
-    return RequirementKey(resources=job.spec.resources, needs=needs_of(job, policy), terms=terms)
 
 
 class RankedOffers:

@@ -28,7 +28,7 @@ from spotd.core.jobs import Job
 from spotd.core.machine_speed import PPM, speeds_of
 from spotd.core.pricing import DEFAULT_CHECKPOINT_INTERVAL, restore_cost, save_cost
 from spotd.core.quotes import Quote
-from spotd.core.remaining_work import remaining_work, time_on
+from spotd.core.remaining_work import remaining_work, time_on, unsaved_time
 from spotd.core.usefulness import startup
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
 from spotd_providers.contract.values import Interruption
@@ -130,12 +130,6 @@ def compare(
 def running_rate(quote: Quote) -> MicroUsdPerHour:
     """Return what a machine costs per hour while it works: all but what it restores once."""
     return MicroUsdPerHour(quote.price.total - quote.price.restore)
-
-
-def unsaved_time(job: Job, item: Attempt, now: datetime) -> timedelta:
-    """Return the machine time after the newest checkpoint of this attempt, which a move may repeat."""
-    saved = [one.at for one in job.checkpoints if one.attempt == item.id.number]
-    return max(timedelta(0), now - max([item.running_at or now, *saved]))
 
 
 def expected_losses(age: timedelta, span: timedelta) -> int:

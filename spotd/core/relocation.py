@@ -34,7 +34,8 @@ from spotd.core.placement import JobPlacement
 from spotd.core.pricing import breakdown, needs_of, repriced
 from spotd.core.quarantine import contain
 from spotd.core.quotes import Quote
-from spotd.core.relocating import Comparison, compare, running_rate, unsaved_time
+from spotd.core.relocating import Comparison, compare, running_rate
+from spotd.core.remaining_work import unsaved_time
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.words import dollar_words, machine_words, span_words

@@ -96,14 +96,15 @@ def saved_work(job: Job) -> timedelta:
     return next((saved.worked for saved in order if saved.worked is not None), timedelta(0))
 
 
+def unsaved_time(job: Job, item: Attempt, until: datetime) -> timedelta:
+    """Return the time of the attempt's command after its newest checkpoint, which a loss then would repeat."""
+    began = max([item.running_at or until, *job.saved_by(item.id.number)])
+    return max(timedelta(0), until - began)
+
+
 def unsaved_work(job: Job, item: Attempt, now: datetime) -> timedelta:
     """Return the work of this attempt, on a machine of speed 1.0, that its loss now would repeat."""
-    if item.running_at is None:
-        return timedelta(0)
-    saved = [saved.at for saved in job.checkpoints if saved.attempt == item.id.number]
-    until = metered_until(item.meter, now)
-    span = max(timedelta(0), until - max([item.running_at, *saved]))
-    offer = item.quote.offer
+    span, offer = unsaved_time(job, item, metered_until(item.meter, now)), item.quote.offer
     return _scaled(span, machine_speed_ppm(job, offer.gpu, offer.gpu_count) / PPM)
 
 

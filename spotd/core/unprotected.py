@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for, is_admissible
-from spotd.core.checkpoint_advice import is_taken_back, prior_hazard_ppm, states_checkpoints
-from spotd.core.experience.hazards import PPM, Hazards
+from spotd.core.checkpoint_advice import hazards_with_prior, is_taken_back, states_checkpoints
+from spotd.core.experience.hazards import PPM
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
 from spotd.core.records import ONE
@@ -25,8 +25,7 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
     """
     if job.checkpoints or states_checkpoints(job.spec):
         return ""
-    attempts, experience = world.attempts.values(), world.experience
-    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=attempts, experience=experience)
+    catalogue = CandidateCatalogue(world, market, now)
     offers = catalogue.list_for(catalogue.key_of(job))
     for quote in catalogue.ranked(offers):
         offer = quote.offer
@@ -37,7 +36,7 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
         length = remaining_on(job, *kind)
         if length is None or not is_taken_back(offer):
             return ""
-        hazards = Hazards(experience, now, attempts, prior_ppm=prior_hazard_ppm(world.policy))
+        hazards = hazards_with_prior(world, now)
         hazard = hazards.of(offer)
         if hazard <= 0 or length <= _HOUR * PPM / hazard:
             return ""

@@ -12,9 +12,9 @@ from spotd_providers.contract.values import Offer
 
 BOOT: Final = timedelta(minutes=3)
 """From the launch until the runner speaks: renting, image and start script."""
-RESTORE_BYTES_PER_S: Final = 25_000_000
+BYTES_PER_S: Final = 25_000_000
 """Where an offer states no bandwidth, and at the least: what hosts of marketplaces do on a bad day."""
-RESTORE_BYTES_PER_S_MAX: Final = 250_000_000
+BYTES_PER_S_MAX: Final = 250_000_000
 _BYTES_PER_MBIT: Final = 125_000
 _MBPS_MAX: Final = 1e6
 
@@ -22,12 +22,17 @@ _MBPS_MAX: Final = 1e6
 def restore_time(job: Job, offer: Offer | None) -> timedelta:
     """How long the newest checkpoint and the code take to arrive."""
     newest = job.checkpoints[0].bytes if job.checkpoints else 0
-    rate = RESTORE_BYTES_PER_S
-    stated = None if offer is None else offer.download_mbps
-    if stated is not None and 0 < stated < _MBPS_MAX:
+    stored = bytes_within(newest) + bytes_within(job.delivered_bytes)
+    return transfer_time(stored, None if offer is None else offer.download_mbps)
+
+
+def transfer_time(size: int, stated_mbps: float | None) -> timedelta:
+    """Return how long so many bytes take to or from a machine whose offer states this bandwidth."""
+    rate = BYTES_PER_S
+    if stated_mbps is not None and 0 < stated_mbps < _MBPS_MAX:
         # Half of what is stated: it is shared, and measured on a good day.
-        rate = max(rate, min(RESTORE_BYTES_PER_S_MAX, int(stated * _BYTES_PER_MBIT / 2)))
-    return timedelta(seconds=(bytes_within(newest) + bytes_within(job.delivered_bytes)) // rate)
+        rate = max(rate, min(BYTES_PER_S_MAX, int(stated_mbps * _BYTES_PER_MBIT / 2)))
+    return timedelta(seconds=size // rate)
 
 
 def startup(job: Job, offer: Offer | None) -> timedelta:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.freshness import Freshness, is_due, is_due_there, raised
+from spotd.core.freshness import Freshness, is_due, is_due_there
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.plan_builder import PlanBuilder
@@ -47,7 +47,7 @@ def note_freshness(builder: PlanBuilder, attempt_id: AttemptId, report: HostStat
         if builder.now - (item.read_at or known.since) >= every / READS_PER_INTERVAL:
             builder.read_in_full(attempt_id)
     elif is_new and is_due_there(known, report.up):
-        late = raised(known, builder.now)
+        late = replace(known, late_at=builder.now)
         builder.put_attempt(replace(item, freshness=late))
         words = late_words(late, job.checkpoints[0].name if job.checkpoints else "", builder.now)
         builder.event("checkpoint.late", f"{words}: a loss would repeat all of it", attempt=attempt_id)

@@ -21,7 +21,7 @@ from spotd.core.disk import disk_gb_for
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.invariants import check
+from spotd.core.invariants import broken_rules
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.progress import HostSample
@@ -330,7 +330,7 @@ class Daemon:
         self.told.charges.extend(replace(c, end=c.end - self.off) for c in plan.charges)
         self.told.broken.extend(f"contained: {c.subject}: {c.error}" for c in plan.contained)
         if not plan.is_empty:
-            self.told.broken.extend(check(self.world))
+            self.told.broken.extend(one.sentence for one in broken_rules(self.world))
         for intent in plan.intents.values():
             if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and self.must_wait(intent):
                 self.waits(job_of_key(intent.key))

@@ -40,9 +40,7 @@ def require_feasible(job: Job, world: World, market: MarketSnapshot, now: dateti
     """
     if job.spec.schedule.deadline is None and job.spec.schedule.max_duration is None:
         return
-    catalogue = CandidateCatalogue(
-        market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
-    )
+    catalogue = CandidateCatalogue(world, market, now)
     offers = catalogue.list_for(catalogue.key_of(job))
     while offers.at(len(offers.entries)) is not None:
         pass  # each call finds one more

@@ -90,9 +90,7 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
     spec = job.spec
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
-    catalogue = CandidateCatalogue(
-        market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
-    )
+    catalogue = CandidateCatalogue(world, market, now)
     offers = catalogue.list_for(catalogue.key_of(job))
     request_counts: Counter[str] = Counter(offers.mismatches)
     fitting: list[tuple[Quote, str]] = []

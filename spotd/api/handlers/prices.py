@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -44,7 +45,7 @@ class PriceHandlers(ContextHandlers):
         sold = {gpu for provider_offers in market.offer_cache.values() for gpu, _ in provider_offers.offer_index.by_gpu}
         wanted = _resolved_gpus(query.gpu, sold)
         world = context.world()
-        catalogue = CandidateCatalogue(market, policy, world.cooldowns, now, attempts=world.attempts.values())
+        catalogue = CandidateCatalogue(replace(world, policy=policy), market, now)
         needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
         found: list[tuple[int, str, str, QuoteResponse]] = []
         job = None if query.job is None else world.jobs.get(await context.find(query.job))

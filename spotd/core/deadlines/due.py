@@ -1,4 +1,4 @@
-"""When a job is due, and how long its command has run."""
+"""When a job is due, how much time it has until then, and how long its command has run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from spotd.core.attempts import Attempt
 from spotd.core.jobs import Job
 from spotd.core.metering import metered_until
+from spotd.core.schedule.windows import open_spans, zone_of
+from spotd_jobs.spec.model import Schedule
 
 
 def due_at(job: Job) -> datetime | None:
@@ -20,6 +22,17 @@ def due_at(job: Job) -> datetime | None:
 def due_words(due: datetime) -> str:
     """`2026-11-24 08:00 UTC`."""
     return f"{due:%Y-%m-%d %H:%M} UTC"
+
+
+def time_until(due: datetime, schedule: Schedule, now: datetime) -> timedelta:
+    """Return the time until then, or what of it is within windows; of the far future no windows are known."""
+    if not schedule.windows or due <= now or (zone := zone_of(schedule.timezone)) is None:
+        return due - now
+    open_ = timedelta(0)
+    for span in open_spans(schedule.windows, zone, now):
+        until = due if span.closes is None else min(due, span.closes)
+        open_ += max(timedelta(0), until - max(now, span.opens))
+    return open_
 
 
 def duration_left(job: Job, item: Attempt | None, now: datetime) -> timedelta | None:

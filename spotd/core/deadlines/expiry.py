@@ -23,15 +23,8 @@ from spotd.core.world import World
 
 def words_of_expiry(job: Job, now: datetime) -> str:
     """Why a job without a machine is over; empty while it is not."""
-    schedule = job.spec.schedule
-    if schedule.deadline is None and schedule.max_duration is None:
-        return ""
-    due, left = due_at(job), duration_left(job, None, now)
-    if due is not None and due <= now:
-        return _sentence(EndReason.DEADLINE_PASSED, _deadline_detail(due), job)
-    if left is not None and left <= timedelta(0):
-        return _sentence(EndReason.MAX_DURATION, _duration_detail(job), job)
-    return ""
+    over = _over(job, due_at(job), duration_left(job, None, now), now)
+    return "" if over is None else over[0].sentence(over[1])
 
 
 def enforce_deadlines(builder: PlanBuilder, world: World) -> None:
@@ -48,29 +41,25 @@ def _enforce(builder: PlanBuilder, item: Attempt) -> None:
         return
     due, left = due_at(job), duration_left(job, item, now)
     patience = builder.policy.save_limit if item.ends_itself else timedelta(0)
+    over = _over(job, due, left, now, patience)
+    if over is not None:
+        stop_attempt(builder, item, *over)
+        return
+    if due is not None:
+        builder.wake(due + patience)
+    if left is not None and item.running_at is not None:
+        builder.wake(now + left + patience)
+
+
+def _over(
+    job: Job, due: datetime | None, left: timedelta | None, now: datetime, patience: timedelta = timedelta(0)
+) -> tuple[EndReason, str] | None:
+    """Return why the job is over, with details; `None` while it is not, or is waited for."""
     if due is not None and due + patience <= now:
-        stop_attempt(builder, item, EndReason.DEADLINE_PASSED, _detail(_deadline_detail(due), job))
+        reason, why = EndReason.DEADLINE_PASSED, f"it was due {due_words(due)}"
     elif left is not None and left + patience <= timedelta(0):
-        stop_attempt(builder, item, EndReason.MAX_DURATION, _detail(_duration_detail(job), job))
+        limit = job.spec.schedule.max_duration or timedelta(0)
+        reason, why = EndReason.MAX_DURATION, f"max_duration is {span_words(limit)}"
     else:
-        if due is not None:
-            builder.wake(due + patience)
-        if left is not None and item.running_at is not None:
-            builder.wake(now + left + patience)
-
-
-def _deadline_detail(due: datetime) -> str:
-    return f"it was due {due_words(due)}"
-
-
-def _duration_detail(job: Job) -> str:
-    limit = job.spec.schedule.max_duration or timedelta(0)
-    return f"max_duration is {span_words(limit)}"
-
-
-def _detail(why: str, job: Job) -> str:
-    return f"{why}; its checkpoints are kept, and spotctl retry {job.name} goes on from the newest"
-
-
-def _sentence(reason: EndReason, why: str, job: Job) -> str:
-    return reason.sentence(_detail(why, job))
+        return None
+    return reason, f"{why}; its checkpoints are kept, and spotctl retry {job.name} goes on from the newest"

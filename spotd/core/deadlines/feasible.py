@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from spotd.core.deadlines.due import due_at, due_words
-from spotd.core.deadlines.open_time import time_until
+from spotd.core.deadlines.due import due_at, due_words, time_until
 from spotd.core.deadlines.pacer import UNKNOWN_WORK
 from spotd.core.jobs import Job
 from spotd.core.remaining_work import remaining_work, time_on

@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Final
 
 from spotd.core.attempts import Attempt
-from spotd.core.deadlines.due import due_at, due_words
-from spotd.core.deadlines.open_time import time_until
+from spotd.core.deadlines.due import due_at, due_words, time_until
 from spotd.core.experience.starts import usual_start
 from spotd.core.jobs import Job
 from spotd.core.machine_speed import machine_speed_ppm

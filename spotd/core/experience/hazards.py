@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Final
 
 from spotd.core.attempts import Attempt
@@ -101,8 +102,6 @@ class Hazards:
         self._running: dict[RecordId, int] = {}
         self._evidence: dict[RecordId, _Evidence] = {}
         self._others: dict[RecordId, int] = {}
-        self._providers: list[RecordId] | None = None
-        self._highest: int | None = None
         self._factors: dict[tuple[ProviderName, Market], int] = {}
         self._offers: dict[tuple[ProviderName, Market, str, str | None, int], int] = {}
         if experience:
@@ -148,15 +147,17 @@ class Hazards:
         """Return the estimate of the other providers in the same market."""
         found = self._others.get(of_provider)
         if found is None:
-            if self._providers is None:
-                known = {i for i in (*self._experience, *self._running) if i.kind is RecordKind.LOSSES_PROVIDER}
-                self._providers = sorted(known, key=str)
             same_market = (i for i in self._providers if i.subject == of_provider.subject)
             others = [self._seen(i) for i in same_market if i != of_provider]
             total = (sum(count for count, _ in others), sum(ticks for _, ticks in others))
             prior = self._prior_ppm if of_provider.subject == Market.SPOT.value else 0
             found = self._others[of_provider] = _posterior(prior, total)
         return found
+
+    @cached_property
+    def _providers(self) -> list[RecordId]:
+        known = {i for i in (*self._experience, *self._running) if i.kind is RecordKind.LOSSES_PROVIDER}
+        return sorted(known, key=str)
 
     def _time_factor(self, provider: ProviderName, market: Market) -> int:
         """Return by how much the coming hours of the week differ from this provider's others, in millionths."""
@@ -194,13 +195,9 @@ class Hazards:
         kept = kept_share(record, self._now)
         return int(record.count * kept), int(record.span // _TICK * kept) + running
 
+    @cached_property
     def highest(self) -> int:
-        """Return what the hazard of no offer exceeds, whatever its provider states."""
-        if self._highest is None:
-            self._highest = self._bound()
-        return self._highest
-
-    def _bound(self) -> int:
+        """What the hazard of no offer exceeds, whatever its provider states."""
         if not self._experience and not self._prior_ppm:
             return STATED_PPM_MAX
         names = {i.provider for i in self._experience} | {i.provider for i in self._running} | {ProviderName("")}

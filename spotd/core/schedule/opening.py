@@ -21,18 +21,13 @@ from spotd.core.quarantine import contain
 from spotd.core.requests import stop_attempt
 from spotd.core.schedule.windows import OpenSpan, open_spans, zone_of
 from spotd.core.states import EndReason
-from spotd.core.usefulness import useful_run
+from spotd.core.usefulness import transfer_time, useful_run
 from spotd.core.words import span_words
 from spotd.core.world import World
 from spotd_jobs.spec.model import Schedule
 from spotd_jobs.spec.windows import window_words
 from spotd_providers.contract.values import Offer
 
-SAVE_BYTES_PER_S: Final = 25_000_000
-"""What a host uploads on a bad day, where its offer states no bandwidth, and at the least."""
-SAVE_BYTES_PER_S_MAX: Final = 250_000_000
-_BYTES_PER_MBIT: Final = 125_000
-_MBPS_MAX: Final = 1e6
 _WEEK: Final = timedelta(days=6)
 
 
@@ -108,12 +103,7 @@ def save_instant(job: Job, offer: Offer | None, policy: Policy, opens: datetime,
 def save_lead(job: Job, offer: Offer | None, policy: Policy) -> timedelta:
     """How long before its window closes a machine is ordered to save: time to stop, and to upload the newest state."""
     size = job.checkpoints[0].bytes if job.checkpoints else 0
-    rate = SAVE_BYTES_PER_S
-    stated = None if offer is None else offer.upload_mbps
-    if stated is not None and 0 < stated < _MBPS_MAX:
-        # Half of what is stated, as for restores.
-        rate = max(rate, min(SAVE_BYTES_PER_S_MAX, int(stated * _BYTES_PER_MBIT / 2)))
-    upload = timedelta(seconds=bytes_within(size) // rate)
+    upload = transfer_time(bytes_within(size), None if offer is None else offer.upload_mbps)
     return job.spec.checkpoint.stop_grace + policy.save_allowance + min(upload, policy.save_limit)
 
 

@@ -11,7 +11,7 @@ and prices that rise and fall cost a machine at most a stop in each such span.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt
@@ -94,8 +94,7 @@ class Preemption:
 
         def rank(item: Attempt) -> tuple[int, float, JobId]:
             owner = self._world.jobs[item.id.job]
-            own = [saved.at for saved in owner.checkpoints if saved.attempt == item.id.number]
-            saved_at: datetime = max(own, default=item.intended_at)
+            saved_at = max(owner.saved_by(item.id.number), default=item.intended_at)
             return owner.spec.priority, -saved_at.timestamp(), owner.id
 
         return sorted((item for item in self._running() if self._may_stop(item, job)), key=rank)

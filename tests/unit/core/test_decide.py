@@ -15,7 +15,7 @@ from spotd.core.attempts import MachineState
 from spotd.core.charges import Spending
 from spotd.core.cooldowns import Cooldown, CooldownScope
 from spotd.core.decide import decide
-from spotd.core.invariants import check
+from spotd.core.invariants import broken_rules
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
 from spotd.core.outcomes import LaunchFailure, launch_refused
@@ -377,7 +377,7 @@ def test_permuting_jobs_and_offers_changes_nothing_and_no_launch_breaks_a_rule(d
         assert all(a.quote.price.per_gpu <= a.ceiling for a in plan.attempts.values())
         assert sum(a.quote.price.total for a in plan.attempts.values()) // 12 <= budget
         assert len(plan.attempts) <= rules.machines_max
-        assert check(applied(world(*jobs, policy=rules), plan)) == ()
+        assert broken_rules(applied(world(*jobs, policy=rules), plan)) == ()
 
 
 def test_a_job_that_nothing_fits_is_told_what_it_asked_for() -> None:

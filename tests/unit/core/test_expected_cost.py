@@ -65,9 +65,7 @@ def world(*jobs: Job, known: Experience = NO_EXPERIENCE, limits: Policy | None =
 
 
 def catalogue(state: World, offers: list[Offer]) -> CandidateCatalogue:
-    return CandidateCatalogue(
-        snapshot(offers), state.policy, (), NOW, attempts=state.attempts.values(), experience=state.experience
-    )
+    return CandidateCatalogue(state, snapshot(offers), NOW)
 
 
 def bought(state: World, offers: list[Offer]) -> list[Attempt]:

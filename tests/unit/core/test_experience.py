@@ -243,7 +243,7 @@ def test_the_hours_of_the_week_raise_or_lower_it_within_bounds() -> None:
     good = Hazards(experience(*base, record(K.LOSSES_TIME, f"spot {slot}", 0, 60)), NOW).of(offer())
     assert good < plain < bad
     worst = Hazards(experience(*base, record(K.LOSSES_TIME, f"spot {slot}", 30, 10)), NOW)
-    assert worst.of(offer(hazard_ppm=10**9)) <= worst.highest()
+    assert worst.of(offer(hazard_ppm=10**9)) <= worst.highest
     assert bad <= 3 * plain + 1
     assert good >= plain // 3 - 1
 
@@ -274,7 +274,7 @@ def test_no_hazard_is_outside_its_bounds(
     one = offer(host_id=None if host is None else HostId(host), pool=PoolId(pool), market=market, hazard_ppm=stated)
     hazards = Hazards(known, NOW, prior_ppm=prior)
     found = hazards.of(replace(one, provider=provider))
-    assert 0 <= found <= hazards.highest() <= HAZARD_PPM_MAX
+    assert 0 <= found <= hazards.highest <= HAZARD_PPM_MAX
     assert 0 <= malus_ppm(known, provider, HostId(host or "h0"), NOW) <= MALUS_PPM_MAX
 
 

@@ -18,7 +18,7 @@ from spotd.core.host_status import ExitCause
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import machines_in_use
-from spotd.core.invariants import check
+from spotd.core.invariants import broken_rules
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.verdicts import VerdictKind
@@ -50,7 +50,7 @@ def test_what_was_given_up_holds_no_slot_no_budget_and_no_job(state: AttemptStat
     assert plan.attempts[FIRST].meter.rate == 0
     assert machines_in_use(after, NOW) == 0
     assert not after.intents
-    assert check(after) == ()
+    assert broken_rules(after) == ()
     assert "machine.forgotten" in [e.kind for e in plan.events]
     assert all("provider says" not in e.message for e in plan.events)
 
@@ -79,7 +79,7 @@ def test_what_its_host_saved_until_then_is_kept_for_the_next_machine() -> None:
     after = applied(stage, forget(stage, FIRST, NOW, last))
     assert after.jobs[FIRST.job].checkpoints == (saved,)
     assert after.jobs[FIRST.job].state is JobState.RECOVERING
-    assert check(after) == ()
+    assert broken_rules(after) == ()
 
 
 def test_a_job_that_its_host_had_finished_is_not_run_again() -> None:
@@ -92,7 +92,7 @@ def test_a_job_that_its_host_had_finished_is_not_run_again() -> None:
     assert plan.attempts[FIRST].end_reason is EndReason.DONE
     assert machines_in_use(after, NOW) == 0
     assert not after.intents
-    assert check(after) == ()
+    assert broken_rules(after) == ()
 
 
 def test_a_cancelled_job_is_cancelled_once_its_machine_is_given_up() -> None:

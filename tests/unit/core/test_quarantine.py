@@ -16,7 +16,7 @@ from spotd.core.decide import decide
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import IntentKind
-from spotd.core.invariants import check
+from spotd.core.invariants import broken_rules
 from spotd.core.jobs import Job
 from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot
@@ -57,7 +57,7 @@ def reports(**changes: Any) -> dict[AttemptId, HostStatus]:
 def quarantined(world: World, plan: Plan) -> World:
     """The world after the plan, which ended the first job's machine and left the second job alone."""
     later = applied(world, plan)
-    assert check(later) == ()
+    assert broken_rules(later) == ()
     assert later.jobs[K].state is JobState.RUNNING
     assert later.attempts[SECOND].state is AttemptState.RUNNING
     owner: Job = plan.jobs[J]
@@ -141,7 +141,7 @@ def test_a_job_that_cannot_be_placed_is_quarantined_and_the_next_is_launched() -
     plan = decide(world, market(offer()), NOW)
     assert placed(plan) == [K]
     assert plan.jobs[J].state is JobState.FAILED
-    assert check(applied(world, plan)) == ()
+    assert broken_rules(applied(world, plan)) == ()
 
 
 def test_a_board_with_an_offer_that_cannot_be_priced_is_left_out_and_the_jobs_buy_elsewhere() -> None:
@@ -205,10 +205,10 @@ def _second(world: World) -> Any:
 @pytest.mark.parametrize("break_it", BROKEN.values(), ids=BROKEN.keys())
 def test_a_world_that_breaks_a_rule_is_made_sound_by_ending_what_breaks_it(break_it: Callable[[World], World]) -> None:
     world = break_it(two_jobs())
-    assert check(world)
+    assert broken_rules(world)
     plan = sound(world, Plan(), NOW)
     later = applied(world, plan)
-    assert check(later) == ()
+    assert broken_rules(later) == ()
     assert later.jobs[K] == world.jobs[K]
     assert later.attempts[SECOND] == world.attempts[SECOND]
     machines = {item.ref for i, item in world.attempts.items() if i.job == J}
