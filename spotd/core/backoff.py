@@ -42,7 +42,8 @@ BOUGHT_PER_HOUR_MAX: Final = 12
 """No job has more machines in any hour but the first that are lost without progress; follows from `BOUGHT_MAX`."""
 _DOUBLINGS_MAX: Final = 20
 
-_COUNTED_AS_ERROR: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
+COUNTED_AS_ERROR: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
+"""What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
 _MUTE: Final = frozenset({EndReason.PROVISION_TIMEOUT, EndReason.HOST_LOST})
 _NO_SETBACK: Final = frozenset(
     {
@@ -95,7 +96,7 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
     got_somewhere = has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE
     idle = 0 if got_somewhere else job.idle_launches + 1
     starts = 0 if did_start(item, job, now) else job.failed_starts + int(reason.traits.is_failed_start)
-    faults = starts if reason.traits.is_failed_start else job.errors + 1 if reason in _COUNTED_AS_ERROR else 0
+    faults = starts if reason.traits.is_failed_start else job.errors + 1 if reason in COUNTED_AS_ERROR else 0
     pause = timedelta(0)
     if not got_somewhere and faults > 0:
         pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)

@@ -8,7 +8,15 @@ from typing import Final
 
 from spotd.core import lineage
 from spotd.core.attempts import Attempt, MachineState
-from spotd.core.backoff import did_start, doubled, has_saved, setback, words_of_giving_up, words_of_setback
+from spotd.core.backoff import (
+    COUNTED_AS_ERROR,
+    did_start,
+    doubled,
+    has_saved,
+    setback,
+    words_of_giving_up,
+    words_of_setback,
+)
 from spotd.core.billing_limits import with_limit
 from spotd.core.bounds import COOLDOWN_MAX, span_within
 from spotd.core.charges import Charge
@@ -28,8 +36,6 @@ from spotd.core.working_copy import WorkingCopy
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
 
-_COUNTED: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
-"""What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
 _NOTHING_BOUGHT: Final = frozenset(
     {
         EndReason.LAUNCH_FAILED,
@@ -244,14 +250,14 @@ class PlanBuilder(WorkingCopy):
     def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
         job = self.job(item.id.job)
         traits = reason.traits
-        errors = job.errors + (1 if reason in _COUNTED else 0)
+        errors = job.errors + (1 if reason in COUNTED_AS_ERROR else 0)
         image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
         back = setback(job, item, reason, self.now)
         stalls = stalls_after(job, item) if reason is EndReason.STALLED else job.stalls
         state = traits.next_state
         if job.cancel_requested and state is not JobState.SUCCEEDED:
             state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
-        elif reason in _COUNTED:
+        elif reason in COUNTED_AS_ERROR:
             left = job.spec.retry_errors - errors + 1
             state = JobState.RECOVERING if left > 0 else JobState.FAILED
             sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"

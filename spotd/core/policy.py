@@ -44,7 +44,32 @@ class ProviderPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class UserLimits:
+    """What the user allows, as the config states it."""
+
+    ceiling_default: MicroUsdPerGpuHour | None = None
+    ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
+    """By canonical GPU name."""
+    budget_day: MicroUsd | None = None
+    budget_month: MicroUsd | None = None
+    agent_job_budget: MicroUsd | None = None
+    agent_day_budget: MicroUsd | None = None
+    """What agents may queue; nothing unless both are set."""
+    machines_max: int = 8
+    silence_limit: timedelta = timedelta(minutes=35)
+    """How long a silence alone is borne; a little longer than the lease, after which the host has ended itself."""
+    save_limit: timedelta = timedelta(hours=1)
+    """How long a stopping host may go on uploading after its stop_grace, as long as its upload advances."""
+    raise_bids: bool = False
+    """Whether the bid of a running machine follows the lowest that wins."""
+    hold_max: timedelta = timedelta(0)
+    """How long an outbid machine that is kept by its provider is waited for at most."""
+    moves_max: int = 0
+    """How often one job moves to a cheaper machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy(UserLimits):
     """The user's limits and the daemon's own rules.
 
     Attributes:
@@ -58,28 +83,15 @@ class Policy:
     identities: frozenset[str] = frozenset()
     identity_sure: bool = True
     providers: Mapping[ProviderName, ProviderPolicy]
-    ceiling_default: MicroUsdPerGpuHour | None = None
-    ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
-    """By canonical GPU name."""
-    budget_day: MicroUsd | None = None
-    budget_month: MicroUsd | None = None
-    agent_job_budget: MicroUsd | None = None
-    agent_day_budget: MicroUsd | None = None
-    """What agents may queue; nothing unless both are set."""
-    machines_max: int = 8
     launches_per_cycle_max: int = 16
     silence_max: timedelta = timedelta(seconds=45)
     """No sign of life from a running host for so long, and its provider lists it no more: then it is lost."""
-    silence_limit: timedelta = timedelta(minutes=35)
-    """How long a silence alone is borne; a little longer than the lease, after which the host has ended itself."""
     commit_horizon: timedelta = timedelta(minutes=5)
     """How much running cost is set aside for each machine: detecting, saving and ending take that long at most."""
     useful_run: timedelta = timedelta(minutes=5)
     """A launch that the budget would not let run for at least so long is not made."""
     save_allowance: timedelta = timedelta(minutes=2)
     """Time beyond stop_grace that a stopping host may take for uploading."""
-    save_limit: timedelta = timedelta(hours=1)
-    """How long a stopping host may go on uploading after its stop_grace, as long as its upload advances."""
     expected_stay: timedelta = timedelta(hours=6)
     host_cooldown: timedelta = timedelta(minutes=30)
     pool_cooldown: timedelta = timedelta(minutes=3)
@@ -88,12 +100,6 @@ class Policy:
     """A host that reads no new grant for so long ends itself: the outer bound on an unreachable machine."""
     bid_headroom_ppm: int = 100_000
     """How far above the lowest winning bid to bid, where we pay what we bid; never above the ceiling."""
-    raise_bids: bool = False
-    """Whether the bid of a running machine follows the lowest that wins."""
-    hold_max: timedelta = timedelta(0)
-    """How long an outbid machine that is kept by its provider is waited for at most."""
-    moves_max: int = 0
-    """How often one job moves to a cheaper machine."""
     image_errors_max: int = 3
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""

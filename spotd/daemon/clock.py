@@ -61,7 +61,20 @@ class Computer:
     compare_every_s: float = 10.0
 
 
-class SteadyClock:
+class SystemClock:
+    """Real time."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def sleep(self, duration: timedelta) -> None:
+        await anyio.sleep(max(0.0, duration.total_seconds()))
+
+    def real_seconds(self, duration: timedelta) -> float:
+        return duration.total_seconds()
+
+
+class SteadyClock(SystemClock):
     """Real time that no setting of the wall clock moves."""
 
     def __init__(
@@ -74,25 +87,6 @@ class SteadyClock:
 
     def now(self) -> datetime:
         return self._at + timedelta(seconds=self._uptime_s() - self._since_s)
-
-    async def sleep(self, duration: timedelta) -> None:
-        await anyio.sleep(max(0.0, duration.total_seconds()))
-
-    def real_seconds(self, duration: timedelta) -> float:
-        return duration.total_seconds()
-
-
-class SystemClock:
-    """Real time."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    async def sleep(self, duration: timedelta) -> None:
-        await anyio.sleep(max(0.0, duration.total_seconds()))
-
-    def real_seconds(self, duration: timedelta) -> float:
-        return duration.total_seconds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

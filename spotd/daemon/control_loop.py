@@ -115,7 +115,8 @@ class ControlLoop:
         # No deadline: a commit must not be cut off from the calls that it owes. The watchdog ends a pass that hangs.
         self.controller = Controller("control-loop", self._reconcile_or_hold, interval_s=HOLD_S, wake_event=wake_event)
         self._adopted = False
-        self._contained: frozenset[Contained] = frozenset()
+        self.contained: frozenset[Contained] = frozenset()
+        """What the newest cycle left out, for `doctor`."""
         self.shared_silence: tuple[str, ...] = ()
         """Why silent hosts are not taken for lost at the moment."""
         self._durable: World | None = None
@@ -156,7 +157,7 @@ class ControlLoop:
             pause_s = max(PAUSE_FLOOR_S, await self.reconcile_once())
         except Exception as exc:  # noqa: BLE001 - the outermost loop: to end would leave every machine alone
             self._log.error("cycle.failed", exc_info=exc)
-            self._hold(f"a cycle failed with {type(exc).__name__}: {exc}", "report this with the log")
+            self._outage.update(f"a cycle failed with {type(exc).__name__}: {exc}", hint="report this with the log")
             pause_s = HOLD_S
         self._alive()
         return Pause(gap_s=CYCLE_GAP_S, seconds=pause_s, error=self.held)
@@ -198,15 +199,18 @@ class ControlLoop:
         try:
             committed = await self._commits.commit(think, cycle_points, contain=True)
         except StateError as exc:
-            self._hold(exc.message, exc.hint)
+            self._outage.update(exc.message, hint=exc.hint)
             await self._act_unsaved(think)
             return HOLD_S
         except InvariantBroken as exc:
             # Not even a quarantine can be written. To end would leave every machine alone, at each start again.
-            self._hold(str(exc), "nothing is launched; spotctl doctor says more; report this with the log")
+            self._outage.update(
+                str(exc), hint="nothing is launched; spotctl doctor says more; report this with the log"
+            )
             await self._act_unsaved(think)
             return HOLD_S
-        self._resume()
+        self._outage.update("")
+        self._unsaved = self._durable = None
         self._offer_cache.notes_committed(notes)
         self._executor.unsaved_ends_committed(unsaved_ends, before or committed.world)
         self._host_monitor.committed(reports)
@@ -228,9 +232,9 @@ class ControlLoop:
     def _tell_contained(self, contained: Iterable[Contained]) -> None:
         """Log each failure that was kept from everything else, when it begins."""
         now = frozenset(contained)
-        for one in sorted(now - self._contained, key=lambda one: one.subject):
+        for one in sorted(now - self.contained, key=lambda one: one.subject):
             self._log.error("failure.contained", subject=one.subject, error=one.error)
-        self._contained = now
+        self.contained = now
 
     def _log_shared_silence(self, shared_silence: tuple[str, ...], at: datetime) -> None:
         """Record when silence begins to be no evidence of a loss, and when it is again."""
@@ -241,11 +245,6 @@ class ControlLoop:
             self._log.info("silence.trusted")
             self._offer_cache.note("silence.trusted", "hosts give signs of life again", {}, at=at)
         self.shared_silence = shared_silence
-
-    @property
-    def contained(self) -> frozenset[Contained]:
-        """What the newest cycle left out, for `doctor`."""
-        return self._contained
 
     def _publish(self, committed: Committed) -> None:
         """Pollers, grants and the API work with this world from now on."""
@@ -304,13 +303,6 @@ class ControlLoop:
             self._list_again(provider)
         self._grant_writer.update(self._unsaved)
         self._executor.end_unsaved(self._unsaved)
-
-    def _hold(self, error: str, hint: str) -> None:
-        self._outage.update(error, hint=hint)
-
-    def _resume(self) -> None:
-        self._outage.update("")
-        self._unsaved = self._durable = None
 
     def _tell(
         self, committed: Committed, listings: Mapping[ProviderName, Listing], reports: Mapping[AttemptId, HostStatus]

@@ -132,15 +132,16 @@ class LeaseController:
 
     def check_owners(self, listings: Mapping[ProviderName, Listing], world: World | None) -> None:
         """Machines of our label that another install bought forbid to buy more: each would disturb the other."""
-        policy = self.owned(world.policy) if world is not None else None
-        known = set() if world is None else {a.key for a in world.attempts.values()}
-        known |= set() if world is None else {i.key for i in world.intents.values()}
+        if world is None:
+            self._foreign.update("")
+            return
+        policy = self.owned(world.policy)
+        known = {*(a.key for a in world.attempts.values()), *(i.key for i in world.intents.values())}
         strange = [
             machine
             for name in sorted(listings)
             for machine in listings[name].instances
-            if policy is not None
-            and machine.state not in {InstanceState.GONE, InstanceState.ENDING}
+            if machine.state not in {InstanceState.GONE, InstanceState.ENDING}
             and machine.key not in known
             and key_parts(self._install, machine.key) is not None
             and not is_own_key(policy, machine.key)

@@ -7,10 +7,11 @@ a heartbeat and to upload. Every span that waits for a real process is therefore
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from spotd.core.policy import Policy, ProviderPolicy
+from spotd.core.policy import Policy, ProviderPolicy, UserLimits
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.settings import ProviderSettings, Settings
 from spotd_providers.contract.money import MICRO
@@ -38,6 +39,9 @@ def build_policy(
     def span(rule: tuple[timedelta, float]) -> timedelta:
         return virtual_at_least(clock, rule[0], real_s=rule[1])
 
+    limits: dict[str, Any] = {one.name: getattr(settings, one.name) for one in fields(UserLimits)}
+    limits["silence_limit"] = span((settings.silence_limit, SILENCE_LIMIT_FLOOR_S))
+    limits["save_limit"] = span((settings.save_limit, SAVE_LIMIT_FLOOR_S))
     return Policy(
         install=settings.install,
         providers={
@@ -45,23 +49,12 @@ def build_policy(
             for one in settings.providers
             if one.name in traits
         },
-        ceiling_default=settings.ceiling_default,
-        ceilings=dict(settings.ceilings),
-        budget_day=settings.budget_day,
-        budget_month=settings.budget_month,
-        agent_job_budget=settings.agent_job_budget,
-        agent_day_budget=settings.agent_day_budget,
-        machines_max=settings.machines_max,
-        raise_bids=settings.raise_bids,
-        hold_max=settings.hold_max,
-        moves_max=settings.moves_max,
         silence_max=span(SILENCE),
         save_allowance=span(SAVE),
         commit_horizon=span(COMMIT_HORIZON),
         recheck_every=span(RECHECK),
         lease=span(LEASE),
-        silence_limit=virtual_at_least(clock, settings.silence_limit, real_s=SILENCE_LIMIT_FLOOR_S),
-        save_limit=virtual_at_least(clock, settings.save_limit, real_s=SAVE_LIMIT_FLOOR_S),
+        **limits,
     )
 
 

@@ -45,20 +45,15 @@ class NumberUsed(StoreError):
     """An attempt that was launched before, in a run of spotd that the state does not know."""
 
 
-def record_bytes(record: LaunchRecord) -> bytes:
-    """Return the launch record as it is stored."""
-    return to_json(record).encode()
-
-
 def use_number(objects: ObjectStore, attempt: Attempt) -> None:
     """Make the number this launch's alone, whatever another run or another daemon believes.
 
     Raises:
         NumberUsed: it was used before, in a run that this state does not know.
     """
-    number = attempt.id.number
+    number, record = attempt.id.number, to_json(record_of(attempt)).encode()
     try:
-        objects.put(object_keys.launch_key(attempt.id.job, number), record_bytes(record_of(attempt)), create_only=True)
+        objects.put(object_keys.launch_key(attempt.id.job, number), record, create_only=True)
     except Conflict as exc:
         raise NumberUsed(f"attempt {number} of this job was launched before, in another run of spotd") from exc
 

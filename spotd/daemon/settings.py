@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from spotd.core.notifications.values import ChannelRules
+from spotd.core.policy import UserLimits
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd_jobs.objects.api import ObjectStore
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.provider import ProviderPlugin
 from spotd_providers.contract.values import InstallId, ProviderName
 
@@ -47,7 +47,7 @@ class ChannelSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(UserLimits):
     """Everything about this daemon that is not decided while it runs.
 
     Attributes:
@@ -62,18 +62,6 @@ class Settings:
     store_place: str
     open_objects: Callable[[], ObjectStore]
     providers: tuple[ProviderSettings, ...]
-    ceiling_default: MicroUsdPerGpuHour | None = None
-    ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
-    budget_day: MicroUsd | None = None
-    budget_month: MicroUsd | None = None
-    agent_job_budget: MicroUsd | None = None
-    agent_day_budget: MicroUsd | None = None
-    machines_max: int = 8
-    raise_bids: bool = False
-    hold_max: timedelta = timedelta(0)
-    moves_max: int = 0
-    silence_limit: timedelta = timedelta(minutes=35)
-    save_limit: timedelta = timedelta(hours=1)
     flood: FloodLimits = field(default_factory=FloodLimits)
     config_path: Path | None = None
     take_over: frozenset[str] = frozenset()

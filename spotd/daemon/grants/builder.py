@@ -155,10 +155,8 @@ class GrantBuilder:
 
     def supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
         """Order all readers of this attempt's grant to stop at once, and give them no secret any more."""
-        grant = self.build(attempt, job, policy, superseded=True)
-        self._crash(CrashPoint.BEFORE_SUPERSEDE_GRANT)
-        self._objects.put(object_keys.grant_key(attempt.id), grant.to_bytes())
-        self._crash(CrashPoint.AFTER_SUPERSEDE_GRANT)
+        points = (CrashPoint.BEFORE_SUPERSEDE_GRANT, CrashPoint.AFTER_SUPERSEDE_GRANT)
+        self._write(attempt, job, policy, points, superseded=True)
 
     def remove(self, attempt: AttemptId) -> None:
         """Remove the grant and the secrets in it, and the permission to write, where the store can revoke it."""
@@ -167,8 +165,16 @@ class GrantBuilder:
         self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt)])
         self._objects.revoke_upload(object_keys.prefix_of(attempt))
 
-    def _write(self, attempt: Attempt, job: Job, policy: Policy, points: tuple[CrashPoint, CrashPoint]) -> None:
-        grant = self.build(attempt, job, policy)
+    def _write(
+        self,
+        attempt: Attempt,
+        job: Job,
+        policy: Policy,
+        points: tuple[CrashPoint, CrashPoint],
+        *,
+        superseded: bool = False,
+    ) -> None:
+        grant = self.build(attempt, job, policy, superseded=superseded)
         self._crash(points[0])
         self._objects.put(object_keys.grant_key(attempt.id), grant.to_bytes())
         self._crash(points[1])

@@ -15,15 +15,15 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import quote as url_quote
 
-from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.core.checkpoints import FallbackRestore
 from spotd.core.ids import AttemptId
 from spotd.core.jobs import Job
 from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.known_manifests import known_manifest
+from spotd.daemon.hosts.known_manifests import accepted_manifest
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.wire.grant import InputGrant, Restore
-from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
+from spotd_jobs.wire.manifest import restore_of
 
 INPUT_CHUNKS_MAX: Final = 20_000
 """Each needs a URL of its own in a bucket, and a grant is a document of bounded size."""
@@ -54,12 +54,12 @@ class RestorePoints:
         for checkpoint in offered(job):
             if len(choices) == FALLBACKS:
                 break
-            accepted = self._manifest(checkpoint)
+            key, owner = checkpoint.manifest_key, object_keys.owner_of(checkpoint.manifest_key)
+            accepted = accepted_manifest(self._objects, key, checkpoint.sha256, owner, self._version)
             if accepted is None:
                 left_out.extend([checkpoint.name] if not choices else [])
                 continue
-            base = self._chunks_base(checkpoint.manifest_key)
-            choices.append(restore_of(accepted, checkpoint.manifest_key, self._url, chunks_base=base))
+            choices.append(restore_of(accepted, key, self._url, chunks_base=self._chunks_base(key)))
         if left_out:
             names = [*left_out[1:], choices[0].name if choices else None]
             why = "its manifest in the store is not the one that was accepted"
@@ -80,9 +80,8 @@ class RestorePoints:
         for one in () if job.chain is None else job.chain.inputs or ():
             attempt = AttemptId(job=one.job, number=one.attempt)
             key = object_keys.outputs_key(attempt)
-            data = known_manifest(self._objects, key, one.sha256, self._version)
-            accepted = None if data is None else verify_manifest(data, attempt.job, attempt.number, None)
-            if not isinstance(accepted, AcceptedManifest):
+            accepted = accepted_manifest(self._objects, key, one.sha256, attempt, self._version)
+            if accepted is None:
                 raise InputsMissing(f"the outputs of {one.name} are not in the store any more as it left them")
             base = self._chunks_base(key)
             chunks += 0 if base is not None else len(accepted.chunk_keys)
@@ -93,19 +92,6 @@ class RestorePoints:
             restore = restore_of(accepted, key, self._url, chunks_base=base)
             granted.append(InputGrant(folder=one.name, restore=restore))
         return granted
-
-    def _manifest(self, checkpoint: Checkpoint) -> AcceptedManifest | None:
-        """Return the accepted manifest, if it still is what was accepted.
-
-        Its chunks were seen when it was accepted and are verified by content when they are restored, so they are not
-        asked for one by one before every launch.
-        """
-        data = known_manifest(self._objects, checkpoint.manifest_key, checkpoint.sha256, self._version)
-        if data is None:
-            return None
-        owner = object_keys.owner_of(checkpoint.manifest_key)
-        verdict = verify_manifest(data, owner.job, owner.number, None)
-        return verdict if isinstance(verdict, AcceptedManifest) else None
 
     def _url(self, key: str) -> str:
         return self._objects.presign_get(key, expires=self._expires, version=self._version(key))

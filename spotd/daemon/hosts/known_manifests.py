@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from spotd.core.ids import AttemptId
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
+from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
 
 
 def known_manifest(
@@ -25,6 +27,25 @@ def known_manifest(
         first = objects.first_versions(key).get(key) if first_version is None else first_version(key)
         data = None if first is None else read_manifest(objects, key, first)
     return data if data is not None and hashlib.sha256(data).hexdigest() == sha256 else None
+
+
+def accepted_manifest(
+    objects: ObjectStore,
+    key: str,
+    sha256: str | None,
+    writer: AttemptId,
+    first_version: Callable[[str], str | None] | None = None,
+) -> AcceptedManifest | None:
+    """Return the manifest of this very hash as it reads, where it is one of this attempt.
+
+    Its chunks are not asked for one by one: they are verified by content whenever they are read.
+
+    Raises:
+        StoreUnavailable
+    """
+    data = known_manifest(objects, key, sha256, first_version)
+    verdict = None if data is None else verify_manifest(data, writer.job, writer.number, None)
+    return verdict if isinstance(verdict, AcceptedManifest) else None
 
 
 def read_manifest(objects: ObjectStore, key: str, version: str | None = None) -> bytes | None:

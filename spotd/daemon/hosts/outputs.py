@@ -14,7 +14,7 @@ from spotd.core.attempts import Attempt
 from spotd.core.ids import AttemptId
 from spotd.core.jobs import Outputs
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.known_manifests import known_manifest
+from spotd.daemon.hosts.known_manifests import accepted_manifest
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge
 from spotd_jobs.spec.outputs import unmatched_patterns
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
@@ -117,6 +117,4 @@ def pinned_manifest(objects: ObjectStore, attempt: AttemptId, pinned: Outputs) -
     Raises:
         StoreUnavailable
     """
-    data = known_manifest(objects, object_keys.outputs_key(attempt), pinned.sha256)
-    verdict = None if data is None else verify_manifest(data, attempt.job, attempt.number, None)
-    return verdict if isinstance(verdict, AcceptedManifest) else None
+    return accepted_manifest(objects, object_keys.outputs_key(attempt), pinned.sha256, attempt)

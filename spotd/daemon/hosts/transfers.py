@@ -8,7 +8,7 @@ are. All of it is what an untrusted host states, and only ever shown.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -78,16 +78,7 @@ class TransferMeter:
             rate = min(int((last - first) / max(last_s - first_s, SPAN_S_MIN)), BYTES_MAX)
         left = max(0, bare.total - bare.done)
         left_s = None if not rate else min(left / rate, LEFT_S_MAX)
-        return HostTransfer(
-            kind=bare.kind,
-            name=bare.name,
-            done=min(bare.done, bare.total),
-            total=bare.total,
-            rate=rate,
-            left_s=left_s,
-            queued=bare.queued,
-            failing=bare.failing,
-        )
+        return replace(bare, done=min(bare.done, bare.total), rate=rate, left_s=left_s)
 
 
 def _bare(heartbeat: Heartbeat) -> HostTransfer | None:
