@@ -14,11 +14,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Final
 
-from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import FallbackRestore
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostReader
-from spotd.daemon.hosts.limits import HostShare
+from spotd.daemon.hosts.host_reader import HostReader, HostReading
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.reports import (
@@ -50,13 +48,14 @@ _SENTENCES: Final = {
 """Events worth a line in the job's own history; the others show in its state."""
 
 
-def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, at: datetime) -> None:
+def read_heartbeat(reading: HostReading) -> None:
     """Take in the newest heartbeat.
 
     Raises:
         StoreError
     """
-    data = _get(objects, view, object_keys.heartbeat_key(attempt.id), HEARTBEAT_BYTES_MAX, "heartbeat", at)
+    view, attempt, at = reading.view, reading.attempt, reading.at
+    data = _get(reading, object_keys.heartbeat_key(attempt.id), HEARTBEAT_BYTES_MAX, "heartbeat")
     before, view.heartbeat_read_at = view.heartbeat_read_at, at
     if data is None:
         return
@@ -78,9 +77,7 @@ def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, 
         view.exit, view.exit_at = heartbeat.exit, view.exit_at or heartbeat.at
 
 
-def read_events(
-    objects: ObjectStore, view: HostReader, attempt: Attempt, share: HostShare, *, at: datetime, tell: bool
-) -> None:
+def read_events(reading: HostReading, *, tell: bool) -> None:
     """Take in what happened since the last read, as far as the share goes.
 
     Args:
@@ -89,31 +86,31 @@ def read_events(
     Raises:
         StoreError
     """
-    prefix = object_keys.events_prefix(attempt.id)
-    listed = objects.list_after(prefix, view.events_read or prefix)
+    view, prefix = reading.view, object_keys.events_prefix(reading.attempt.id)
+    listed = reading.objects.list_after(prefix, view.events_read or prefix)
     fresh = [info.key for info in islice(listed, EVENTS_PER_READ_MAX + 1)]
     if len(fresh) > EVENTS_PER_READ_MAX:
         view.left = True
         if view.exit is None:
-            _find_exit(objects, view, attempt, prefix, at=at)
+            _find_exit(reading, prefix)
     for key in fresh[:EVENTS_PER_READ_MAX]:
-        if not share.has_time():
+        if not reading.share.has_time():
             view.left = True
             return
-        event = _event(objects, view, attempt, key, at=at) if _is_name(key, prefix) else None
+        event = _event(reading, key) if _is_name(key, prefix) else None
         view.events_read = key
         if event is not None:
-            _take_event(view, event, tell=tell, at=at)
+            _take_event(view, event, tell=tell, at=reading.at)
 
 
-def _find_exit(objects: ObjectStore, view: HostReader, attempt: Attempt, prefix: str, *, at: datetime) -> None:
+def _find_exit(reading: HostReading, prefix: str) -> None:
     """Take in the exit, if one of the events of the highest numbers states it."""
-    last = _highest_number(objects, prefix)
+    last = _highest_number(reading.objects, prefix)
     before = f"{prefix}{max(0, last - LAST_EVENTS):016d}.json"
-    for info in list(islice(objects.list_after(prefix, before), 2 * LAST_EVENTS)):
-        event = _event(objects, view, attempt, info.key, at=at) if _is_name(info.key, prefix) else None
+    for info in list(islice(reading.objects.list_after(prefix, before), 2 * LAST_EVENTS)):
+        event = _event(reading, info.key) if _is_name(info.key, prefix) else None
         if event is not None and event.exit() is not None:
-            view.exit, view.exit_at = event.exit(), event.at
+            reading.view.exit, reading.view.exit_at = event.exit(), event.at
 
 
 def _highest_number(objects: ObjectStore, prefix: str) -> int:
@@ -130,14 +127,14 @@ def _highest_number(objects: ObjectStore, prefix: str) -> int:
     return low
 
 
-def _event(objects: ObjectStore, view: HostReader, attempt: Attempt, key: str, *, at: datetime) -> HostEvent | None:
-    data = _get(objects, view, key, EVENT_BYTES_MAX, "event", at)
+def _event(reading: HostReading, key: str) -> HostEvent | None:
+    data = _get(reading, key, EVENT_BYTES_MAX, "event")
     if data is None:
         return None
     try:
-        return parse_event(data, job_id=attempt.id.job, attempt=attempt.id.number)
+        return parse_event(data, job_id=reading.attempt.id.job, attempt=reading.attempt.id.number)
     except WireError as exc:
-        view.complain("event", f"an event of the host is not usable: {exc}", at)
+        reading.view.complain("event", f"an event of the host is not usable: {exc}", reading.at)
         return None
 
 
@@ -179,11 +176,11 @@ def _is_name(key: str, prefix: str) -> bool:
     return _NAME.fullmatch(key.removeprefix(prefix)) is not None
 
 
-def _get(objects: ObjectStore, view: HostReader, key: str, bytes_max: int, what: str, at: datetime) -> bytes | None:
+def _get(reading: HostReading, key: str, bytes_max: int, what: str) -> bytes | None:
     try:
-        return objects.get(key, bytes_max=bytes_max)
+        return reading.objects.get(key, bytes_max=bytes_max)
     except ObjectMissing:
         return None
     except ObjectTooLarge as exc:
-        view.complain(what, f"the host's {what} is not usable: {exc}", at)
+        reading.view.complain(what, f"the host's {what} is not usable: {exc}", reading.at)
         return None

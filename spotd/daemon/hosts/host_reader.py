@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.core.jobs import Job
 from spotd.daemon.hosts.gpu_history import GpuHistory
-from spotd.daemon.hosts.limits import HostRation
+from spotd.daemon.hosts.limits import HostRation, HostShare
 from spotd.daemon.hosts.outputs import OutputsSeen
 from spotd.daemon.hosts.proved_chunks import ProvedChunks
 from spotd.daemon.hosts.transfers import TransferMeter
-from spotd_jobs.objects.api import ObjectInfo
+from spotd_jobs.objects.api import ObjectInfo, ObjectStore
 from spotd_jobs.wire.reports import Exit, Heartbeat, Outcome
 
 COMPLAINTS_MAX: Final = 1_000
@@ -112,3 +114,16 @@ class HostReader:
         if subject not in self.complaints and len(self.complaints) < COMPLAINTS_MAX:
             self.complaints.add(subject)
             self.note("things that cannot be used", sentence, at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReading:
+    """One reading of what one host wrote: where, of which attempt, at which instant, and what it may cost."""
+
+    objects: ObjectStore
+    view: HostReader
+    attempt: Attempt
+    job: Job
+    share: HostShare
+    at: datetime
+    virtual: RealToVirtual

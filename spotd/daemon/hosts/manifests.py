@@ -19,11 +19,9 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint
-from spotd.core.jobs import Job
 from spotd.core.lineage import host_name
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostReader, MissingChunk, RealToVirtual
-from spotd.daemon.hosts.limits import HostShare
+from spotd.daemon.hosts.host_reader import HostReader, HostReading, MissingChunk
 from spotd.daemon.hosts.metrics import metric_of
 from spotd.daemon.hosts.proved_chunks import digest
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
@@ -53,25 +51,17 @@ class _Found:
     uploaded: int
 
 
-def read_manifests(
-    objects: ObjectStore,
-    view: HostReader,
-    attempt: Attempt,
-    job: Job,
-    share: HostShare,
-    *,
-    at: datetime,
-    virtual: RealToVirtual,
-) -> None:
+def read_manifests(reading: HostReading) -> None:
     """Take in what is new, as far as the share goes.
 
     Raises:
         StoreError: it does not answer, or refuses to.
     """
+    view, attempt, at = reading.view, reading.attempt, reading.at
     if view.serial_known is None:
-        view.serial_known = _serial_of_newest_known(objects, view, attempt, job)
+        view.serial_known = _serial_of_newest_known(reading)
     prefix = checkpoint_prefix(attempt.id.job, attempt.id.number)
-    listed = [i for i in islice(objects.list(prefix), LISTED_MAX) if i.key.endswith(".json")]
+    listed = [i for i in islice(reading.objects.list(prefix), LISTED_MAX) if i.key.endswith(".json")]
     names = {info.key for info in listed}
     view.settled = {key: etag for key, etag in view.settled.items() if key in names}
     view.lacking = {key: one for key, one in view.lacking.items() if key in names}
@@ -79,11 +69,9 @@ def read_manifests(
     is_flood = len(unread) > FLOOD
     unread.sort(key=lambda info: (info.modified, info.key), reverse=is_flood)
     found: list[_Found] = []
-    lookup = _Chunks(objects, view, attempt)
+    lookup = _Chunks(reading.objects, view, attempt)
     for info in unread:
-        if not _still_lacks(objects, view, info) and not _read_one(
-            objects, view, attempt, job, share, info, lookup, found, at=at, virtual=virtual
-        ):
+        if not _still_lacks(reading.objects, view, info) and not _read_one(reading, info, lookup, found):
             break
     for one in sorted(found, key=lambda one: one.serial):
         # Not before here: a store that goes away in the middle of a read must not make a checkpoint old news.
@@ -95,42 +83,31 @@ def read_manifests(
             view.unannounced.add(one.info.key)
     if is_flood and found:
         _pass_over(view, unread, max(one.info.modified for one in found), at=at)
-    view.behind = share.is_spent and any(
+    view.behind = reading.share.is_spent and any(
         view.settled.get(i.key) != i.etag and i.key not in view.lacking for i in unread
     )
 
 
-def _read_one(
-    objects: ObjectStore,
-    view: HostReader,
-    attempt: Attempt,
-    job: Job,
-    share: HostShare,
-    info: ObjectInfo,
-    lookup: _Chunks,
-    found: list[_Found],
-    *,
-    at: datetime,
-    virtual: RealToVirtual,
-) -> bool:
+def _read_one(reading: HostReading, info: ObjectInfo, lookup: _Chunks, found: list[_Found]) -> bool:
     """Read one manifest; return whether the share allowed it."""
-    if not share.take(info.size):
+    view, attempt, at = reading.view, reading.attempt, reading.at
+    if not reading.share.take(info.size):
         return False
-    verdict = _judge(objects, view, attempt, info, lookup)
+    verdict = _judge(reading, info, lookup)
     if isinstance(verdict, BadManifest):
         _refuse(view, info, verdict, lookup.lacked, at=at)
         return True
     if verdict is None:
         view.settled[info.key] = info.etag
         return True
-    metric = job.spec.checkpoint.metric
-    value = None if metric is None else metric_of(objects, verdict, metric)
+    metric = reading.job.spec.checkpoint.metric
+    value = None if metric is None else metric_of(reading.objects, verdict, metric)
     sizes = {chunk.key: chunk.size for entry in verdict.files for chunk in entry.chunks}
     own = object_keys.data_prefix(attempt.id)
     # What its own chunks added to the store, by what is there and not by what the host states.
     uploaded = sum(size for key, size in sizes.items() if key.startswith(own) and key not in view.chunks)
     view.chunks.add(sizes)
-    saved_at = min(at, max(attempt.intended_at, virtual(verdict.created_at)))
+    saved_at = min(at, max(attempt.intended_at, reading.virtual(verdict.created_at)))
     checkpoint = Checkpoint(
         name=verdict.name,
         attempt=verdict.attempt,
@@ -146,21 +123,20 @@ def _read_one(
     return True
 
 
-def _judge(
-    objects: ObjectStore, view: HostReader, attempt: Attempt, info: ObjectInfo, lookup: _Chunks
-) -> AcceptedManifest | BadManifest | None:
+def _judge(reading: HostReading, info: ObjectInfo, lookup: _Chunks) -> AcceptedManifest | BadManifest | None:
     """Return what a manifest is; `None` for one that is older than what is known, and therefore no news."""
+    known, attempt = reading.view.serial_known, reading.attempt.id
     try:
-        data = objects.get(info.key, bytes_max=MANIFEST_BYTES_MAX)
+        data = reading.objects.get(info.key, bytes_max=MANIFEST_BYTES_MAX)
     except ObjectMissing:
         return None  # deleted since it was listed
     except ObjectTooLarge as exc:
         return BadManifest(reason=str(exc))
     draft = _parsed(data)
-    if draft is not None and view.serial_known is not None and draft.serial <= view.serial_known:
+    if draft is not None and known is not None and draft.serial <= known:
         return None
     lookup.prepare(draft)
-    verdict = verify_manifest(data, attempt.id.job, attempt.id.number, lookup, parsed=draft)
+    verdict = verify_manifest(data, attempt.job, attempt.number, lookup, parsed=draft)
     if isinstance(verdict, AcceptedManifest) and verdict.kind is not ManifestKind.CHECKPOINT:
         return BadManifest(reason="it is no manifest of a checkpoint")
     return verdict
@@ -208,18 +184,18 @@ def _pass_over(view: HostReader, unread: list[ObjectInfo], newest: datetime, *, 
         )
 
 
-def _serial_of_newest_known(objects: ObjectStore, view: HostReader, attempt: Attempt, job: Job) -> int:
+def _serial_of_newest_known(reading: HostReading) -> int:
     """Return the serial at and below which nothing is news after a restart, nor the chunks of that checkpoint."""
-    newest = next((c for c in job.checkpoints if c.attempt == attempt.id.number), None)
+    newest = next((c for c in reading.job.checkpoints if c.attempt == reading.attempt.id.number), None)
     if newest is None:
         return -1
     try:
-        draft = _parsed(objects.get(newest.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
+        draft = _parsed(reading.objects.get(newest.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
     except ObjectMissing:
         draft = None
     if draft is None:
         return -1
-    view.chunks.add(draft.chunk_sizes())
+    reading.view.chunks.add(draft.chunk_sizes())
     return draft.serial
 
 

@@ -36,7 +36,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.controllers import Outage
 from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd.daemon.hosts.gpu_history import GpuSample
-from spotd.daemon.hosts.host_reader import HostReader
+from spotd.daemon.hosts.host_reader import HostReader, HostReading
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.liveness import STRAYS_KEPT, delete_strays, is_quiet, list_markers, note_marker
 from spotd.daemon.hosts.outputs import unreadable
@@ -285,19 +285,12 @@ class HostMonitor:
 
     def _work(self, pass_: _Pass, batch: Sequence[Attempt], jobs: Mapping[JobId, Job]) -> None:
         """Do one thread's part: first the short part of every host, then a share of what each published."""
-        readable: list[Attempt] = []
-        for attempt in batch:
-            share = HostShare(ticks=self._ticks, over=lambda: pass_.over)
-            if self._one_host(pass_, attempt, jobs, partial(self._news, pass_, attempt, share)):
-                readable.append(attempt)
+        readable = [a for a in batch if self._one_host(pass_, a, jobs[a.id.job], read_news)]
         for attempt in readable:
-            share = HostShare(ticks=self._ticks, over=lambda: pass_.over)
-            self._one_host(
-                pass_, attempt, jobs, partial(self._checkpoints, pass_, attempt, jobs[attempt.id.job], share)
-            )
+            self._one_host(pass_, attempt, jobs[attempt.id.job], partial(self._read_published, pass_))
 
-    def _one_host(self, pass_: _Pass, attempt: Attempt, jobs: Mapping[JobId, Job], work: Callable[[], None]) -> bool:
-        """Whether the work was done for this host; what it raises costs this host's reading only.
+    def _one_host(self, pass_: _Pass, attempt: Attempt, job: Job, read: Callable[[HostReading], None]) -> bool:
+        """Whether this host was read; what it raises costs this host's reading only.
 
         The first failure to reach the store ends the read of all hosts: the rest would only fail more slowly.
         """
@@ -306,28 +299,36 @@ class HostMonitor:
                 return False
             self._busy.add(attempt.id)
         view = self._views[attempt.id]
+        share = HostShare(ticks=self._ticks, over=lambda: pass_.over)
         try:
-            work()
+            read(
+                HostReading(
+                    objects=self._objects,
+                    view=view,
+                    attempt=attempt,
+                    job=job,
+                    share=share,
+                    at=pass_.at,
+                    virtual=pass_.virtual,
+                )
+            )
         except StoreUnavailable as exc:
             pass_.last_error = str(exc)
             pass_.reports.pop(attempt.id, None)
             return False
         except Exception as exc:  # noqa: BLE001 - whatever one host wrote, the others must go on being watched
-            self._unreadable(pass_, view, attempt, jobs[attempt.id.job], exc)
+            self._unreadable(pass_, view, attempt, job, exc)
             return False
         finally:
             with self._busy_lock:
                 self._busy.discard(attempt.id)
         return True
 
-    def _news(self, pass_: _Pass, attempt: Attempt, share: HostShare) -> None:
-        read_news(self._objects, self._views[attempt.id], attempt, share, at=pass_.at)
-
-    def _checkpoints(self, pass_: _Pass, attempt: Attempt, job: Job, share: HostShare) -> None:
-        view = self._views[attempt.id]
+    def _read_published(self, pass_: _Pass, reading: HostReading) -> None:
+        view, attempt, job = reading.view, reading.attempt, reading.job
         self._report(pass_, attempt, job, liveness_check=True)  # that it lives is known, however long the rest takes
         view.served_at = pass_.real
-        read_published(self._objects, view, attempt, job, share, at=pass_.at, virtual=pass_.virtual)
+        read_published(reading)
         view.failures = 0
         pass_.read = True
         self._report(pass_, attempt, job, liveness_check=False)

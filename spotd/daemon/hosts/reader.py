@@ -17,7 +17,7 @@ from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.jobs import Job
 from spotd.core.progress import HostSample
 from spotd.daemon.hosts.events import read_events, read_heartbeat
-from spotd.daemon.hosts.host_reader import HostReader, RealToVirtual
+from spotd.daemon.hosts.host_reader import HostReader, HostReading, RealToVirtual
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.manifests import read_manifests
 from spotd.daemon.hosts.outputs import OutputsSeen, outputs_of, with_lost
@@ -51,50 +51,46 @@ def read_host(
     Raises:
         StoreError: the store does not answer, or refuses to, so nothing can be said.
     """
-    read_news(objects, view, attempt, HostShare(), at=at)
+    reading = HostReading(
+        objects=objects, view=view, attempt=attempt, job=job, share=HostShare(), at=at, virtual=virtual
+    )
+    read_news(reading)
     for _ in range(SHARES_OF_ONE_READ):
-        read_published(objects, view, attempt, job, HostShare(), at=at, virtual=virtual)
+        read_published(replace(reading, share=HostShare()))
         if not view.behind:
             break
     return report_of(view, attempt, job, at=at, virtual=virtual)
 
 
-def read_news(objects: ObjectStore, view: HostReader, attempt: Attempt, share: HostShare, *, at: datetime) -> None:
+def read_news(reading: HostReading) -> None:
     """Read the short part: that it lives, what happened, how it ended.
 
     Raises:
         StoreError
     """
+    view = reading.view
     view.news_before = -1 if view.marker is None else view.marker.size
     # A read that is broken off has left everything, and what was published before an end is read after it.
     view.unfinished, view.behind, view.left = True, True, False
     if view.relearns is None:
-        view.relearns = attempt.read_at is not None
-    read_heartbeat(objects, view, attempt, at=at)
-    read_events(objects, view, attempt, share, at=at, tell=not view.relearns)
+        view.relearns = reading.attempt.read_at is not None
+    read_heartbeat(reading)
+    read_events(reading, tell=not view.relearns)
     view.relearns = view.relearns and view.left
 
 
-def read_published(
-    objects: ObjectStore,
-    view: HostReader,
-    attempt: Attempt,
-    job: Job,
-    share: HostShare,
-    *,
-    at: datetime,
-    virtual: RealToVirtual,
-) -> None:
+def read_published(reading: HostReading) -> None:
     """Read the long part: what it published, and its outputs once it has ended well.
 
     Raises:
         StoreError
     """
-    read_manifests(objects, view, attempt, job, share, at=at, virtual=virtual)
-    ended = view.exit
+    read_manifests(reading)
+    view, ended = reading.view, reading.view.exit
     if ended is not None and not view.behind and view.outputs is None and ended.outcome is Outcome.SUCCEEDED:
-        view.outputs = with_lost(outputs_of(objects, attempt, job.spec.outputs), ended.outputs_lost)
-    view.notes += view.ration.folded(at, is_end=ended is not None and not view.behind)
+        found = outputs_of(reading.objects, reading.attempt, reading.job.spec.outputs)
+        view.outputs = with_lost(found, ended.outputs_lost)
+    view.notes += view.ration.folded(reading.at, is_end=ended is not None and not view.behind)
     view.unfinished = view.left or view.behind
     view.is_unread = False
     view.news_read = view.news_before

@@ -12,6 +12,7 @@ from spotd.api.requests import JobQuery
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, InvariantBroken, JobState
+from spotd.daemon.hosts.host_reader import HostReading
 from spotd.daemon.hosts.reader import read_news
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.unit.core.builders import job, offer
@@ -153,10 +154,10 @@ async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, m
 
     real = read_news
 
-    def look(objects: Any, view: Any, attempt: Any, *args: Any, **kwargs: Any) -> Any:
-        if attempt.id.job == "j1":
+    def look(reading: HostReading) -> None:
+        if reading.job.id == "j1":
             raise RecursionError("nested a thousand deep")
-        return real(objects, view, attempt, *args, **kwargs)
+        real(reading)
 
     async with rig.running():
         first, second = await two_running(rig)
