@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from spotd.core.charges import Spending
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
@@ -43,7 +42,7 @@ def applied(world: World, plan: Plan) -> World:
     merged = {**world.attempts, **plan.attempts}
     attempts = {i: a for i, a in merged.items() if a.state is not AttemptState.ENDED}
     with_attempts = {i.job for i in attempts}
-    by_day = dict(world.spending.by_day)
+    by_day = dict(world.spent_by_day)
     for charge in plan.charges:
         by_day[charge.day] = MicroUsd(by_day.get(charge.day, 0) + charge.amount)
     merged_jobs = {**world.jobs, **plan.jobs}
@@ -55,7 +54,7 @@ def applied(world: World, plan: Plan) -> World:
         intents={i: t for i, t in {**world.intents, **plan.intents}.items() if t.is_open},
         cooldowns=world.cooldowns + plan.cooldowns,
         experience=with_records(world.experience, plan.experience),
-        spending=Spending(by_day=by_day),
+        spent_by_day=by_day,
         unreadable=tuple(row for row in world.unreadable if row not in plan.sealed),
         past=_past(world, plan, jobs),
     )

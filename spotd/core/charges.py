@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from enum import StrEnum
 from typing import Final, Self
@@ -130,10 +130,3 @@ def added_up(sums: Sequence[CostSums]) -> CostSums:
     return CostSums(
         **{f.name: sum((getattr(one, f.name) for one in sums), start=getattr(nothing, f.name)) for f in fields(nothing)}
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
-    """Settled spending of this UTC month by day, over all jobs."""
-
-    by_day: Mapping[date, MicroUsd] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from spotd.core.policy import Policy
 from spotd.core.words import span_words
 from spotd.core.world import World
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.values import Interruption, Offer
+from spotd_providers.contract.values import Offer
 
 LEAST_SAVES: Final = 20
 """An interval is at least so many times what a save takes."""
@@ -137,8 +137,3 @@ def states_checkpoints(spec: JobSpec) -> bool:
         or rules.metric is not None
         or any("SPOTD_CHECKPOINT_DIR" in text for text in texts)
     )
-
-
-def is_taken_back(offer: Offer) -> bool:
-    """Whether the provider may take a machine of this offer back."""
-    return offer.interruption is not Interruption.NEVER

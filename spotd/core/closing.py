@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt
-from spotd.core.jobs import HOSTS_MAX, Job, RunTotals
+from spotd.core.jobs import HOSTS_MAX, RunTotals
 from spotd.core.metering import metered_until
 from spotd.core.states import EndReason
 from spotd.core.words import dollar_words
@@ -42,11 +42,6 @@ def _host_name(item: Attempt) -> str:
     """Return what names the host; a machine of a provider that shows no hosts is one of its own."""
     machine = item.ref.instance_id if item.ref is not None else str(item.id.number)
     return f"{item.provider}/{item.quote.offer.host_id or machine}"
-
-
-def closing_words_of(job: Job) -> str:
-    """Return the line of a job whose attempts have all ended."""
-    return closing_words(job.totals, job.spent, job.on_demand, job.recoveries, job.lost)
 
 
 def closing_words(totals: RunTotals, spent: MicroUsd, on_demand: MicroUsd, recoveries: int, lost: timedelta) -> str:

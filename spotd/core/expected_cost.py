@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Final
 
 from spotd.core.attempts import Attempt
@@ -105,7 +106,7 @@ def total_at(ranked: int, expected: Expectation) -> int:
     return max(0, whole - expected.restores) * PPM // (PPM + expected.premium_ppm)
 
 
-@dataclass(slots=True)
+@dataclass
 class Costing:
     """What machines are expected to cost, in one decision."""
 
@@ -116,7 +117,6 @@ class Costing:
     _losses: dict[tuple[ProviderName, CostTerms], timedelta] = field(default_factory=dict)
     _terms: dict[tuple[object, ...], CostTerms] = field(default_factory=dict)
     """Of jobs with the same, one value, which is found by its identity wherever it is part of a key."""
-    _malus_max: int | None = None
 
     @classmethod
     def of(cls, policy: Policy, experience: Experience, attempts: Iterable[Attempt], now: datetime) -> Costing:
@@ -177,6 +177,8 @@ class Costing:
         loss = max((self.loss(provider, terms) for provider in providers), default=USUAL_LOSS)
         beyond = max(0, self._in_a_stay(hazard) - PPM) if needs.restore_bytes_per_hour else 0
         risk = hazard * (loss // _TICK) // _HOUR_TICKS
-        if self._malus_max is None:
-            self._malus_max = highest_malus_ppm(self.experience)
         return SCARCITY_PPM_MAX + risk + self._malus_max + beyond
+
+    @cached_property
+    def _malus_max(self) -> int:
+        return highest_malus_ppm(self.experience)

@@ -67,13 +67,13 @@ def spent_on_day(world: World, now: datetime) -> MicroUsd:
     """Return what all jobs have cost since the last UTC midnight."""
     today = now.astimezone(UTC).date()
     running = sum(accrued(a.meter, now, day_start(today)) for a in world.attempts.values())
-    return MicroUsd(world.spending.by_day.get(today, 0) + running)
+    return MicroUsd(world.spent_by_day.get(today, 0) + running)
 
 
 def spent_in_month(world: World, now: datetime) -> MicroUsd:
     """Return what all jobs have cost since the first of the UTC month."""
     first = now.astimezone(UTC).date().replace(day=1)
-    settled = sum(amount for day, amount in world.spending.by_day.items() if day >= first)
+    settled = sum(amount for day, amount in world.spent_by_day.items() if day >= first)
     running = sum(accrued(a.meter, now, day_start(first)) for a in world.attempts.values())
     return MicroUsd(settled + running)
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
-from spotd.core.disk import disk_gb_for
+from spotd.core.disk import GB, disk_gb_for
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
 from spotd.core.quotes import PriceBreakdown, Quote
@@ -30,7 +30,6 @@ from spotd_providers.contract.money import (
 from spotd_providers.contract.values import Market, Offer
 
 PPM: Final = 1_000_000
-GB: Final = 1_000_000_000
 DEFAULT_CHECKPOINT_INTERVAL: Final = timedelta(minutes=15)
 _MINUTE: Final = timedelta(minutes=1)
 INTERVALS_MIN: Final = 2

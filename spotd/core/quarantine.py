@@ -128,11 +128,11 @@ def _with_their_costs(rest: World, world: World, jobs: Mapping[JobId, object], n
     """Return the rest, which may use neither the money nor the machines that the jobs left out of it still take."""
     mine = [item for item in world.attempts.values() if item.id.job in jobs and item.machine is not MachineState.GONE]
     today = now.astimezone(UTC).date()
-    by_day = dict(rest.spending.by_day)
+    by_day = dict(rest.spent_by_day)
     for item in mine:
         by_day[today] = MicroUsd(by_day.get(today, 0) + _costs(world, item, now))
     policy = replace(rest.policy, machines_max=max(0, rest.policy.machines_max - len(mine)))
-    return replace(rest, policy=policy, spending=replace(rest.spending, by_day=by_day))
+    return replace(rest, policy=policy, spent_by_day=by_day)
 
 
 def _costs(world: World, item: Attempt, now: datetime) -> int:

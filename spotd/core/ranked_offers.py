@@ -80,9 +80,10 @@ class RankedOffers:
         self.blocked: Counter[str] = Counter()
         """Why, and how many of them."""
         self._groups = groups
-        self._speeds = [self._speed(group) for _, _, group in groups]
+        self._speeds = [self.speed_of(group[0]) if group else PPM for _, _, group in groups]
         self.speed_min = min(self._speeds, default=PPM)
-        self.behind_ppm = self._behind_ppm()
+        premium = costing.premium_max_ppm(self.providers, key.needs, self.terms)
+        self.behind_ppm = (PPM + premium) * (PPM + headroom_ppm) // PPM
         self._next: list[tuple[int, int, int]] = []
         self._priced: list[tuple[int, int, str, str, Offer]] = []
         for number, (rules, _, group) in enumerate(groups):
@@ -106,13 +107,6 @@ class RankedOffers:
 
     def speed_of(self, offer: Offer) -> int:
         return self.terms.speeds.of(offer.gpu, offer.gpu_count) if self._knows_speeds else PPM
-
-    def _speed(self, group: Sequence[Offer]) -> int:
-        return self.speed_of(group[0]) if group else PPM
-
-    def _behind_ppm(self) -> int:
-        most = self.costing.premium_max_ppm(self.providers, self.key.needs, self.terms)
-        return (PPM + most) * (PPM + self._headroom_ppm) // PPM
 
     def least_rank(self, quote: Quote) -> int:
         """Return what the rank of an offer at this price is not below."""

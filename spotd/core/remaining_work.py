@@ -31,7 +31,7 @@ from spotd.core import lineage
 from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.jobs import Job, PaceSample
-from spotd.core.machine_speed import PPM, Kind, machine_speed_ppm, pace_of, paces_per_hour, speeds_of
+from spotd.core.machine_speed import PPM, machine_speed_ppm, pace_of, paces_per_hour
 from spotd.core.metering import metered_until
 
 BELIEVED: Final = 4
@@ -159,7 +159,7 @@ def _left_by_steps(job: Job, total: int) -> RemainingWork | None:
     left = max(0, total - _steps_done(job))
     pace = _pace_at_speed_one(job)
     if pace is not None:
-        return RemainingWork(time=_span(left, pace), source=WorkSource.STEPS)
+        return RemainingWork(time=_scaled(_HOUR, left / pace), source=WorkSource.STEPS)
     if job.spec.work.time is None:
         return None
     return RemainingWork(time=_scaled(job.spec.work.time, left / total), source=WorkSource.STATED_PACE)
@@ -185,10 +185,10 @@ def _beyond_belief(job: Job, number: int) -> int:
 
 def _believed_pace(job: Job, sample: PaceSample) -> int | None:
     """Return the pace of the job's other attempts, brought to this kind of machine; else the one that is stated."""
-    speeds = speeds_of(job) if job.spec.speed else None
-    own = _speed(job, (sample.gpu, sample.gpu_count)) if speeds is not None else PPM
+    states_speed = bool(job.spec.speed)
+    own = machine_speed_ppm(job, sample.gpu, sample.gpu_count) if states_speed else PPM
     others = [
-        pace_of(one) * own // (_speed(job, (one.gpu, one.gpu_count)) if speeds is not None else PPM)
+        pace_of(one) * own // (machine_speed_ppm(job, one.gpu, one.gpu_count) if states_speed else PPM)
         for one in job.paces
         if one.attempt != sample.attempt
     ]
@@ -205,15 +205,7 @@ def _pace_at_speed_one(job: Job) -> int | None:
     paces = paces_per_hour(job.paces)
     if not paces:
         return None
-    return max(1, median_low([pace * PPM // _speed(job, kind) for kind, pace in paces.items()]))
-
-
-def _speed(job: Job, kind: Kind) -> int:
-    return machine_speed_ppm(job, *kind)
-
-
-def _span(steps: int, pace: int) -> timedelta:
-    return _scaled(_HOUR, steps / pace)
+    return max(1, median_low([pace * PPM // machine_speed_ppm(job, *kind) for kind, pace in paces.items()]))
 
 
 def _scaled(span: timedelta, factor: float) -> timedelta:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for, is_admissible
-from spotd.core.checkpoint_advice import hazards_with_prior, is_taken_back, states_checkpoints
+from spotd.core.checkpoint_advice import hazards_with_prior, states_checkpoints
 from spotd.core.experience.hazards import PPM
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
@@ -14,6 +14,7 @@ from spotd.core.records import ONE
 from spotd.core.remaining_work import remaining_on
 from spotd.core.words import machine_words
 from spotd.core.world import World
+from spotd_providers.contract.values import Interruption
 
 _HOUR = timedelta(hours=1)
 
@@ -34,7 +35,7 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
         if not is_admissible(quote, ceiling, job.spec.price):
             continue
         length = remaining_on(job, *kind)
-        if length is None or not is_taken_back(offer):
+        if length is None or offer.interruption is Interruption.NEVER:
             return ""
         hazards = hazards_with_prior(world, now)
         hazard = hazards.of(offer)

@@ -14,19 +14,14 @@ from typing import TypeVar
 
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Charge
-from spotd.core.closing import closing_words_of
+from spotd.core.closing import closing_words
 from spotd.core.cooldowns import Cooldown
 from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent, launch_intent_id, terminate_intent_id
 from spotd.core.jobs import Job
 from spotd.core.plan import Contained, Event, Plan
 from spotd.core.records import Experience, Record, RecordId, added
-from spotd.core.states import (
-    AttemptState,
-    JobState,
-    check_attempt_transition,
-    check_job_transition,
-)
+from spotd.core.states import AttemptState, JobState, check_attempt_transition, check_job_transition
 from spotd.core.world import World
 from spotd_providers.contract.values import ProviderName
 
@@ -220,5 +215,5 @@ class WorkingCopy:
         own = [i for i in self._world.attempts.keys() | self._attempts.keys() if i.job == job]
         if not item.state.is_final or any(self.attempt(i).state is not AttemptState.ENDED for i in own):
             return
-        if words := closing_words_of(item):
+        if words := closing_words(item.totals, item.spent, item.on_demand, item.recoveries, item.lost):
             self.event("job.closed", words, job=job, spent_microusd=item.spent, on_demand_microusd=item.on_demand)

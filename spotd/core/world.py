@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 
 from spotd.core.attempts import Attempt
-from spotd.core.charges import Spending
 from spotd.core.cooldowns import Cooldown
 from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent
@@ -14,6 +14,7 @@ from spotd.core.jobs import Job, Outputs
 from spotd.core.policy import Policy
 from spotd.core.records import Experience
 from spotd.core.states import InvariantBroken, JobState
+from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, InstanceRef
 
 
@@ -52,6 +53,7 @@ class World:
         jobs: those that are not final, and those with an attempt that has not ended.
         attempts: those that have not ended.
         intents: the open ones.
+        spent_by_day: what is settled of this UTC month, over all jobs.
         unreadable: rows that are part of no other field, since they cannot be understood.
         past: jobs that are over and that others of the world wait for.
     """
@@ -62,7 +64,7 @@ class World:
     intents: Mapping[IntentId, Intent]
     cooldowns: tuple[Cooldown, ...] = ()
     experience: Experience = field(default_factory=dict)
-    spending: Spending = field(default_factory=Spending)
+    spent_by_day: Mapping[date, MicroUsd] = field(default_factory=dict)
     unreadable: tuple[UnreadableRow, ...] = ()
     past: Mapping[JobId, PastJob] = field(default_factory=dict)
 

@@ -6,13 +6,12 @@ Core selects, never ORM objects: a thousand jobs cost a list of their ids and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, or_, select
 
 from spotd.core.attempts import Attempt
-from spotd.core.charges import Spending
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, Cooldown
 from spotd.core.ids import AttemptId, IntentId, JobId
@@ -74,7 +73,7 @@ def load_world(connection: Connection, memory: RowCache, policy: Policy, now: da
         intents=_intents(connection),
         cooldowns=_cooldowns(connection, now),
         experience=_experience(connection, memory),
-        spending=_spending(connection, now),
+        spent_by_day=_spent_by_day(connection, now),
         unreadable=tuple(unreadable),
         past=load_past(connection, past) if past else {},
     )
@@ -157,7 +156,7 @@ def _experience(connection: Connection, memory: RowCache) -> Experience:
     return memory.experience
 
 
-def _spending(connection: Connection, now: datetime) -> Spending:
+def _spent_by_day(connection: Connection, now: datetime) -> dict[date, MicroUsd]:
     first = now.astimezone(UTC).date().replace(day=1)
     costs = connection.execute(_COSTS_SINCE, {"first": first})
-    return Spending(by_day={day: MicroUsd(int(amount)) for day, amount in costs})
+    return {day: MicroUsd(int(amount)) for day, amount in costs}

@@ -126,17 +126,11 @@ class Hazards:
         return found
 
     def _estimate(self, offer: Offer, stated: int) -> int:
-        records = loss_records(offer)
-        estimate = self._finest(records[0], records[-1], stated)
+        """Return the estimate of the offer's host, or of its pool where hosts have no names."""
+        of_provider, *_, finest = loss_records(offer)
+        prior, own = max(stated, self._of_others(of_provider)), self._seen(finest)
+        estimate = _posterior(_posterior(prior, _without(self._seen(of_provider), own)), own)
         return min(HAZARD_PPM_MAX, estimate * self._time_factor(offer.provider, offer.market) // PPM)
-
-    def _finest(self, of_provider: RecordId, finest: RecordId | None, stated: int) -> int:
-        """Return the estimate of a host or pool at a provider, or of one that was never seen."""
-        prior = max(stated, self._of_others(of_provider))
-        if finest is None:
-            return _posterior(prior, self._seen(of_provider))
-        own = self._seen(finest)
-        return _posterior(_posterior(prior, _without(self._seen(of_provider), own)), own)
 
     def evidence_of(self, offer: Offer) -> tuple[int, timedelta]:
         """Return the losses, in millionths, and machine time at this offer's provider in its market."""

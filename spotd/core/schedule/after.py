@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Final
 
 from spotd.core.chain import JobInput
@@ -30,7 +31,10 @@ class Predecessors:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._circular: frozenset[JobId] | None = None
+
+    @cached_property
+    def _circular(self) -> frozenset[JobId]:
+        return circular(self._world.jobs)
 
     def _find(self, job: JobId) -> Job | PastJob | None:
         return self._world.jobs.get(job) or self._world.past.get(job)
@@ -39,8 +43,6 @@ class Predecessors:
         """Return what the job waits for, in a sentence; empty where nothing keeps it."""
         if job.chain is None or job.chain.inputs is not None:
             return ""
-        if self._circular is None:
-            self._circular = circular(self._world.jobs)
         if job.id in self._circular:
             return f"waits for jobs that wait for it in turn, so none of them can begin: spotctl cancel {job.name}"
         missing = [before for before in job.chain.after if not _has_succeeded(self._find(before))]

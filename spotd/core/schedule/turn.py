@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
+from functools import cached_property
 from typing import Final
 
 from spotd.core.ids import JobId
@@ -34,8 +35,6 @@ class Turns:
         self._predecessors = Predecessors(world)
         self._first_waiting: dict[tuple[JobId, PriceLimit | None], tuple[str, str]] = {}
         """Of each array and each ceiling in it, the name of the first job that waits, and what for."""
-        self._at_work: Counter[JobId] | None = None
-        """How many jobs of each array have a machine."""
 
     def with_inputs(self, job: Job) -> Job:
         """Return the job, which is changed once all others that it waits for have succeeded."""
@@ -67,8 +66,6 @@ class Turns:
             return f"comes after {first[0]} of its array ({first[1]})"
         if task.at_once is None:
             return ""
-        if self._at_work is None:
-            self._at_work = self._counted()
         at_work = self._at_work[task.id]
         return (
             f"waits for its turn: {at_work} jobs of {task.name} run, the most at once"
@@ -76,7 +73,9 @@ class Turns:
             else ""
         )
 
-    def _counted(self) -> Counter[JobId]:
+    @cached_property
+    def _at_work(self) -> Counter[JobId]:
+        """How many jobs of each array have a machine."""
         counting = (i.job for i, item in self._world.attempts.items() if item.state.counts)
         tasks = (self._world.jobs[job].array for job in counting)
         return Counter(task.id for task in tasks if task is not None)
@@ -88,7 +87,7 @@ class Turns:
 
     def note_launch(self, job: Job) -> None:
         """Count a machine for the array of this job."""
-        if job.array is not None and self._at_work is not None:
+        if job.array is not None:
             self._at_work[job.array.id] += 1
 
 

@@ -346,9 +346,7 @@ def test_a_machine_that_reported_its_end_and_is_listed_as_running_is_booked_unti
     for hours in range(1, 9):
         world = seen(world, InstanceState.RUNNING, ASLEEP + hours * HOUR, {})
     world = seen(world, InstanceState.GONE, AWAKE)
-    assert sum(world.spending.by_day.values()) >= cost(RATE, 8 * HOUR), (
-        "its runner did not end it, and no order was taken"
-    )
+    assert sum(world.spent_by_day.values()) >= cost(RATE, 8 * HOUR), "its runner did not end it, and no order was taken"
 
 
 def test_a_bid_that_its_provider_rounds_up_to_just_above_the_ceiling_ends_nothing() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from spotd.core.applied import applied
 from spotd.core.attempts import MachineState
-from spotd.core.charges import Spending
 from spotd.core.cooldowns import Cooldown, CooldownScope
 from spotd.core.decide import decide
 from spotd.core.invariants import broken_rules
@@ -337,7 +336,7 @@ def test_the_day_budget_stops_running_machines_before_it_is_broken() -> None:
     tight = replace(
         stage,
         policy=shop_policy(budget_day=MicroUsd(1_000_000)),
-        spending=Spending(by_day={NOW.date(): MicroUsd(900_000)}),
+        spent_by_day={NOW.date(): MicroUsd(900_000)},
     )
     plan = decide(tight, market(), NOW)
     stopped = next(iter(plan.attempts.values()))

@@ -125,7 +125,7 @@ def test_what_was_booked_before_midnight_is_taken_back_from_that_day() -> None:
     after, plan = seen(world(launched=launched, heartbeat_seen_at=at), InstanceState.GONE, Loss.PREEMPTED, at)
     assert [day for day, _ in taken_back(plan)] == [date(2026, 3, 1), date(2026, 3, 2)]
     # Half an hour of disk is half a cent, two thirds of it yesterday's.
-    assert after.spending.by_day == {date(2026, 3, 1): 3_333, date(2026, 3, 2): 1_667}
+    assert after.spent_by_day == {date(2026, 3, 1): 3_333, date(2026, 3, 2): 1_667}
     assert after.jobs[JOB].spent == 5_000
 
 

@@ -12,7 +12,6 @@ import pytest
 from spotd.core.applied import applied
 from spotd.core.attempts import Attempt, StopOrder
 from spotd.core.budgets import committed
-from spotd.core.charges import Spending
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.ids import AttemptId, JobId
@@ -164,7 +163,7 @@ def test_a_stop_for_another_reason_in_the_same_decision_uploads_no_more_than_is_
             world,
             attempts={FIRST: item},
             jobs={owner.id: owner},
-            spending=Spending(by_day={NOW.date(): MicroUsd(3_920_000)}),
+            spent_by_day={NOW.date(): MicroUsd(3_920_000)},
         )
         stop = the(applied(world, decide(world, market(), NOW))).stop
         assert stop is not None
@@ -184,7 +183,7 @@ def test_of_several_machines_those_save_that_have_most_to_lose() -> None:
         jobs[owner.id] = owner
         identity = AttemptId(job=owner.id, number=1)
         others[identity] = replace(the(world), id=identity, key=AttemptKey(f"spotd-lab-{owner.id}-1"))
-    world = replace(world, jobs=jobs, attempts=others, spending=Spending(by_day={NOW.date(): MicroUsd(6_300_000)}))
+    world = replace(world, jobs=jobs, attempts=others, spent_by_day={NOW.date(): MicroUsd(6_300_000)})
     world = limited(world, "day", 9)
     after = applied(world, decide(world, market(), NOW))
     may = {i.job: a.stop.flush for i, a in after.attempts.items() if a.stop is not None}

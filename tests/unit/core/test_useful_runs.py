@@ -9,7 +9,6 @@ import pytest
 
 from spotd.core.applied import applied
 from spotd.core.attempts import MachineState
-from spotd.core.charges import Spending
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.ids import JobId
@@ -91,8 +90,8 @@ def test_a_launch_pays_for_boot_restore_and_at_least_as_much_work(size: int) -> 
 
 def day_world(jobs: int, *, spent_usd: float, day_usd: float = 10.0) -> World:
     policy = shop_policy(budget_day=MicroUsd(int(day_usd * USD)), machines_max=100, launches_per_cycle_max=100)
-    spending = Spending(by_day={NOW.date(): MicroUsd(int(spent_usd * USD))})
-    return replace(world(*(job(n, ceiling=2 * USD) for n in range(1, jobs + 1)), policy=policy), spending=spending)
+    spent = {NOW.date(): MicroUsd(int(spent_usd * USD))}
+    return replace(world(*(job(n, ceiling=2 * USD) for n in range(1, jobs + 1)), policy=policy), spent_by_day=spent)
 
 
 def test_the_last_money_of_a_day_buys_no_more_machines_than_can_each_do_something() -> None:
@@ -112,7 +111,7 @@ def stopped_for_the_day() -> World:
     stage = replace(
         stage,
         policy=shop_policy(budget_day=MicroUsd(1 * USD)),
-        spending=Spending(by_day={NOW.date(): MicroUsd(900_000)}),
+        spent_by_day={NOW.date(): MicroUsd(900_000)},
     )
     plan = decide(stage, market(), NOW)
     (stopping,) = plan.attempts.values()
@@ -124,7 +123,7 @@ def stopped_for_the_day() -> World:
         after,
         attempts={},
         jobs={JOB: queued, JobId("j2"): job(2)},
-        spending=Spending(by_day={NOW.date(): MicroUsd(500_000)}),
+        spent_by_day={NOW.date(): MicroUsd(500_000)},
     )
 
 
@@ -148,7 +147,7 @@ def test_a_stop_for_the_budget_of_a_month_holds_until_the_next() -> None:
     stage = replace(
         stage,
         policy=shop_policy(budget_month=MicroUsd(1 * USD)),
-        spending=Spending(by_day={NOW.date(): MicroUsd(990_000)}),
+        spent_by_day={NOW.date(): MicroUsd(990_000)},
     )
     plan = decide(stage, market(), NOW)
     (held,) = plan.cooldowns

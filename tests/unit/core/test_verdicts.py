@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from spotd.core.charges import Spending
 from spotd.core.cooldowns import Cooldown, CooldownScope
 from spotd.core.decide import decide
 from spotd.core.jobs import Job
@@ -34,7 +33,7 @@ def verdict(
         attempts={},
         intents={},
         cooldowns=cooldowns,
-        spending=Spending(by_day={NOW.date(): MicroUsd(spent)}),
+        spent_by_day={NOW.date(): MicroUsd(spent)},
     )
     return decide(stage, sold, NOW).verdicts[one.id]
 

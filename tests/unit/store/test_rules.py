@@ -234,7 +234,7 @@ def test_charges_that_begin_at_one_instant_are_both_kept(store: Store) -> None:
     kept = store.read(lambda r: r.charges_of(J1))
     assert [charge.amount for charge in kept] == [3, 5, 7]
     assert len({charge.start for charge in kept}) == 3
-    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).spending.by_day == {v.NOW.date(): 15}
+    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).spent_by_day == {v.NOW.date(): 15}
 
 
 @pytest.mark.parametrize(
@@ -257,14 +257,14 @@ def test_what_is_booked_back_lowers_its_day_and_has_no_length(store: Store) -> N
     back = replace(v.charge(at=v.NOW + timedelta(hours=1)), amount=MicroUsd(-400), on_demand=MicroUsd(0))
     is_refused(store, v.plan(back), "is negative")
     commit(store, v.plan(replace(back, end=back.start)))
-    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).spending.by_day == {v.NOW.date(): 600}
+    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).spent_by_day == {v.NOW.date(): 600}
 
 
 def test_a_charge_up_to_midnight_belongs_to_the_day_that_ends(store: Store) -> None:
     commit(store, v.running_job())
     late = v.NOW.replace(hour=23, minute=55)
     commit(store, v.plan(v.charge(at=late)))
-    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).spending.by_day == {late.date(): 1_000}
+    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).spent_by_day == {late.date(): 1_000}
 
 
 @pytest.mark.parametrize("table", ["events", "charges"])

@@ -34,7 +34,7 @@ class StoredDaemon(Daemon):
         assert stored.attempts == self.world.attempts
         assert stored.intents == self.world.intents
         assert longest(stored.cooldowns) == longest(self.world.cooldowns)
-        assert stored.spending == self.world.spending
+        assert stored.spent_by_day == self.world.spent_by_day
 
 
 def longest(cooldowns: tuple[Cooldown, ...]) -> dict[object, object]:

@@ -72,8 +72,8 @@ def test_the_books_are_those_of_the_utc_month_by_day(store: Store) -> None:
     last_of_october = datetime(2026, 10, 31, 23, 50, tzinfo=UTC)
     for at in (last_of_october, datetime(2026, 11, 1, tzinfo=UTC), v.NOW, v.NOW + timedelta(minutes=5)):
         commit(store, v.plan(v.charge(at=at)))
-    assert world(store).spending.by_day == {date(2026, 11, 1): 1_000, date(2026, 11, 21): 2_000}
-    assert world(store, last_of_october).spending.by_day == {
+    assert world(store).spent_by_day == {date(2026, 11, 1): 1_000, date(2026, 11, 21): 2_000}
+    assert world(store, last_of_october).spent_by_day == {
         date(2026, 10, 31): 1_000,
         date(2026, 11, 1): 1_000,
         date(2026, 11, 21): 2_000,
@@ -84,7 +84,7 @@ def test_the_month_is_that_of_utc_wherever_the_clock_is(store: Store) -> None:
     commit(store, v.running_job())
     commit(store, v.plan(v.charge(at=datetime(2026, 10, 31, 12, tzinfo=UTC))))
     morning_in_kyiv = datetime(2026, 11, 1, 1, tzinfo=timezone(timedelta(hours=2)))
-    assert world(store, morning_in_kyiv).spending.by_day == {date(2026, 10, 31): 1_000}
+    assert world(store, morning_in_kyiv).spent_by_day == {date(2026, 10, 31): 1_000}
 
 
 def test_jobs_are_in_the_order_of_their_submission(store: Store) -> None:

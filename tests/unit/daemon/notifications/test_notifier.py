@@ -248,8 +248,7 @@ async def test_a_condition_is_told_once_however_long_it_lasts(rig: Rig) -> None:
     async with rig.ready():
         state = rig.control_loop.state
         assert state is not None
-        spending = replace(state.world.spending, by_day={rig.clock.now().date(): MicroUsd(900)})
-        world = replace(state.world, spending=spending)
+        world = replace(state.world, spent_by_day={rig.clock.now().date(): MicroUsd(900)})
     for _ in range(2):
         notifier = make(rig, phone)
         notifier._world = lambda: world
