@@ -9,7 +9,7 @@ from dataclasses import replace
 from spotd.core.attempts import Attempt, MachineState
 from spotd.core.ids import AttemptId
 from spotd.core.intents import IntentState
-from spotd.core.loss_evidence import LossEvidence, list_lag
+from spotd.core.loss_evidence import LossEvidence
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, ProviderName
@@ -80,7 +80,7 @@ def _list_when_it_decides(builder: PlanBuilder, item: Attempt, listing: Listing,
     if sign is not None:
         due = sign + builder.policy.silence_max
     elif missing_since is not None:
-        due = missing_since + list_lag(builder, item)
+        due = missing_since + builder.policy.list_lag(item.provider)
     else:
         return
     if builder.now < due:
@@ -97,7 +97,7 @@ def is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -
     if item.missing_since is None:
         item = replace(item, missing_since=listing.at)
         builder.put_attempt(item)
-    believed_at = (item.missing_since or listing.at) + list_lag(builder, item)
+    believed_at = (item.missing_since or listing.at) + builder.policy.list_lag(item.provider)
     if listing.at >= believed_at:
         return True
     if builder.now < believed_at:
@@ -122,7 +122,7 @@ def proves_absence(builder: PlanBuilder, item: Attempt, listing: Listing) -> boo
     rules = builder.policy.providers.get(item.provider)
     if rules is not None and rules.is_other_account(item.account):
         return False  # the lists of the account in use never had it
-    window = list_lag(builder, item)
+    window = builder.policy.list_lag(item.provider)
     if item.ever_listed:
         return item.launched_at is None or listing.at > item.launched_at
     if item.ref is not None:

@@ -56,16 +56,15 @@ def refusal(
     shown = [i for i in listing.instances if (i.key == item.key or i.ref == item.ref) and i.state is not _GONE]
     if shown:
         return f"{item.provider} lists it as {shown[0].state.value}, so it can be ended and need not be given up"
-    if isinstance(item, Attempt) and not item.ever_listed and listing.at < _listed_by(world, item):
+    if (
+        isinstance(item, Attempt)
+        and not item.ever_listed
+        and listing.at < (item.launched_at or item.intended_at) + world.policy.list_lag(item.provider)
+    ):
         return f"it was bought just now and the lists of {item.provider} may lack it yet; ask again in some minutes"
     if isinstance(item, Attempt) and item.state.counts and item.ever_listed and not listing.complete:
         return f"the newest list of {item.provider} is not complete; ask again in a minute"
     return ""
-
-
-def _listed_by(world: World, item: Attempt) -> datetime:
-    """When a list that lacks a machine of this attempt begins to prove something."""
-    return (item.launched_at or item.intended_at) + world.policy.providers[item.provider].reconcile_window
 
 
 def forget(world: World, found: AttemptId | Intent, now: datetime, report: HostStatus | None = None) -> Plan:

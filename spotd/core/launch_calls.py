@@ -10,7 +10,7 @@ start the store is asked which of those that are OPEN were ever prepared (`spotd
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Final, assert_never
 
@@ -26,7 +26,6 @@ from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
 from spotd_providers.contract.values import Instance, ProviderName
 
-WINDOW_DEFAULT: Final = timedelta(minutes=3)
 RESTARTED: Final = "spotd was restarted before its turn came"
 
 
@@ -181,5 +180,4 @@ def end_contained(world: World, intent_id: IntentId, now: datetime) -> Plan:
 
 def window_end(builder: PlanBuilder, provider: ProviderName) -> datetime:
     """When the absence of a machine whose launch may still be on its way begins to mean something."""
-    rules = builder.policy.providers.get(provider)
-    return builder.now + (rules.reconcile_window if rules is not None else WINDOW_DEFAULT)
+    return builder.now + builder.policy.list_lag(provider)

@@ -26,7 +26,6 @@ from spotd.core.attempts import Attempt
 from spotd.core.host_reports import last_sign_of_life
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
-from spotd.core.launch_calls import WINDOW_DEFAULT
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import Instance, InstanceState, Listing
 
@@ -104,11 +103,11 @@ class LossEvidence:
         missing = listing.at - (item.missing_since or listing.at)
         sign = self.sign(item)
         if sign is None:
-            return item.heartbeat_seen_at is None and missing >= list_lag(self._builder, item)
+            return item.heartbeat_seen_at is None and missing >= self._builder.policy.list_lag(item.provider)
         if not self.is_silent(item) or listing.at <= sign:
             return False
         if self.is_shared(item):
-            return missing >= list_lag(self._builder, item)
+            return missing >= self._builder.policy.list_lag(item.provider)
         return missing > timedelta(0)
 
     def patience(self, item: Attempt, mine: Instance | None, listing: Listing | None) -> timedelta:
@@ -119,7 +118,7 @@ class LossEvidence:
         sign = self.sign(item)
         blind = mine is not None and mine.state is InstanceState.UNKNOWN
         if blind and listing is not None and sign is not None and listing.at > sign:
-            return min(limit, max(self._silence_max, list_lag(self._builder, item)))
+            return min(limit, max(self._silence_max, self._builder.policy.list_lag(item.provider)))
         return limit
 
     def shared_silence(self) -> tuple[str, ...]:
@@ -130,9 +129,3 @@ class LossEvidence:
             silent = f"{len(self._shared)} of {len(self._signs)} machines fell silent at once"
             return (f"{silent}: that is taken for an outage of the checkpoint store, and none of them for lost",)
         return ()
-
-
-def list_lag(builder: PlanBuilder, item: Attempt) -> timedelta:
-    """For how long the provider's lists may lack a machine that exists."""
-    rules = builder.policy.providers.get(item.provider)
-    return rules.reconcile_window if rules is not None else WINDOW_DEFAULT

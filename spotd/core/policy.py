@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Final
 
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.values import InstallId, ProviderName
+
+LIST_LAG_DEFAULT: Final = timedelta(minutes=3)
+"""Of a provider that is not in the config any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +107,8 @@ class Policy(UserLimits):
     image_errors_max: int = 3
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""
+
+    def list_lag(self, provider: ProviderName) -> timedelta:
+        """Return for how long the provider's lists may lack a machine that exists."""
+        rules = self.providers.get(provider)
+        return LIST_LAG_DEFAULT if rules is None else rules.reconcile_window

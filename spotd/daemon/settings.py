@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from spotd.core.notifications.values import ChannelRules
 from spotd.core.policy import UserLimits
@@ -74,38 +74,40 @@ class Settings(UserLimits):
     """What is not wrong but should be mended, for the log."""
 
 
+_AT_ONCE: Final = (
+    ("ceiling_default", "[ceilings] default"),
+    ("ceilings", "[ceilings]"),
+    ("budget_day", "[budget] day"),
+    ("budget_month", "[budget] month"),
+    ("agent_job_budget", "[mcp] job_budget"),
+    ("agent_day_budget", "[mcp] day_budget"),
+    ("machines_max", "[budget] machines"),
+    ("raise_bids", "[bids] raise_running"),
+    ("hold_max", "[bids] hold"),
+    ("moves_max", "[moves] most"),
+    ("silence_limit", "[daemon] silence_limit"),
+    ("save_limit", "[daemon] save_limit"),
+)
+"""What a reload changes at once, and its name in the config."""
+_AT_RESTART: Final = (
+    ("install", "[daemon] install"),
+    ("take_over", "[daemon] take_over"),
+    ("state_url", "[daemon] state"),
+    ("socket", "the socket's path"),
+    ("store_place", "[store]"),
+    ("flood", "[store] flood limits"),
+    ("clock_scale", "the speed of the clock"),
+    ("metrics_address", "[metrics]"),
+    ("channels", "[notify]"),
+)
+
+
 def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
     """Return what a reload changes at once, and what only a restart can change, in words."""
-    at_once, restart = [], []
-    for name, words in (
-        ("ceiling_default", "[ceilings] default"),
-        ("ceilings", "[ceilings]"),
-        ("budget_day", "[budget] day"),
-        ("budget_month", "[budget] month"),
-        ("agent_job_budget", "[mcp] job_budget"),
-        ("agent_day_budget", "[mcp] day_budget"),
-        ("machines_max", "[budget] machines"),
-        ("raise_bids", "[bids] raise_running"),
-        ("hold_max", "[bids] hold"),
-        ("moves_max", "[moves] most"),
-        ("silence_limit", "[daemon] silence_limit"),
-        ("save_limit", "[daemon] save_limit"),
-    ):
-        if getattr(old, name) != getattr(new, name):
-            at_once.append(words)
-    for name, words in (
-        ("install", "[daemon] install"),
-        ("take_over", "[daemon] take_over"),
-        ("state_url", "[daemon] state"),
-        ("socket", "the socket's path"),
-        ("store_place", "[store]"),
-        ("flood", "[store] flood limits"),
-        ("clock_scale", "the speed of the clock"),
-        ("metrics_address", "[metrics]"),
-        ("channels", "[notify]"),
-    ):
-        if getattr(old, name) != getattr(new, name):
-            restart.append(words)
+    at_once, restart = (
+        [words for name, words in table if getattr(old, name) != getattr(new, name)]
+        for table in (_AT_ONCE, _AT_RESTART)
+    )
     before = {p.name: p for p in old.providers}
     after = {p.name: p for p in new.providers}
     for name in sorted(before.keys() | after.keys()):

@@ -18,7 +18,7 @@ from spotd.core.watchdog import late_words
 from spotd.daemon.install import other_account_words
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.provider_entry import ProviderEntry
-from spotd.history import HistoryUnavailable
+from spotd.history import History, HistoryUnavailable
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_providers.contract.errors import ProviderError
 
@@ -107,7 +107,7 @@ class DoctorHandlers(ContextHandlers):
         if price_recorder.last_error:
             return row_of("daemon", "price history", price_recorder.last_error, ok=False, hint=hint)
         try:
-            used = await price_recorder.bytes_used()
+            used = await price_recorder.ask(History.bytes_used)
         except HistoryUnavailable as exc:
             return row_of("daemon", "price history", str(exc), ok=False, hint=hint)
         return row_of(

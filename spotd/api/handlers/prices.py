@@ -25,7 +25,16 @@ from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for
 from spotd.core.cost_words import cost_words
 from spotd.core.pricing import Needs, quote
-from spotd.history import DISK_GB, Bucket, HistoryUnavailable, PriceGroup, PriceTerms, SeriesQuery, TooManyBuckets
+from spotd.history import (
+    DISK_GB,
+    Bucket,
+    History,
+    HistoryUnavailable,
+    PriceGroup,
+    PriceTerms,
+    SeriesQuery,
+    TooManyBuckets,
+)
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import Market, ProviderName
@@ -91,7 +100,7 @@ class PriceHandlers(ContextHandlers):
                 since=max(0, int(since.timestamp())),
                 until=int(until.timestamp()) + 1,
                 every_s=_length_s(query, until - since),
-                gpus=_resolved_gpus(query.gpu, await context.price_recorder.gpus()),
+                gpus=_resolved_gpus(query.gpu, await context.price_recorder.ask(History.gpus)),
                 provider=None if query.provider is None else ProviderName(query.provider),
                 market=None if query.market is None else Market(query.market),
                 offer=query.offer,
@@ -99,7 +108,7 @@ class PriceHandlers(ContextHandlers):
             )
             rules = context.policy.current.providers
             terms = PriceTerms(fee_ppm={name: rule.fee_ppm for name, rule in rules.items()})
-            answer = await context.price_recorder.ask(question, terms)
+            answer = await context.price_recorder.ask(lambda history: history.ask(question, terms))
         except HistoryUnavailable as exc:
             raise ApiUnavailable(str(exc), hint=HINT) from exc
         except TooManyBuckets as exc:

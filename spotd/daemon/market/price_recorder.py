@@ -17,7 +17,7 @@ import anyio
 
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.threads import Threads
-from spotd.history import History, HistoryUnavailable, PriceTerms, SeriesQuery, SeriesResult
+from spotd.history import History, HistoryUnavailable
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import OfferPage, ProviderName
 
@@ -106,30 +106,13 @@ class PriceRecorder:
             last_errors.append(f"prices are not kept because of an error of spotd's own ({type(exc).__name__})")
         return 0
 
-    async def ask(self, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
-        """Answer the question.
-
-        Raises:
-            HistoryUnavailable: the file cannot be used now.
-            TooManyBuckets: the buckets are too short for the range.
-        """
-        return await self._call(lambda: self._history.ask(question, terms))
-
-    async def gpus(self) -> set[str]:
-        """Every GPU of which there is a price.
-
-        Raises:
-            HistoryUnavailable
-        """
-        return await self._call(self._history.gpus)
-
-    async def bytes_used(self) -> int:
-        """Return the size of the file.
+    async def ask(self, question: Callable[[History], T]) -> T:
+        """Return what the history answers.
 
         Raises:
             HistoryUnavailable: the file cannot be used now.
         """
-        return await self._call(self._history.bytes_used)
+        return await self._call(partial(question, self._history))
 
     @property
     def bytes_max(self) -> int:

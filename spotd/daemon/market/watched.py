@@ -7,13 +7,10 @@ empty: a launch that was answered wrongly or late shows up in exactly that span.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState, Listing, ProviderName
-
-LINGER: Final = timedelta(minutes=3)
 
 
 class WatchedProviders:
@@ -32,9 +29,7 @@ class WatchedProviders:
             if any(machine.state is not InstanceState.GONE for machine in listing.instances):
                 self._last[name] = now
         for name, since in list(self._last.items()):
-            rules = world.policy.providers.get(name)
-            linger = rules.reconcile_window if rules is not None else LINGER
             seen = listings.get(name)
-            if since < now and seen is not None and seen.complete and seen.at > since + linger:
+            if since < now and seen is not None and seen.complete and seen.at > since + world.policy.list_lag(name):
                 del self._last[name]
         return frozenset(self._last)
