@@ -7,12 +7,12 @@ untrusted: both files are bounded and verified like any chunk, and what is no fi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable
 from typing import Final
 
-from spotd.daemon.checkpoints.contents import piece
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.manifest import AcceptedManifest
 from spotd_jobs.wire.manifest_document import Entry, EntryType
@@ -42,11 +42,14 @@ def _document(objects: ObjectStore, entry: Entry) -> object:
     pieces = []
     for chunk in entry.chunks:
         try:
-            pieces.append(chunk.part_of(piece(objects, chunk)))
+            data = objects.get(chunk.key, bytes_max=chunk.size)
         except StoreUnavailable:
             raise
         except StoreError:
             return None
+        if hashlib.sha256(data).hexdigest() != chunk.sha256:
+            return None
+        pieces.append(chunk.part_of(data))
     try:
         document: object = json.loads(b"".join(pieces))
     except (ValueError, RecursionError):
