@@ -13,9 +13,11 @@ processes; so no processor idles meanwhile, and no long test is left for the end
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,19 +91,33 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no test that `make quick` would not run: each of its processes would."""
-    place = f"{collection_path}{os.sep}"
-    is_quick = place.startswith(_QUICK_PLACES) or any(quick.startswith(place) for quick in _QUICK_PLACES)
-    return True if config.getoption("markexpr") == "quick" and not is_quick else None
+    return True if config.getoption("markexpr") == "quick" and not _is_quick_place(collection_path) else None
+
+
+def _is_quick_place(path: Path) -> bool:
+    place = f"{path}{os.sep}"
+    return place.startswith(_QUICK_PLACES) or any(quick.startswith(place) for quick in _QUICK_PLACES)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Search for no garbage meanwhile: what is imported and collected stays."""
     gc.disable()
     try:
+        if _WORKERS > 1 and [Path(place).resolve() for place in session.config.args] == [_TESTS]:
+            _import_own_share(session.config)
         return (yield)
     finally:
         gc.enable()
+
+
+def _import_own_share(config: pytest.Config) -> None:
+    """Compile what has changed in one worker each: the others find it compiled. A failure is for the collection."""
+    is_all = config.getoption("markexpr") != "quick"
+    modules = sorted(path for path in _TESTS.rglob("test_*.py") if is_all or _is_quick_place(path.parent))
+    for path in modules[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) :: _WORKERS]:
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(_TESTS.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before `-m` selects, and after it

@@ -127,6 +127,7 @@ def main() -> int:
     gc.disable()
     for name in _MODULES:
         importlib.import_module(name)
+    _work_ahead()
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a fork has no other thread"
@@ -169,6 +170,17 @@ def main() -> int:
             else:
                 os.close(fds[1])
                 reports[pid] = source
+
+
+def _work_ahead() -> None:
+    """Do once what every daemon would do anew after its start, and compile the runner for its hosts."""
+    from spotd.service import composition
+    from spotd_providers.kit import http
+    from tests.fakes.compiled_runner import compiled_runner
+
+    vars(composition).update(build_runner=compiled_runner)
+    compiled_runner()
+    http._tls_context()
 
 
 def _become(request: dict[str, Any], output: int, other: int) -> int:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import marshal
 import os
 import signal
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,12 +39,11 @@ from spotd_jobs.wire.grant import (
 from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
 from spotd_jobs.wire.reports import Heartbeat, HostEvent, parse_event, parse_heartbeat
 from tests import waiting
+from tests.fakes.compiled_runner import compiled_runner
 
 JOB = "j1"
 PATIENCE_S = 30.0
 POLL_S = 0.02
-_UNCHECKED = (1).to_bytes(4, "little")
-"""The flags of compiled code that is believed without a look at its source."""
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -113,22 +108,6 @@ class FolderStore:
 
     def blob(self, key: str, data: bytes) -> Blob:
         return Blob(url=self.put(key, data), sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-
-
-@cache
-def _compiled_runner() -> bytes:
-    """Return the bundle that is shipped, with the modules' compiled code beside their sources.
-
-    The tests start hundreds of runners, and most of a start is the compiler. Another version of Python ignores this
-    code; the bundle without it is what a start script fetches in `test_start` and what the daemon gives its hosts.
-    """
-    buffer = io.BytesIO(build_runner())
-    with zipfile.ZipFile(buffer, "a") as archive:
-        for name in archive.namelist():
-            source = archive.read(name)
-            head = MAGIC_NUMBER + _UNCHECKED + source_hash(source)
-            archive.writestr(f"{name}c", head + marshal.dumps(compile(source, name, "exec")))
-    return buffer.getvalue()
 
 
 def code_archive(files: Mapping[str, str]) -> bytes:
@@ -289,7 +268,7 @@ class Machine:
         self.home = directory / "spotd"
         directory.mkdir(parents=True, exist_ok=True)
         bundle = directory / "runner.pyz"
-        bundle.write_bytes(_compiled_runner())
+        bundle.write_bytes(compiled_runner())
         program = ["-IS", str(bundle)]
         if script is not None:
             program = ["-ISc", f"import sys; sys.path.insert(0, {str(bundle)!r})\n{script}"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from spotd_jobs.wire.manifest_document import parse_manifest
 from spotd_jobs.wire.reports import EventKind, Outcome, Phase
-from tests.integration.runner.rig import Rig
+from tests.integration.runner.rig import Rig, until
 from tests.integration.runner.trainer import TRAINER, final_weights
 
 pytestmark = pytest.mark.e2e
@@ -122,13 +123,14 @@ def test_a_killed_machine_s_job_goes_on_elsewhere_as_if_nothing_had_happened(sty
         first.event("checkpoint")
         first.kill()
         offers = rig.restores(1)
-        second = rig.start(rig.grant(train("8", "0", style), attempt=2, code={"train.py": TRAINER}, restore=offers))
+        rest = train("500", "0", style, "50000", "final")
+        second = rig.start(rig.grant(rest, attempt=2, code={"train.py": TRAINER}, restore=offers))
         assert second.wait() == 0
         restored = second.event("restored")
         assert restored.data["name"] == offers[0].name
         assert second.event("started").data["resume"] == offers[0].name
         assert "resumed at" in second.log()
-        assert (second.home / "outputs/final").read_text() == final_weights(8)
+        assert (second.home / "outputs/final").read_text() == final_weights(500)
 
 
 def test_what_was_restored_is_not_stored_as_new_and_no_checkpoint_hangs_on_another_attempt(tmp_path: Path) -> None:
@@ -150,13 +152,26 @@ def test_what_was_restored_is_not_stored_as_new_and_no_checkpoint_hangs_on_anoth
 
 
 def test_a_checkpoint_written_over_in_place_is_stored_each_time_under_a_name_of_its_own(tmp_path: Path) -> None:
+    save = f"""
+for n in 1 2 3; do
+  echo "$n" 1<>"$SPOTD_CHECKPOINT_DIR/last"
+  until test -e {tmp_path}/stored-$n; do sleep 0.02; done
+done
+"""
     with Rig(tmp_path) as rig:
-        machine = rig.start(rig.grant(train("3", "0.6", "last"), code={"train.py": TRAINER}, settle_s=0.1))
+        machine = rig.start(rig.grant(["/bin/sh", "-c", save], settle_s=0.1))
+        for number in (1, 2, 3):
+            until(partial(_has_stored, rig, number), f"checkpoint {number}")
+            (tmp_path / f"stored-{number}").touch()
         assert machine.wait() == 0
         assert [one.name for one in rig.accepted(1)] == ["last", "last~2", "last~3"]
         contents = {one.chunk_keys for one in rig.accepted(1)}
         assert len(contents) == 3
         assert {one.entry for one in rig.accepted(1)} == {"last"}
+
+
+def _has_stored(rig: Rig, checkpoints: int) -> bool:
+    return len(rig.accepted(1)) == checkpoints
 
 
 def test_a_frameworks_pointer_is_restored_beside_the_checkpoint_it_names(tmp_path: Path) -> None:

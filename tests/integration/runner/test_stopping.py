@@ -177,7 +177,7 @@ def test_a_wish_for_a_checkpoint_reaches_the_job_without_a_signal(tmp_path: Path
 
 def test_a_lease_that_is_not_renewed_ends_the_attempt_with_its_work_saved(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
-        grant = rig.grant(train("1", "60", "renamed", "1000", "final"), code=CODE, lease_s=2.0)
+        grant = rig.grant(train("1", "60", "renamed", "1000", "final"), code=CODE, lease_s=4.0)
         machine = rig.start(grant)
         assert machine.wait() == 0
         assert outcome(machine) is Outcome.LEASE_EXPIRED
@@ -187,10 +187,10 @@ def test_a_lease_that_is_not_renewed_ends_the_attempt_with_its_work_saved(tmp_pa
 
 def test_renewals_keep_the_lease_and_rewriting_the_same_grant_does_not(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
-        grant = rig.grant(["/bin/sh", "-c", "sleep 60"], lease_s=1.5)
+        grant = rig.grant(["/bin/sh", "-c", "sleep 60"], lease_s=3.0)
         machine = rig.start(grant)
         machine.event("started")
-        until_at = time.monotonic() + 3.0
+        until_at = time.monotonic() + 4.0
         renewed = grant
         while time.monotonic() < until_at:
             renewed = rig.renew(renewed)

@@ -37,9 +37,13 @@ def save():
         with open(name + ".tmp", "wb") as f:
             f.write(data)
         os.rename(name + ".tmp", name)
-    else:                            # one file, written over in place
-        with open(os.path.join(folder, "last"), "wb") as f:
+    else:                            # one file, written over in place: in one call, so that it is never half a file
+        path = os.path.join(folder, "last")
+        is_first = not os.path.exists(path)
+        target = path + ".tmp" if is_first else path
+        with open(target, "wb" if is_first else "r+b", buffering=0) as f:
             f.write(data)
+        os.rename(target, path)
     for old in sorted(os.listdir(folder)):
         if style == "marked" and old.startswith("step-") and int(old[5:]) < step - 1:
             import shutil
