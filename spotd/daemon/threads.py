@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -18,13 +18,19 @@ from spotd_jobs.objects.api import StoreError
 T = TypeVar("T")
 
 
+LEFT_BEHIND_MAX: Final = 16
+"""So many threads may hang in calls whose callers have given them up; the next call waits for one of them."""
+_ROOM_ASKED_EVERY_S: Final = 1.0
+
+
 class Threads:
-    """At most `count` blocking calls at a time."""
+    """At most `count` blocking calls at a time, beside those that were given up."""
 
     def __init__(self, count: int = 1, *, inline: bool = False) -> None:
         self._count = count
         self._inline = inline
         self._limiter: anyio.CapacityLimiter | None = None
+        self._under_way: set[object] = set()
 
     async def run(self, work: Callable[[], T], *, deadline_s: float = math.inf) -> T:
         """Return what the call returned. A thread cannot be stopped: a caller that is cancelled leaves it behind.
@@ -34,8 +40,19 @@ class Threads:
         """
         if self._inline:
             return work()
+        call = object()
+
+        def noted() -> T:
+            self._under_way.add(call)
+            try:
+                return work()
+            finally:
+                self._under_way.discard(call)
+
         with anyio.fail_after(deadline_s):
-            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limit())
+            while len(self._under_way) >= self._count + LEFT_BEHIND_MAX:  # noqa: ASYNC110 - a thread sets no event here
+                await anyio.sleep(_ROOM_ASKED_EVERY_S)
+            return await anyio.to_thread.run_sync(noted, abandon_on_cancel=True, limiter=self._limit())
 
     async def run_to_end(self, work: Callable[[], T]) -> T:
         """Return what the call returned; a caller that is cancelled waits for its end."""
