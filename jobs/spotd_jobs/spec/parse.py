@@ -41,7 +41,8 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
     problems: list[Problem] = []
     top = Table(data, (), problems)
     tables = {name: top.table(name, example=f"[{name}] on a line of its own") if name else top for name in KNOWN}
-    _refuse_foreign_keys(data, problems)
+    if data.get("watchdog") == {}:
+        problems.append(Problem(key="watchdog", message="watches nothing", hint='add no_progress = "1h", or remove it'))
     for name, table in tables.items():
         table.refuse_unknown(_known_or_reported(name), elsewhere=_HOMES)
     parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -151,8 +152,3 @@ def _find(data: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 def _known_or_reported(table: str) -> frozenset[str]:
     """Keys that need no report as unknown: they are known, or reported as belonging elsewhere."""
     return KNOWN[table] if table else KNOWN[""] | {name for name in KNOWN if name}
-
-
-def _refuse_foreign_keys(data: Mapping[str, Any], problems: list[Problem]) -> None:
-    if data.get("watchdog") == {}:
-        problems.append(Problem(key="watchdog", message="watches nothing", hint='add no_progress = "1h", or remove it'))

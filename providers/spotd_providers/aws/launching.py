@@ -12,7 +12,7 @@ from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, user_data
 from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG
 from spotd_providers.contract.errors import PriceMoved
 from spotd_providers.contract.money import MICRO
-from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Market, Offer
+from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Market
 from spotd_providers.kit.answers import rejected
 
 WHO: Final = "AWS"
@@ -27,16 +27,6 @@ def client_token(key: AttemptKey) -> str:
     if len(key) <= TOKEN_CHARS_MAX:
         return str(key)
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def check_offer(offer: Offer) -> None:
-    """Check that this provider made the offer.
-
-    Raises:
-        RequestRejected: it did not.
-    """
-    if not {"region", "zone", "type"} <= offer.extra.keys():
-        raise rejected(WHO, "offer", "it is not an offer of AWS")
 
 
 def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings) -> dict[str, Any]:

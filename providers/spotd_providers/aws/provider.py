@@ -17,7 +17,7 @@ from spotd_providers.aws import doctor
 from spotd_providers.aws.advisor import Band
 from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, contract_errors, launch_failure
 from spotd_providers.aws.instances import as_instance, is_announced, key_in
-from spotd_providers.aws.launching import check_offer, client_token, launched_row, run_parameters
+from spotd_providers.aws.launching import WHO, client_token, launched_row, run_parameters
 from spotd_providers.aws.offers import PROVIDER, current_prices, offers_of, on_demand_prices
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import AwsRefused, Sdk
@@ -53,6 +53,7 @@ from spotd_providers.contract.values import (
     Power,
     Rejected,
 )
+from spotd_providers.kit.answers import rejected
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.pace import RequestPace
@@ -136,7 +137,8 @@ class AwsProvider:
         region = self._regions.get(request.offer.extra.get("region", ""))
         if region is None:
             raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
-        check_offer(request.offer)
+        if not {"zone", "type"} <= request.offer.extra.keys():
+            raise rejected(WHO, "offer", "it is not an offer of AWS")
         subnet = await self._subnet(region, request.offer)
         parameters = run_parameters(request, await region.image(), subnet, self._settings)
         if request.offer.market is Market.SPOT and self._settings.max_price == "none":

@@ -112,21 +112,13 @@ class LocalProvider:
             hint = f"see {self._client.folder / 'server.log'}"
             return (CheckLine(name="market", ok=False, detail=str(exc), hint=hint),)
         skew_s = abs(self._services.clock.real_seconds(status.now - self._services.clock.now()))
+        is_near = skew_s < _SKEW_REAL_S
+        skew = f"within {_SKEW_REAL_S:.0f} s of ours" if is_near else f"{skew_s:.0f} s away from ours"
+        hint = "" if is_near else "stop the market; it starts again with the daemon's clock"
         return (
-            CheckLine(
-                name="market",
-                ok=True,
-                detail=f"hosts: {status.hosts}, machines: {status.machines}",
-            ),
+            CheckLine(name="market", ok=True, detail=f"hosts: {status.hosts}, machines: {status.machines}"),
             CheckLine(name="account", ok=True, detail="no key, balance or quota: nothing is paid here"),
-            CheckLine(
-                name="clock",
-                ok=skew_s < _SKEW_REAL_S,
-                detail=f"the market's time is within {_SKEW_REAL_S:.0f} s of ours"
-                if skew_s < _SKEW_REAL_S
-                else f"the market's time is {skew_s:.0f} s away from ours",
-                hint="" if skew_s < _SKEW_REAL_S else "stop the market; it starts again with the daemon's clock",
-            ),
+            CheckLine(name="clock", ok=is_near, detail=f"the market's time is {skew}", hint=hint),
         )
 
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:

@@ -62,7 +62,7 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
         body["entrypoint"] = ["/bin/sh", "-c"]
         body["cmd"] = [request.start_script]
     else:
-        body["args"] = arguments(request.start_script)
+        body["args"] = shlex.join(["/bin/sh", "-c", request.start_script])
     if settings.data_centers:
         body["dataCenterIds"] = list(settings.data_centers)
     if settings.registry is not None:
@@ -70,11 +70,6 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
     if len(json.dumps(body).encode()) > BODY_BYTES_MAX:
         raise rejected(WHO, "start_script", f"quoted, it makes a request of more than {BODY_BYTES_MAX} bytes")
     return body
-
-
-def arguments(script: str) -> str:
-    """Quote the start script as one string of shell words."""
-    return shlex.join(["/bin/sh", "-c", script])
 
 
 def require_launchable(request: LaunchRequest) -> None:

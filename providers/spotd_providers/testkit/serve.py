@@ -151,7 +151,9 @@ def serving(app: AsgiApp) -> Iterator[Served]:
             for transport in list(transports.values()):
                 transport.abort()
             await asyncio.sleep(0)
-        await _ended(state.tasks)
+        for task in list(state.tasks):
+            task.cancel()
+        await asyncio.gather(*state.tasks, return_exceptions=True)
 
     def run() -> None:
         with asyncio.Runner() as runner:
@@ -208,12 +210,6 @@ class _Recorder:
             record.status = None
             # Let the server notice the lost connection, or it would complain that nothing was answered.
             await asyncio.sleep(0)
-
-
-async def _ended(tasks: set[asyncio.Task[None]]) -> None:
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _protocol(transports: dict[tuple[str, int], asyncio.Transport]) -> type[H11Protocol]:

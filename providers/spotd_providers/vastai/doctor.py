@@ -60,15 +60,9 @@ def _of_account(account: tuple[UserReply, HttpAnswer], services: Services) -> li
     credit = reply.balance if reply.credit is None else reply.credit
     if credit is None:
         money = CheckLine(name="balance", ok=False, detail="the account states no credit", hint=_SCOPES)
-    elif credit < CREDIT_LOW_USD:
-        money = CheckLine(
-            name="balance",
-            ok=False,
-            detail=f"${credit:.2f} left",
-            hint="add credit; vast.ai stops every machine at zero",
-        )
     else:
-        money = CheckLine(name="balance", ok=True, detail=f"${credit:.2f} left")
+        hint = "add credit; vast.ai stops every machine at zero" if credit < CREDIT_LOW_USD else ""
+        money = CheckLine(name="balance", ok=not hint, detail=f"${credit:.2f} left", hint=hint)
     if answer.date is None:
         return [money, _quota(reply)]
     clock = clock_line(abs(answer.date - services.clock.now()), who="vast.ai")

@@ -28,7 +28,6 @@ from spotd_providers.local.server.files import (
     announce,
     clock_of,
     find_endpoint,
-    hold,
     spec_of,
     still_ours,
     take,
@@ -80,7 +79,7 @@ def stop(folder: Path) -> int:
     give_up_at = time.monotonic() + _STOP_TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:
-            with hold(folder):
+            with os.fdopen(take(folder), "rb"):
                 # It is not served: end what its last server left.
                 withdraw(folder)
                 if (folder / "market.json").exists():

@@ -12,8 +12,6 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,17 +96,3 @@ def still_ours(folder: Path, descriptor: int) -> bool:
         return os.path.samestat((folder / "lock").stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Lock the market inside the block.
-
-    Raises:
-        AlreadyServed: another one has it.
-    """
-    descriptor = take(folder)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
