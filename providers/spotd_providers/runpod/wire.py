@@ -66,7 +66,6 @@ class GpuPage(Row):
 
 
 class PodGpu(Row):
-    id: Annotated[str | None, Lenient] = None
     count: Annotated[int | None, Lenient] = None
 
 

@@ -75,7 +75,6 @@ class InstanceRow(Row):
     machine_id: Annotated[Id | None, Lenient] = None
     num_gpus: Annotated[int | None, Lenient] = None
     dph_base: Annotated[UsdPerHour | None, Lenient] = None
-    dph_total: Annotated[UsdPerHour | None, Lenient] = None
     min_bid: Annotated[UsdPerHour | None, Lenient] = None
     start_date: Annotated[Measure | None, Lenient] = None
     end_date: Annotated[Measure | None, Lenient] = None

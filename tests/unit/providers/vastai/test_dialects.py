@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from spotd_jobs.start import NO_PYTHON as SAID_BY_THE_START_SCRIPT
 from spotd_jobs.start import start_script
-from spotd_jobs.start.script import NO_PYTHON as SAID_BY_THE_START_SCRIPT
 from spotd_providers.contract.errors import (
     AuthFailed,
     NoBalance,
