@@ -60,7 +60,7 @@ clients: $(VENV)/.dev ## drive other people's clients against the fake clouds (i
 	@$(BIN)/python -m pytest --timeout=1800 tests/unit/providers/*/test_*_client.py $(ARGS)
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
-	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b $(ARGS) || exit 1; done
 
 ##@ Housekeeping
 clean: ## remove what make made

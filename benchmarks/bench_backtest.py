@@ -21,6 +21,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from spotd.backtest.folder import read_history
 from spotd.backtest.model import Assumptions
 from spotd.backtest.playing import play

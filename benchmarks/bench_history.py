@@ -19,6 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from spotd.history import History, PriceTerms, SeriesQuery
 from tests.unit.history.market import DAY_S, VAST, Bazaar
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from spotd.api.handlers.context import find_job
 from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts

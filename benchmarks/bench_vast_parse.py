@@ -26,6 +26,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from spotd.core.market import build_offer_index
 from spotd.core.pricing import Needs, quote
 from spotd_providers.contract.values import Market
