@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import timedelta
 from functools import cache, partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -174,13 +175,16 @@ def main() -> int:
 
 def _work_ahead() -> None:
     """Do once what every daemon would do anew after its start, and compile the runner for its hosts."""
+    from spotd.config import plugins
     from spotd.service import composition
     from spotd_providers.kit import http
     from tests.fakes.compiled_runner import compiled_runner
 
     vars(composition).update(build_runner=compiled_runner)
+    vars(plugins).update(entry_points=cache(entry_points))
     compiled_runner()
     http._tls_context()
+    plugins.InstalledPlugins().bundled()
 
 
 def _become(request: dict[str, Any], output: int, other: int) -> int:
