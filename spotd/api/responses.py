@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from spotd.api.errors import ApiRefusal, Invalid, RefusalCode
 from spotd.api.schemas import SCHEMA
-from spotd.api.schemas.errors import ErrorResponse
+from spotd.api.schemas.envelope import ErrorResponse
 from spotd_jobs.spec.problems import Problem
 
 INTERNAL: Final = "internal"

@@ -32,7 +32,7 @@ def followed(
     cursor: str,
     drop: tuple[str, ...],
     is_last: Callable[[Json], bool],
-    waiting: Waiting,
+    waiting: Waiting | None = None,
 ) -> Iterator[Json]:
     """Yield the records up to the last, none twice, though the daemon restarts meanwhile.
 
@@ -43,6 +43,7 @@ def followed(
     Raises:
         DaemonUnreachable: it was not there at first, or did not come back.
     """
+    waiting = waiting or Waiting()
     query = {**query, "follow": 1}
     lost_at: float | None = None
     was_there = False

@@ -21,8 +21,8 @@ from spotd.daemon.clock import SystemClock
 from spotd.daemon.log import Redactor
 from spotd.daemon.market.guarded import guarded
 from spotd.service.configuration import open_store, provider_settings
+from spotd.setup import SetupRefused
 from spotd.setup.draft import ConfigDraft, KeySource
-from spotd.setup.refused import SetupRefused
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.spec.problems import BadValue, FileProblems
 from spotd_providers.contract.errors import ProviderError

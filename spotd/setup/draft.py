@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from spotd.setup.refused import SetupRefused
+from spotd.setup import SetupRefused
 
 STORE_ACCESS: Final = "store-access"
 STORE_SECRET: Final = "store-secret"  # noqa: S105 - the name of a key, not a key

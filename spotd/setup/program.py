@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from spotd.setup.refused import SetupRefused
+from spotd.setup import SetupRefused
 
 _HIDDEN_FROM_ALL: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - places that are refused, not used
 _HIDDEN_FROM_SYSTEM: Final = (Path("/home"), Path("/root"), Path("/run/user"))

@@ -17,8 +17,8 @@ from spotd import paths
 from spotd.config.credentials import CredentialRef
 from spotd.config.load import Loaded, load, secrets_of
 from spotd.files import replace_whole
+from spotd.setup import SetupRefused
 from spotd.setup.program import folders_in_use, installed_command, require_reachable
-from spotd.setup.refused import SetupRefused
 from spotd.setup.unit import UNIT_NAME, UnitPlan, unit_text
 
 SYSTEM_STATE: Final = Path("/var/lib/spotd")

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from spotd.setup.refused import SetupRefused
+from spotd.setup import SetupRefused
 
 UNIT_NAME: Final = "spotd.service"
 MARK: Final = "# Written by `spotd install-service`"

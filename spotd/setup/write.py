@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spotd.files import create_whole
-from spotd.setup.refused import SetupRefused
+from spotd.setup import SetupRefused
 
 
 def write_setup(config: Path, text: str, keys: Mapping[Path, str], *, others_read: bool) -> None:

@@ -91,9 +91,11 @@ class DoctorHandlers(ContextHandlers):
     def _late_rows(self) -> list[CheckResponse]:
         """Return the jobs whose checkpoints have fallen behind."""
         state, now = self._context.control_loop.state, self._context.clock.now()
+        if state is None:
+            return []
         rows = []
-        for item in () if state is None else state.world.attempts.values():
-            job = None if state is None else state.world.jobs.get(item.id.job)
+        for item in state.world.attempts.values():
+            job = state.world.jobs.get(item.id.job)
             newest = job.checkpoints[0].name if job is not None and job.checkpoints else ""
             words = late_words(item.freshness, newest, now) if item.state.counts else ""
             if words and job is not None:

@@ -6,8 +6,7 @@ from typing import TypedDict
 
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse
 from spotd.api.schemas.costs import CalibrationResponse
-from spotd.api.schemas.envelope import Answer
-from spotd.api.schemas.errors import ErrorResponse
+from spotd.api.schemas.envelope import Answer, ErrorResponse
 from spotd.api.schemas.health import ChannelTestResponse, ForgottenHostResponse, ProviderResponse, StatusResponse
 from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse, WhyResponse

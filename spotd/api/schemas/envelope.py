@@ -1,4 +1,4 @@
-"""What each answer of the API holds."""
+"""What each answer of the API holds, and each refusal."""
 
 from __future__ import annotations
 
@@ -10,3 +10,18 @@ class Answer(TypedDict, total=False):
 
     schema: int
     now: str
+
+
+class ProblemResponse(TypedDict):
+    """One thing wrong in what the user wrote. `key` is the dotted key of the job file, empty for the whole."""
+
+    key: str
+    message: str
+    hint: str
+
+
+class ErrorResponse(TypedDict):
+    code: str
+    message: str
+    hint: str
+    problems: list[ProblemResponse]

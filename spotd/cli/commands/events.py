@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import without_schema
-from spotd.cli.follow import Waiting, followed
+from spotd.cli.follow import followed
 from spotd.cli.options import ID, JSON, TABLE, complete_job, output
 from spotd.cli.when import WHEN, When, instants
 from spotd.client.daemon import Daemon
-from spotd.client.transport import Json
 from spotd.words import clean, local_text
 
 if TYPE_CHECKING:
@@ -39,7 +37,9 @@ def events(*, ref: str | None, follow: bool, since: When | None, limit: int | No
     if output == JSON and not follow:
         stdout.document({"schema": 1, "events": [without_schema(record) for record in daemon.events(query)]})
         return
-    found = _followed(daemon, query) if follow else daemon.events(query)
+    found = daemon.events(query)
+    if follow:
+        found = followed(daemon.events, query, cursor="id", drop=("limit", "since"), is_last=lambda _: False)
     shown = 0
     for record in found:
         _show(record, output)
@@ -48,17 +48,6 @@ def events(*, ref: str | None, follow: bool, since: When | None, limit: int | No
         stderr.note("no events")
     if shown == most:
         stderr.note(f"the newest {most} events; spotctl events -n {10 * SCREEN_MAX} shows more")
-
-
-def _followed(daemon: Daemon, query: dict[str, Any]) -> Iterator[Json]:
-    return followed(
-        daemon.events,
-        query,
-        cursor="id",
-        drop=("limit", "since"),
-        is_last=lambda _: False,
-        waiting=Waiting(),
-    )
 
 
 def _show(event: EventResponse, output: str) -> None:

@@ -16,8 +16,8 @@ import click
 from spotd import paths
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, ExitCode
+from spotd.setup import SetupRefused
 from spotd.setup.draft import ConfigDraft, KeySource, quoted, read_key_source, require_figures
-from spotd.setup.refused import SetupRefused
 from spotd.setup.write import write_setup
 
 if TYPE_CHECKING:

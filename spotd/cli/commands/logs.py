@@ -144,7 +144,7 @@ def follow_to_end(
         cursor="cursor",
         drop=("tail",),
         is_last=lambda record: record["kind"] == "end",
-        waiting=waiting or Waiting(),
+        waiting=waiting,
     ):
         printer.show(record)
         state = record["state"] or state

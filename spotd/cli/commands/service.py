@@ -12,7 +12,7 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, unusable
-from spotd.setup.refused import SetupRefused
+from spotd.setup import SetupRefused
 from spotd.words import clean, count
 from spotd_jobs.spec.problems import FileProblems
 

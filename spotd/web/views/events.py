@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from spotd.web.markup import Node, el, job_href
-from spotd.web.views.parts import moment
+from spotd.web.views.parts import holds, moment
 from spotd.words import clean
+
+_SEARCHED: Final = ("kind", "message", "job_name", "job")
 
 
 def event_line(event: Mapping[str, Any], *, of_job: bool = False) -> Node:
@@ -27,12 +29,7 @@ def event_line(event: Mapping[str, Any], *, of_job: bool = False) -> Node:
 
 def matching(events: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
     """Return those events, the newest first, that hold every word of the text."""
-    words = text.lower().split()
-    return [event for event in reversed(events) if all(word in _haystack(event) for word in words)]
-
-
-def _haystack(event: Mapping[str, Any]) -> str:
-    return f"{event['kind']} {event['message']} {event['job_name'] or ''} {event['job'] or ''}".lower()
+    return [event for event in reversed(events) if holds(text, *(event[key] for key in _SEARCHED))]
 
 
 def listing(events: Sequence[Mapping[str, Any]]) -> Node:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from spotd.web.markup import Node, el, job_link, table
-from spotd.web.views.parts import ON_MACHINES, WAITING, ago, doing, gpus, state
+from spotd.web.views.parts import ON_MACHINES, WAITING, ago, doing, gpus, holds, state
 from spotd.words import FINAL_STATES, NOTHING, clean, dollars, price, where_text
 
 GROUPS: Final[Mapping[str, frozenset[str]]] = {
@@ -18,32 +18,28 @@ GROUPS: Final[Mapping[str, frozenset[str]]] = {
     "ended": FINAL_STATES,
     "failed": frozenset({"FAILED", "EXPIRED"}),
 }
-SORTS: Final = ("newest", "name", "state", "price", "spent")
+SORTS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "newest": lambda _job: 0,
+    "name": lambda job: job["name"],
+    "state": lambda job: job["state"],
+    "price": lambda job: -(job["effective_usd_h"] or 0),
+    "spent": lambda job: -job["spent_usd"],
+}
+"""What jobs, which come newest first, are ordered by."""
 PAGE: Final = 50
+_SEARCHED: Final = ("id", "name", "gpu", "provider", "host", "verdict")
 
 
 def matching(jobs: Sequence[Mapping[str, Any]], group: str, text: str, order: str) -> list[Mapping[str, Any]]:
     """Return the jobs of a group that hold every word of the text, in this order."""
-    states, words = GROUPS.get(group, frozenset()), text.lower().split()
+    states = GROUPS.get(group, frozenset())
     found = [
         job
         for job in jobs
-        if (not states or job["state"] in states) and (not words or all(word in _haystack(job) for word in words))
+        if (not states or job["state"] in states)
+        and holds(text, job["state"].replace("_", " "), *(job[key] for key in _SEARCHED))
     ]
-    if order == "name":
-        found.sort(key=lambda job: job["name"])
-    elif order == "state":
-        found.sort(key=lambda job: job["state"])
-    elif order == "price":
-        found.sort(key=lambda job: -(job["effective_usd_h"] or 0))
-    elif order == "spent":
-        found.sort(key=lambda job: -job["spent_usd"])
-    return found
-
-
-def _haystack(job: Mapping[str, Any]) -> str:
-    words = (job["id"], job["name"], job["state"].replace("_", " "), job["gpu"], job["provider"], job["host"])
-    return " ".join(str(word) for word in (*words, job["verdict"]) if word).lower()
+    return sorted(found, key=SORTS.get(order, SORTS["newest"]))
 
 
 def page_of(number: int, total: int) -> tuple[int, int]:

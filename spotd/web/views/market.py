@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spotd.web.markup import Node, el, table
-from spotd.web.views.parts import gpus
+from spotd.web.views.parts import gpus, holds
 from spotd.words import FINAL_STATES, NOTHING, WITHOUT_CEILING, clean, count, price
 
 CEILINGS_MAX: Final = 8
+_SEARCHED: Final = ("provider", "host", "region", "gpu", "market", "verdict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,6 @@ class CeilingLine:
 
 def matching(quotes: Sequence[Mapping[str, Any]], chosen: OfferFilter) -> list[Mapping[str, Any]]:
     """Return the offers that were asked for, in the order of the answer."""
-    words = chosen.text.lower().split()
     return [
         one
         for one in quotes
@@ -43,12 +43,8 @@ def matching(quotes: Sequence[Mapping[str, Any]], chosen: OfferFilter) -> list[M
         and (not chosen.provider or one["provider"] == chosen.provider)
         and (not chosen.market or one["market"] == chosen.market)
         and (not chosen.fits_only or one["fits"])
-        and (not words or all(word in _haystack(one) for word in words))
+        and holds(chosen.text, *(one[key] for key in _SEARCHED))
     ]
-
-
-def _haystack(one: Mapping[str, Any]) -> str:
-    return f"{one['provider']} {one['host']} {one['region']} {one['gpu']} {one['market']} {one['verdict']}".lower()
 
 
 def gpu_names(quotes: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -34,6 +34,14 @@ _STATES: Final[Mapping[str, tuple[str, str]]] = {
 """A sign and a class: never the colour alone."""
 
 
+def holds(text: str, *parts: str | None) -> bool:
+    """Whether every word of the text is in one of these parts."""
+    if not text:
+        return True
+    searched = " ".join(part for part in parts if part).lower()
+    return all(word in searched for word in text.lower().split())
+
+
 def doing(job: Mapping[str, Any], now: datetime) -> str:
     """Return in a word or two what a machine does while the command does not run; empty else."""
     return "" if job["stage"] is None else clean(stage_word(job["stage"], now.isoformat()))
