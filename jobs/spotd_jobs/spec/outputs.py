@@ -25,14 +25,13 @@ def unmatched_patterns(patterns: Iterable[str], paths: Collection[str]) -> tuple
 
 
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    *folders, file = path
     places = _with_empty(pattern, {0})
-    for name in path:
+    for name in folders:
         places = _with_empty(pattern, _after(pattern, places, name))
         if len(pattern) in places:
             return True
-        if not places:
-            return False
-    return False
+    return len(pattern) in _after(pattern, places, file)
 
 
 def _after(pattern: Sequence[str], places: set[int], name: str) -> set[int]:
@@ -44,7 +43,7 @@ def _after(pattern: Sequence[str], places: set[int], name: str) -> set[int]:
         part = pattern[at]
         if part == _EVERYWHERE:
             if not name.startswith("."):
-                reached.add(at)
+                reached |= {at, at + 1} if at == len(pattern) - 1 else {at}
         elif (not name.startswith(".") or part.startswith(".")) and fnmatch.fnmatchcase(name, part):
             reached.add(at + 1)
     return reached

@@ -36,7 +36,15 @@ def test_a_pattern_matches(pattern: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "path"),
-    [("model", "models"), ("*.pt", "a/x.pt"), ("*", ".hidden"), ("a/b", "a"), ("**/b", ".h/b"), ("**/b", "a/bc")],
+    [
+        ("model", "models"),
+        ("*.pt", "a/x.pt"),
+        ("*", ".hidden"),
+        ("a/b", "a"),
+        ("a/**", "a"),
+        ("**/b", ".h/b"),
+        ("**/b", "a/bc"),
+    ],
 )
 def test_a_pattern_does_not_match(pattern: str, path: str) -> None:
     assert unmatched_patterns([pattern], {path}) == (pattern,)
