@@ -110,7 +110,6 @@ class Manifest:
             single names.
         serial: rises in the order in which checkpoints of one attempt became complete.
         previous: SHA-256 of the manifest that this runner published or restored before.
-        text_bytes: what reading it costs.
     """
 
     kind: ManifestKind
@@ -124,7 +123,6 @@ class Manifest:
     bytes: int
     files: tuple[Entry, ...]
     previous: str | None
-    text_bytes: int
 
     def chunk_sizes(self) -> dict[str, int]:
         """Return the size of every chunk that it names, by key."""
@@ -269,7 +267,6 @@ def parse_manifest(data: bytes) -> Manifest:
         bytes=wire.bytes,
         files=files,
         previous=wire.previous,
-        text_bytes=len(text),
     )
 
 
