@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-ui = pytest.importorskip("nicegui", reason="needs spotd[web]").ui
+pytestmark = pytest.mark.process  # the import of NiceGUI asks the system for its libraries
+
+
+@pytest.fixture(autouse=True)
+def needs_nicegui() -> None:
+    """Import it here and not above: every worker collects this file, and one runs it."""
+    pytest.importorskip("nicegui", reason="needs spotd[web]")
 
 
 class Slow:
@@ -60,6 +66,8 @@ def events_of(build: Callable[[Any], None], poller: Slow, prepare: Callable[[Any
 
 
 def test_enter_twice_changes_a_budget_once() -> None:
+    from nicegui import ui
+
     from spotd.web.pages import actions
 
     async def twice(client: Any, send: Any) -> None:
@@ -76,6 +84,8 @@ def test_enter_twice_changes_a_budget_once() -> None:
 
 
 def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nicegui import ui
+
     from spotd.web.pages import submit
 
     monkeypatch.setattr("spotd.web.views.plan.plan", lambda _plan: "")
