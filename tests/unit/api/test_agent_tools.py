@@ -88,6 +88,7 @@ async def refused(client: Client, tool: str, **arguments: Any) -> str:
     return str(getattr(result.content[0], "text", ""))
 
 
+@pytest.mark.long
 def test_an_agent_watches_plans_queues_and_cancels_what_it_queued(served: Place, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print('step')\n")

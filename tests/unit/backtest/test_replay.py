@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,11 @@ from tests.unit.backtest import plain
 from tests.unit.backtest.builders import FEES, START, job, random_market
 
 Seen = tuple[RunOutcome, Job, Experience]
+
+
+def some_of(cases: Iterable[Any], quick: int) -> list[Any]:
+    """Every case; so many are quick, and the others run with the longer tests."""
+    return [case if n < quick else pytest.param(case, marks=pytest.mark.long) for n, case in enumerate(cases)]
 
 
 def seen(run: JobRun, recorded: RecordedMarket) -> Seen:
@@ -65,7 +72,7 @@ def both(
     return slow, fast
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 12))])
+@pytest.mark.parametrize("seed", some_of(range(12), 3))
 def test_the_replay_equals_the_plain_one(seed: int) -> None:
     rng = Random(seed)
     recorded = random_market(seed, offers=rng.choice((1, 3, 6)))
@@ -86,7 +93,7 @@ def test_the_replay_equals_the_plain_one(seed: int) -> None:
     assert fast == slow
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some_of(range(6), 2))
 def test_windows_limits_of_time_and_several_kinds_of_machine_change_nothing_of_that(seed: int) -> None:
     rng = Random(seed)
     recorded = random_market(seed + 80, offers=8, kinds=(("RTX_4090", 1), ("H100_SXM", 2)))
@@ -110,8 +117,9 @@ def test_windows_limits_of_time_and_several_kinds_of_machine_change_nothing_of_t
     assert fast == slow
 
 
-@pytest.mark.parametrize(("seed", "policy"), [*enumerate(PolicyName)])
-def test_a_job_with_a_deadline_is_decided_at_every_step(seed: int, policy: PolicyName) -> None:
+@pytest.mark.parametrize("policy", some_of(PolicyName, 2))
+def test_a_job_with_a_deadline_is_decided_at_every_step(policy: PolicyName) -> None:
+    seed = [*PolicyName].index(policy)
     recorded = random_market(seed + 50, offers=5)
     terms = Assumptions(work_s=5000, restart_s=200, fee_ppm=FEES)
     schedule = Schedule(deadline=Deadline(span=timedelta(hours=4)), policy=policy)

@@ -190,6 +190,7 @@ def todays_rank(one: Offer, wanted: Job, limits: Policy) -> tuple[int, int, str,
     return (total + total * premium // PPM, ORDER[one.interruption], one.provider, one.offer_id)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(OFFERS, JOBS.filter(lambda j: not j.spec.speed and not j.paces))
 def test_where_nothing_is_known_offers_rank_as_they_always_did(offers: list[Offer], wanted: Job) -> None:

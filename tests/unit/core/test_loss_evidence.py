@@ -94,6 +94,7 @@ class Watch:
         return {int(i.job[1:]) for i, item in self.world.attempts.items() if item.state.counts}
 
 
+@pytest.mark.long
 def test_empty_lists_end_no_machine_whose_heartbeats_arrive_however_many_there_are() -> None:
     watch = Watch(fleet(4))
     watch.run(timedelta(seconds=3), every=SECOND)

@@ -242,6 +242,7 @@ def test_polls_of_an_earlier_time_are_taken_as_of_the_newest(history: History) -
     assert [b.quantiles[2] for b in found] == [5, 9]
 
 
+@pytest.mark.long
 def test_a_market_in_which_every_price_changes_every_minute_stays_within_its_bytes(tmp_path: Path) -> None:
     """The limits win over the ages, whatever a provider sends: here also new ids for a fifth."""
     limit = 400_000

@@ -185,6 +185,7 @@ def test_an_object_below_an_object_is_refused_and_loses_nothing(store: FolderSto
     assert store.get("a", bytes_max=MUCH) == b"x"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "depth"), [("d", 1_500), ("d" * 10, 1_000)], ids=["many folders", "long path"])
 def test_folders_as_deep_as_a_host_likes_hide_no_other_object(
     store: FolderStore, root: Path, name: str, depth: int, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def test_what_a_compressed_manifest_can_cost_is_bounded() -> None:
         assert peak < 3 * MANIFEST_TEXT_MAX
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_small_files_fit_into_one_manifest() -> None:
     rng, share = random.Random(1), 10  # a tenth of them, since the size rises with their number
     rows = [

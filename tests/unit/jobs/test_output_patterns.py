@@ -54,6 +54,7 @@ NAMES = st.sampled_from(["a", "b", ".h", "ab"])
 PARTS = st.sampled_from(["a", "b", "*", "**", "a*", ".h", "?"])
 
 
+@pytest.mark.long
 @given(
     paths=st.lists(st.lists(NAMES, min_size=1, max_size=4), max_size=5),
     pattern=st.lists(PARTS, min_size=1, max_size=4),

@@ -211,6 +211,7 @@ def test_a_file_of_any_time_of_change_is_listed(seconds: float, tmp_path: Path) 
     assert datetime(1970, 1, 1, tzinfo=UTC) <= _info("f", odd).modified <= INSTANT_MAX
 
 
+@pytest.mark.long
 def test_numbers_of_a_runner_never_repeat_and_their_names_keep_their_order() -> None:
     boot = 1_764_000_000
     numbers = Numbers(boot)

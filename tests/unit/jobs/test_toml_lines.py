@@ -109,6 +109,7 @@ def documents(draw: st.DrawFn) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.long
 @given(documents())
 def test_cutting_a_document_before_the_line_of_a_leaf_loses_that_leaf_and_none_before(text: str) -> None:
     data = tomllib.loads(text)
@@ -125,6 +126,7 @@ def test_cutting_a_document_before_the_line_of_a_leaf_loses_that_leaf_and_none_b
         assert path not in dict(leaves(before))
 
 
+@pytest.mark.long
 @given(documents(), st.text(max_size=10))
 def test_a_damaged_document_never_hangs_or_crashes(text: str, junk: str) -> None:
     for cut in range(0, len(text), 7):

@@ -42,6 +42,7 @@ def small_files(_store: Store) -> Iterator[None]:
 Shortage = Callable[[Store], AbstractContextManager[None]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shortage", [few_pages, small_files])
 def test_a_full_disk_loses_nothing_and_is_survived(tmp_path: Path, shortage: Shortage) -> None:
     path = tmp_path / "state.db"

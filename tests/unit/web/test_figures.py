@@ -130,6 +130,7 @@ class Endless:
             yield {"kind": "log", "text": "z" * 99_999 + "\n", "cursor": f"1/{self.sent}"}
 
 
+@pytest.mark.long
 def test_one_reading_takes_a_share_and_the_next_goes_on_behind_it() -> None:
     daemon, tail = Endless(), LogTail()
     tail.read(daemon, "j")  # type: ignore[arg-type]  # a stand-in

@@ -126,6 +126,7 @@ async def test_tiny_budgets_bound_the_number_of_jobs_all_the_same(rig: Rig) -> N
             await submitted(rig, array="0-100", budget={"job": 0.5})
 
 
+@pytest.mark.long
 async def test_what_ended_jobs_of_agents_cost_counts_until_midnight(rig: Rig) -> None:
     async with allowed(rig).ready():
         name = await submitted(rig)

@@ -99,6 +99,7 @@ def sums_by(store: Store, by: CostGrouping, now: datetime) -> CostSums:
     return sum((group.sums for group in found.values()), start=CostSums())
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(histories())
 def test_any_grouping_adds_up_to_the_charges_to_the_micro_dollar(history: tuple[list[Any], list[Charge]]) -> None:

@@ -56,6 +56,7 @@ def test_no_policy_of_the_library_is_late(policy: str) -> None:
         assert not result.is_late, (seed, result)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not SCORES.exists(), reason=ABSENT)
 def test_on_recorded_traces_the_default_is_in_time_and_costs_less_than_greedy() -> None:
     spent: dict[str, float] = {}

@@ -122,6 +122,7 @@ def test_the_jobs_of_circles_are_those_that_never_come_free(links: dict[int, lis
     assert circular(jobs) == jobs.keys() - begun
 
 
+@pytest.mark.long
 def test_a_chain_of_ten_thousand_jobs_is_followed_without_recursion() -> None:
     jobs = {(one := following(number, number - 1)).id: one for number in range(2, 10_002)}
     assert circular(jobs) == frozenset()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from spotd.core.applied import applied
 from spotd.core.chain import ArrayTask
 from spotd.core.decide import decide
@@ -49,6 +51,7 @@ def test_without_a_limit_all_run_that_the_machines_allow_and_the_rest_waits_for_
     )
 
 
+@pytest.mark.long
 def test_only_the_first_job_of_an_array_moves_to_and_fro_with_prices() -> None:
     world = world_of(tasks(10_000, ceiling=1))
     plan = decide(world, market(*OFFERS), NOW)

@@ -93,6 +93,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "named", "ok"), CASES.values(), ids=CASES)
 async def test_one_bad_provider_is_named_and_delays_no_poll_and_no_launch_elsewhere(
     make: object, named: str, ok: bool, tmp_path: Path

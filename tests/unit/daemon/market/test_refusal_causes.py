@@ -67,6 +67,7 @@ async def refused_for(rig: Rig, span: timedelta, error: ProviderError, item: Job
     del name
 
 
+@pytest.mark.long
 async def test_an_account_that_was_filled_after_hours_launches_within_a_minute(prepaid: Rig) -> None:
     async with prepaid.ready():
         await refused_for(prepaid, timedelta(hours=3), NoBalance("no credit"))
@@ -165,6 +166,7 @@ def test_a_debt_is_nothing_left() -> None:
     assert seen.balance_stated(SHOP, Balance(available=MicroUsd(1)), NOW)
 
 
+@pytest.mark.long
 async def test_a_key_that_may_list_and_not_buy_is_tried_seldom(rig: Rig) -> None:
     async with rig.ready():
         await refused_for(rig, timedelta(hours=2), AuthFailed("this key may not rent"))
