@@ -133,10 +133,9 @@ class Nature:
                 return
             m.state, m.ran_from = InstanceState.RUNNING, m.since + BOOT
             m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
-            if m.ran_work and not m.dumb:
-                self._move_bytes(m, m.offer.download_price, m.task.bytes)
-            if m.task.inputs and not m.dumb:
-                self._move_bytes(m, m.offer.download_price, m.task.inputs)
+            # A runner that is started again fetches nothing where its attempt has ended, or without a lease.
+            if m.exit_cause is None and not m.dumb and m.leased_until > m.ran_from:
+                self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
         if m.exit_cause is not None or m.ran_from is None or m.dumb:
             return
         if m.leased_until <= m.ran_from:

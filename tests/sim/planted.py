@@ -47,6 +47,14 @@ class Bug:
     """A world that is known to give it away; the others are tried when it does no more."""
     limit: timedelta | None = None
     """A bug that buys without end is watched for the first hours only."""
+    until: timedelta | None = None
+    """By then a rule of `AT_ONCE` has noticed it. What comes later in the world neither gives the bug away nor shows
+    that the real daemon is free of it, so neither run goes on. A bug whose rule judges the end of a world has none."""
+
+
+def small(shape: Shape, **changes: Any) -> Shape:
+    """The same world with half the jobs and machines, and less work, for a bug that shows there as well."""
+    return replace(shape, **{"jobs": 4, "hosts": 4, "need": (20, 150), **changes})
 
 
 class NoIntent(Daemon):
@@ -258,6 +266,7 @@ def large_news_at_once() -> AbstractContextManager[None]:
     return patched((reconcile, "held_back", lambda *_: frozenset()))
 
 
+ROUGH_SMALL = small(ROUGH, storm=timedelta(hours=4))
 OUTAGES = replace(ROUGH, outages_per_hour=0.3)
 IMPATIENT = replace(ROUGH, whims_per_hour=3.0)
 ENDS_LATE = replace(OUTAGES, hazards=frozenset({Hazard.RETRY_AFTER, Hazard.SPIKES}))
@@ -267,36 +276,43 @@ BUDGETED = replace(ROUGH, limits={"budget_day": 2_000_000}, user=False, outages_
 BUGS: Mapping[str, Bug] = {
     "no intent before the launch": Bug(daemon=NoIntent, rule=("launches", "doubles"), limit=timedelta(hours=8)),
     "relaunch on a time-out": Bug(patch=relaunches_after_a_timeout, rule=("doubles",)),
-    "no reconcile window": Bug(daemon=NoWindow, rule=("doubles",), seed=1),
+    "no reconcile window": Bug(daemon=NoWindow, rule=("doubles",), shape=ROUGH_SMALL),
     "end machines of others": Bug(
         patch=everything_is_ours,
         rule=("foreign_machines",),
         shape=replace(ROUGH, storm=timedelta(minutes=30)),
         limit=timedelta(hours=8),
+        until=timedelta(hours=1),
     ),
-    "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",), seed=4),
+    "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",), shape=ROUGH_SMALL),
     "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",), shape=IMPATIENT),
     "believe a list against a heartbeat": Bug(
-        daemon=BelievesEveryListing, patch=lists_alone, rule=("healthy_machines_killed", "doubles"), seed=1
+        daemon=BelievesEveryListing, patch=lists_alone, rule=("healthy_machines_killed", "doubles"), shape=ROUGH_SMALL
     ),
     "believe large news at once": Bug(patch=large_news_at_once, rule=("healthy_machines_killed",)),
-    "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=ENDS_LATE, seed=5),
-    "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",), seed=2),
+    "take paused for gone": Bug(
+        patch=paused_is_gone, rule=("doubles",), shape=ENDS_LATE, seed=5, until=timedelta(hours=5)
+    ),
+    "launch while the old machine may live": Bug(
+        patch=no_waiting_for_the_old_machine, rule=("doubles",), shape=ROUGH_SMALL, seed=5
+    ),
     "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
     "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=2),
-    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=5),
-    "promise no money to running machines": Bug(patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=3),
+    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), shape=ROUGH_SMALL, seed=5),
+    "promise no money to running machines": Bug(
+        patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=3, until=timedelta(hours=1)
+    ),
     "bid above the ceiling": Bug(patch=bids_without_limit, rule=("launches",)),
     "count no machines": Bug(
         patch=machines_without_number, rule=("machines_max",), shape=replace(ROUGH, limits={"machines_max": 2})
     ),
     "repeat a launch under its key": Bug(patch=asks_again_in_the_same_words, rule=("launches",)),
-    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=26),
+    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=26, until=timedelta(hours=4)),
     "end a machine only once": Bug(patch=ends_once, rule=("doubles", "forgotten_machines")),
     "forget at the start what was owed": Bug(
         patch=forgets_what_it_owed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)
     ),
     "take a silent store for silent hosts": Bug(
-        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), seed=6
+        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), shape=ROUGH_SMALL, seed=10
     ),
 }

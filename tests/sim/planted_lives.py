@@ -21,13 +21,13 @@ from spotd.daemon import executor
 from tests.sim import daemon as hosts
 from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard
-from tests.sim.planted import ROUGH, Bug, patched
+from tests.sim.planted import ROUGH, Bug, patched, small
 from tests.sim.planted_promises import CALM, WITHIN, holding
 from tests.sim.records import Records
 
 RESTORED = replace(ROUGH, hazards=frozenset({Hazard.RESTORED}))
 REVOKED = replace(CALM, hazards=frozenset({Hazard.REVOKED}), storm=timedelta(hours=6))
-REVOKED_LONG = replace(REVOKED, jobs=6, need=(600, 3000), paces=(240, 480))
+REVOKED_LONG = replace(REVOKED, jobs=3, hosts=3, need=(300, 900), paces=(240, 480))
 AWAY_AND_FULL = replace(CALM, outages_per_hour=0.3, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=12))
 AWAY_AND_RESTORED = replace(
     CALM,
@@ -39,7 +39,7 @@ AWAY_AND_RESTORED = replace(
     hazards=frozenset({Hazard.RESTORED, Hazard.LOST_AND_AWAY}),
 )
 CLOCKS_DIFFER = holding(Hazard.CLOCK_STEPS, Hazard.LOST_AND_AWAY, storm=timedelta(hours=12))
-SPIKED = replace(WITHIN, hazards=frozenset({Hazard.DEAR_EVERYWHERE}), job_budget=2_500_000)
+SPIKED = small(WITHIN, hazards=frozenset({Hazard.DEAR_EVERYWHERE}), job_budget=2_500_000)
 
 
 class UsesNumbersAgain(Daemon):
@@ -125,23 +125,25 @@ def ends_of_a_full_disk_are_forgotten() -> AbstractContextManager[None]:
 
 LIVES: Mapping[str, Bug] = {
     "use a number again after the state was restored": Bug(
-        daemon=UsesNumbersAgain, rule=("launches",), shape=RESTORED, seed=1
+        daemon=UsesNumbersAgain, rule=("launches",), shape=RESTORED, seed=1, until=timedelta(hours=2)
     ),
     "end the machines that a restored state does not know": Bug(
         daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=12
     ),
     "renew the grant of an attempt that a restored state takes for the newest": Bug(
-        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=53
+        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=53, until=timedelta(hours=8)
     ),
     "buy what was cancelled while its launch waited": Bug(
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
     ),
     "end a job for the price of a moment": Bug(
-        patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=6
+        patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=29
     ),
-    "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3),
+    "take what was given up for ended": Bug(
+        patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3, until=timedelta(hours=6)
+    ),
     "give up a machine without a last full read of its host": Bug(
-        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=19
+        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=12
     ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "forget what was ended on a full disk": Bug(
@@ -153,8 +155,8 @@ LIVES: Mapping[str, Bug] = {
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,
         rule=("launches_bounded",),
-        shape=holding(Hazard.REFUSALS),
-        seed=5,
+        shape=small(holding(Hazard.REFUSALS)),
+        seed=19,
         limit=timedelta(hours=4),
     ),
 }

@@ -100,11 +100,17 @@ def ends_what_it_moves() -> AbstractContextManager[None]:
 
 
 PLANS: Mapping[str, Bug] = {
-    "buy outside of windows": Bug(patch=buys_outside_of_windows, rule=("out_of_window",), shape=PLANNED, seed=1),
-    "stay when a window closes": Bug(patch=stays_when_a_window_closes, rule=("out_of_window",), shape=PLANNED, seed=1),
+    "buy outside of windows": Bug(
+        patch=buys_outside_of_windows, rule=("out_of_window",), shape=PLANNED, seed=1, until=timedelta(hours=6)
+    ),
+    "stay when a window closes": Bug(
+        patch=stays_when_a_window_closes, rule=("out_of_window",), shape=PLANNED, seed=1, until=timedelta(hours=6)
+    ),
     "wait for no other job": Bug(patch=waits_for_no_other_job, rule=("successors",), shape=PLANNED),
     "count no array": Bug(patch=counts_no_array, rule=("arrays",), shape=PLANNED),
-    "stop equals as well": Bug(patch=stops_equals_as_well, rule=("preempted",), shape=PLANNED, seed=5),
+    "stop equals as well": Bug(
+        patch=stops_equals_as_well, rule=("preempted",), shape=PLANNED, seed=5, until=timedelta(hours=9)
+    ),
     "see no stall": Bug(patch=sees_no_stall, rule=("hung",), shape=PLANNED, limit=timedelta(hours=30)),
     "move for anything": Bug(patch=moves_for_anything, rule=("moved",), shape=BESIDE, seed=3),
     "bid less": Bug(patch=moves_for_anything, rule=("bids_bounded",), shape=BESIDE, seed=3),

@@ -33,7 +33,7 @@ from spotd.daemon.executor import Executor
 from spotd.daemon.market import plugin_values
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.sim.hazards import Hazard
-from tests.sim.planted import ROUGH, Bug, patched
+from tests.sim.planted import ROUGH, Bug, patched, small
 from tests.sim.worlds import QUIET
 
 CALM = replace(ROUGH, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0, user=False, storm=timedelta(hours=4))
@@ -176,26 +176,33 @@ def instants_are_not_checked() -> AbstractContextManager[None]:
     return patched((plugin_values, "instant", lambda at: at))
 
 
-QUIET_DISK = replace(QUIET, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=8))
+QUIET_DISK = small(QUIET, jobs=3, hosts=3, storm=timedelta(hours=4), hazards=frozenset({Hazard.FULL_DISK}))
 FAULTY_PLUGIN = holding(Hazard.ROWS, storm=timedelta(hours=1))
-MIDNIGHT = replace(holding(Hazard.MONTH_END), storm=timedelta(hours=8), need=(300, 500))
+MIDNIGHT = small(holding(Hazard.MONTH_END), jobs=3, storm=timedelta(hours=8), need=(300, 500))
 
 PROMISES: Mapping[str, Bug] = {
     "take bytes for a length of time": Bug(
-        patch=sizes_in_timedeltas, rule=("said_by_the_core",), shape=holding(Hazard.SIZES), limit=timedelta(hours=6)
+        patch=sizes_in_timedeltas,
+        rule=("said_by_the_core",),
+        limit=timedelta(hours=6),
+        shape=small(holding(Hazard.TRAFFIC, Hazard.SIZES)),
+        seed=2,
     ),
-    "meter no traffic": Bug(patch=traffic_is_free, rule=("spending",), shape=holding(Hazard.TRAFFIC, Hazard.SIZES)),
+    "meter no traffic": Bug(
+        patch=traffic_is_free, rule=("spending",), shape=small(holding(Hazard.TRAFFIC, Hazard.SIZES)), seed=2
+    ),
     "promise nothing for uploads": Bug(
         patch=saves_are_not_promised,
         rule=("budgets",),
         shape=replace(WITHIN, limits={"budget_day": 6_000_000}, hazards=frozenset({Hazard.TRAFFIC, Hazard.SIZES})),
         seed=2,
+        until=timedelta(hours=1),
     ),
     "keep a machine that bills more than agreed": Bug(
         patch=fixed_prices_stay,
         rule=("above_ceiling",),
-        shape=replace(WITHIN, hazards=frozenset({Hazard.OVERCHARGE})),
-        seed=1,
+        shape=small(WITHIN, hazards=frozenset({Hazard.OVERCHARGE})),
+        seed=29,
     ),
     "try for ever what can never start": Bug(
         patch=no_setback,
@@ -212,25 +219,24 @@ PROMISES: Mapping[str, Bug] = {
         limit=timedelta(hours=3),
     ),
     "wait with an end for as long as asked": Bug(
-        patch=ends_when_told, rule=("forgotten_machines",), shape=holding(Hazard.RETRY_AFTER), seed=2
+        patch=ends_when_told, rule=("forgotten_machines",), shape=small(holding(Hazard.RETRY_AFTER)), seed=11
     ),
     "believe when a machine says it was made": Bug(
         patch=believes_when_it_was_made,
         rule=("spending",),
-        shape=holding(Hazard.BORN_LONG_AGO),
+        shape=small(holding(Hazard.BORN_LONG_AGO)),
         limit=timedelta(hours=5),
     ),
     "hold whole machines to the ceiling of a GPU": Bug(
-        patch=ceilings_of_whole_machines, rule=("launches",), shape=holding(Hazard.GPUS)
+        patch=ceilings_of_whole_machines, rule=("launches",), shape=small(holding(Hazard.GPUS))
     ),
-    "meter one GPU of a machine": Bug(patch=meters_one_gpu, rule=("spending",), shape=holding(Hazard.GPUS)),
+    "meter one GPU of a machine": Bug(patch=meters_one_gpu, rule=("spending",), shape=small(holding(Hazard.GPUS))),
     "meter what was agreed and not what is listed": Bug(patch=meters_what_was_agreed, rule=("spending",), shape=CALM),
     "meter the day before midnight twice": Bug(patch=meters_the_day_twice, rule=("spending",), shape=MIDNIGHT),
     "take an order for an end": Bug(
         patch=an_accepted_order_is_an_end,
         rule=("forgotten_machines", "doubles"),
-        shape=replace(ROUGH, hazards=frozenset({Hazard.RETRY_AFTER, Hazard.LISTS})),
-        seed=5,
+        shape=small(ROUGH, storm=timedelta(hours=4), hazards=frozenset({Hazard.RETRY_AFTER, Hazard.LISTS})),
     ),
     "take any list for a proof": Bug(patch=any_list_is_proof, rule=("doubles",), shape=ROUGH),
     "take a label for an install": Bug(
@@ -239,9 +245,13 @@ PROMISES: Mapping[str, Bug] = {
     "meter by a clock that was set": Bug(
         patch=meters_follow_the_clock, rule=("spending",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))
     ),
-    "end nothing on a full disk": Bug(patch=leaves_on_full_disk, rule=("full_disk",), shape=QUIET_DISK, seed=2),
+    "end nothing on a full disk": Bug(patch=leaves_on_full_disk, rule=("full_disk",), shape=QUIET_DISK, seed=36),
     "take the offers of a plugin as they are": Bug(
-        patch=offers_are_not_checked, rule=("said_by_the_core",), shape=FAULTY_PLUGIN, limit=timedelta(hours=2)
+        patch=offers_are_not_checked,
+        rule=("said_by_the_core",),
+        shape=FAULTY_PLUGIN,
+        limit=timedelta(hours=2),
+        until=timedelta(hours=1),
     ),
     "take the instants of a plugin as they are": Bug(
         patch=instants_are_not_checked,
@@ -249,5 +259,6 @@ PROMISES: Mapping[str, Bug] = {
         shape=FAULTY_PLUGIN,
         limit=timedelta(hours=2),
         seed=1,
+        until=timedelta(hours=1),
     ),
 }

@@ -29,7 +29,7 @@ SHAPES = {
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = 0, range(1, 40)
-"""Beside one of each shape, `test_planted_bugs.py` runs some fifty worlds with the real daemon."""
+"""Beside one of each shape, `test_planted_bugs.py` runs some thirty whole worlds with the real daemon."""
 DRAWN_FAST = (0, 10, 1200, 1675, 2043, 55_331, 53_433)
 FIRST_OF_SWARM = 100_000
 
