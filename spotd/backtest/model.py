@@ -111,9 +111,11 @@ class ReplayedMachine:
         elif price > self._bid:
             self.lost_at, self.loss = at, Loss.OUTBID
 
+    def _until(self, now: int) -> int:
+        return min(at for at in (now, self.lost_at, self.ended_at) if at is not None)
+
     def _worked_s(self, now: int) -> int:
-        ends = [at for at in (now, self.lost_at, self.ended_at) if at is not None]
-        return max(0, min(ends) - self.works_from)
+        return max(0, self._until(now) - self.works_from)
 
     def done(self, now: int) -> int:
         """Return the work of the job that is done at this instant, be it saved or not."""
@@ -133,10 +135,8 @@ class ReplayedMachine:
 
     def is_finished(self, now: int) -> bool:
         """Whether the job's command has come to its end, before the machine was lost."""
-        ends = [at for at in (now, self.lost_at, self.ended_at) if at is not None]
-        return self.finishes_at <= min(ends)
+        return self.finishes_at <= self._until(now)
 
     def used_s(self, now: int) -> int:
         """Return for how long it has existed."""
-        ends = [at for at in (now, self.lost_at, self.ended_at) if at is not None]
-        return max(0, min(ends) - self.launched_at)
+        return max(0, self._until(now) - self.launched_at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random
@@ -132,10 +132,4 @@ def _span(seconds: int) -> str:
 
 def cases_of(ceilings: Sequence[PriceLimit], policies: Sequence[str]) -> tuple[BacktestCase, ...]:
     """Return every policy under every ceiling, cheapest first."""
-    return tuple(_cases(ceilings, policies))
-
-
-def _cases(ceilings: Sequence[PriceLimit], policies: Sequence[str]) -> Iterator[BacktestCase]:
-    for policy in policies:
-        for ceiling in ceilings:
-            yield BacktestCase(policy=policy, ceiling=ceiling)
+    return tuple(BacktestCase(policy=policy, ceiling=ceiling) for policy in policies for ceiling in ceilings)

@@ -21,7 +21,6 @@ _STATE_BYTES: Final = {
     Optimizer.SGD: 0,
     Optimizer.MOMENTUM: 4,
 }
-_WEIGHT_BYTES: Final = {Precision.INT4: Fraction(1, 2), Precision.FP32: Fraction(4), Precision.INT8: Fraction(1)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,10 @@ def rule_of_thumb(model: Architecture, work: Workload) -> RuleOfThumb:
     if work.training and work.lora is None:
         each = _trained_bytes(work)
         return RuleOfThumb(total=each * model.params, rule=f"{each} bytes per parameter, activations not counted")
-    each_weight = _WEIGHT_BYTES.get(work.precision, LINEAR_BYTES[work.precision])
-    if work.training and work.precision is Precision.FP8:
+    each_weight = LINEAR_BYTES[work.precision]
+    if work.precision is Precision.INT4:
+        each_weight = Fraction(1, 2)
+    elif work.training and work.precision is Precision.FP8:
         each_weight = Fraction(2)
     total = _OVERHEAD * each_weight * model.params
     rule = f"{float(each_weight):g} bytes per parameter x 1.2"
@@ -55,8 +56,6 @@ def rule_of_thumb(model: Architecture, work: Workload) -> RuleOfThumb:
 
 def _trained_bytes(work: Workload) -> int:
     states = _STATE_BYTES[work.optimizer]
-    if work.precision is Precision.FP32:
-        return 8 + states
     if work.precision is Precision.BF16_PURE:
         return 4 + -(-states // 2)
     return 8 + states

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from spotd.history.spans import Watch
-from spotd_providers.contract.values import ProviderName
+from spotd.history.values import Kind
+from spotd_providers.contract.values import Market, ProviderName
 
 APPLICATION_ID: Final = 0x73706F74
 VERSION: Final = 1
@@ -139,6 +140,19 @@ def watched_spans(connection: sqlite3.Connection) -> dict[ProviderName, list[Wat
     for provider, since, until in rows:
         found.setdefault(ProviderName(provider), []).append((since, until))
     return found
+
+
+def kinds(connection: sqlite3.Connection) -> Iterator[Kind]:
+    """Yield every kind of machine of which there is a price."""
+    rows = connection.execute("SELECT id, provider, gpu, gpu_count, market FROM kinds")
+    for number, provider, gpu, count, market in rows:
+        yield Kind(id=number, provider=ProviderName(provider), gpu=gpu, gpu_count=count, market=Market(market))
+
+
+def changes_from(connection: sqlite3.Connection) -> int:
+    """Return since when every change is there."""
+    row = connection.execute("SELECT value FROM kept WHERE name = 'changes_from'").fetchone()
+    return 0 if row is None else row[0]
 
 
 def set_aside(path: Path) -> Path:

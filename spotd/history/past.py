@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from spotd.history import spans
-from spotd.history.file import APPLICATION_ID, VERSION, watched_spans
-from spotd.history.values import SLOT_S
+from spotd.history import file, spans
+from spotd.history.file import APPLICATION_ID, VERSION
+from spotd.history.values import SLOT_S, Kind
 from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import Market, ProviderName
 
@@ -79,39 +79,28 @@ def read_past(path: Path, is_wanted: Callable[[str, int], bool], work: Callable[
 
 
 def _past(connection: sqlite3.Connection, is_wanted: Callable[[str, int], bool]) -> WholePast:
-    watches = watched_spans(connection)
-    row = connection.execute("SELECT value FROM kept WHERE name = 'changes_from'").fetchone()
-    exact_from = 0 if row is None else row[0]
-    rows = connection.execute("SELECT id, provider, gpu, gpu_count, market FROM kinds").fetchall()
+    watches = file.watched_spans(connection)
+    exact_from = file.changes_from(connection)
+    kinds = tuple(file.kinds(connection))
     return WholePast(
         watches=watches,
         exact_from=exact_from,
-        kinds=frozenset((gpu, count) for _, _, gpu, count, _ in rows),
+        kinds=frozenset((kind.gpu, kind.gpu_count) for kind in kinds),
         offers=(
             past
-            for number, provider, gpu, count, market in rows
-            if is_wanted(gpu, count)
-            for past in _of_kind(
-                connection, number, ProviderName(provider), gpu, count, Market(market), watches, exact_from
-            )
+            for kind in kinds
+            if is_wanted(kind.gpu, kind.gpu_count)
+            for past in _of_kind(connection, kind, watches.get(kind.provider, ()), exact_from)
         ),
     )
 
 
 def _of_kind(
-    connection: sqlite3.Connection,
-    kind: int,
-    provider: ProviderName,
-    gpu: str,
-    count: int,
-    market: Market,
-    watches: Mapping[ProviderName, Sequence[spans.Watch]],
-    exact_from: int,
+    connection: sqlite3.Connection, kind: Kind, known: Sequence[spans.Watch], exact_from: int
 ) -> Iterator[OfferPast]:
-    known = watches.get(provider, ())
     until = max((end for _, end in known), default=0)
     for series, offer, pool, storage in connection.execute(
-        "SELECT id, offer, pool, storage FROM series WHERE kind = ? ORDER BY offer", (kind,)
+        "SELECT id, offer, pool, storage FROM series WHERE kind = ? ORDER BY offer", (kind.id,)
     ).fetchall():
         rolled = [
             (slot * SLOT_S, slot * SLOT_S + min(offered_s, SLOT_S), typical)
@@ -123,10 +112,10 @@ def _of_kind(
         points = connection.execute("SELECT at, price FROM points WHERE series = ? ORDER BY at", (series,)).fetchall()
         exact = spans.spells(points, known, since=exact_from, until=until)
         yield OfferPast(
-            provider=provider,
-            gpu=gpu,
-            gpu_count=count,
-            market=market,
+            provider=kind.provider,
+            gpu=kind.gpu,
+            gpu_count=kind.gpu_count,
+            market=kind.market,
             offer=offer,
             pool=pool,
             storage=MicroUsdPerGbMonth(storage),

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from spotd.history import spans
-from spotd.history.file import watched_spans
+from spotd.history import file, spans
 from spotd.history.values import (
     DAY_S,
     DISK_GB,
@@ -23,6 +22,7 @@ from spotd.history.values import (
     SLOT_S,
     STORAGE,
     Bucket,
+    Kind,
     PriceGroup,
     PriceTerms,
     SeriesQuery,
@@ -38,17 +38,6 @@ EXACT_S: Final = 2 * DAY_S
 
 class TooManyBuckets(Exception):
     """Buckets that are too short for the range; the message names a length that is long enough."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """What is compared with each other."""
-
-    id: int
-    provider: ProviderName
-    gpu: str
-    gpu_count: int
-    market: Market
 
 
 @dataclass(slots=True)
@@ -77,11 +66,17 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
     Raises:
         TooManyBuckets: they are too short for the range.
     """
-    kinds = {kind.id: kind for kind in _kinds(connection, question)}
-    question, coarse = _fitted(question, _changes_from(connection))
+    kinds = {
+        kind.id: kind
+        for kind in file.kinds(connection)
+        if (question.gpus is None or kind.gpu in question.gpus)
+        and question.provider in {None, kind.provider}
+        and question.market in {None, kind.market}
+    }
+    question, coarse = _fitted(question, file.changes_from(connection))
     length = question.every_s or 0
     chosen = _Chosen(connection, question, tuple(kinds))
-    watches = watched_spans(connection)
+    watches = file.watched_spans(connection)
     rolled = chosen.rolled(length) if coarse else iter(())
     tallies: dict[tuple[str, Market], dict[int, _Tally]] = {}
     for kind_id, number, base, seconds, low, high in (
@@ -92,13 +87,13 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
         fee, count = terms.fee_ppm.get(kind.provider, spans.PPM), kind.gpu_count
         price = spans.effective(base, fee, count)
         group = tallies.setdefault((kind.gpu, kind.market), {})
-        request_counts = group.get(number)
-        if request_counts is None:
-            request_counts = group[number] = _Tally(low=price, high=price)
-        request_counts.seconds[price] = request_counts.seconds.get(price, 0) + seconds
-        request_counts.by_provider[kind.provider] = request_counts.by_provider.get(kind.provider, 0) + seconds
-        request_counts.low = min(request_counts.low, price if low == base else spans.effective(low, fee, count))
-        request_counts.high = max(request_counts.high, price if high == base else spans.effective(high, fee, count))
+        tally = group.get(number)
+        if tally is None:
+            tally = group[number] = _Tally(low=price, high=price)
+        tally.seconds[price] = tally.seconds.get(price, 0) + seconds
+        tally.by_provider[kind.provider] = tally.by_provider.get(kind.provider, 0) + seconds
+        tally.low = min(tally.low, price if low == base else spans.effective(low, fee, count))
+        tally.high = max(tally.high, price if high == base else spans.effective(high, fee, count))
     bucket_s = length or question.until - question.since
     groups = tuple(
         PriceGroup(
@@ -115,7 +110,7 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
 
 
 def _counted(
-    chosen: _Chosen, kinds: Mapping[int, _Kind], watches: _Watches, length: int, *, coarse: bool
+    chosen: _Chosen, kinds: Mapping[int, Kind], watches: _Watches, length: int, *, coarse: bool
 ) -> Iterator[_Row]:
     """Return the changes as rows like those that are rolled up; for a coarse question, of what is not rolled up yet."""
     question = chosen.question
@@ -167,24 +162,6 @@ def _bucket(item: _Tally, question: SeriesQuery, watches: _Watches, start: int, 
         high=item.high,
         offers=offers,
     )
-
-
-def _kinds(connection: sqlite3.Connection, question: SeriesQuery) -> Iterator[_Kind]:
-    rows = connection.execute("SELECT id, provider, gpu, gpu_count, market FROM kinds")
-    for number, provider, gpu, count, market in rows:
-        wanted = (
-            (question.gpus is None or gpu in question.gpus)
-            and question.provider in {None, provider}
-            and question.market in {None, market}
-        )
-        if wanted:
-            yield _Kind(id=number, provider=ProviderName(provider), gpu=gpu, gpu_count=count, market=Market(market))
-
-
-def _changes_from(connection: sqlite3.Connection) -> int:
-    """Return since when every change is there."""
-    row = connection.execute("SELECT value FROM kept WHERE name = 'changes_from'").fetchone()
-    return 0 if row is None else row[0]
 
 
 class _Chosen:

@@ -192,13 +192,10 @@ class Roller:
         self._connection.execute("DELETE FROM kinds WHERE NOT EXISTS (SELECT 1 FROM series WHERE kind = kinds.id)")
         self._connection.execute("DELETE FROM markets WHERE NOT EXISTS (SELECT 1 FROM kinds WHERE id = markets.kind)")
 
-    def _crowded(self) -> bool:
-        return pages_used(self._connection) > SOFT * self._pages_max
-
     def _adjust(self) -> None:
         """Keep less if there is no room for it, more if there is again."""
         ages = (self._retained.changes.total_seconds(), self._retained.everything.total_seconds())
-        if self._crowded():
+        if pages_used(self._connection) > SOFT * self._pages_max:
             if self.changes_s > _LEAST_CHANGES_S:
                 self.changes_s = max(_LEAST_CHANGES_S, self.changes_s * _SHRINK)
             else:

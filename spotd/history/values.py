@@ -38,6 +38,17 @@ class Retained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is compared with each other."""
+
+    id: int
+    provider: ProviderName
+    gpu: str
+    gpu_count: int
+    market: Market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTerms:
     """What turns a stored price into an effective one: fee multipliers in parts per million."""
 

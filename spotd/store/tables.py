@@ -7,6 +7,7 @@ holds only what is never queried. What is queried of a quote is repeated in colu
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import date
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
+from spotd.core.charges import CostSums
 from spotd.core.states import AttemptState
 
 _NAMES: Final = {
@@ -285,42 +287,6 @@ class ChargeRecord(Base, table=True):
     fee: int = _big()
 
 
-class AttemptCostRow(Base, table=True):
-    """What the charges of one attempt add up to, kept as they are booked: the columns of `CostSums`."""
-
-    __tablename__ = "attempt_costs"
-
-    job_id: str = _text(primary_key=True)
-    attempt: int = _big(primary_key=True)
-    amount: int = _big()
-    on_demand: int = _big()
-    uncompared: int = _big()
-    billed: int = _big()
-    disk: int = _big()
-    traffic: int = _big()
-    fee: int = _big()
-    free: int = _big()
-    corrected: int = _big()
-
-
-class DayCostRow(Base, table=True):
-    """The same for one day at one provider."""
-
-    __tablename__ = "day_costs"
-
-    day: date = Field(sa_column=Column(Date, primary_key=True, nullable=False))
-    provider: str = _text(primary_key=True)
-    amount: int = _big()
-    on_demand: int = _big()
-    uncompared: int = _big()
-    billed: int = _big()
-    disk: int = _big()
-    traffic: int = _big()
-    fee: int = _big()
-    free: int = _big()
-    corrected: int = _big()
-
-
 class EventRow(Base, table=True):
     """Append-only, numbered without gaps by the one writer. No foreign key: it may be about what is not ours."""
 
@@ -372,6 +338,12 @@ def _table(row: type[Base]) -> Table:
     return METADATA.tables[str(row.__tablename__)]
 
 
+def _costs(name: str, *keys: Column[Any]) -> Table:
+    """Return the table of what charges add up to under these keys, kept as they are booked."""
+    sums = (Column(each.name, BigInteger, nullable=False) for each in fields(CostSums))
+    return Table(name, METADATA, *keys, *sums)
+
+
 JOBS: Final = _table(JobRow)
 ATTEMPTS: Final = _table(AttemptRow)
 CHECKPOINTS: Final = _table(CheckpointRow)
@@ -379,8 +351,12 @@ INTENTS: Final = _table(IntentRow)
 COOLDOWNS: Final = _table(CooldownRow)
 EXPERIENCE: Final = _table(ExperienceRow)
 CHARGES: Final = _table(ChargeRecord)
-ATTEMPT_COSTS: Final = _table(AttemptCostRow)
-DAY_COSTS: Final = _table(DayCostRow)
+ATTEMPT_COSTS: Final = _costs(
+    "attempt_costs", Column("job_id", Text, primary_key=True), Column("attempt", BigInteger, primary_key=True)
+)
+DAY_COSTS: Final = _costs(
+    "day_costs", Column("day", Date, primary_key=True), Column("provider", Text, primary_key=True)
+)
 EVENTS: Final = _table(EventRow)
 META: Final = _table(MetaRow)
 NOTIFICATIONS: Final = _table(NotificationRow)
