@@ -114,7 +114,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 def _import_own_share(config: pytest.Config) -> None:
     """Compile what has changed in one worker each: the others find it compiled. A failure is for the collection."""
     is_all = config.getoption("markexpr") != "quick"
-    modules = sorted(path for path in _TESTS.rglob("test_*.py") if is_all or _is_quick_place(path.parent))
+    modules = sorted(path for path in _TESTS.rglob("test_*.py") if is_all or _is_quick_place(path))
     for path in modules[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) :: _WORKERS]:
         with suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(path.relative_to(_TESTS.parent).with_suffix("").parts))
