@@ -297,14 +297,19 @@ BUGS: Mapping[str, Bug] = {
         patch=no_waiting_for_the_old_machine, rule=("doubles",), shape=ROUGH_SMALL, seed=5
     ),
     "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
-    "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=2),
+    "accept reports of ended attempts": Bug(
+        daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=2, until=timedelta(hours=4)
+    ),
     "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), shape=ROUGH_SMALL, seed=5),
     "promise no money to running machines": Bug(
         patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=3, until=timedelta(hours=1)
     ),
     "bid above the ceiling": Bug(patch=bids_without_limit, rule=("launches",)),
     "count no machines": Bug(
-        patch=machines_without_number, rule=("machines_max",), shape=replace(ROUGH, limits={"machines_max": 2})
+        patch=machines_without_number,
+        rule=("machines_max",),
+        shape=replace(ROUGH, limits={"machines_max": 2}),
+        until=timedelta(hours=1),
     ),
     "repeat a launch under its key": Bug(patch=asks_again_in_the_same_words, rule=("launches",)),
     "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=26, until=timedelta(hours=4)),

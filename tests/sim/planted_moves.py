@@ -73,8 +73,14 @@ def saving_is_nothing() -> AbstractContextManager[None]:
 
 
 MOVES: Mapping[str, Bug] = {
-    "raise a bid above the ceiling": Bug(patch=bids_without_a_limit, rule=("said_by_the_core",), shape=BIDDING),
-    "bid more than was counted": Bug(patch=bids_more_than_it_counts, rule=("raised_bids",), shape=BIDDING),
-    "move before the machine has ended": Bug(patch=moves_before_it_has_ended, rule=("doubles",), shape=MOVING),
-    "stop a job that saves": Bug(patch=saving_is_nothing, rule=("stalls",), shape=WATCHED),
+    "raise a bid above the ceiling": Bug(
+        patch=bids_without_a_limit, rule=("said_by_the_core",), shape=BIDDING, until=timedelta(hours=2)
+    ),
+    "bid more than was counted": Bug(
+        patch=bids_more_than_it_counts, rule=("raised_bids",), shape=BIDDING, until=timedelta(hours=2)
+    ),
+    "move before the machine has ended": Bug(
+        patch=moves_before_it_has_ended, rule=("doubles",), shape=MOVING, until=timedelta(hours=8)
+    ),
+    "stop a job that saves": Bug(patch=saving_is_nothing, rule=("stalls",), shape=WATCHED, until=timedelta(hours=8)),
 }

@@ -82,8 +82,8 @@ def moves_for_anything() -> AbstractContextManager[None]:
 
 
 def waits_for_ever() -> AbstractContextManager[None]:
-    """Keeps an outbid machine until it wakes."""
-    return patched((Relocation, "_leaves_held", nothing))
+    """Keeps an outbid machine until it wakes, and raises no bid either."""
+    return patched((Relocation, "_leaves_held", lambda *_: True))
 
 
 def ends_what_it_moves() -> AbstractContextManager[None]:

@@ -240,7 +240,11 @@ PROMISES: Mapping[str, Bug] = {
     ),
     "take any list for a proof": Bug(patch=any_list_is_proof, rule=("doubles",), shape=ROUGH),
     "take a label for an install": Bug(
-        patch=one_label_is_one_owner, rule=("foreign_machines",), shape=holding(Hazard.TWIN), limit=timedelta(hours=5)
+        patch=one_label_is_one_owner,
+        rule=("foreign_machines",),
+        shape=holding(Hazard.TWIN),
+        limit=timedelta(hours=5),
+        until=timedelta(hours=1),
     ),
     "meter by a clock that was set": Bug(
         patch=meters_follow_the_clock, rule=("spending",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))

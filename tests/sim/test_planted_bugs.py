@@ -99,7 +99,8 @@ def test_the_real_daemon_passes_the_worlds_that_give_the_bugs_away(names: list[s
     early: list[str] = []
 
     def is_broken(result: Result) -> bool:
-        early.extend(f"{check.__name__}: {rule}" for check in AT_ONCE for rule in check(result))
+        both = [result] if result.twin is None else [result, result.twin]
+        early.extend(f"{check.__name__}: {rule}" for one in both for check in AT_ONCE for rule in check(one))
         return bool(early)
 
     result = run_world(seed, shape, limit=until, enough=is_broken)
