@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final
 
 from spotd.core.attempts import Attempt
-from spotd.core.bids import bid_limit, change_bid, lowered_bid, may_change, pays_bid, raised_bid
+from spotd.core.bids import bid_limit, change_bid, is_changing, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.ceilings import agree
 from spotd.core.experience.starts import usual_start
 from spotd.core.holding import hold_is_over
@@ -223,6 +223,8 @@ class Relocation:
         over = hold_is_over(item, self._policy, self._now)
         if over or item.bidding.woke_at is not None:
             return over
+        if is_changing(item, self._builder):
+            return ""  # it was worth more than a move a moment ago; what becomes of the bid decides
         floor, limit = item.bidding.floor, bid_limit(item, job, self._policy)
         if floor is not None and floor * 100 > limit * REACH_PERCENT:
             return f"the lowest bid that wins is ${as_usd(floor):.4f}, at most ${as_usd(limit):.4f} may be bid"
