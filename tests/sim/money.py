@@ -202,7 +202,10 @@ def hardly_booked(result: Result, item: Attempt, m: Machine, cloud: Cloud) -> It
     """What an attempt used by its heartbeats alone is booked up to the last of them, whatever clock dates them."""
     if not works_unlisted(item, cloud) or m.alive_at is None or item.ended_at is None:
         return
-    used = min(m.alive_at, item.ended_at) - m.born - GAP - 3 * result.daemon.pace
+    until = min(m.alive_at, item.ended_at)
+    spans = [*m.spans, (m.since, until)] if m.alive else m.spans  # while it was paused it was not used
+    ran = sum((min(end, until) - begun for begun, end in spans if begun < until), timedelta(0))
+    used = ran - GAP - 3 * result.daemon.pace
     booked = booked_by_attempt(result)[item.id]
     if booked < cost(item.quote.price.total, max(timedelta(0), used)):
         yield f"{m.key} was used for {used} by its heartbeats and is booked at {booked}"
