@@ -21,13 +21,13 @@ from typing import Any
 import anyio
 from crowd import POLICY, history
 
-from spotd.core.applied import applied, combine
 from spotd.core.decide import decide
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId
-from spotd.core.market import MarketSnapshot
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied, combine
 from spotd.core.reconcile import reconcile
-from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.hosts.flood import FloodLimits

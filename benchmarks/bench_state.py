@@ -17,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from spotd.api.handlers.context import find_job
 from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts
-from spotd.core.attempts import Attempt, MachineState
-from spotd.core.charges import Charge
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.plan import Event, Plan
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.charges import Charge
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.plans.plan import Event, Plan
 from spotd.store import Reads, Store, Tx
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey

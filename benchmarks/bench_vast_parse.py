@@ -28,8 +28,8 @@ from pydantic import BaseModel, TypeAdapter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from spotd.core.market import build_offer_index
-from spotd.core.pricing import Needs, quote
+from spotd.core.domain.market import build_offer_index
+from spotd.core.pricing.effective_price import Needs, quote
 from spotd_providers.contract.values import Market
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.settings import VastSettings

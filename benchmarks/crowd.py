@@ -13,18 +13,18 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from spotd.core import outcomes
-from spotd.core.applied import applied
 from spotd.core.decide import decide
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job, new_job
-from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.plan import Plan
-from spotd.core.policy import Policy, ProviderPolicy
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job, new_job
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.policy import Policy, ProviderPolicy
+from spotd.core.domain.world import World
+from spotd.core.machines import outcomes
+from spotd.core.plans.applied import applied
+from spotd.core.plans.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import submit
-from spotd.core.world import World
 from spotd.store import Store, Tx
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerHour

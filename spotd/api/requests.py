@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from spotd.api.queries import Between, OneOf
-from spotd.core.states import JobState
+from spotd.core.domain.states import JobState
 from spotd.store import CostGrouping
 from spotd_jobs.spec.arrays import INDEX_MAX
 from spotd_providers.contract.values import Market

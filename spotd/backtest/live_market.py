@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final, overload
 
 from spotd.backtest.recorded import UNKNOWN, RecordedMarket
-from spotd.core.market import MarketSnapshot, OfferIndex, ProviderOffers
+from spotd.core.domain.market import MarketSnapshot, OfferIndex, ProviderOffers
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Offer, ProviderName
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from spotd.backtest.recorded import UNKNOWN
-from spotd.core.attempts import Attempt
+from spotd.core.domain.attempts import Attempt
 from spotd_providers.contract.values import InstanceId, InstanceRef, Loss, Market, ProviderName
 
 SPEED_ONE: Final = 1_000_000

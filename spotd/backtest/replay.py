@@ -18,7 +18,7 @@ from spotd.backtest.live_market import LiveMarket
 from spotd.backtest.model import instant
 from spotd.backtest.recorded import UNKNOWN, RecordedMarket
 from spotd.backtest.run import JobRun
-from spotd.core.pricing import PPM
+from spotd.core.pricing.effective_price import PPM
 from spotd_providers.contract.money import shares
 from spotd_providers.contract.values import ProviderName
 

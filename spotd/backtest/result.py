@@ -15,7 +15,7 @@ from spotd.backtest.question import Question, cases_of, is_wanted_by, starts_ove
 from spotd.backtest.recorded import RecordedMarket
 from spotd.backtest.summary import Summary, summarized
 from spotd.backtest.traces import TraceDefaults
-from spotd.core.machine_speed import Speeds
+from spotd.core.ranking.machine_speed import Speeds
 from spotd_jobs.spec.model import JobSpec, PriceLimit
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from spotd.core.ceilings import ceiling_for
-from spotd.core.gpu_names import resolve_gpu
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.words import dollar_words, per_gpu_words
-from spotd.core.world import World
+from spotd.core.domain.gpu_names import resolve_gpu
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.world import World
+from spotd.core.pricing.words import dollar_words, per_gpu_words
+from spotd.core.ranking.ceilings import ceiling_for
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsd
 

@@ -17,17 +17,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from spotd.core.applied import applied, combine
-from spotd.core.attempts import Attempt, MachineState
-from spotd.core.budgets import committed
-from spotd.core.ids import JobId
-from spotd.core.invariants import broken_rules
-from spotd.core.jobs import Job
-from spotd.core.metering import accrued
-from spotd.core.plan import Plan
-from spotd.core.plan_builder import PlanBuilder
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.world import World
+from spotd.core.billing.budgets import committed
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
+from spotd.core.metering.metering import accrued
+from spotd.core.plans.applied import applied, combine
+from spotd.core.plans.invariants import broken_rules
+from spotd.core.plans.plan import Plan
+from spotd.core.plans.plan_builder import PlanBuilder
 from spotd_providers.contract.money import MicroUsd
 
 QUARANTINE_MARK: Final = "quarantined: "

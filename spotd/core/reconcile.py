@@ -19,23 +19,23 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 
-from spotd.core.absence import InstancesByKey, held_back, instances_by_key
-from spotd.core.attempts import Attempt
-from spotd.core.bids import note_bid
-from spotd.core.billing import began_unseen, has_booked_time
-from spotd.core.host_reports import absorb, exited
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId
-from spotd.core.judgements import Case, judge
-from spotd.core.launch_calls import record_instance
-from spotd.core.listed import STOPPED, is_outdated, record
-from spotd.core.loss_evidence import LossEvidence
-from spotd.core.orphans import end_orphans
-from spotd.core.plan import Plan
-from spotd.core.plan_builder import PlanBuilder
+from spotd.core.billing.billing import began_unseen, has_booked_time
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.states import EndReason
+from spotd.core.domain.world import World
+from spotd.core.machines.absence import InstancesByKey, held_back, instances_by_key
+from spotd.core.machines.bids import note_bid
+from spotd.core.machines.host_reports import absorb, exited
+from spotd.core.machines.judgements import Case, judge
+from spotd.core.machines.launch_calls import record_instance
+from spotd.core.machines.listed import STOPPED, is_outdated, record
+from spotd.core.machines.loss_evidence import LossEvidence
+from spotd.core.machines.orphans import end_orphans
+from spotd.core.plans.plan import Plan
+from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
-from spotd.core.states import EndReason
-from spotd.core.world import World
 from spotd_providers.contract.values import Instance, InstanceState, Listing, ProviderName
 
 

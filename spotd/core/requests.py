@@ -7,15 +7,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.attempts import Attempt, StopOrder
-from spotd.core.ceilings import ceiling_for
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job, Pacing
-from spotd.core.plan import Plan
-from spotd.core.plan_builder import PlanBuilder
-from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
-from spotd.core.words import dollar_words, limit_words
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job, Pacing
+from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.words import dollar_words, limit_words
+from spotd.core.ranking.ceilings import ceiling_for
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import MicroUsd
 

@@ -7,10 +7,10 @@ from typing import Final, Protocol, cast
 
 import anyio
 
-from spotd.core import bids
-from spotd.core.attempts import Attempt
-from spotd.core.intents import IntentState, bid_intent_id
-from spotd.core.plan import Plan
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.intents import IntentState, bid_intent_id
+from spotd.core.machines import bids
+from spotd.core.plans.plan import Plan
 from spotd.daemon.commits import Committed, Decide, Points
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.market.guarded import GuardedProvider

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 
-from spotd.core.applied import applied, combine
-from spotd.core.ids import JobId
-from spotd.core.intents import IntentKind, IntentState
-from spotd.core.invariants import broken_rules
-from spotd.core.plan import Plan
-from spotd.core.policy import Policy
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import InvariantBroken
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied, combine
+from spotd.core.plans.invariants import broken_rules
+from spotd.core.plans.plan import Plan
 from spotd.core.quarantine import parts, sealing, set_aside, sound
-from spotd.core.states import InvariantBroken
-from spotd.core.world import World
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
 from spotd.store import Reads, Tx

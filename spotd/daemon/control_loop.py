@@ -23,17 +23,17 @@ from typing import Any, Final
 
 import anyio
 
-from spotd.core.applied import applied, combine
 from spotd.core.decide import decide
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import IntentKind, IntentState
-from spotd.core.outcomes import after_restart, record_unsaved_ends
-from spotd.core.plan import Contained, Plan
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.states import InvariantBroken, JobState
+from spotd.core.domain.verdicts import Verdict
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import after_restart, record_unsaved_ends
+from spotd.core.plans.applied import applied, combine
+from spotd.core.plans.plan import Contained, Plan
 from spotd.core.reconcile import reconcile
-from spotd.core.states import InvariantBroken, JobState
-from spotd.core.verdicts import Verdict
-from spotd.core.world import World
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.commits import Commits, Committed, Decide, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause

@@ -18,19 +18,19 @@ from typing import Any, Final, Protocol
 import anyio
 import anyio.abc
 
-from spotd.core import outcomes
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import FallbackRestore
-from spotd.core.disk import disk_gb_on
-from spotd.core.ids import AttemptId, IntentId
-from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.jobs import Job
-from spotd.core.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
-from spotd.core.outcomes import LaunchFailure
-from spotd.core.plan import Plan
+from spotd.core.checkpoints.retention import passed_over
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import FallbackRestore
+from spotd.core.domain.disk import disk_gb_on
+from spotd.core.domain.ids import AttemptId, IntentId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.machines import outcomes
+from spotd.core.machines.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
+from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.plans.plan import Plan
 from spotd.core.quarantine import in_words
-from spotd.core.retention import passed_over
-from spotd.core.world import World
 from spotd.daemon.bid_changes import BidChanges
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.controllers import backoff_s

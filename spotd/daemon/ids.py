@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Final
 
-from spotd.core.ids import JobId
+from spotd.core.domain.ids import JobId
 from spotd_providers.contract.provider import Clock
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from spotd.core.keys import key_belongs_to
-from spotd.core.policy import Policy
-from spotd.core.world import World
+from spotd.core.domain.keys import key_belongs_to
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.world import World
 from spotd.daemon.database import Database
 from spotd.daemon.errors import BadConfig
 from spotd.daemon.ids import ALPHABET

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from spotd.core.outcomes import LaunchFailure
+from spotd.core.machines.outcomes import LaunchFailure
 from spotd_providers.contract import errors
 
 

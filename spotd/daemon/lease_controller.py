@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from spotd.core.keys import is_own_key, key_parts
-from spotd.core.policy import Policy
-from spotd.core.world import World
+from spotd.core.domain.keys import is_own_key, key_parts
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.database import Database
 from spotd.daemon.install_lease import (

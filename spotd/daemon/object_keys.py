@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotd.core.ids import AttemptId, JobId
+from spotd.core.domain.ids import AttemptId, JobId
 from spotd_jobs.wire.fields import LIVENESS_PREFIX, attempt_prefix, liveness_marker_name
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Final
 
-from spotd.core.policy import Policy, ProviderPolicy, UserLimits
+from spotd.core.domain.policy import Policy, ProviderPolicy, UserLimits
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.settings import ProviderSettings, Settings
 from spotd_providers.contract.money import MICRO

@@ -8,15 +8,15 @@ from datetime import datetime
 from heapq import nlargest
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
-from spotd.core.states import JobState
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import World
+from spotd.core.machines.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits
 from spotd.daemon.controllers import Controller, Outage

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from spotd.core.domain.policy import UserLimits
 from spotd.core.notifications.values import ChannelRules
-from spotd.core.policy import UserLimits
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd_jobs.objects.api import ObjectStore
 from spotd_providers.contract.provider import ProviderPlugin

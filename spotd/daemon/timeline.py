@@ -14,7 +14,7 @@ from typing import Final
 
 import anyio
 
-from spotd.core.policy import Policy
+from spotd.core.domain.policy import Policy
 from spotd.core.timeline import Anchor, Dated, dated, redated, wants_new_date
 from spotd.daemon.clock import Computer, SteadyClock
 from spotd.store import Store, Tx

@@ -119,6 +119,6 @@ def watched_s(watches: Sequence[Watch], start: int, end: int) -> int:
 
 
 def effective(base: int, fee_ppm: int, gpu_count: int) -> MicroUsdPerGpuHour:
-    """Return the price per GPU-hour with the fee, rounded as in `spotd.core.pricing`; `base` is GPU and storage."""
+    """Return the price per GPU-hour with the fee, rounded as `spotd.core.pricing` does; `base` is GPU and storage."""
     total = base + -(-base * (fee_ppm - PPM) // PPM)
     return MicroUsdPerGpuHour(-(-total // gpu_count))

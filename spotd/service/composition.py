@@ -23,8 +23,8 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.api.handlers import HandlerContext, Handlers
-from spotd.core.policy import Policy
-from spotd.core.states import InvariantBroken
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
 from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock

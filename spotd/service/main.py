@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from spotd.core.states import InvariantBroken
+from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
 from spotd.daemon.clock import ClockFileBroken
 from spotd.daemon.crash import CrashPoints, never

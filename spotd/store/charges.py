@@ -16,8 +16,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, bindparam, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
-from spotd.core.charges import Charge, CostSums, sums_of
-from spotd.core.ids import AttemptId
+from spotd.core.domain.charges import Charge, CostSums, sums_of
+from spotd.core.domain.ids import AttemptId
 from spotd.store import rows
 from spotd.store.conditions import IDS, chunks
 from spotd.store.mapping import Columns

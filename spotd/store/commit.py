@@ -9,16 +9,16 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, delete, func, insert, not_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, Cooldown, CooldownScope
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import IntentState
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, Cooldown, CooldownScope
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import IntentState
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.records import with_records
+from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd.core.domain.world import UnreadableRow
+from spotd.core.plans.plan import Plan
 from spotd.core.quarantine import QUARANTINE_MARK
-from spotd.core.records import with_records
-from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
-from spotd.core.world import UnreadableRow
 from spotd.store import rows
 from spotd.store.charges import append_charges
 from spotd.store.columns import instant_out, words_out

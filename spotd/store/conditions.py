@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import BindParameter, Column, ColumnElement, bindparam, literal_column
 
-from spotd.core.intents import IntentState
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.intents import IntentState
+from spotd.core.domain.states import AttemptState, JobState
 from spotd.store.tables import ATTEMPTS, INTENTS, JOBS
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from sqlalchemy import Engine, create_engine, event, exc
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
-from spotd.core.states import InvariantBroken
+from spotd.core.domain.states import InvariantBroken
 from spotd.store.errors import StateError, StateUnavailable, StoreCorrupt, StoreUnsupported
 
 MEMORY: Final = ":memory:"

@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, select
 
-from spotd.core.records import RECORDS_MAX, Experience, Record, RecordKind, is_faded
+from spotd.core.domain.records import RECORDS_MAX, Experience, Record, RecordKind, is_faded
 from spotd.store import rows
 from spotd.store.readable import kept
 from spotd.store.tables import EXPERIENCE

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select
 
-from spotd.core.ids import JobId
-from spotd.core.intents import IntentState
-from spotd.core.plan import Event
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import IntentState
+from spotd.core.domain.states import JobState
+from spotd.core.plans.plan import Event
 from spotd.store import rows
 from spotd.store.columns import instant_in, instant_out
 from spotd.store.conditions import chunks

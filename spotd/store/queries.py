@@ -26,19 +26,19 @@ from sqlalchemy import (
     true,
 )
 
-from spotd.core.attempts import Attempt
-from spotd.core.calibration import BilledMachine
-from spotd.core.charges import Charge, CostSums
-from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent
-from spotd.core.jobs import Job
-from spotd.core.plan import Event
-from spotd.core.policy import Policy
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import Charge, CostSums
+from spotd.core.domain.checkpoints import OF_ANOTHER_JOB, Checkpoint
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import Intent
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.records import Experience
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import PastJob, UnreadableRow, World
+from spotd.core.metering.calibration import BilledMachine
+from spotd.core.plans.plan import Event
 from spotd.core.quarantine import QUARANTINE_MARK
-from spotd.core.records import Experience
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.world import PastJob, UnreadableRow, World
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, instant_out
 from spotd.store.conditions import ACTIVE, IDS, NOT_ENDED, OPEN, chunks

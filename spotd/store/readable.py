@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, select
 
-from spotd.core.ids import JobId
-from spotd.core.states import InvariantBroken
-from spotd.core.world import UnreadableRow
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import InvariantBroken
+from spotd.core.domain.world import UnreadableRow
 from spotd.store import rows
 from spotd.store.mapping import Row
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, JOBS

@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.quotes import Quote
-from spotd.core.records import Experience
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.records import Experience
 from spotd.store import rows
 from spotd.store.mapping import to_json
 from spotd.store.views import JobView

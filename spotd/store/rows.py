@@ -10,18 +10,18 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select
 
-from spotd.core.attempts import Attempt
-from spotd.core.charges import Charge, CostSums
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.cooldowns import Cooldown
-from spotd.core.ids import JobId
-from spotd.core.intents import Intent
-from spotd.core.jobs import Job
-from spotd.core.plan import Event
-from spotd.core.quotes import Quote
-from spotd.core.records import Record
-from spotd.core.states import InvariantBroken
-from spotd.core.world import PastJob
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import Charge, CostSums
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.cooldowns import Cooldown
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import Intent
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.records import Record
+from spotd.core.domain.states import InvariantBroken
+from spotd.core.domain.world import PastJob
+from spotd.core.plans.plan import Event
 from spotd.store.mapping import Columns, Row, RowMap, compact, from_json
 from spotd.store.views import AttemptView, JobView
 from spotd_jobs.spec.codec import spec_from_json, spec_to_json

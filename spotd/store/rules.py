@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 
-from spotd.core.charges import Charge
-from spotd.core.ids import AttemptId, IntentId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState
-from spotd.core.jobs import Job
-from spotd.core.metering import day_start
-from spotd.core.plan import Plan
-from spotd.core.states import (
+from spotd.core.domain.charges import Charge
+from spotd.core.domain.ids import AttemptId, IntentId, JobId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import (
     JOB_TRANSITIONS,
     AttemptState,
     InvariantBroken,
@@ -27,6 +25,8 @@ from spotd.core.states import (
     check_attempt_transition,
     check_job_transition,
 )
+from spotd.core.metering.metering import day_start
+from spotd.core.plans.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

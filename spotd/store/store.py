@@ -19,9 +19,9 @@ from typing import Final, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, exc, insert, update
 
-from spotd.core.ids import JobId
-from spotd.core.plan import Plan
-from spotd.core.states import InvariantBroken
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import InvariantBroken
+from spotd.core.plans.plan import Plan
 from spotd.store.commit import write_plan
 from spotd.store.engine import DatabasePlace, open_engine, parse_place, translated
 from spotd.store.errors import StateUnavailable

@@ -32,8 +32,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
-from spotd.core.charges import CostSums
-from spotd.core.states import AttemptState
+from spotd.core.domain.charges import CostSums
+from spotd.core.domain.states import AttemptState
 
 _NAMES: Final = {
     "ix": "ix_%(column_0_label)s",

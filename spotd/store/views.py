@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from spotd.core.chain import ArrayTask
-from spotd.core.charges import CostSums, Meter
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.closing import closing_words
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Outputs, RunTotals
-from spotd.core.metering import accrued, on_demand_accrued
-from spotd.core.moves import Moves
-from spotd.core.plan import Event
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.chain import ArrayTask
+from spotd.core.domain.charges import CostSums, Meter
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Outputs, RunTotals
+from spotd.core.domain.moves import Moves
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.metering.closing import closing_words
+from spotd.core.metering.metering import accrued, on_demand_accrued
+from spotd.core.plans.plan import Event
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, ProviderName
 

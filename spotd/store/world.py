@@ -11,15 +11,15 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, or_, select
 
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, Cooldown
-from spotd.core.ids import AttemptId, IntentId, JobId
-from spotd.core.intents import Intent
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.records import Experience
-from spotd.core.world import PastJob, UnreadableRow, World, awaited
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, Cooldown
+from spotd.core.domain.ids import AttemptId, IntentId, JobId
+from spotd.core.domain.intents import Intent
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.records import Experience
+from spotd.core.domain.world import PastJob, UnreadableRow, World, awaited
 from spotd.store import rows
 from spotd.store.columns import instant_out
 from spotd.store.conditions import ACTIVE, IDS, NOT_ENDED, OPEN, chunks

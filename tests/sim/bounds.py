@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from spotd.core.attempts import Attempt
-from spotd.core.backoff import LAUNCHES_PER_HOUR_MAX
-from spotd.core.ids import JobId
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.backoff import LAUNCHES_PER_HOUR_MAX
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import EndReason, JobState
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsdPerHour, cost
 from tests.sim.hazards import PLANNED, Hazard

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from spotd.core.outcomes import LaunchFailure
+from spotd.core.machines.outcomes import LaunchFailure
 from spotd_providers.contract.money import (
     MicroUsdPerGb,
     MicroUsdPerGbMonth,

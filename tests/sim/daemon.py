@@ -12,24 +12,25 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core import forget, recovery, requests, timeline
-from spotd.core.applied import applied
-from spotd.core.attempts import Attempt, MachineState
-from spotd.core.charges import Charge
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.disk import disk_gb_for
-from spotd.core.host_status import ExitCause, HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.invariants import broken_rules
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.progress import HostSample
-from spotd.core.recovery import Survey
-from spotd.core.retention import offered
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core import requests, timeline
+from spotd.core.checkpoints.retention import offered
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.charges import Charge
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.disk import disk_gb_for
+from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.progress import HostSample
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
+from spotd.core.machines import forget, recovery
+from spotd.core.machines.recovery import Survey
+from spotd.core.plans.applied import applied
+from spotd.core.plans.invariants import broken_rules
+from spotd.core.plans.plan import Plan
 from spotd.core.timeline import Anchor, dated, wants_new_date
-from spotd.core.world import World
 from spotd.daemon.commits import Decide, Points, PolicyHolder
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.hosts.reader import clock_behind, later

@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
-from spotd.core.host_status import ExitCause
-from spotd.core.outcomes import LaunchFailure
+from spotd.core.domain.host_status import ExitCause
+from spotd.core.machines.outcomes import LaunchFailure
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Loss, Offer, ProviderName

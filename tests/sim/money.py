@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 
-from spotd.core.attempts import Attempt
-from spotd.core.billing import GAP
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import JobState
+from spotd.core.billing.billing import GAP
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import JobState
 from spotd_providers.contract.money import MicroUsdPerHour, cost, shares
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.sim.cloud import Cloud

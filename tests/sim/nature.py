@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from math import exp, sqrt
 from random import Random
 
-from spotd.core.host_status import ExitCause
+from spotd.core.domain.host_status import ExitCause
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, InstanceState, Interruption, Loss, Market, ProviderName
 from tests.sim.machines import (

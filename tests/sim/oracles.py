@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
-from spotd.core.attempts import Attempt
 from spotd.core.deadlines.due import due_at
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import EndReason, JobState
 from spotd_providers.contract.values import AttemptKey
 from tests.sim.bounds import late, launches_bounded, rows_bounded, waits_for_a_lower_price
 from tests.sim.daemon import CALL_TIMEOUT

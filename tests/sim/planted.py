@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 
-from spotd.core import budgets, ceilings, listed, orphans, reconcile, requests
-from spotd.core.attempts import Attempt, MachineState
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent
-from spotd.core.jobs import Job
-from spotd.core.loss_evidence import LossEvidence
-from spotd.core.outcomes import LaunchFailure
-from spotd.core.placement import JobPlacement
-from spotd.core.plan import Plan
-from spotd.core.plan_builder import PlanBuilder
-from spotd.core.world import World
+from spotd.core import reconcile, requests
+from spotd.core.billing import budgets
+from spotd.core.decision.placement import JobPlacement
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import Intent
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.machines import listed, orphans
+from spotd.core.machines.loss_evidence import LossEvidence
+from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.plans.plan import Plan
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.ranking import ceilings
 from spotd.daemon import control_loop
 from spotd.daemon.executor import Executor
 from spotd.daemon.launch_failures import LaunchRefusal

@@ -8,15 +8,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import billing, billing_limits, outcomes, placement
-from spotd.core import forget as forgetting
-from spotd.core.attempts import Attempt
-from spotd.core.ids import AttemptId
-from spotd.core.intents import IntentState, launch_intent_id
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.recovery import recover, unsent
-from spotd.core.world import World
+from spotd.core.billing import billing
+from spotd.core.decision import placement
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import IntentState, launch_intent_id
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.machines import forget as forgetting
+from spotd.core.machines import outcomes
+from spotd.core.machines.recovery import recover, unsent
+from spotd.core.metering import billing_limits
+from spotd.core.plans.plan import Plan
 from spotd.daemon import executor
 from tests.sim import daemon as hosts
 from tests.sim.daemon import Daemon

@@ -8,13 +8,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core import orphans, relocation, watchdog
-from spotd.core.attempts import Attempt
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.progress import HostSample, Watch, watched
-from spotd.core.relocation import Relocation
-from spotd.core.states import EndReason
+from spotd.core.decision import relocation
+from spotd.core.decision.relocation import Relocation
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.progress import HostSample, Watch, watched
+from spotd.core.domain.states import EndReason
+from spotd.core.machines import orphans, watchdog
 from spotd.daemon.bid_changes import BidChanges
 from spotd_jobs.spec.model import WatchdogPolicy
 from spotd_providers.contract.money import MicroUsdPerHour

@@ -8,10 +8,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from spotd.core import decide, enforcement, relocation
-from spotd.core.attempts import Attempt
-from spotd.core.jobs import Job
-from spotd.core.relocation import Relocation
+from spotd.core import decide
+from spotd.core.decision import enforcement, relocation
+from spotd.core.decision.relocation import Relocation
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
 from spotd.core.schedule import turn
 from spotd.core.schedule.after import Predecessors
 from spotd.core.schedule.preemption import Preemption

@@ -8,27 +8,19 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import (
-    absence,
-    backoff,
-    budgets,
-    ceilings,
-    enforcement,
-    host_reports,
-    judgements,
-    listed,
-    metering,
-    orphans,
-    outcomes,
-    plan_builder,
-    pricing,
-    reconcile,
-    timeline,
-)
-from spotd.core.backoff import Setback
-from spotd.core.keys import key_belongs_to
-from spotd.core.plan import Plan
-from spotd.core.world import World
+from spotd.core import reconcile, timeline
+from spotd.core.billing import budgets
+from spotd.core.decision import enforcement
+from spotd.core.domain import backoff
+from spotd.core.domain.backoff import Setback
+from spotd.core.domain.keys import key_belongs_to
+from spotd.core.domain.world import World
+from spotd.core.machines import absence, host_reports, judgements, listed, orphans, outcomes
+from spotd.core.metering import metering
+from spotd.core.plans import plan_builder
+from spotd.core.plans.plan import Plan
+from spotd.core.pricing import effective_price
+from spotd.core.ranking import ceilings
 from spotd.daemon.executor import Executor
 from spotd.daemon.market import plugin_values
 from spotd_providers.contract.money import MicroUsdPerHour
@@ -51,7 +43,7 @@ def sizes_in_timedeltas() -> AbstractContextManager[None]:
     def wrong(amount: int, span: timedelta) -> int:
         return int(timedelta(hours=amount) / span)
 
-    return patched((pricing, "per_hour", wrong))
+    return patched((effective_price, "per_hour", wrong))
 
 
 def traffic_is_free() -> AbstractContextManager[None]:
@@ -97,7 +89,7 @@ def believes_when_it_was_made() -> AbstractContextManager[None]:
 
 
 def ceilings_of_whole_machines() -> AbstractContextManager[None]:
-    limit = pricing.gpu_price_limit
+    limit = effective_price.gpu_price_limit
 
     def wrong(agreed: Any, ceiling: int) -> MicroUsdPerHour:
         return limit(agreed, ceiling * agreed.offer.gpu_count)
@@ -109,7 +101,7 @@ def ceilings_of_whole_machines() -> AbstractContextManager[None]:
 
 
 def meters_one_gpu() -> AbstractContextManager[None]:
-    rate = pricing.metered_rate
+    rate = effective_price.metered_rate
 
     def wrong(agreed: Any) -> MicroUsdPerHour:
         return MicroUsdPerHour(rate(agreed) // agreed.offer.gpu_count)
@@ -119,7 +111,7 @@ def meters_one_gpu() -> AbstractContextManager[None]:
 
 def using(name: str) -> list[Any]:
     """The modules of the core that took this name from where it is made."""
-    from spotd.core import billing
+    from spotd.core.billing import billing
 
     return [module for module in (billing, listed) if hasattr(module, name)]
 

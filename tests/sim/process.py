@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import FallbackRestore
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId
-from spotd.core.jobs import Job
-from spotd.core.outcomes import LaunchFailure
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import FallbackRestore
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import LaunchFailure
 from spotd.daemon.commits import Commits
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import Pause

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from spotd.core.attempts import Attempt
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
 from spotd.core.timeline import Anchor
-from spotd.core.world import World
 from tests.sim.daemon import Daemon
 
 

@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from spotd.core.attempts import Attempt
-from spotd.core.bids import RAISE_HELD_EVERY
-from spotd.core.holding import SPEAKS_WITHIN
-from spotd.core.ids import JobId
-from spotd.core.relocation import DWELL, MARGIN_PERCENT
+from spotd.core.decision.relocation import DWELL, MARGIN_PERCENT
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import EndReason
+from spotd.core.machines.bids import RAISE_HELD_EVERY
+from spotd.core.machines.holding import SPEAKS_WITHIN
+from spotd.core.plans.stalls import PREPARATION
 from spotd.core.schedule.preemption import DWELL as VICTIM_DWELL
-from spotd.core.stalls import PREPARATION
-from spotd.core.states import EndReason
 from spotd_jobs.spec.model import Schedule, Window
 from spotd_providers.contract.values import AttemptKey
 from tests.sim.daemon import has_succeeded, outputs_of

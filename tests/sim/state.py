@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from spotd.core.cooldowns import COOLDOWNS_REMEMBERED
-from spotd.core.plan import Plan
-from spotd.core.policy import Policy
-from spotd.core.world import World, awaited, past_job
+from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.world import World, awaited, past_job
+from spotd.core.plans.plan import Plan
 from spotd.store.errors import StateUnavailable
 
 if TYPE_CHECKING:

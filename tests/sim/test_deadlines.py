@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from spotd.core.jobs import Job
-from spotd.core.states import JobState
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
 from spotd_jobs.spec.model import Deadline, MarketChoice, PolicyName, PriceLimit, Schedule
 from spotd_jobs.spec.model import Work as StatedWork
 from tests.sim import worlds

@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.states import JobState
-from spotd.core.world import World
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import World
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud
 from tests.sim.daemon import EPOCH, Daemon, Work

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core.host_status import ExitCause
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job, new_job
-from spotd.core.policy import Policy, ProviderPolicy
+from spotd.core.domain.host_status import ExitCause
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job, new_job
+from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd_jobs.spec.model import (
     Deadline,
     GpuAlternative,

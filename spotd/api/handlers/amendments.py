@@ -9,13 +9,14 @@ from spotd.api.handlers.context import ContextHandlers, HandlerContext, get_job
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.requests import BudgetChange
 from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
-from spotd.core import forget, requests
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId
-from spotd.core.intents import Intent
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.world import World
+from spotd.core import requests
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import Intent
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.machines import forget
+from spotd.core.plans.plan import Plan
 from spotd.daemon.hosts.reader import with_job
 from spotd.store import Reads
 from spotd_jobs.spec.model import PriceLimit

@@ -12,10 +12,10 @@ from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.schemas.jobs import ArrayResponse
 from spotd.core import requests
-from spotd.core.ids import JobId
-from spotd.core.plan import Plan
-from spotd.core.states import JobState
-from spotd.core.world import World
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
 from spotd.daemon.crash import CrashPoint
 from spotd.store import JobView, Reads
 from spotd_jobs.spec.model import PriceLimit

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from spotd.api.errors import Invalid
-from spotd.core.chain import Chain
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.chain import Chain
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from spotd.store import JobView, Reads
 from spotd_jobs.spec.problems import Problem
 

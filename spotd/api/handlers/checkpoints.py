@@ -11,13 +11,13 @@ from spotd.api.errors import NotFound, StateConflict
 from spotd.api.handlers.context import ContextHandlers, get_job
 from spotd.api.handlers.render import checkpoint_response
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
-from spotd.core import pins
-from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.retention import best_of, in_reach, open_numbers
-from spotd.core.world import World
+from spotd.core.checkpoints import pins
+from spotd.core.checkpoints.retention import best_of, in_reach, open_numbers
+from spotd.core.domain.checkpoints import OF_ANOTHER_JOB, Checkpoint
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.contents import checkpoint_manifest, piece_problem
 from spotd.daemon.commits import cycle_points

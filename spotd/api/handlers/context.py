@@ -14,11 +14,11 @@ import anyio.to_thread
 from spotd.api.errors import ApiUnavailable, NotFound
 from spotd.api.job_refs import JobHead, resolve
 from spotd.api.schemas.health import CheckResponse
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.verdicts import Verdict
-from spotd.core.world import World
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.verdicts import Verdict
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
 from spotd.daemon.commits import Commits, Committed, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.crash import CrashPoint, CrashPoints

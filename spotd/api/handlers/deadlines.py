@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 
 from spotd.api.errors import Invalid, StateConflict
-from spotd.core.candidates import CandidateCatalogue
 from spotd.core.deadlines.due import due_words
 from spotd.core.deadlines.feasible import infeasible
-from spotd.core.jobs import Job
-from spotd.core.market import MarketSnapshot
-from spotd.core.words import age_words
-from spotd.core.world import World
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.world import World
+from spotd.core.pricing.words import age_words
+from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.problems import Problem
 

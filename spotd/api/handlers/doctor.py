@@ -14,7 +14,7 @@ from spotd.api.handlers.context import ContextHandlers
 from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
 from spotd.api.handlers.notifications import channel_rows
 from spotd.api.schemas.health import CheckResponse, DoctorResponse
-from spotd.core.watchdog import late_words
+from spotd.core.machines.watchdog import late_words
 from spotd.daemon.install import other_account_words
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.provider_entry import ProviderEntry

@@ -11,7 +11,7 @@ from spotd.api.handlers.context import ContextHandlers
 from spotd.api.handlers.render import event_response
 from spotd.api.requests import EventQuery
 from spotd.api.schemas.streams import EventResponse
-from spotd.core.ids import JobId
+from spotd.core.domain.ids import JobId
 from spotd.store import EventView, Reads
 
 FOLLOW_PAUSE_S: Final = 0.5

@@ -12,8 +12,8 @@ from spotd.api.handlers.checkpoints import get_checkpoint
 from spotd.api.handlers.context import ContextHandlers, get_job
 from spotd.api.handlers.outputs import get_outputs
 from spotd.api.schemas.files import FileResponse, FilesResponse
-from spotd.core.ids import JobId
-from spotd.core.outputs import outputs_warning
+from spotd.core.checkpoints.outputs import outputs_warning
+from spotd.core.domain.ids import JobId
 from spotd.daemon.checkpoints.contents import DamagedContent, checkpoint_manifest
 from spotd.daemon.checkpoints.fetching import ContentPiece, batches, fetch, joined
 from spotd_jobs.wire.manifest import AcceptedManifest

@@ -20,9 +20,9 @@ from spotd.api.schemas.health import (
     StatusResponse,
 )
 from spotd.api.timestamps import instant, utc_text
-from spotd.core.market import ProviderOffers
-from spotd.core.metering import spent_in_month, spent_on_day
-from spotd.core.prepaid import current_balance, spending_rate
+from spotd.core.billing.prepaid import current_balance, spending_rate
+from spotd.core.domain.market import ProviderOffers
+from spotd.core.metering.metering import spent_in_month, spent_on_day
 from spotd.daemon.market.provider_entry import ProviderEntry
 from spotd.daemon.market.request_counts import RequestCounts
 from spotd.store import Reads

@@ -9,12 +9,12 @@ from spotd.api.errors import NotFound
 from spotd.api.handlers.context import ContextHandlers
 from spotd.api.schemas.health import ForgottenHostResponse, HostResponse, HostsResponse
 from spotd.api.timestamps import instant, utc_text
-from spotd.core.cooldowns import CooldownScope
+from spotd.core.domain.cooldowns import CooldownScope
+from spotd.core.domain.records import ONE
+from spotd.core.domain.world import World
 from spotd.core.experience.hosts import HostMemory, host_memories, host_of, records_of_host
-from spotd.core.learning import forget_host
-from spotd.core.plan import Plan
-from spotd.core.records import ONE
-from spotd.core.world import World
+from spotd.core.plans.learning import forget_host
+from spotd.core.plans.plan import Plan
 from spotd.store import Reads
 
 HOSTS_MAX: Final = 200

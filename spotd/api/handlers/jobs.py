@@ -33,19 +33,20 @@ from spotd.api.schemas.jobs import (
 )
 from spotd.api.schemas.plans import WhyResponse
 from spotd.api.timestamps import instant, utc_text
-from spotd.core import recovery, requests
-from spotd.core.applied import combine
-from spotd.core.attempts import Attempt
-from spotd.core.ceilings import ceiling_for
-from spotd.core.checkpoint_advice import advice_words
-from spotd.core.cost_words import cost_words
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.prospects import used_up
+from spotd.core import requests
+from spotd.core.checkpoints.checkpoint_advice import advice_words
+from spotd.core.decision.prospects import used_up
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import UnreadableRow, World
+from spotd.core.machines import recovery
+from spotd.core.plans.applied import combine
+from spotd.core.plans.plan import Plan
+from spotd.core.ranking.ceilings import ceiling_for
+from spotd.core.ranking.cost_words import cost_words
 from spotd.core.schedule.after import readers
-from spotd.core.states import JobState
-from spotd.core.world import UnreadableRow, World
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.recovery_survey import survey_one

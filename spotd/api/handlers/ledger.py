@@ -10,11 +10,11 @@ from typing import Final
 
 from spotd.api.handlers.context import ContextHandlers
 from spotd.api.schemas.costs import CalibrationResponse, CostGroupResponse, LedgerResponse
-from spotd.core.attempts import Attempt
-from spotd.core.calibration import BilledMachine, calibration
-from spotd.core.charges import CostSums, added_up
-from spotd.core.metering import unsettled_sums
-from spotd.core.pricing import PPM
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import CostSums, added_up
+from spotd.core.metering.calibration import BilledMachine, calibration
+from spotd.core.metering.metering import unsettled_sums
+from spotd.core.pricing.effective_price import PPM
 from spotd.store import CostGroup, CostGrouping, Reads
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import Power, ProviderName

@@ -21,9 +21,9 @@ from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.requests import LogQuery
 from spotd.api.schemas.streams import LogKind, LogResponse
 from spotd.api.timestamps import instant
-from spotd.core.attempts import Attempt
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.words import machine_words
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.pricing.words import machine_words
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.store import JobView, Reads

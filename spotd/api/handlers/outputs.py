@@ -6,10 +6,10 @@ from functools import partial
 
 from spotd.api.errors import ApiUnavailable, NotFound
 from spotd.api.handlers.context import HandlerContext, get_job
-from spotd.core.attempts import Attempt
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import EndReason, JobState
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.known_manifests import read_manifest
 from spotd.daemon.hosts.outputs import pinned_manifest

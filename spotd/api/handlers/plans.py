@@ -18,20 +18,20 @@ from spotd.api.handlers.render import (
 )
 from spotd.api.requests import JobRequest
 from spotd.api.schemas.plans import PlanResponse
-from spotd.core.applied import applied
-from spotd.core.candidates import CandidateCatalogue
-from spotd.core.ceilings import ceiling_for, is_admissible
-from spotd.core.cost_words import cost_words
+from spotd.core.checkpoints.unprotected import unprotected_words
 from spotd.core.deadlines.feasible import deadline_warnings
 from spotd.core.decide import decide
-from spotd.core.gpu_names import resolve_gpu
-from spotd.core.jobs import Job
-from spotd.core.market import MarketSnapshot
-from spotd.core.quotes import Quote
+from spotd.core.domain.gpu_names import resolve_gpu
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
+from spotd.core.ranking.candidates import CandidateCatalogue
+from spotd.core.ranking.ceilings import ceiling_for, is_admissible
+from spotd.core.ranking.cost_words import cost_words
 from spotd.core.requests import submit
-from spotd.core.unprotected import unprotected_words
-from spotd.core.verdicts import VerdictKind
-from spotd.core.world import World
 from spotd.words import count
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import JobSpec

@@ -21,10 +21,10 @@ from spotd.api.schemas.prices import (
     QuoteResponse,
 )
 from spotd.api.timestamps import utc_text
-from spotd.core.candidates import CandidateCatalogue
-from spotd.core.ceilings import ceiling_for
-from spotd.core.cost_words import cost_words
-from spotd.core.pricing import Needs, quote
+from spotd.core.pricing.effective_price import Needs, quote
+from spotd.core.ranking.candidates import CandidateCatalogue
+from spotd.core.ranking.ceilings import ceiling_for
+from spotd.core.ranking.cost_words import cost_words
 from spotd.history import (
     DISK_GB,
     Bucket,

@@ -19,19 +19,19 @@ from spotd.api.schemas.costs import (
     StrayResponse,
 )
 from spotd.api.timestamps import instant, utc_text
-from spotd.core.attempts import Attempt
-from spotd.core.budgets import committed
-from spotd.core.charges import CostSums
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent
-from spotd.core.interruption_credit import machines_in_use
-from spotd.core.jobs import Job
-from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day, unsettled_sums
-from spotd.core.orphans import stray_cost
-from spotd.core.plan import Event
-from spotd.core.pricing import traffic_cost
-from spotd.core.words import dollar_words
-from spotd.core.world import World
+from spotd.core.billing.budgets import committed
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import CostSums
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import Intent
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.machines.orphans import stray_cost
+from spotd.core.metering.interruption_credit import machines_in_use
+from spotd.core.metering.metering import on_demand_spent, spent, spent_in_month, spent_on_day, unsettled_sums
+from spotd.core.plans.plan import Event
+from spotd.core.pricing.effective_price import traffic_cost
+from spotd.core.pricing.words import dollar_words
 from spotd.store import JobView, Reads, Totals
 from spotd_providers.contract.money import MicroUsd, as_usd
 

@@ -20,17 +20,17 @@ from spotd.api.schemas.plans import PassedOverResponse
 from spotd.api.schemas.prices import BreakdownResponse, PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
 from spotd.api.timestamps import instant, utc_text
-from spotd.core.attempts import Attempt
-from spotd.core.bids import pays_bid
-from spotd.core.chain import ArrayTask
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import AttemptId
-from spotd.core.market import MarketSnapshot, ProviderOffers
-from spotd.core.metering import on_demand_spent, spent
-from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
-from spotd.core.quotes import PriceBreakdown, Quote
-from spotd.core.verdicts import Verdict
-from spotd.core.watchdog import late_words
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.chain import ArrayTask
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers
+from spotd.core.domain.quotes import PriceBreakdown, Quote
+from spotd.core.domain.verdicts import Verdict
+from spotd.core.machines.bids import pays_bid
+from spotd.core.machines.watchdog import late_words
+from spotd.core.metering.metering import on_demand_spent, spent
+from spotd.core.pricing.effective_price import gpu_price_limit, repriced, usual_bid
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.store import AttemptView, EventView, JobView

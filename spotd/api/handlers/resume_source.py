@@ -10,12 +10,12 @@ from spotd.api.handlers.checkpoints import get_checkpoint
 from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.api.schemas.plans import ResumeSourceResponse
 from spotd.api.timestamps import utc_text
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.pins import borrowed
-from spotd.core.retention import FALLBACKS
-from spotd.core.world import World
+from spotd.core.checkpoints.pins import borrowed
+from spotd.core.checkpoints.retention import FALLBACKS
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
 from spotd.daemon.checkpoints.contents import checkpoint_manifest
 from spotd.store import Reads
 

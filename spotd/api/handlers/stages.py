@@ -11,8 +11,8 @@ from typing import Final
 
 from spotd.api.schemas.jobs import StageResponse
 from spotd.api.timestamps import instant
-from spotd.core.attempts import Attempt
-from spotd.core.states import AttemptState
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.states import AttemptState
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.transfers import TransferKind
 from spotd_jobs.wire.reports import Phase

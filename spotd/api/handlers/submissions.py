@@ -24,15 +24,15 @@ from spotd.api.schemas.jobs import JobDetailResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse
 from spotd.core import requests
 from spotd.core.agents import AGENT, ALLOW_HINT, day_problem, within_limits
-from spotd.core.chain import ArrayTask
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job, new_job
-from spotd.core.metering import day_start
-from spotd.core.plan import Plan
-from spotd.core.prospects import used_up
-from spotd.core.unprotected import HINT as UNPROTECTED_HINT
-from spotd.core.unprotected import unprotected_words
-from spotd.core.world import World
+from spotd.core.checkpoints.unprotected import HINT as UNPROTECTED_HINT
+from spotd.core.checkpoints.unprotected import unprotected_words
+from spotd.core.decision.prospects import used_up
+from spotd.core.domain.chain import ArrayTask
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job, new_job
+from spotd.core.domain.world import World
+from spotd.core.metering.metering import day_start
+from spotd.core.plans.plan import Plan
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint
 from spotd.store import Reads

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from spotd.core.attempts import Attempt
-from spotd.core.jobs import Job
-from spotd.core.metering import metered_until
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
+from spotd.core.metering.metering import metered_until
 from spotd.core.schedule.windows import open_spans, zone_of
 from spotd_jobs.spec.model import Schedule
 

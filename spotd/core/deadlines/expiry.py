@@ -10,15 +10,15 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from functools import partial
 
-from spotd.core.attempts import Attempt
 from spotd.core.deadlines.due import due_at, due_words, duration_left
-from spotd.core.jobs import Job
-from spotd.core.plan_builder import PlanBuilder
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import EndReason
+from spotd.core.domain.world import World
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.words import span_words
 from spotd.core.quarantine import contain
 from spotd.core.requests import stop_attempt
-from spotd.core.states import EndReason
-from spotd.core.words import span_words
-from spotd.core.world import World
 
 
 def words_of_expiry(job: Job, now: datetime) -> str:

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 from spotd.core.deadlines.due import due_at, due_words, time_until
 from spotd.core.deadlines.pacer import UNKNOWN_WORK
-from spotd.core.jobs import Job
-from spotd.core.remaining_work import remaining_work, time_on
-from spotd.core.usefulness import startup
-from spotd.core.words import machine_words, span_words
+from spotd.core.domain.jobs import Job
+from spotd.core.pricing.usefulness import startup
+from spotd.core.pricing.words import machine_words, span_words
+from spotd.core.ranking.remaining_work import remaining_work, time_on
 from spotd_jobs.spec.model import MarketChoice
 from spotd_providers.contract.values import Offer
 

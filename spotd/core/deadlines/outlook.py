@@ -13,17 +13,17 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.attempts import Attempt
 from spotd.core.deadlines.due import due_at, due_words, time_until
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.world import World
 from spotd.core.experience.starts import usual_start
-from spotd.core.jobs import Job
-from spotd.core.machine_speed import machine_speed_ppm
 from spotd.core.policies.observation import Action, Observation, Zone, hours_words
-from spotd.core.policy import Policy
-from spotd.core.quotes import Quote
-from spotd.core.remaining_work import RemainingWork, remaining_work, time_on, unsaved_work
-from spotd.core.usefulness import restore_time, startup
-from spotd.core.world import World
+from spotd.core.pricing.usefulness import restore_time, startup
+from spotd.core.ranking.machine_speed import machine_speed_ppm
+from spotd.core.ranking.remaining_work import RemainingWork, remaining_work, time_on, unsaved_work
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import Market, Offer

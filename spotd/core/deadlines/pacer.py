@@ -15,24 +15,24 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.budgets import BudgetGuard
+from spotd.core.billing.budgets import BudgetGuard
 from spotd.core.deadlines.due import due_at, due_words
 from spotd.core.deadlines.outlook import Outlook, Quotes, on_market, outlook
 from spotd.core.deadlines.spot_runs import with_spot
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job, Pacing
-from spotd.core.plan_builder import PlanBuilder
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job, Pacing
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
+from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.policies.library import WITH_DEADLINE, choose
 from spotd.core.policies.observation import Action, Choice, hours_words, wait
 from spotd.core.policies.shield import is_safe
 from spotd.core.policies.slack_pacing import reserve_s, slack_s
+from spotd.core.pricing.words import quote_words
 from spotd.core.quarantine import contain
-from spotd.core.quotes import Quote
 from spotd.core.requests import stop_attempt
-from spotd.core.states import AttemptState, EndReason
-from spotd.core.words import quote_words
-from spotd.core.world import World
 from spotd_jobs.spec.model import MarketChoice
 
 DWELL: Final = timedelta(minutes=15)

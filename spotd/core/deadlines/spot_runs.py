@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from spotd.core.jobs import Pacing
+from spotd.core.domain.jobs import Pacing
 
 RUNS_MAX = 10**6
 

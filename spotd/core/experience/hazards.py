@@ -27,9 +27,9 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.metering import metered_until
-from spotd.core.records import ONE, Experience, Record, RecordId, RecordKind, kept_share
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.records import ONE, Experience, Record, RecordId, RecordKind, kept_share
+from spotd.core.metering.metering import metered_until
 from spotd_providers.contract.values import Market, Offer, ProviderName
 
 PPM: Final = 1_000_000

@@ -14,16 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.records import (
-    OF_HOSTS,
-    ONE,
-    Experience,
-    Record,
-    RecordId,
-    RecordKind,
-    faded,
-    is_faded,
-)
+from spotd.core.domain.records import OF_HOSTS, ONE, Experience, Record, RecordId, RecordKind, faded, is_faded
 from spotd_providers.contract.values import HostId, ProviderName
 
 MALUS_PPM: Final[Mapping[RecordKind, int]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from spotd.core.records import ONE, Experience, RecordId, RecordKind
+from spotd.core.domain.records import ONE, Experience, RecordId, RecordKind
 from spotd_providers.contract.values import ProviderName
 
 PRIOR: Final = timedelta(minutes=14, seconds=30)

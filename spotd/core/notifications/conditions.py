@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.market import MarketSnapshot, ProviderOffers
-from spotd.core.metering import spent, spent_in_month, spent_on_day
+from spotd.core.billing.prepaid import current_balance, spending_rate
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers
+from spotd.core.domain.world import World
+from spotd.core.metering.metering import spent, spent_in_month, spent_on_day
 from spotd.core.notifications.values import Notification, Severity, Topic, notification
-from spotd.core.prepaid import current_balance, spending_rate
-from spotd.core.words import dollar_words, span_words
-from spotd.core.world import World
+from spotd.core.pricing.words import dollar_words, span_words
 from spotd_providers.contract.money import MicroUsd
 
 BUDGET_PERCENT: Final = ((100, Severity.URGENT), (80, Severity.WARNING))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from spotd.core.domain.states import EndReason
 from spotd.core.notifications.values import Notification, Severity, Topic, notification
-from spotd.core.plan import Event
-from spotd.core.states import EndReason
+from spotd.core.plans.plan import Event
 
 REMEMBERED: Final = timedelta(minutes=10)
 """An event has a key of its own; what was sent is remembered for the pace of sending."""

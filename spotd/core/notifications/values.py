@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from spotd.core.ids import JobId
+from spotd.core.domain.ids import JobId
 from spotd.words import clean
 from spotd_jobs.spec.model import Window
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from spotd.core.chain import JobInput
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.outputs import outputs_warning
-from spotd.core.states import JobState
-from spotd.core.world import PastJob, World
+from spotd.core.checkpoints.outputs import outputs_warning
+from spotd.core.domain.chain import JobInput
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import PastJob, World
 
 NAMED_MAX: Final = 3
 """How many of the jobs that are waited for a sentence names."""

@@ -12,18 +12,18 @@ from functools import partial
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from spotd.core.attempts import Attempt
-from spotd.core.bounds import bytes_within
-from spotd.core.jobs import Job
-from spotd.core.plan_builder import PlanBuilder
-from spotd.core.policy import Policy
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.bounds import bytes_within
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import EndReason
+from spotd.core.domain.world import World
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.usefulness import transfer_time, useful_run
+from spotd.core.pricing.words import span_words
 from spotd.core.quarantine import contain
 from spotd.core.requests import stop_attempt
 from spotd.core.schedule.windows import OpenSpan, open_spans, zone_of
-from spotd.core.states import EndReason
-from spotd.core.usefulness import transfer_time, useful_run
-from spotd.core.words import span_words
-from spotd.core.world import World
 from spotd_jobs.spec.model import Schedule
 from spotd_jobs.spec.windows import window_words
 from spotd_providers.contract.values import Offer

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.budgets import BudgetGuard
-from spotd.core.ids import JobId
-from spotd.core.interruption_credit import machines_in_use
-from spotd.core.jobs import Job
-from spotd.core.plan_builder import PlanBuilder
-from spotd.core.quotes import Quote
+from spotd.core.billing.budgets import BudgetGuard
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.states import EndReason
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.metering.interruption_credit import machines_in_use
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.words import span_words
 from spotd.core.requests import stop_attempt
 from spotd.core.schedule.turn import TurnWait
-from spotd.core.states import EndReason
-from spotd.core.verdicts import VerdictKind
-from spotd.core.words import span_words
-from spotd.core.world import World
 
 DWELL: Final = timedelta(minutes=15)
 """A machine that was launched so recently is not stopped for another job: its start would be paid for nothing."""

@@ -7,13 +7,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Final
 
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.plan_builder import PlanBuilder
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.schedule.after import Predecessors
 from spotd.core.schedule.opening import window_wait
-from spotd.core.verdicts import VerdictKind
-from spotd.core.world import World
 from spotd_jobs.spec.model import PriceLimit
 
 TurnWait = tuple[VerdictKind, str, datetime | None]

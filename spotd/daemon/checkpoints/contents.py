@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from spotd.core.checkpoints import Checkpoint
+from spotd.core.domain.checkpoints import Checkpoint
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX

@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.retention import open_numbers, trim
-from spotd.core.world import World
+from spotd.core.checkpoints.retention import open_numbers, trim
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.sweep import own_manifests, sweep
 from spotd.daemon.clock import real_seconds_at_least

@@ -18,7 +18,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.ids import AttemptId
+from spotd.core.domain.ids import AttemptId
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, WINDOW

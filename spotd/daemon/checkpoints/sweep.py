@@ -1,12 +1,12 @@
 """Deletes what no checkpoint on a job's list needs any more, a little at a time.
 
-Theory. `spotd.core.retention` says what stays on the list and why an attempt that has not ended can only need what is
-on it. This module makes the list short, durably, and only then touches the store. Below attempts that had ended when
-the list was made short it cannot race with a host: an open attempt writes below its own prefix, and refers to nothing
-else than what it sent itself and chunks of the checkpoints that it was offered, which are on the list until it has
-ended. What an open attempt itself has left behind for good is the theory of `live_garbage`. An attempt that is intended
-later is offered what is on the list by then, which is no more than now. Nothing has to be locked, and a crash between
-list and store leaves garbage that the next process finds.
+Theory. `spotd.core.checkpoints.retention` says what stays on the list and why an attempt that has not ended can only
+need what is on it. This module makes the list short, durably, and only then touches the store. Below attempts that had
+ended when the list was made short it cannot race with a host: an open attempt writes below its own prefix, and refers
+to nothing else than what it sent itself and chunks of the checkpoints that it was offered, which are on the list until
+it has ended. What an open attempt itself has left behind for good is the theory of `live_garbage`. An attempt that is
+intended later is offered what is on the list by then, which is no more than now. Nothing has to be locked, and a crash
+between list and store leaves garbage that the next process finds.
 
 A job that begins from another job's checkpoint has it on its own list. What lists of other jobs hold is
 needed too: it is read after the lists were made short, and a list takes over only what is on the other one.
@@ -24,10 +24,10 @@ from datetime import timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import AttemptId
-from spotd.core.jobs import Job, Outputs
-from spotd.core.states import JobState
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Job, Outputs
+from spotd.core.domain.states import JobState
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.live_garbage import SETTLED, live_garbage
 from spotd.daemon.hosts.known_manifests import known_manifest

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import FallbackRestore
-from spotd.core.ids import AttemptId
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.stalls import watch_every
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import FallbackRestore
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.plans.stalls import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.grants.restore_points import RestorePoints

@@ -15,10 +15,10 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import quote as url_quote
 
-from spotd.core.checkpoints import FallbackRestore
-from spotd.core.ids import AttemptId
-from spotd.core.jobs import Job
-from spotd.core.retention import FALLBACKS, offered
+from spotd.core.checkpoints.retention import FALLBACKS, offered
+from spotd.core.domain.checkpoints import FallbackRestore
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Job
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.known_manifests import accepted_manifest
 from spotd_jobs.objects.api import ObjectStore

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from spotd.core.ids import JobId
+from spotd.core.domain.ids import JobId
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
 from spotd.daemon.log import Redactor

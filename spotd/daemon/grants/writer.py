@@ -18,13 +18,13 @@ from typing import Final, TypeVar
 
 import anyio.from_thread
 
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import FallbackRestore
-from spotd.core.ids import AttemptId
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.states import AttemptState, EndReason
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import FallbackRestore
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
 from spotd.daemon.grants.restore_points import InputsMissing

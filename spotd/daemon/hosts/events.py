@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Final
 
-from spotd.core.checkpoints import FallbackRestore
+from spotd.core.domain.checkpoints import FallbackRestore
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import HostReader, HostReading
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge

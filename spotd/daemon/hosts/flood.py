@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.attempts import Attempt
+from spotd.core.domain.attempts import Attempt
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectStore
 

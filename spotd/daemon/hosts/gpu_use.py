@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.ids import AttemptId
+from spotd.core.domain.ids import AttemptId
 from spotd.daemon.hosts.monitor import HostMonitor
 
 FRESH_FOR: Final = timedelta(minutes=5)

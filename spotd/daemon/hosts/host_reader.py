@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint, FallbackRestore
-from spotd.core.jobs import Job
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import Checkpoint, FallbackRestore
+from spotd.core.domain.jobs import Job
 from spotd.daemon.hosts.gpu_history import GpuHistory
 from spotd.daemon.hosts.limits import HostRation, HostShare
 from spotd.daemon.hosts.outputs import OutputsSeen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from spotd.core.ids import AttemptId
+from spotd.core.domain.ids import AttemptId
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
 from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest

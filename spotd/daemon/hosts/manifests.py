@@ -17,9 +17,9 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.lineage import host_name
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.lineage import host_name
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import HostReader, HostReading, MissingChunk
 from spotd.daemon.hosts.metrics import metric_of

@@ -27,11 +27,11 @@ from typing import Final
 
 import anyio
 
-from spotd.core.attempts import Attempt, MachineState
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.controllers import Outage
 from spotd.daemon.hosts.flood import FloodLimits, count

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.ids import AttemptId
-from spotd.core.jobs import Outputs
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Outputs
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.known_manifests import accepted_manifest
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge

@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.host_status import ExitCause, HostStatus
-from spotd.core.jobs import Job
-from spotd.core.progress import HostSample
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.progress import HostSample
 from spotd.daemon.hosts.events import read_events, read_heartbeat
 from spotd.daemon.hosts.host_reader import HostReader, HostReading, RealToVirtual
 from spotd.daemon.hosts.limits import HostShare

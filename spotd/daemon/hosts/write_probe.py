@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.attempts import Attempt
-from spotd.core.ids import AttemptId
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.world import World
 from spotd.daemon.hosts.liveness import STILL_SHARE
 from spotd_jobs.objects.api import ObjectStore, StoreError
 

@@ -12,11 +12,11 @@ from typing import Final, cast
 
 import anyio
 
-from spotd.core.attempts import Attempt
-from spotd.core.bill_correction import compared, is_due
-from spotd.core.ids import AttemptId
-from spotd.core.plan import Plan
-from spotd.core.world import World
+from spotd.core.billing.bill_correction import compared, is_due
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
 from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import Commits, cycle_points
 from spotd.daemon.controllers import Controller, Outage

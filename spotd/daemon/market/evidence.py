@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.cooldowns import CooldownEnd
-from spotd.core.market import OfferIndex, ProviderOffers
-from spotd.core.verdicts import Verdict, VerdictKind
-from spotd.core.world import World
+from spotd.core.domain.cooldowns import CooldownEnd
+from spotd.core.domain.market import OfferIndex, ProviderOffers
+from spotd.core.domain.verdicts import Verdict, VerdictKind
+from spotd.core.domain.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Balance, ProviderName
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from spotd.core.cooldowns import CooldownEnd
-from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.plan import Event
+from spotd.core.domain.cooldowns import CooldownEnd
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.plans.plan import Event
 from spotd.daemon.market.evidence import Evidence
 from spotd.daemon.wake import WakeEvent
 from spotd_providers.contract.values import AttemptKey, Listing, Market, Offer, OfferId, OfferPage, ProviderName

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from spotd.core.disk import disk_gb_for
-from spotd.core.gpu_names import resolve_gpu
-from spotd.core.jobs import Job
-from spotd.core.states import JobState
-from spotd.core.world import World
+from spotd.core.domain.disk import disk_gb_for
+from spotd.core.domain.gpu_names import resolve_gpu
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import World
 from spotd_providers.contract.values import NO_GPU, OfferQuery, ProviderName
 
 GPUS_MAX: Final = 64

@@ -9,7 +9,7 @@ from typing import Final
 
 import anyio
 
-from spotd.core.cooldowns import CooldownEnd
+from spotd.core.domain.cooldowns import CooldownEnd
 from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.controllers import Controller, Pause
 from spotd.daemon.market.offer_cache import OfferCache

@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from spotd.core.world import World
+from spotd.core.domain.world import World
 from spotd.daemon import log as logs
 from spotd.daemon.controllers import Controller
 from spotd.daemon.crash import CrashPoints

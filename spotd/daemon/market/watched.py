@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from spotd.core.world import World
+from spotd.core.domain.world import World
 from spotd_providers.contract.values import InstanceState, Listing, ProviderName
 
 

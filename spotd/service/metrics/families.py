@@ -19,13 +19,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.metrics_core import Metric
 
 from spotd.api.timestamps import utc_instant
-from spotd.core.attempts import Attempt
-from spotd.core.charges import CostSums
-from spotd.core.intents import IntentKind
-from spotd.core.metering import accrued, on_demand_accrued, spent, spent_in_month, spent_on_day
-from spotd.core.prepaid import spending_rate
-from spotd.core.pricing import PPM, Needs, total_per_hour
-from spotd.core.states import EndReason
+from spotd.core.billing.prepaid import spending_rate
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import CostSums
+from spotd.core.domain.intents import IntentKind
+from spotd.core.domain.states import EndReason
+from spotd.core.metering.metering import accrued, on_demand_accrued, spent, spent_in_month, spent_on_day
+from spotd.core.pricing.effective_price import PPM, Needs, total_per_hour
 from spotd.history import DISK_GB
 from spotd.service.metrics.reading import JOBS_MAX, Reading
 from spotd_providers.contract.gpus_table import GPUS

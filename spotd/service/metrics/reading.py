@@ -14,13 +14,13 @@ from typing import Final
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.health import HealthHandlers
 from spotd.api.schemas.health import ProviderResponse
-from spotd.core.attempts import Attempt
-from spotd.core.charges import CostSums
-from spotd.core.ids import AttemptId
-from spotd.core.market import MarketSnapshot
-from spotd.core.policy import Policy
-from spotd.core.states import EndReason, JobState
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import CostSums
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import EndReason, JobState
+from spotd.core.domain.world import World
 from spotd.daemon.controllers import Controller
 from spotd.daemon.controllers import Metrics as ControllerFigures
 from spotd.daemon.hosts.gpu_use import HostUse, use_of

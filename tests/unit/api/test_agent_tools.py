@@ -14,7 +14,7 @@ import pytest
 
 from spotd.client.daemon import Daemon
 from spotd.core.agents import AGENT
-from spotd.core.ids import JobId
+from spotd.core.domain.ids import JobId
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from tests.unit.api import worlds
 from tests.unit.api.place import Place, place

@@ -10,16 +10,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from spotd.core.attempts import Attempt, MachineState
-from spotd.core.charges import Meter
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import JobId
-from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.jobs import Job, Outputs
-from spotd.core.keys import attempt_key
-from spotd.core.plan import Event, Plan
-from spotd.core.pricing import Needs, quote
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.charges import Meter
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.domain.jobs import Job, Outputs
+from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.plans.plan import Event, Plan
+from spotd.core.pricing.effective_price import Needs, quote
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_jobs.wire.manifest import checkpoint_prefix
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour

@@ -7,7 +7,7 @@ from dataclasses import replace
 from spotd.backtest.model import instant
 from spotd.backtest.recorded import UNKNOWN, RecordedMarket
 from spotd.backtest.run import JobRun
-from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd_providers.contract.money import MicroUsdPerHour
 
 

@@ -14,9 +14,9 @@ from spotd.backtest.model import Assumptions, VanishedRule
 from spotd.backtest.recorded import RecordedMarket
 from spotd.backtest.replay import MarketReplay, PlannedRun
 from spotd.backtest.run import JobRun, RunOutcome, policy_of, series_key
-from spotd.core.jobs import Job
-from spotd.core.records import Experience
-from spotd.core.states import JobState
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.records import Experience
+from spotd.core.domain.states import JobState
 from spotd_jobs.spec.model import (
     Deadline,
     GpuAlternative,

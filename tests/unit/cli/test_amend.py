@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from spotd.core.attempts import MachineState
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from spotd_jobs.spec.model import PriceLimit
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl

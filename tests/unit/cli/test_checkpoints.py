@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from spotd.daemon.checkpoints.contents import checkpoint_manifest
 from spotd_jobs.spec.model import CheckpointPolicy
 from tests.unit.api import worlds

@@ -7,9 +7,9 @@ import pytest
 
 from spotd.api.errors import ApiUnavailable, OverBudget
 from spotd.api.schemas.jobs import JobResponse
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
-from spotd.core.world import UnreadableRow
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import UnreadableRow
 from spotd.store import Reads
 from spotd.words import dollars, money, price, short_span, size_text, span_text
 from tests.unit.api import made_responses, worlds

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spotd.cli import line_filter
 from spotd.cli.failures import CommandFailed
 from spotd.cli.line_filter import LineFilter, expression, plain_text
-from spotd.core.ids import JobId
+from spotd.core.domain.ids import JobId
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 

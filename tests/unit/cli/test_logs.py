@@ -11,8 +11,8 @@ import pytest
 from spotd.api.requests import LogQuery
 from spotd.cli.follow import PATIENCE_S, Waiting, followed
 from spotd.client.errors import DaemonUnreachable
-from spotd.core.ids import JobId
-from spotd.core.states import AttemptState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import AttemptState
 from spotd.words import ControlFilter, clean
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.cli.pulling import pull_into, spans_of
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 

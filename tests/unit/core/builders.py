@@ -6,18 +6,18 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spotd.core.attempts import Attempt, MachineState, StopOrder
-from spotd.core.charges import Meter
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.jobs import Job, new_job
-from spotd.core.keys import attempt_key
-from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.policy import Policy, ProviderPolicy
-from spotd.core.pricing import needs_of, quote
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt, MachineState, StopOrder
+from spotd.core.domain.charges import Meter
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.domain.jobs import Job, new_job
+from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.policy import Policy, ProviderPolicy
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
+from spotd.core.pricing.effective_price import needs_of, quote
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import (

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from spotd.core.judgements import JUDGEMENTS, Observed
-from spotd.core.listed import RECORDS
-from spotd.core.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
+from spotd.core.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
+from spotd.core.machines.judgements import JUDGEMENTS, Observed
+from spotd.core.machines.listed import RECORDS
 
 State = TypeVar("State", bound=StrEnum)
 
@@ -40,7 +40,7 @@ def page() -> str:
         [
             "# States",
             "",
-            "Generated from `spotd/core/states.py`, `listed.py` and `judgements.py` by",
+            "Generated from `spotd/core/domain/states.py`, `listed.py` and `judgements.py` by",
             "`python -m tests.unit.core.diagram > docs/states.md`; a test fails when this page and the tables differ.",
             "",
             "## Jobs",
@@ -67,8 +67,8 @@ def page() -> str:
             "",
             "## What is observed of an attempt's machine",
             "",
-            "From the tables of `spotd/core/listed.py` and `judgements.py`. What a list shows of a machine comes",
-            "first; one that is found by the key of a launch without an answer is adopted before that.",
+            "From the tables of `spotd/core/machines/listed.py` and `judgements.py`. What a list shows of a machine",
+            "comes first; one that is found by the key of a launch without an answer is adopted before that.",
             "",
             "| listed as | recorded by | which is to |",
             "|---|---|---|",

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.applied import applied
-from spotd.core.attempts import MachineState
-from spotd.core.cooldowns import Cooldown, CooldownScope
 from spotd.core.decide import decide
-from spotd.core.invariants import broken_rules
-from spotd.core.jobs import Job
-from spotd.core.market import MarketSnapshot
-from spotd.core.outcomes import LaunchFailure, launch_refused
-from spotd.core.plan import Plan
-from spotd.core.plan_builder import PlanBuilder
-from spotd.core.policy import Policy
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import LaunchFailure, launch_refused
+from spotd.core.plans.applied import applied
+from spotd.core.plans.invariants import broken_rules
+from spotd.core.plans.plan import Plan
+from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.verdicts import VerdictKind
-from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerGpuHour
 from spotd_providers.contract.values import HostId, InstanceState, Loss, Market, Offer

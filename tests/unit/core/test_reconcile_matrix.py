@@ -7,20 +7,20 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.applied import applied
-from spotd.core.attempts import MachineState
-from spotd.core.charges import Meter
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.cooldowns import CooldownScope
-from spotd.core.host_status import ExitCause
-from spotd.core.ids import JobId
-from spotd.core.intents import IntentKind, IntentState
-from spotd.core.outcomes import LaunchFailure, launch_refused, launch_unknown
-from spotd.core.plan import Plan
-from spotd.core.pricing import halted_rate
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.charges import Meter
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.cooldowns import CooldownScope
+from spotd.core.domain.host_status import ExitCause
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import LaunchFailure, launch_refused, launch_unknown
+from spotd.core.plans.applied import applied
+from spotd.core.plans.plan import Plan
+from spotd.core.pricing.effective_price import halted_rate
 from spotd.core.reconcile import reconcile
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, report, shop_policy, world_with

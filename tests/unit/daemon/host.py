@@ -7,7 +7,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from spotd.core.ids import AttemptId
+from spotd.core.domain.ids import AttemptId
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.wire.fields import attempt_prefix

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import anyio
 
 from spotd.api.handlers import HandlerContext, Handlers
-from spotd.core.attempts import Attempt
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import JobState
 from spotd.core.requests import cancel, submit
-from spotd.core.states import JobState
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop

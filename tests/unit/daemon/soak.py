@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 from sqlalchemy import func, select
 
-from spotd.core.ids import AttemptId, JobId
+from spotd.core.domain.ids import AttemptId, JobId
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
 from spotd.daemon.housekeeping import Housekeeping

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from spotd.api.requests import JobQuery
-from spotd.core import relocation
-from spotd.core.ids import JobId
-from spotd.core.moves import Moves
-from spotd.core.plan import Plan
-from spotd.core.states import AttemptState, EndReason
+from spotd.core.decision import relocation
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.moves import Moves
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.plans.plan import Plan
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss

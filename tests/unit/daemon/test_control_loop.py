@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.states import EndReason, JobState
 from spotd.daemon.crash import CrashPoint
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract.errors import (

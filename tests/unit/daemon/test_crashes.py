@@ -14,8 +14,8 @@ import pytest
 
 from spotd.api.errors import StateConflict
 from spotd.api.requests import JobRequest, Submission
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from spotd.daemon.crash import CrashPoint
 from spotd.store import JobView, Reads
 from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, Unavailable

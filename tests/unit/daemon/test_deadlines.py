@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.states import EndReason, JobState
 from spotd.store import Reads
 from spotd_jobs.spec.model import (
     CheckpointPolicy,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.ids import JobId
-from spotd.core.metering import spent
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.metering.metering import spent
 from spotd.store import StateUnavailable
 from spotd_providers.contract.errors import OutcomeUnknown, Unavailable
 from spotd_providers.contract.money import MicroUsd, cost

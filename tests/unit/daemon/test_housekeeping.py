@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.applied import applied, combine
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.host_reports import absorb
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.plan import Plan
-from spotd.core.plan_builder import PlanBuilder
-from spotd.core.retention import trim
-from spotd.core.world import World
+from spotd.core.checkpoints.retention import trim
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.world import World
+from spotd.core.machines.host_reports import absorb
+from spotd.core.plans.applied import applied, combine
+from spotd.core.plans.plan import Plan
+from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.daemon.database import Database
 from spotd.daemon.housekeeping import Housekeeping
 from spotd.store import Folding, Store

@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from spotd.core.ids import JobId
-from spotd.core.keys import attempt_key, is_own_key, key_belongs_to, key_parts
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.keys import attempt_key, is_own_key, key_belongs_to, key_parts
 from spotd.daemon.install_lease import FRESH, Holder, InstallTaken, find_lease, lease_key
 from spotd.daemon.lease_controller import IDENTITIES, LeaseController
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.ids import JobId
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import EndReason, JobState
 from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd.service.lifecycle import SHUTTING_DOWN
 from tests.unit.core.builders import job, offer

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from spotd.api.requests import JobQuery
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys, recovery_survey
 from spotd.daemon.recovery_survey import NOT_DONE, RecoverySurvey
 from spotd.store import Store

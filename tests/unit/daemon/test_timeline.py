@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from spotd.core.cooldowns import Cooldown, CooldownScope
-from spotd.core.plan import Plan
-from spotd.core.states import AttemptState
+from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.states import AttemptState
+from spotd.core.plans.plan import Plan
 from spotd.daemon.clock import Computer, SteadyClock
 from spotd.daemon.crash import never
 from spotd.daemon.log import Redactor
@@ -64,7 +64,7 @@ def filled(store: Store) -> None:
     world = world_with(AttemptState.RUNNING)
     cool = Cooldown(provider=SHOP, scope=CooldownScope.HOST, subject="h", until=NOW + 5 * MINUTE, reason="why")
     (job,) = world.jobs.values()
-    from spotd.core.plan import Event
+    from spotd.core.plans.plan import Event
 
     told = [Event(at=NOW, kind="test", message="", job=job.id, attempt=n) for n in (None, 1)]
     store.tx(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.states import EndReason, JobState
 from spotd_jobs.spec.model import CheckpointPolicy, StallAction, WatchdogPolicy
 from tests.unit.core.builders import MINUTE, job, offer
 from tests.unit.daemon.host import Host

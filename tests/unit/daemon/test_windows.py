@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.states import EndReason, JobState
 from spotd_jobs.spec.model import Schedule
 from spotd_jobs.spec.windows import parse_window
 from tests.unit.core.builders import NOW, job

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.pricing import Needs, quote
+from spotd.core.pricing.effective_price import Needs, quote
 from spotd.history import (
     DISK_GB,
     Bucket,

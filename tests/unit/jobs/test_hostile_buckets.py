@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotd.core.ids import AttemptId
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon.checkpoints.sweep import sweep
 from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd_jobs.objects.probe import Findings

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.ids import AttemptId
-from spotd.core.states import AttemptState
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.states import AttemptState
 from spotd.daemon import object_keys
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.wire.fields import WireError

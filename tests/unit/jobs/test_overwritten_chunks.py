@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.jobs import Job
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.jobs import Job
 from spotd.daemon.grants.restore_points import RestorePoints
 from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import AttemptState
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, read_host
 from spotd.daemon.hosts.transfers import TransferMeter

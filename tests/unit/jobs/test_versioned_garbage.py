@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import AttemptId
-from spotd.core.jobs import Job
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Job
 from spotd.daemon.checkpoints.sweep import Swept, sweep
 from spotd.daemon.grants.restore_points import RestorePoints
 from spotd_jobs.objects.api import ObjectMissing

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from spotd.core.applied import applied
-from spotd.core.attempts import Attempt
-from spotd.core.host_status import ExitCause, HostStatus
-from spotd.core.intents import IntentKind
-from spotd.core.metering import spent
-from spotd.core.outcomes import launched, terminate_accepted
-from spotd.core.pricing import Needs, quote
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.intents import IntentKind
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import launched, terminate_accepted
+from spotd.core.metering.metering import spent
+from spotd.core.plans.applied import applied
+from spotd.core.pricing.effective_price import Needs, quote
 from spotd.core.reconcile import reconcile
-from spotd.core.states import AttemptState, EndReason
-from spotd.core.world import World
 from spotd.daemon.policy import build_policy
 from spotd.daemon.settings import ProviderSettings, Settings
 from spotd_jobs.objects.folder import FolderStore

@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.core.attempts import Attempt
-from spotd.core.plan import Event, Plan
-from spotd.core.states import AttemptState
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.states import AttemptState
+from spotd.core.plans.plan import Event, Plan
 from spotd.daemon import object_keys
 from spotd.daemon.crash import never
 from spotd.daemon.errors import BadConfig

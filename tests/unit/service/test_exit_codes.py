@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.states import InvariantBroken
+from spotd.core.domain.states import InvariantBroken
 from spotd.daemon.errors import BadConfig
 from spotd.service import configuration, main
 

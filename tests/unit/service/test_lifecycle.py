@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from spotd.core.states import AttemptState
+from spotd.core.domain.states import AttemptState
 from spotd.daemon.errors import BadConfig
 from spotd.daemon.install import require_same_install
 from spotd.daemon.settings import Settings

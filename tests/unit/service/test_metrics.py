@@ -11,9 +11,9 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from spotd.core.charges import CostSums
-from spotd.core.ids import AttemptId
-from spotd.core.states import EndReason
+from spotd.core.domain.charges import CostSums
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.states import EndReason
 from spotd.service.metrics.exposition import text_of
 from spotd.service.metrics.reading import JOBS_MAX, MetricsReader, Reading
 from spotd_providers.contract.money import MicroUsd

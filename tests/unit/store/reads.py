@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Table, func, select
 
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import JobId
-from spotd.core.intents import Intent
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import Intent
 from spotd.store import EventView, Reads, rows
 from spotd.store.queries import _event_view
 from spotd.store.tables import ATTEMPT_COSTS, DAY_COSTS, EVENTS, INTENTS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.world import World
+from spotd.core.domain.world import World
 from spotd.store import EventView, Reads, Store, StorePoint
 from tests.unit.store import values as v
 from tests.unit.store.dying import MIGRATING, before, deadly

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.plan import Plan
-from spotd.core.records import RECORDS_MAX, Experience, RecordKind, nothing
+from spotd.core.domain.records import RECORDS_MAX, Experience, RecordKind, nothing
+from spotd.core.plans.plan import Plan
 from spotd.store import Store
 from spotd.store.folding import Folding
 from tests.unit.core.builders import NOW, shop_policy

@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from spotd.core.cooldowns import Cooldown, CooldownScope
-from spotd.core.ids import JobId
-from spotd.core.intents import Intent, IntentKind, IntentState
-from spotd.core.plan import Event, Plan
-from spotd.core.states import JobState
+from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState
+from spotd.core.domain.states import JobState
+from spotd.core.plans.plan import Event, Plan
 from spotd.store import EventView, Folding, Store
 from spotd.store.folding import NEVER_FOLDED, ROUTINE
 from spotd.store.tables import EVENTS

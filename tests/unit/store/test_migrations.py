@@ -18,8 +18,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, event
 
-from spotd.core.ids import JobId
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import AttemptState, JobState
 from spotd.store import Reads, Store, StoreCorrupt, StorePoint
 from spotd.store.engine import open_engine, parse_place
 from spotd.store.migrate import BUNDLED, Schema, _upgrade, migrate, migration_config

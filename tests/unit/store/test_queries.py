@@ -12,11 +12,11 @@ import pytest
 
 from spotd.api.errors import Ambiguous, NotFound
 from spotd.api.handlers.context import find_job
-from spotd.core.attempts import Attempt
-from spotd.core.charges import Meter
-from spotd.core.ids import JobId
-from spotd.core.plan import Event, Plan
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import Meter
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.plans.plan import Event, Plan
 from spotd.store import JobView, Reads, Store, Tx
 from spotd.store.queries import AMBIGUOUS_MAX
 from spotd_jobs.spec.model import Resources

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.attempts import Attempt, StopOrder
-from spotd.core.charges import Charge
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.cooldowns import Cooldown
-from spotd.core.intents import Intent
-from spotd.core.jobs import Job
-from spotd.core.plan import Event, Plan
-from spotd.core.quotes import Quote
-from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.charges import Charge
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.cooldowns import Cooldown
+from spotd.core.domain.intents import Intent
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd.core.plans.plan import Event, Plan
 from spotd.store import Store, Tx
 from spotd.store.columns import instant_in, instant_out, words_out
 from spotd.store.mapping import from_json, to_json

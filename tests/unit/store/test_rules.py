@@ -7,10 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.charges import Meter
-from spotd.core.intents import IntentKind, IntentState
-from spotd.core.plan import Plan
-from spotd.core.states import (
+from spotd.core.domain.charges import Meter
+from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.states import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
     AttemptState,
@@ -18,6 +17,7 @@ from spotd.core.states import (
     InvariantBroken,
     JobState,
 )
+from spotd.core.plans.plan import Plan
 from spotd.store import Store
 from spotd.store.tables import COUNTING_WHERE
 from spotd_providers.contract.money import MicroUsd

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.states import InvariantBroken, JobState
+from spotd.core.domain.states import InvariantBroken, JobState
 from spotd.store import Reads, StateUnavailable, Store, Tx
 from tests.unit.store import values as v
 from tests.unit.store.reads import checkpoints_of

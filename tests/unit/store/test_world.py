@@ -7,12 +7,12 @@ from datetime import UTC, date, datetime, timedelta, timezone
 
 import pytest
 
-from spotd.core.cooldowns import COOLDOWNS_REMEMBERED
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import IntentState
-from spotd.core.plan import Plan
-from spotd.core.states import AttemptState, JobState
-from spotd.core.world import World
+from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import IntentState
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
 from spotd.store import Store, Tx
 from tests.unit.store import values as v
 

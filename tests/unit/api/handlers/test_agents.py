@@ -11,8 +11,8 @@ import pytest
 from spotd.api.errors import OverBudget
 from spotd.api.requests import Submission
 from spotd.core.agents import AGENT
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from tests.unit.api.handlers.test_handlers import draft
 from tests.unit.daemon.rig import Rig

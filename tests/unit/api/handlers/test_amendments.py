@@ -9,8 +9,8 @@ import pytest
 
 from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.requests import BudgetChange
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from spotd.daemon.hosts import monitor
 from spotd_jobs.objects.api import ObjectInfo, StoreError, StoreUnavailable
 from spotd_jobs.spec.model import PriceLimit

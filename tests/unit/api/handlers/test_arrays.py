@@ -9,10 +9,10 @@ import pytest
 
 from spotd.api.errors import Invalid, NotFound, StateConflict
 from spotd.api.requests import JobQuery, Submission
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.plan import Plan
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
+from spotd.core.plans.plan import Plan
 from spotd.store import Reads
 from spotd_providers.contract.money import MicroUsd
 from tests.unit.api.handlers.test_handlers import draft, submitted

@@ -11,10 +11,10 @@ import pytest
 from spotd.api.errors import Invalid, NotFound, StateConflict
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.checkpoints import VerificationResponse
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.pins import find_checkpoint
-from spotd.core.retention import kept
-from spotd.core.states import AttemptState, JobState
+from spotd.core.checkpoints.pins import find_checkpoint
+from spotd.core.checkpoints.retention import kept
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.metrics import FILE_BYTES_MAX
 from spotd.daemon.hosts.reader import read_host

@@ -9,8 +9,8 @@ import pytest
 
 from spotd.api.errors import Invalid, StateConflict
 from spotd.api.requests import Submission
-from spotd.core.states import JobState
-from spotd.core.words import age_words
+from spotd.core.domain.states import JobState
+from spotd.core.pricing.words import age_words
 from tests.unit.api.handlers.test_handlers import draft, submitted
 from tests.unit.core.builders import NOW
 from tests.unit.daemon.rig import Rig

@@ -12,8 +12,8 @@ from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, Stat
 from spotd.api.handlers.logs import parse_cursor
 from spotd.api.requests import EventQuery, JobQuery, JobRequest, LogQuery, PriceQuery, Submission
 from spotd.api.timestamps import utc_text
-from spotd.core.ids import JobId
-from spotd.core.states import JobState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import JobState
 from spotd.store import StateUnavailable as StateUnavailable
 from spotd_providers.contract.errors import Unavailable as ProviderDown
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss

@@ -18,10 +18,10 @@ from spotd.api.errors import Invalid
 from spotd.api.handlers import ledger
 from spotd.api.queries import read_query
 from spotd.api.requests import CostQuery
-from spotd.core.charges import Charge, ChargePart, CostSums, Meter, sums_of
-from spotd.core.metering import unsettled_sums
-from spotd.core.plan import Plan
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.charges import Charge, ChargePart, CostSums, Meter, sums_of
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.metering.metering import unsettled_sums
+from spotd.core.plans.plan import Plan
 from spotd.store import CostGrouping, Store
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import HostId, ProviderName

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.states import JobState
+from spotd.core.domain.states import JobState
 from tests.unit.api.handlers.test_handlers import submitted
 from tests.unit.daemon.rig import Rig
 

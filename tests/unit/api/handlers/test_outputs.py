@@ -10,8 +10,8 @@ import pytest
 from spotd.api.errors import ApiUnavailable, NotFound, StateConflict
 from spotd.api.requests import JobQuery
 from spotd.cli.commands.jobs import warning_of
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.sweep import sweep
 from spotd_jobs.objects.api import StoreError

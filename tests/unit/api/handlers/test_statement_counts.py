@@ -14,8 +14,8 @@ from sqlalchemy import event
 from spotd.api.errors import NotFound
 from spotd.api.handlers import Handlers
 from spotd.api.requests import EventQuery, LogQuery
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import AttemptState, JobState
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon import object_keys
 from spotd.store import Store
 from spotd_jobs.objects.folder import FolderStore

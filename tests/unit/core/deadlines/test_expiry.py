@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from spotd.core.applied import applied
 from spotd.core.decide import decide
-from spotd.core.jobs import Pacing, RunTotals
+from spotd.core.domain.jobs import Pacing, RunTotals
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
 from spotd.core.requests import retry
-from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.timeline import redated
-from spotd.core.verdicts import VerdictKind
-from spotd.core.world import World
 from spotd_jobs.spec.model import Deadline, Schedule
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.decide import decide
-from spotd.core.plan import Plan
-from spotd.core.world import World
+from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
+from spotd.core.domain.world import World
+from spotd.core.plans.plan import Plan
 from spotd_jobs.spec.model import CheckpointPolicy, Deadline, GpuAlternative, MarketChoice, Resources, Schedule, Work
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Interruption, Market, Offer

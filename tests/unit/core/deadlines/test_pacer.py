@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.applied import applied
 from spotd.core.deadlines.pacer import DWELL
 from spotd.core.deadlines.spot_runs import with_spot
 from spotd.core.decide import decide
-from spotd.core.jobs import Job, Pacing
-from spotd.core.plan import Plan
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.verdicts import VerdictKind
-from spotd.core.world import World
+from spotd.core.domain.jobs import Job, Pacing
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
+from spotd.core.plans.plan import Plan
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     Deadline,

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.market import MarketSnapshot, ProviderOffers
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
 from spotd.core.notifications.conditions import AWAY_FOR, LOW_FOR, LowUse, conditions, low_uses
 from spotd.core.notifications.of_events import RULES, notification_of
 from spotd.core.notifications.values import (
@@ -24,9 +26,7 @@ from spotd.core.notifications.values import (
     Topic,
     notification,
 )
-from spotd.core.plan import Event
-from spotd.core.states import AttemptState, EndReason
-from spotd.core.world import World
+from spotd.core.plans.plan import Event
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from tests.unit.core.builders import NOW, SHOP, job, shop_policy, world_with
 

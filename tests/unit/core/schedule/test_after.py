@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.applied import applied
-from spotd.core.chain import Chain, JobInput
 from spotd.core.decide import decide
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job, Outputs
+from spotd.core.domain.chain import Chain, JobInput
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job, Outputs
+from spotd.core.domain.states import JobState
+from spotd.core.domain.verdicts import Verdict, VerdictKind
+from spotd.core.domain.world import PastJob, World, awaited, past_job
+from spotd.core.plans.applied import applied
 from spotd.core.requests import retry
 from spotd.core.schedule.after import circular, readers
-from spotd.core.states import JobState
-from spotd.core.verdicts import Verdict, VerdictKind
-from spotd.core.world import PastJob, World, awaited, past_job
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 
 STORED = Outputs(attempt=2, sha256="a" * 64, bytes=7_000)

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from spotd.core.applied import applied
-from spotd.core.chain import ArrayTask
 from spotd.core.decide import decide
-from spotd.core.ids import JobId
-from spotd.core.jobs import Job
-from spotd.core.states import JobState
-from spotd.core.verdicts import VerdictKind
-from spotd.core.world import World
+from spotd.core.domain.chain import ArrayTask
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy
 
 OFFERS = [offer(f"o{number}") for number in range(9)]

@@ -7,15 +7,15 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from spotd.core.applied import applied
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
-from spotd.core.jobs import Job
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.verdicts import Verdict, VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
 from spotd.core.schedule.opening import save_instant, save_lead
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.verdicts import Verdict, VerdictKind
-from spotd.core.world import World
 from spotd_jobs.spec.model import CheckpointPolicy, Schedule
 from spotd_jobs.spec.windows import parse_window
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with

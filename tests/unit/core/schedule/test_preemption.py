@@ -7,19 +7,19 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.applied import applied
-from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job
-from spotd.core.keys import attempt_key
-from spotd.core.plan import Plan
-from spotd.core.policy import Policy
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
+from spotd.core.plans.plan import Plan
 from spotd.core.schedule.preemption import DWELL
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.verdicts import VerdictKind
-from spotd.core.world import World
 from spotd_jobs.spec.model import Deadline, PolicyName, Schedule
 from spotd_providers.contract.money import MicroUsd
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, job, market, offer, shop_policy, world_with

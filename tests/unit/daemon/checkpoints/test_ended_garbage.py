@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Job, Outputs
-from spotd.core.lineage import EARLIER_KEPT, UNPROVEN_KEPT
-from spotd.core.retention import FALLBACKS, REMEMBERED, kept, offered, trim, with_fresh
-from spotd.core.states import AttemptState, JobState
-from spotd.core.world import World
+from spotd.core.checkpoints.retention import FALLBACKS, REMEMBERED, kept, offered, trim, with_fresh
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.jobs import Job, Outputs
+from spotd.core.domain.lineage import EARLIER_KEPT, UNPROVEN_KEPT
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
 from spotd.daemon.checkpoints.sweep import sweep

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.attempts import Attempt, StopOrder
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.states import AttemptState, EndReason
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.crash import never
 from spotd.daemon.grants.builder import LAST_LIFE, WRITE_LIFE, GrantBuilder, RunnerBundle

@@ -12,11 +12,11 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from spotd.core.attempts import Attempt, StopOrder
-from spotd.core.jobs import Job
-from spotd.core.policy import Policy
-from spotd.core.states import AttemptState, EndReason
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
 from spotd.daemon.clock import SteadyClock
 from spotd.daemon.grants.writer import GrantWriter
 from tests.unit.core.builders import NOW, shop_policy, world_with

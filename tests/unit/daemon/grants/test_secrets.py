@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.ids import JobId
+from spotd.core.domain.ids import JobId
 from spotd.daemon.crash import never
 from spotd.daemon.grants.secrets import SecretFiles, SecretsMissing
 from spotd.daemon.log import HIDDEN, Redactor

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.attempts import MachineState
-from spotd.core.host_status import HostStatus
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.reconcile import reconcile
-from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd.daemon.hosts.monitor import HostMonitor

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.host_status import ExitCause, HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import AttemptState
-from spotd.core.world import World
+from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState
+from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import LARGE, LINES_AT_ONCE, MANIFESTS_PER_READ, HostRation

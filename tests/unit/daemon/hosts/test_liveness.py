@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.world import World
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd.daemon.hosts.manifests import MISSING_READS_MAX

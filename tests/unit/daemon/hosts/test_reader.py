@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.checkpoints import FallbackRestore
-from spotd.core.host_status import ExitCause, HostStatus
-from spotd.core.states import AttemptState
-from spotd.core.world import World
+from spotd.core.domain.checkpoints import FallbackRestore
+from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.states import AttemptState
+from spotd.core.domain.world import World
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.reader import later
 from spotd_jobs.objects.folder import FolderStore

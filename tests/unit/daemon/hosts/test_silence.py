@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.states import EndReason, JobState
+from spotd.core.domain.states import EndReason, JobState
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract.values import AttemptKey, InstanceId
 from tests.unit.core.builders import job, offer

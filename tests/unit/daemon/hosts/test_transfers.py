@@ -29,7 +29,7 @@ class Beats:
     """Heartbeats of one host, straight into a meter."""
 
     def __init__(self, rig: Rig) -> None:
-        from spotd.core.ids import AttemptId, JobId
+        from spotd.core.domain.ids import AttemptId, JobId
         from spotd_jobs.wire.reports import parse_heartbeat
 
         self.meter = TransferMeter()

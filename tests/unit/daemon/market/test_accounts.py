@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.states import AttemptState
+from spotd.core.domain.states import AttemptState
 from spotd.daemon.install import other_account_words
 from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.values import InstanceRef, Listing, ProviderName

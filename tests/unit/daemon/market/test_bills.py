@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.attempts import MachineState
-from spotd.core.bill_correction import DONE
-from spotd.core.ids import JobId
-from spotd.core.plan import Event, Plan
+from spotd.core.billing.bill_correction import DONE
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import AttemptState
+from spotd.core.plans.plan import Event, Plan
 from spotd.core.reconcile import reconcile
-from spotd.core.states import AttemptState
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.market.bills import BillCheck
 from spotd_providers.contract.errors import Unavailable

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.core.states import JobState
+from spotd.core.domain.states import JobState
 from spotd.daemon.market import plugin_values
 from spotd.daemon.market.guarded import _sane, guarded
 from spotd.service import configuration

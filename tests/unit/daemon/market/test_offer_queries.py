@@ -9,8 +9,8 @@ from random import Random
 import anyio
 import pytest
 
-from spotd.core.states import JobState
-from spotd.core.world import World
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import World
 from spotd.daemon.crash import never
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache

@@ -13,7 +13,7 @@ from anyio import from_thread
 
 from spotd.api.errors import ApiUnavailable, Invalid
 from spotd.api.requests import HistoryQuery, PriceQuery
-from spotd.core.states import JobState
+from spotd.core.domain.states import JobState
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.market.price_recorder import PriceRecorder
 from spotd.history import History

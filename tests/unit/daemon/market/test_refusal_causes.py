@@ -12,9 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
-from spotd.core.jobs import Job
-from spotd.core.world import World
+from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.world import World
 from spotd.daemon.market import refusal_causes
 from spotd.daemon.market.evidence import Evidence
 from spotd.daemon.market.offer_cache import OfferCache

@@ -12,12 +12,12 @@ from zoneinfo import ZoneInfo
 import anyio
 import pytest
 
-from spotd.core.ids import AttemptId
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.states import JobState
 from spotd.core.notifications.delivery import KEPT_FOR, Message
 from spotd.core.notifications.of_events import notification_of
 from spotd.core.notifications.values import ChannelRules, Severity, Topic
-from spotd.core.plan import Event, Plan
-from spotd.core.states import JobState
+from spotd.core.plans.plan import Event, Plan
 from spotd.daemon.notifications.channels import SendFailed
 from spotd.daemon.notifications.notifier import Channel, Notifier
 from spotd_jobs.spec.windows import parse_window

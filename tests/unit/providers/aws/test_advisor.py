@@ -16,7 +16,7 @@ from spotd_providers.aws.advisor import read_advisor
 from spotd_providers.aws.provider import AwsProvider
 from spotd_providers.contract.values import Market
 from tests.unit.core.builders import NOW, market, offer
-from tests.unit.core.test_cooldowns import empty
+from tests.unit.core.domain.test_cooldowns import empty
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import play
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from spotd.core.applied import applied
-from spotd.core.attempts import Attempt
 from spotd.core.decide import decide
-from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.outcomes import launch_refused, launched
-from spotd.core.policy import Policy, ProviderPolicy
-from spotd.core.world import World
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.policy import Policy, ProviderPolicy
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import launch_refused, launched
+from spotd.core.plans.applied import applied
 from spotd.daemon.launch_failures import refusal_of
 from spotd_jobs.spec.model import MarketChoice, Resources
 from spotd_providers.aws.provider import AwsProvider

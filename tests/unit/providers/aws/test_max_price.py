@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.applied import applied
 from spotd.core.decide import decide
-from spotd.core.market import MarketSnapshot
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
 from spotd.core.reconcile import reconcile
-from spotd.core.states import AttemptState, EndReason
-from spotd.core.world import World
 from spotd_providers.aws.provider import AwsProvider
 from spotd_providers.contract.errors import OfferGone, PriceMoved
 from spotd_providers.contract.money import MICRO, MicroUsdPerHour

@@ -1,0 +1,1 @@
+"""Which job gets which machine, which machine must stop, and which running job moves."""

@@ -1,0 +1,293 @@
+"""When the bid of a running machine is changed, and to what.
+
+Theory. Where we pay what we bid, a bid is as low as wins with some headroom. When the lowest winning bid comes so near
+that half of the headroom is used up, the machine will be lost soon, and a raise may be cheaper than a restart. The new
+bid is what would be bid for the machine today. It never costs more than the job accepts, and never as much as the same
+machine costs on-demand, where no other user can outbid us. It is held against the next best machine with all that a
+move costs (`relocating`), and against every budget and balance before it is placed.
+
+Where the lowest winning bid falls, we go on paying what we bid. A lower bid costs less at once and is outbid sooner, so
+it is placed only where it pays even if the machine is lost once for it (`relocation`). It is at least half of the bid
+before, since a lowest bid that fell by more may be a wrong row.
+
+The intent is durable before the call, one for each machine at a time, and calls are `RAISE_EVERY` apart: the lists that
+show what a change did are late. What it came to is settled by the answer, or by a list (`_settle_bid`); until then the
+higher of the two bids counts for ceilings and budgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.bidding import is_echo, with_bid, with_floor
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.world import World
+from spotd.core.machines.holding import note_awake
+from spotd.core.machines.launch_calls import window_end
+from spotd.core.plans.plan import Plan
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.effective_price import (
+    PPM,
+    gpu_price_limit,
+    gpu_price_within,
+    metered_rate,
+    on_demand_rate,
+    repriced,
+    usual_bid,
+)
+from spotd.core.ranking.ceilings import ceiling_for, total_ceiling
+from spotd_providers.contract.money import MicroUsdPerHour, as_usd, shares, whole_machine
+from spotd_providers.contract.values import Instance, Listing, Market
+
+RAISE_EVERY: Final = timedelta(minutes=5)
+RAISE_HELD_EVERY: Final = timedelta(minutes=1)
+"""The same for a machine that is outbid already, which only a higher bid brings back."""
+ROUNDING_PPM: Final = 2_000
+"""What a provider may round a bid by."""
+
+
+def pays_bid(item: Attempt) -> bool:
+    """Whether there is a bid for this machine that can be changed."""
+    return item.quote.offer.pays_bid and item.quote.offer.market is Market.SPOT and item.ref is not None
+
+
+def raised_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | None:
+    """Return what to bid for this machine now; `None` where the bid is high enough, or no higher one is allowed."""
+    floor, current = item.bidding.floor, item.quote.price.gpu
+    if floor is None or not pays_bid(item) or is_echo(floor, item.bidding.placed or (current,)):
+        return None
+    if floor * (2 * PPM + policy.bid_headroom_ppm) <= current * 2 * PPM:
+        return None
+    bid = min(
+        usual_bid(replace(item.quote.offer, gpu_price=floor), policy.bid_headroom_ppm), bid_limit(item, job, policy)
+    )
+    return MicroUsdPerHour(bid) if bid > current and bid >= floor else None
+
+
+def lowered_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | None:
+    """Return what less to bid for this machine now; `None` where no lower bid has the usual headroom."""
+    floor, current = item.bidding.floor, item.quote.price.gpu
+    if not floor or not pays_bid(item) or is_echo(floor, item.bidding.placed or (current,)):
+        return None
+    usual = usual_bid(replace(item.quote.offer, gpu_price=floor), policy.bid_headroom_ppm)
+    bid = min(max(usual, -(-current // 2)), bid_limit(item, job, policy))
+    return MicroUsdPerHour(bid) if floor <= bid < current else None
+
+
+def bid_limit(item: Attempt, job: Job, policy: Policy) -> int:
+    """Return the highest bid that the job accepts and that is less than the on-demand price of the same machine."""
+    offer = item.quote.offer
+    today = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, policy)
+    ceiling = item.ceiling_now if today is None else min(item.ceiling_now, today)
+    limit = gpu_price_limit(item.quote, ceiling)
+    allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
+    if allowed < whole_machine(ceiling, offer.gpu_count):
+        limit = min(limit, gpu_price_within(item.quote, allowed))
+    return limit if offer.on_demand_price is None else min(limit, offer.on_demand_price - 1)
+
+
+def is_changing(item: Attempt, builder: PlanBuilder) -> bool:
+    """Whether a change of its bid is owed, or was sent and is not settled."""
+    known = builder.intent(bid_intent_id(item.key))
+    return known is not None and known.is_open
+
+
+def may_change(item: Attempt, builder: PlanBuilder) -> bool:
+    """Whether no change of its bid is under way, or was a moment ago. An instant ahead is by another clock."""
+    if is_changing(item, builder):
+        return False
+    changed_at, pause = item.bidding.changed_at, RAISE_EVERY if item.bidding.held_since is None else RAISE_HELD_EVERY
+    return changed_at is None or changed_at > builder.now or builder.now - changed_at >= pause
+
+
+def owed_bid(item: Attempt) -> MicroUsdPerHour:
+    """Return the newest bid, which its provider may not have taken yet; a lower one counts only once it has."""
+    return item.bidding.placed[-1] if item.bidding.placed else item.price_max
+
+
+def change_bid(builder: PlanBuilder, item: Attempt, bid: MicroUsdPerHour, why: str) -> None:
+    """Owe the change of the bid. From here on ceilings and budgets count the new one, if it is the higher one."""
+    before = item.quote.price.gpu
+    floor = item.bidding.floor
+    known = with_bid(item.bidding, before, bid, builder.now)
+    if bid > before:
+        offer = item.quote.offer if floor is None else replace(item.quote.offer, gpu_price=floor)
+        item = replace(item, quote=repriced(replace(item.quote, offer=offer), bid), price_max=bid, bidding=known)
+    else:
+        item = replace(item, bidding=replace(known, before=None))
+    builder.put_attempt(item)
+    builder.put_intent(
+        Intent(
+            id=bid_intent_id(item.key),
+            account=item.account,
+            kind=IntentKind.CHANGE_BID,
+            provider=item.provider,
+            key=item.key,
+            state=IntentState.OPEN,
+            created_at=builder.now,
+            attempt=item.id,
+            ref=item.ref,
+        )
+    )
+    builder.event(
+        "bid.raising" if bid > before else "bid.lowering",
+        f"its bid goes from ${as_usd(before):.4f} to ${as_usd(bid):.4f} per hour: {why}",
+        attempt=item.id,
+        before_microusd_h=before,
+        bid_microusd_h=bid,
+    )
+
+
+# --- what became of it -----------------------------------------------------------------------------------------------
+
+
+def bid_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+    """Record that the call is made now; or that it never is, where the machine is not wanted any more."""
+    builder = PlanBuilder(world, now)
+    item, intent = _owed(builder, world, attempt_id)
+    if item is None or intent is None or intent.state is not IntentState.OPEN:
+        return builder.plan()
+    paused = world.policy.launches_paused
+    if not item.state.counts or item.stop is not None or paused:
+        _give_up(builder, item, intent, f"not sent: {paused or 'the machine is not wanted any more'}")
+    else:
+        builder.put_intent(replace(intent, state=IntentState.SENT, tries=intent.tries + 1))
+    return builder.plan()
+
+
+def bid_changed(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+    """Record that the provider took the bid."""
+    builder = PlanBuilder(world, now)
+    item, intent = _owed(builder, world, attempt_id)
+    if item is not None and intent is not None:
+        _took_it(builder, item, intent)
+        builder.list_again(item.provider)
+    return builder.plan()
+
+
+def bid_refused(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
+    """Record that the bid is what it was."""
+    builder = PlanBuilder(world, now)
+    item, intent = _owed(builder, world, attempt_id)
+    if item is not None and intent is not None:
+        _give_up(builder, item, intent, detail)
+    return builder.plan()
+
+
+def bid_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
+    """Record that only a list can show what the bid is now; the higher one counts until then."""
+    builder = PlanBuilder(world, now)
+    _, intent = _owed(builder, world, attempt_id)
+    if intent is not None:
+        doubt_bid(builder, intent, detail)
+    return builder.plan()
+
+
+def _owed(builder: PlanBuilder, world: World, attempt_id: AttemptId) -> tuple[Attempt | None, Intent | None]:
+    """Return the attempt, and the change of its bid that is not settled yet."""
+    item = world.attempts.get(attempt_id)
+    intent = None if item is None else builder.intent(bid_intent_id(item.key))
+    return item, intent if intent is not None and intent.is_open else None
+
+
+def doubt_bid(builder: PlanBuilder, intent: Intent, detail: str) -> None:
+    """Let the first list after the window settle what the bid is."""
+    due = window_end(builder, intent.provider)
+    builder.put_intent(replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=due))
+    builder.event("bid.unknown", f"the answer to its new bid was lost ({detail}): a list will show it",
+                  attempt=intent.attempt)  # fmt: skip
+    builder.list_again(intent.provider)
+
+
+def after_restart(builder: PlanBuilder, item: Attempt | None, intent: Intent) -> None:
+    """Give up a change that was not sent; one that was may have taken effect."""
+    if item is None:
+        builder.put_intent(replace(intent, state=IntentState.FAILED, error="its attempt is over"))
+    elif intent.state is IntentState.OPEN:
+        _give_up(builder, item, intent, "not sent: spotd was restarted before its turn came")
+    elif intent.state is IntentState.SENT:
+        doubt_bid(builder, intent, "spotd was restarted during the call")
+
+
+def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listing: Listing | None) -> None:
+    """Record what a list states of the machine's bid, and settle a change whose answer was lost."""
+    item = builder.attempt(attempt_id)
+    if not pays_bid(item) or not item.state.counts:
+        return
+    if mine.bid_floor is not None and mine.bid_floor != item.bidding.floor:
+        placed = item.bidding.placed or (item.quote.price.gpu,)
+        known = replace(item.bidding, placed=placed)
+        # The price stated for our own machine is our bid, too, be it that a restored state knows no such one.
+        stated = () if mine.price is None else (mine.price,)
+        if not is_echo(mine.bid_floor, (*stated, *_bids_beside(builder, item))):
+            known = with_floor(known, mine.bid_floor)
+        if known.floor != item.bidding.floor:
+            builder.put_attempt(replace(item, bidding=known))
+    note_awake(builder, builder.attempt(attempt_id), mine)
+    _settle_bid(builder, builder.attempt(attempt_id), mine, listing)
+
+
+def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, ...]:
+    """Return our bids for other machines of the same host, as if for this one: the host may state them as its floor."""
+    here = item.quote.offer
+    found: list[MicroUsdPerHour] = []
+    for other in builder.attempts():
+        offer = other.quote.offer
+        if here.host_id is None or (offer.provider, offer.host_id) != (here.provider, here.host_id):
+            continue
+        if other.id != item.id and other.state.counts and offer.pays_bid:
+            bids = other.bidding.placed or (other.quote.price.gpu,)
+            found += [MicroUsdPerHour(bid * shares(here.gpu_count) // shares(offer.gpu_count)) for bid in bids]
+    return tuple(found)
+
+
+def _settle_bid(builder: PlanBuilder, item: Attempt, mine: Instance, listing: Listing | None) -> None:
+    intent = builder.intent(bid_intent_id(item.key))
+    if intent is None or intent.state is not IntentState.UNKNOWN or intent.not_before is None:
+        return
+    if mine.price is not None and _is_near(mine.price, owed_bid(item)):
+        _took_it(builder, item, intent)
+    elif listing is not None and listing.at > intent.not_before and builder.now >= intent.not_before:
+        if mine.price is not None and (item.bidding.before is not None or _is_lowering(item)):
+            _give_up(builder, item, intent, f"{item.provider} shows ${as_usd(mine.price):.4f} per hour")
+        elif _is_lowering(item):  # nothing contradicts the higher bid, which costs more
+            _give_up(builder, item, intent, f"{item.provider} does not show it")
+        else:
+            _took_it(builder, item, intent)
+
+
+def _is_near(price: int, bid: int) -> bool:
+    return abs(price - bid) * PPM <= bid * ROUNDING_PPM
+
+
+def _is_lowering(item: Attempt) -> bool:
+    return owed_bid(item) < item.quote.price.gpu
+
+
+def _took_it(builder: PlanBuilder, item: Attempt, intent: Intent) -> None:
+    kind, bid = "bid.lowered" if _is_lowering(item) else "bid.raised", owed_bid(item)
+    builder.put_intent(replace(intent, state=IntentState.DONE, error=""))
+    item = replace(item, quote=repriced(item.quote, bid), price_max=bid, bidding=replace(item.bidding, before=None))
+    builder.put_attempt(item)
+    if item.machine is MachineState.LIVE and item.bidding.held_since is None and item.meter.since is not None:
+        builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+    builder.event(kind, f"its bid is ${as_usd(bid):.4f} per hour now", attempt=item.id)
+
+
+def _give_up(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> None:
+    """Go back to the former bid, or stay at it."""
+    builder.put_intent(replace(intent, state=IntentState.FAILED, error=why))
+    is_lowering = _is_lowering(item)
+    before = item.quote.price.gpu if is_lowering else item.bidding.before
+    if before is None:
+        return
+    bidding = replace(item.bidding, before=None)
+    builder.put_attempt(replace(item, quote=repriced(item.quote, before), price_max=before, bidding=bidding))
+    kind = "bid.not_lowered" if is_lowering else "bid.not_raised"
+    builder.event(kind, f"its bid stays ${as_usd(before):.4f} per hour: {why}", attempt=item.id)

@@ -1,0 +1,249 @@
+"""What follows for an attempt from its state and from what was observed of its instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from spotd.core.billing.billing import charge_unseen, last_lived
+from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import IntentState
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.machines.absence import is_missing_for_long, is_missing_twice, proves_absence, settle_until_missing
+from spotd.core.machines.holding import is_kept, keep_outbid
+from spotd.core.machines.listed import STOPPED
+from spotd.core.machines.loss_evidence import LossEvidence
+from spotd.core.machines.timeouts import watch_timeouts
+from spotd.core.metering.billing_limits import lease_and_save
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd_providers.contract.values import Instance, Listing, Loss
+
+_LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
+    Loss.PREEMPTED: EndReason.PREEMPTED,
+    Loss.OUTBID: EndReason.OUTBID,
+    Loss.HOST_LOST: EndReason.HOST_LOST,
+    Loss.PROVISION_FAILED: EndReason.HOST_LOST,
+    Loss.IMAGE_ERROR: EndReason.IMAGE_ERROR,
+    Loss.BALANCE: EndReason.PROVIDER_BALANCE,
+    Loss.EXPIRED: EndReason.HOST_LOST,
+    Loss.SELF: EndReason.HOST_LOST,
+}
+
+
+class Observed(StrEnum):
+    """What was observed of the instance of one attempt."""
+
+    LISTED = "listed, and may compute, or could not be read since"
+    HALTED = "listed as paused, ending or gone, and read since"
+    ABSENT = "missing from complete lists for long enough, and read since"
+    UNREAD = "halted or missing, but only its liveness was checked since"
+    OTHER_MARKET = "listed in another market than agreed"
+    NOTHING = "no list says anything of it yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One attempt beside everything that was observed of it."""
+
+    builder: PlanBuilder
+    attempt_id: AttemptId
+    listing: Listing | None
+    mine: Instance | None
+    report: HostStatus | None
+    is_held: bool
+    """Its absence is not believed yet."""
+    evidence: LossEvidence
+
+    @property
+    def item(self) -> Attempt:
+        return self.builder.attempt(self.attempt_id)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all that its host wrote was read after it was listed.
+
+        However little is known of it, it may have run and saved while the store did not answer.
+        """
+        report, listing = self.report, self.listing
+        return report is not None and not report.liveness_check and (listing is None or report.read_at >= listing.at)
+
+    def end(self, reason: EndReason, detail: str = "") -> None:
+        self.builder.end_attempt(self.attempt_id, reason, detail)
+
+
+def judge(case: Case) -> None:
+    """Apply the rule of the attempt's state and of what was observed."""
+    JUDGEMENTS[case.item.state][_observed(case)](case)
+
+
+def _observed(case: Case) -> Observed:
+    item, listing, mine = case.item, case.listing, case.mine
+    absent = listing is not None and listing.complete and mine is None and proves_absence(case.builder, item, listing)
+    if not item.state.counts:
+        if absent and listing is not None and item.end_reason is EndReason.LAUNCH_UNKNOWN:
+            absent = is_missing_for_long(case.builder, item, listing)
+        return Observed.ABSENT if absent else Observed.NOTHING if mine is None else Observed.LISTED
+    if mine is not None and mine.market not in {None, item.quote.offer.market}:
+        return Observed.OTHER_MARKET
+    if absent and item.ref is None and item.heartbeat_seen_at is not None and not case.evidence.is_silent(item):
+        absent = False  # its host lives, so the launch took effect, whatever the lists lack
+    elif absent and listing is not None and item.ref is None and case.evidence.hosts_cannot_write:
+        absent = is_missing_for_long(case.builder, item, listing)
+    elif absent and listing is not None and item.ref is None and item.heartbeat_seen_at is None:
+        absent = is_missing_twice(case.builder, item, listing)
+    halted = mine is not None and mine.state in STOPPED
+    absent = absent and not case.is_held
+    if (halted or absent) and case.report is not None and case.report.liveness_check:
+        return Observed.UNREAD
+    if case.is_read and (halted or absent):
+        return Observed.HALTED if halted else Observed.ABSENT
+    return Observed.NOTHING if mine is None else Observed.LISTED
+
+
+# --- the rules -------------------------------------------------------------------------------------------------
+
+
+def wait(case: Case) -> None:
+    """Change nothing."""
+
+
+def end_gone(case: Case) -> None:
+    """Take the machine as gone, once its provider had accepted its end before the list was begun."""
+    if _is_end_accepted(case.builder, case.item, case.listing):
+        case.builder.machine_gone(case.attempt_id)
+
+
+def end_other_market(case: Case) -> None:
+    """End the attempt: the provider broke the contract."""
+    market = None if case.mine is None else case.mine.market
+    case.end(EndReason.CONTRACT_BROKEN, f"the machine is {market}, which was not agreed")
+
+
+def read_in_full(case: Case) -> None:
+    """Ask for a full read of what its host wrote, before a loss is believed."""
+    case.builder.read_in_full(case.attempt_id)
+
+
+def end_halted(case: Case) -> None:
+    """End the attempt by the order to stop, by the reason that its provider gives, or as lost."""
+    item, mine = case.item, case.mine
+    if mine is None:
+        return
+    if item.stop is not None and item.bidding.held_since is not None and not _is_newer(case.listing, item.stop):
+        case.builder.list_again(item.provider)  # it may have woken since the list
+        watch_clocks(case)
+        return
+    if item.stop is not None:
+        case.end(item.stop.reason, item.stop.detail)
+        return
+    if is_kept(case.builder, item, mine):
+        keep_outbid(case.builder, item)
+        return
+    reason = EndReason.HOST_LOST if mine.loss is None else _LOSS_REASONS[mine.loss]
+    if mine.loss is None and item.notice_at is not None:
+        reason = EndReason.PREEMPTED
+    case.end(reason, mine.detail or f"the provider says {mine.state.value}")
+
+
+def end_unlaunched(case: Case) -> None:
+    """End the attempt: its launch never took effect, or its machine is gone although its host gave a sign of life."""
+    last_sign = case.item.heartbeat_seen_at
+    if last_sign is not None:
+        charge_unseen(case.builder, case.attempt_id, last_lived(last_sign, case.report))
+    case.builder.machine_gone(case.attempt_id)
+    if last_sign is not None:
+        case.end(EndReason.HOST_LOST, "its host gave a sign of life, and the provider lists no machine")
+    else:
+        case.end(EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
+
+
+def end_absent(case: Case) -> None:
+    """End the attempt by the order to stop, by its interruption notice, or as lost; charge it while it was listed."""
+    item = case.item
+    if item.ref is None:
+        end_unlaunched(case)
+        return
+    settle_until_missing(case.builder, item)
+    if item.stop is not None:
+        case.end(item.stop.reason, item.stop.detail)
+    elif item.notice_at is not None:
+        case.end(EndReason.PREEMPTED)
+    else:
+        case.end(EndReason.HOST_LOST, "the provider lists it no more")
+
+
+def watch_unlisted(case: Case) -> None:
+    """Give up a launch that stays without an answer for too long; else watch its time-outs."""
+    item = case.item
+    if _is_unanswerable(case):
+        why = f"{item.provider} does not answer; the job goes on elsewhere, and the machine is ended when it is found"
+        case.end(EndReason.LAUNCH_UNKNOWN, why)
+    else:
+        watch_clocks(case)
+
+
+def watch_clocks(case: Case) -> None:
+    """End the attempt at the deadline of its order to stop, after too long a silence, or at its start's time-out."""
+    patience = case.evidence.patience(case.item, case.mine, case.listing)
+    watch_timeouts(case.builder, case.attempt_id, case.report, patience, case.evidence)
+
+
+# --- what they ask ---------------------------------------------------------------------------------------------
+
+
+def _is_end_accepted(builder: PlanBuilder, item: Attempt, listing: Listing | None) -> bool:
+    """Whether a list begun after the provider accepted the end shows it; one list may be wrong."""
+    if item.ref is None:
+        return True
+    intent = builder.end_order(item)
+    accepted_at = None if intent is None else intent.accepted_at
+    return listing is not None and accepted_at is not None and listing.at > accepted_at
+
+
+def _is_newer(listing: Listing | None, order: StopOrder) -> bool:
+    return listing is not None and listing.at > order.ordered_at
+
+
+def _is_unanswerable(case: Case) -> bool:
+    """Whether a machine that may have been launched could by now neither give a sign of life nor go on without one.
+
+    Its provider, or the part of it that was asked to sell it, has been away since its answer was lost. A machine that
+    lives would have given a sign of life, without which its grant is not renewed; one that does not starts no more,
+    once the grant that it would read is superseded.
+    """
+    builder, item, listing = case.builder, case.item, case.listing
+    intent = builder.launch_order(item)
+    if item.ref is not None or intent is None or intent.state is not IntentState.UNKNOWN or intent.not_before is None:
+        return False
+    if listing is not None and listing.complete and listing.at > intent.not_before:
+        return False
+    given_up_at = intent.not_before + lease_and_save(builder.job(item.id.job), builder.policy)
+    if builder.now < given_up_at:
+        builder.wake(given_up_at)
+        return False
+    return case.is_read and item.heartbeat_seen_at is None
+
+
+# --- the table -------------------------------------------------------------------------------------------------
+
+_COUNTS: Final[Mapping[Observed, Callable[[Case], None]]] = {
+    Observed.LISTED: watch_clocks,
+    Observed.HALTED: end_halted,
+    Observed.ABSENT: end_absent,
+    Observed.UNREAD: read_in_full,
+    Observed.OTHER_MARKET: end_other_market,
+    Observed.NOTHING: watch_unlisted,
+}
+
+JUDGEMENTS: Final[Mapping[AttemptState, Mapping[Observed, Callable[[Case], None]]]] = {
+    AttemptState.INTENDED: {**_COUNTS, Observed.ABSENT: end_unlaunched},
+    AttemptState.STARTING: _COUNTS,
+    AttemptState.RUNNING: _COUNTS,
+    AttemptState.STOPPING: _COUNTS,
+    AttemptState.ENDING: {**dict.fromkeys(Observed, wait), Observed.ABSENT: end_gone},
+    AttemptState.ENDED: dict.fromkeys(Observed, wait),
+}

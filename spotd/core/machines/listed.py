@@ -1,0 +1,202 @@
+"""What a list shows of an instance, recorded on its attempt: what it costs, and whether it can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.billing.billing import (
+    bill_until_ended,
+    is_starting,
+    list_again_for_start,
+    note_ceiling,
+    note_listed,
+    prove,
+    set_rate,
+    start_billing,
+)
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import IntentState, terminate_intent_id
+from spotd.core.domain.states import AttemptState
+from spotd.core.machines.host_reports import note_notice
+from spotd.core.metering.interruption_credit import free_of
+from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.effective_price import halted_rate, metered_rate, on_demand_rate, repriced
+from spotd_providers.contract.money import MicroUsdPerHour, as_usd
+from spotd_providers.contract.values import Instance, InstanceState, Listing
+
+TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
+"""A machine still listed as running so long after its end was accepted is ended again: some providers forget."""
+
+STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
+
+
+def _in_account(builder: PlanBuilder, item: Attempt, account: str) -> Attempt:
+    """Record whose key lists the machine: one that is listed can be ended with that key, whatever was known before."""
+    item = replace(item, account=account)
+    builder.put_attempt(item)
+    intent = None if item.ref is None else builder.intent(terminate_intent_id(item.ref))
+    if intent is not None and intent.account != account:
+        builder.put_intent(replace(intent, account=account))
+    return item
+
+
+def record(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
+    """Record what the listing shows of a machine we know: price, notice, whether it can still compute."""
+    item = builder.attempt(attempt_id)
+    rules = builder.policy.providers.get(item.provider)
+    if rules is not None and rules.account and item.account != rules.account:
+        item = _in_account(builder, item, rules.account)
+    if not item.ever_listed or item.missing_since is not None:
+        item = replace(item, ever_listed=True, missing_since=None)
+        builder.put_attempt(item)
+    if mine.notice_at is not None and item.state.counts and mine.state not in STOPPED:
+        note_notice(builder, attempt_id, mine.notice_at)
+        item = builder.attempt(attempt_id)
+    RECORDS[mine.state](builder, item, mine)
+
+
+def is_outdated(builder: PlanBuilder, item: Attempt, listing: Listing | None) -> bool:
+    """Whether the list was begun before the machine's end was accepted, so that it proves nothing about its life.
+
+    It may be the newest one for long: until the next poll, or as long as the provider is away.
+    """
+    intent = builder.end_order(item)
+    if intent is None or intent.accepted_at is None:
+        return False
+    return listing is None or listing.at <= intent.accepted_at
+
+
+def record_paused(builder: PlanBuilder, item: Attempt, _mine: Instance) -> None:
+    """Bill its disk until its end is accepted: it may wake up, so it counts as able to compute."""
+    _rate(builder, item.id, halted_rate(item.quote), None)
+    bill_until_ended(builder, item.id)
+    if _is_over(builder, item):
+        _end_again_if_forgotten(builder, item, "its disk is still kept after its end was accepted")
+
+
+def record_ending(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
+    """Bill nothing more, and take back what its provider does not bill."""
+    builder.put_attempt(replace(item, machine=MachineState.HALTED))
+    _rate(builder, item.id, MicroUsdPerHour(0), None)
+    _take_back(builder, item.id, mine)
+
+
+def record_gone(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
+    """Bill nothing more, take back what its provider does not bill, and count on the machine no more."""
+    _rate(builder, item.id, MicroUsdPerHour(0), None)
+    _take_back(builder, item.id, mine)
+    builder.machine_gone(item.id)
+
+
+def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
+    """Bill it at the listed price and hold that against the ceiling; end it again if it should be ended."""
+    at = builder.listed_at.get(item.provider, builder.now)
+    if _is_over(builder, item):
+        prove(builder, item.id, at)
+        _end_again(builder, builder.attempt(item.id))
+        _meter_until_ended(builder, item.id, mine)
+        return
+    if item.machine is not MachineState.LIVE:
+        builder.put_attempt(replace(item, machine=MachineState.LIVE))
+    quote = item.quote
+    if mine.price is not None and mine.price != quote.price.gpu:
+        quote = repriced(quote, mine.price)
+    is_over = quote.price.per_gpu > item.ceiling_now
+    if mine.state is InstanceState.RUNNING:
+        start_billing(builder, item.id)
+    note_listed(builder, item.id, at, exactly=is_over or item.running_at is None)
+    note_ceiling(builder, item.id, at, is_over=is_over)
+    item = builder.attempt(item.id)
+    if is_starting(item, builder.policy):
+        list_again_for_start(builder, item)
+    else:
+        set_rate(builder, item.id, metered_rate(quote), on_demand_rate(quote))
+
+
+def _is_over(builder: PlanBuilder, item: Attempt) -> bool:
+    """Whether its machine is being ended, be it that its last words are still to be read."""
+    intent = builder.end_order(item)
+    return item.state is AttemptState.ENDING or (intent is not None and intent.is_open)
+
+
+def _meter_until_ended(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
+    """Bill a machine whose end its provider has not accepted yet, at the price that it states."""
+    item = builder.attempt(attempt_id)
+    if item.meter.since is None or item.meter.rate <= halted_rate(item.quote):
+        return
+    quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
+    set_rate(builder, attempt_id, metered_rate(quote), on_demand_rate(quote))
+
+
+def _take_back(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
+    """Credit what the provider does not bill, because it took the machine so soon."""
+    item = builder.attempt(attempt_id)
+    free = free_of(item, mine, builder.policy, builder.now)
+    if free > 0:
+        minutes = int(builder.policy.providers[item.provider].free_if_taken_within.total_seconds() // 60)
+        why = f"{item.provider} took the machine within {minutes} minutes, which makes its time free"
+        builder.credit(attempt_id, free, f"{why}: ${as_usd(free):.4f}")
+
+
+def _rate(builder: PlanBuilder, attempt_id: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
+    meter = builder.attempt(attempt_id).meter
+    if meter.rate != rate or (meter.since is None) != (rate == 0):
+        builder.set_rate(attempt_id, rate, compared)
+
+
+def _end_again(builder: PlanBuilder, item: Attempt) -> None:
+    """End a machine that should be gone and runs: it woke up, or the provider forgot our order."""
+    if item.ref is None:
+        return
+    intent = builder.end_order(item)
+    if intent is not None and intent.state is IntentState.OPEN and item.meter.rate <= halted_rate(item.quote):
+        # It was halted and bills in full again, so an order that waits for its turn to be repeated waits no longer.
+        builder.put_intent(replace(intent, not_before=None))
+        _bill_again(builder, item.id, intent.accepted_at)
+        builder.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
+    elif intent is None or not intent.is_open:
+        builder.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
+    elif _end_again_if_forgotten(builder, item, "it still runs after its end was accepted"):
+        builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.LIVE))
+        _bill_again(builder, item.id, intent.accepted_at)
+
+
+def _bill_again(builder: PlanBuilder, attempt_id: AttemptId, accepted_at: datetime | None) -> None:
+    """Bill a machine that runs although it should be gone.
+
+    Where its meter was stopped by an order that its provider accepted, nothing has ended it since, however long no list
+    could be read; one that was paused has billed its disk and was woken.
+    """
+    item = builder.attempt(attempt_id)
+    rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
+    if item.meter.since is None:
+        builder.set_rate(attempt_id, rate, compared, at=accepted_at)
+        prove(builder, attempt_id, builder.listed_at.get(item.provider, builder.now))
+    else:
+        _rate(builder, attempt_id, rate, compared)
+
+
+def _end_again_if_forgotten(builder: PlanBuilder, item: Attempt, seen: str) -> bool:
+    """Whether the provider had time enough for an order that it accepted: then it is given again."""
+    intent = builder.end_order(item)
+    if intent is None or intent.state is not IntentState.ACCEPTED or intent.accepted_at is None:
+        return False
+    if builder.now - intent.accepted_at < TERMINATE_AGAIN_AFTER:
+        return False
+    builder.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+    builder.event("machine.ending", f"{seen}: ending it again", attempt=item.id)
+    return True
+
+
+RECORDS: Final[Mapping[InstanceState, Callable[[PlanBuilder, Attempt, Instance], None]]] = {
+    InstanceState.PENDING: record_live,
+    InstanceState.RUNNING: record_live,
+    InstanceState.UNKNOWN: record_live,
+    InstanceState.PAUSED: record_paused,
+    InstanceState.ENDING: record_ending,
+    InstanceState.GONE: record_gone,
+}

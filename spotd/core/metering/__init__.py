@@ -1,0 +1,1 @@
+"""What machines have cost so far, and up to when they can bill."""

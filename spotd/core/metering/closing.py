@@ -1,0 +1,100 @@
+"""The one line that sums a finished job up: how long it ran, where, and what it cost against on-demand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
+from spotd.core.domain.states import EndReason
+from spotd.core.metering.metering import metered_until
+from spotd.core.pricing.words import dollar_words
+from spotd_providers.contract.money import MicroUsd
+
+_TAKEN: Final = frozenset({EndReason.PREEMPTED, EndReason.OUTBID})
+_HOUR: Final = timedelta(hours=1)
+_MINUTE: Final = timedelta(minutes=1)
+_SECOND: Final = timedelta(seconds=1)
+
+
+def with_run(totals: RunTotals, item: Attempt, reason: EndReason, now: datetime) -> RunTotals:
+    """Return the totals with an attempt that ends now for this reason. What nothing proves of its time is left out."""
+    ran, hosts = totals.ran, totals.hosts
+    if item.running_at is not None:
+        ran += max(timedelta(0), metered_until(item.meter, now) - item.running_at)
+        host = _host_name(item)
+        if host not in hosts and len(hosts) < HOSTS_MAX:
+            hosts = (*hosts, host)
+    taken = reason in _TAKEN and reason.traits.is_recovery and item.launched_at is not None
+    return replace(totals, ran=ran, hosts=hosts, preemptions=totals.preemptions + (1 if taken else 0))
+
+
+def with_paid(totals: RunTotals, item: Attempt, paid: int) -> RunTotals:
+    """Return the totals with what more was paid for an attempt, which may be negative."""
+    if item.quote.on_demand is not None:
+        return totals
+    return replace(totals, uncompared=MicroUsd(totals.uncompared + paid))
+
+
+def _host_name(item: Attempt) -> str:
+    """Return what names the host; a machine of a provider that shows no hosts is one of its own."""
+    machine = item.ref.instance_id if item.ref is not None else str(item.id.number)
+    return f"{item.provider}/{item.quote.offer.host_id or machine}"
+
+
+def closing_words(totals: RunTotals, spent: MicroUsd, on_demand: MicroUsd, recoveries: int, lost: timedelta) -> str:
+    """Return `ran 31.4 h on 4 hosts, $41.20 instead of $118.60 on demand: saved 65 %, 3 preemptions, ...`.
+
+    Empty where nothing ran and nothing was spent. Money without a known on-demand price is compared with nothing.
+    """
+    if not totals.hosts and not spent:
+        return ""
+    parts = [_ran_words(totals), _money_words(spent, on_demand, totals.uncompared)]
+    others = recoveries - totals.preemptions
+    if totals.preemptions:
+        parts.append(_count(totals.preemptions, "preemption"))
+    if others > 0:
+        parts.append(_count(others, "other loss", "other losses"))
+    if lost > timedelta(0):
+        parts.append(f"{_span(lost)} repeated")
+    return ", ".join(parts)
+
+
+def _ran_words(totals: RunTotals) -> str:
+    number = len(totals.hosts)
+    if not number:
+        return "its command never ran"
+    hosts = f"{number} or more hosts" if number >= HOSTS_MAX else _count(number, "host")
+    return f"ran {_span(totals.ran)} on {hosts}"
+
+
+def _money_words(spent: MicroUsd, on_demand: MicroUsd, uncompared: MicroUsd) -> str:
+    """Return what was spent; compared with on-demand as far as that price was known at each launch."""
+    paid, other = spent - uncompared, on_demand - uncompared
+    words = dollar_words(spent)
+    if other <= 0:
+        return words
+    if uncompared:
+        words += f", {dollar_words(MicroUsd(paid))} of it"
+    if paid == other:
+        return f"{words} as on demand"
+    percent = (100 * abs(other - paid) + other // 2) // other
+    saved = f"saved {percent} %" if other > paid else f"{percent} % more"
+    return f"{words} instead of {dollar_words(MicroUsd(other))} on demand: {saved}"
+
+
+def _span(span: timedelta) -> str:
+    """Return `31.4 h`, `14 min` or `40 s`; what is not nothing is never shown as that."""
+    if span >= 2 * _HOUR:
+        return f"{span / _HOUR:.1f} h"
+    if span >= 2 * _MINUTE:
+        return f"{round(span / _MINUTE)} min"
+    if timedelta(0) < span < _SECOND:
+        return "less than 1 s"
+    return f"{round(span.total_seconds())} s"
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

@@ -1,0 +1,313 @@
+"""A plan in the making: a working copy of the world, with what each of several rules does to an attempt and its job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.domain import lineage
+from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.backoff import (
+    COUNTED_AS_ERROR,
+    did_start,
+    doubled,
+    has_saved,
+    setback,
+    words_of_giving_up,
+    words_of_setback,
+)
+from spotd.core.domain.bounds import COOLDOWN_MAX, span_within
+from spotd.core.domain.charges import Charge
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
+from spotd.core.domain.disk import disk_gb_after
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.domain.lineage import unsaved_time
+from spotd.core.domain.states import AttemptState, Blame, EndReason, JobState
+from spotd.core.metering.billing_limits import with_limit
+from spotd.core.metering.closing import with_paid, with_run
+from spotd.core.metering.interruption_credit import taken_by_provider_until
+from spotd.core.metering.metering import booked_back, settled, with_correction
+from spotd.core.plans.learning import learn_from_end
+from spotd.core.plans.stalls import stalls_after, words_after
+from spotd.core.plans.working_copy import WorkingCopy
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
+from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
+
+_NOTHING_BOUGHT: Final = frozenset(
+    {
+        EndReason.LAUNCH_FAILED,
+        EndReason.NEVER_LAUNCHED,
+        EndReason.NOT_PREPARED,
+        EndReason.NOT_SENT,
+        EndReason.LAUNCH_UNKNOWN,
+    }
+)
+POOL_COOLDOWNS_MAX: Final = 4
+"""A pool that refuses or loses machines again and again cools down for so many times its usual span at most."""
+
+
+IN_A_ROW: Final = timedelta(minutes=2)
+"""A refusal may take so long to be answered, and is one of the same row all the same."""
+
+
+def _in_a_row(before: Cooldown, now: datetime) -> bool:
+    """Whether a new refusal belongs to this one: it came while it lasted, or soon after it had."""
+    if before.since is None or before.since > now:
+        return False
+    return now - before.until <= max(IN_A_ROW, before.until - before.since)
+
+
+class PlanBuilder(WorkingCopy):
+    """The changes of one decision or reconciliation, and the rules that make more than one of them at a time."""
+
+    def cool(
+        self,
+        provider: ProviderName,
+        scope: CooldownScope,
+        subject: str,
+        span: timedelta,
+        why: str,
+        *,
+        longest: timedelta | None = None,
+        ends: CooldownEnd = CooldownEnd.TIME,
+        most: timedelta = COOLDOWN_MAX,
+    ) -> None:
+        """Nothing of this is bought for a while, and for twice as long each time in a row, up to `longest`."""
+        known = [*self._world.cooldowns, *self._cooldowns]
+        same = [c for c in known if c.subject == subject and c.scope is scope and c.provider == provider]
+        before = same[-1] if same else None
+        strikes = 0 if before is None or not _in_a_row(before, self.now) else before.strikes + 1
+        span = span_within(span, most)
+        until = self.now + doubled(span, strikes, span_within(max(span, longest or span), most))
+        if before is not None:
+            until = max(until, before.until)  # it may be prolonged, never cut short
+        self._cooldowns.append(
+            Cooldown(
+                provider=provider,
+                scope=scope,
+                subject=subject,
+                until=until,
+                reason=why,
+                since=self.now,
+                strikes=strikes,
+                ends=ends,
+            )
+        )
+
+    def set_rate(
+        self,
+        attempt: AttemptId,
+        rate: MicroUsdPerHour,
+        on_demand_rate: MicroUsdPerHour | None,
+        *,
+        at: datetime | None = None,
+    ) -> None:
+        """Charge what the attempt cost up to `at`, by default now; from there on it costs this per hour."""
+        item = self.attempt(attempt)
+        item = with_limit(item, self.job(attempt.job), self.policy)
+        after, charges = settled(item, at or self.now, rate, on_demand_rate)
+        self._charges.extend(charges)
+        self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
+
+    def add_charge(self, charge: Charge) -> None:
+        """Add the charge; the attempt's meter is the caller's to set."""
+        self._charges.append(charge)
+
+    def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:
+        """So much of what is booked for the attempt is not billed after all."""
+        item = self.attempt(attempt)
+        self._charges.extend(booked_back(item, amount, self.now))
+        self.put_attempt(with_correction(item, -amount))
+        self.event("attempt.credited", why, attempt=attempt, amount_microusd=amount)
+
+    def owe_termination(
+        self,
+        ref: InstanceRef,
+        key: AttemptKey,
+        attempt: AttemptId | None,
+        *,
+        why: str,
+        not_before: datetime | None = None,
+    ) -> None:
+        """Owe the machine's destruction, from `not_before` on, until the provider reports that it is gone."""
+        intent = terminate_intent_id(ref)
+        known = self.intent(intent)
+        if known is not None and known.is_open:
+            return
+        rules = self.policy.providers.get(ref.provider)
+        owner = None if attempt is None else self.attempt(attempt).account
+        self.put_intent(
+            Intent(
+                id=intent,
+                account=owner or ("" if rules is None else rules.account),
+                kind=IntentKind.TERMINATE,
+                provider=ref.provider,
+                key=key,
+                state=IntentState.OPEN,
+                created_at=self.now,
+                attempt=attempt,
+                ref=ref,
+                not_before=not_before,
+            )
+        )
+        if not_before is not None:
+            self.wake(not_before)
+        self.event("machine.ending", why, attempt=attempt, provider=ref.provider, instance=ref.instance_id, key=key)
+
+    def machine_gone(self, attempt: AttemptId, seen: str = "the provider says that the machine is gone") -> None:
+        """Nothing exists under the attempt's key, or is to be counted any more: its costs are final."""
+        self.set_rate(attempt, MicroUsdPerHour(0), None)
+        item = replace(self.attempt(attempt), machine=MachineState.GONE)
+        self.put_attempt(item)
+        for intent in self.intents():
+            if intent.attempt == attempt:
+                self.put_intent(replace(intent, state=IntentState.DONE))
+        if item.state is AttemptState.ENDING:
+            self._close(item, seen)
+
+    def _close(self, item: Attempt, seen: str = "the provider says that the machine is gone") -> None:
+        """Close the attempt, whose machine is gone: its costs become the job's."""
+        self.put_attempt(replace(item, state=AttemptState.ENDED))
+        cost = f"it cost ${as_usd(item.meter.settled):.4f}"
+        self.event(
+            "machine.gone",
+            f"{seen}; {cost}"
+            if item.ref is not None or item.meter.settled
+            else "no machine was made for this attempt; it cost nothing",
+            attempt=item.id,
+            cost_microusd=item.meter.settled,
+        )
+        job = self.job(item.id.job)
+        paid = item.meter.settled
+        self.put_job(
+            replace(
+                job,
+                spent=MicroUsd(job.spent + paid),
+                on_demand=MicroUsd(job.on_demand + item.on_demand_settled),
+                totals=with_paid(job.totals, item, paid),
+            )
+        )
+        self.close_job(job.id)
+
+    def end_attempt(self, attempt: AttemptId, reason: EndReason, detail: str = "") -> None:
+        """End the attempt: it counts no more, its machine is destroyed if it may exist, and the job moves on."""
+        item = self.attempt(attempt)
+        if not item.state.counts:
+            return
+        traits = reason.traits
+        sentence = reason.sentence(detail)
+        item = replace(
+            item, state=AttemptState.ENDING, ended_at=self.now, end_reason=reason, end_detail=detail, stop=item.stop
+        )
+        self.put_attempt(item)
+        self.event(f"attempt.{reason.value}", sentence, attempt=attempt, reason=reason.value)
+        learn_from_end(self, item, reason, suspects_job=self._suspects_job(item))
+        self._blame(item, traits.blame, sentence)
+        source = lineage.source_of(self.job(attempt.job), item)
+        self._move_job_on(item, reason, sentence)
+        self._doubt(source, item, reason)
+        if item.machine is MachineState.GONE:
+            self._close(item)
+        elif item.ref is not None:
+            left_until = taken_by_provider_until(item, self.policy, self.now)
+            left = "" if left_until is None else f"; {item.provider} takes it itself, which costs less than ending it"
+            self.owe_termination(
+                item.ref, item.key, attempt, why=f"its attempt ended: {sentence}{left}", not_before=left_until
+            )
+
+    def _blame(self, item: Attempt, blame: Blame, why: str) -> None:
+        offer = item.quote.offer
+        if blame is Blame.NONE or blame is Blame.USER:
+            return
+        if offer.host_id is None or blame is Blame.POOL:
+            if item.end_reason is EndReason.HOST_LOST and has_saved(item, self.job(item.id.job)):
+                return  # one host of many without a name: what else the pool has is as good as it was
+            self.cool(
+                offer.provider,
+                CooldownScope.POOL,
+                offer.pool,
+                self.policy.pool_cooldown,
+                why,
+                longest=POOL_COOLDOWNS_MAX * self.policy.pool_cooldown,
+            )
+            return
+        briefly = blame is not Blame.HOST or self._suspects_job(item)
+        span = self.policy.pool_cooldown if briefly else self.policy.host_cooldown
+        again = blame is Blame.HOST_BRIEFLY and not has_saved(item, self.job(item.id.job))
+        longest = POOL_COOLDOWNS_MAX * span if again else None
+        # A host that was lost may be as good as ever; one that broke its contract, or never came up, is not.
+        ends = CooldownEnd.DEADLINE if item.end_reason is EndReason.HOST_LOST else CooldownEnd.TIME
+        self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why, longest=longest, ends=ends)
+
+    def _suspects_job(self, item: Attempt) -> bool:
+        """Whether the job failed to start on another machine just before: a bad job must not use up the good hosts."""
+        job = self.job(item.id.job)
+        return job.failed_starts > 0 and not did_start(item, job, self.now)
+
+    def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
+        job = self.job(item.id.job)
+        traits = reason.traits
+        errors = job.errors + (1 if reason in COUNTED_AS_ERROR else 0)
+        image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
+        back = setback(job, item, reason, self.now)
+        stalls = stalls_after(job, item) if reason is EndReason.STALLED else job.stalls
+        state = traits.next_state
+        if job.cancel_requested and state is not JobState.SUCCEEDED:
+            state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
+        elif reason in COUNTED_AS_ERROR:
+            left = job.spec.retry_errors - errors + 1
+            state = JobState.RECOVERING if left > 0 else JobState.FAILED
+            sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"
+        elif reason is EndReason.STALLED:
+            is_over, words = words_after(job, stalls)
+            state = JobState.FAILED if is_over else JobState.RECOVERING
+            sentence += words
+        elif image_errors >= self.policy.image_errors_max:
+            state = JobState.FAILED
+            sentence += f"; it failed on {image_errors} machines in a row"
+        elif back.gives_up:
+            state = JobState.FAILED
+            sentence += words_of_giving_up(job, back)
+        elif reason in _NOTHING_BOUGHT and job.started_at is None:
+            state = JobState.QUEUED
+        if state is JobState.RECOVERING:
+            sentence += words_of_setback(back)
+        self.move_job(
+            job.id,
+            state or JobState.RECOVERING,
+            sentence,
+            errors=errors,
+            image_errors=image_errors,
+            stalls=stalls,
+            idle_launches=back.idle_launches,
+            failed_starts=back.failed_starts,
+            not_before=back.not_before,
+            disk_gb_seen=disk_gb_after(job, reason),
+            recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
+            lost=job.lost + (unsaved_time(job, item, self.now) if traits.is_recovery else timedelta(0)),
+            exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,
+            totals=with_run(job.totals, item, reason, self.now),
+        )
+
+    def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:
+        """Doubt what the attempt resumed from, which may be why it failed: the next one begins with what is older."""
+        before = self.job(item.id.job)
+        after = lineage.with_doubt(before, source, item, reason, self.now)
+        if after is before:
+            return
+        self.put_job(after)
+        turned = lineage.setback(after)
+        if turned is None or after.state.is_final:
+            return
+        newest, older = turned
+        why = (
+            f"attempts that resumed from the checkpoints of attempt {newest.attempt} failed before they had saved "
+            f"anything newer: the next one begins with {older.name} of attempt {older.attempt}"
+        )
+        self.event(
+            "checkpoint.doubted", why, job=after.id, name=newest.name, of_attempt=newest.attempt, next=older.name
+        )
+        self.put_job(replace(after, reason=f"{after.reason}; {why}"))

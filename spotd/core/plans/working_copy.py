@@ -1,0 +1,219 @@
+"""A working copy of the world that remembers what changed and why.
+
+Theory. Functions of the core take a world and return a plan. Inside one of them, later rules must see what earlier
+ones did; this gives them that view and collects the changed rows. It lives for one call and is never shared, so
+the core stays a function from values to values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import Charge
+from spotd.core.domain.cooldowns import Cooldown
+from spotd.core.domain.ids import AttemptId, IntentId, JobId
+from spotd.core.domain.intents import Intent, launch_intent_id, terminate_intent_id
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.records import Experience, Record, RecordId, added
+from spotd.core.domain.states import AttemptState, JobState, check_attempt_transition, check_job_transition
+from spotd.core.domain.world import World
+from spotd.core.metering.closing import closing_words
+from spotd.core.plans.plan import Contained, Event, Plan
+from spotd_providers.contract.values import ProviderName
+
+_Id = TypeVar("_Id")
+_Row = TypeVar("_Row")
+
+
+def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, _Row]:
+    # Identity first: comparing two rows field by field costs more than everything else a quiet cycle does.
+    return {i: row for i, row in rows.items() if (old := before.get(i)) is not row and old != row}
+
+
+class WorkingCopy:
+    """A world and the changes on top of it; `plan()` is what is to be committed."""
+
+    def __init__(self, world: World, now: datetime) -> None:
+        self.policy = world.policy
+        self.now = now
+        self._world = world
+        self._jobs: dict[JobId, Job] = {}
+        self._attempts: dict[AttemptId, Attempt] = {}
+        self._intents: dict[IntentId, Intent] = {}
+        self._cooldowns: list[Cooldown] = []
+        self._learnt: dict[RecordId, Record] = {}
+        self._charges: list[Charge] = []
+        self._events: list[Event] = []
+        self._wake_at: datetime | None = None
+        self._list_again: set[ProviderName] = set()
+        self._full_reads: set[AttemptId] = set()
+        self.listed_at: Mapping[ProviderName, datetime] = {}
+        """The instants of the listings that are being taken in."""
+        self._contained: list[Contained] = []
+        self._shared_silence: list[str] = []
+        self._undo: list[Callable[[], object]] = []
+
+    def plan(self) -> Plan:
+        return Plan(
+            jobs=_changed(self._jobs, self._world.jobs),
+            attempts=_changed(self._attempts, self._world.attempts),
+            intents=_changed(self._intents, self._world.intents),
+            cooldowns=tuple(self._cooldowns),
+            experience=_changed(self._learnt, self._world.experience),
+            charges=tuple(self._charges),
+            events=tuple(self._events),
+            wake_at=self._wake_at,
+            list_again=frozenset(self._list_again),
+            full_reads=frozenset(self._full_reads),
+            shared_silence=tuple(self._shared_silence),
+            contained=tuple(self._contained),
+        )
+
+    def attempted(self, step: Callable[[], None]) -> Exception | None:
+        """Run the step; if it raises, nothing of it remains and the exception is returned."""
+        self._undo.clear()
+        cooldowns, charges, events = len(self._cooldowns), len(self._charges), len(self._events)
+        wake_at, again, closer = self._wake_at, frozenset(self._list_again), frozenset(self._full_reads)
+        try:
+            step()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it must not reach the other jobs
+            for undo in reversed(self._undo):
+                undo()
+            del self._cooldowns[cooldowns:], self._charges[charges:], self._events[events:]
+            self._wake_at, self._list_again, self._full_reads = wake_at, set(again), set(closer)
+            return exc
+        return None
+
+    @property
+    def experience(self) -> Experience:
+        """What was known before, with what this adds."""
+        return {**self._world.experience, **self._learnt} if self._learnt else self._world.experience
+
+    def learn(self, identity: RecordId, count: int, span: timedelta) -> None:
+        """Add so many events, in millionths, and so much time to a record."""
+        known = self._learnt.get(identity) or self._world.experience.get(identity)
+        self._put(self._learnt, identity, added(known, identity, count, span, self.now))
+
+    def note_contained(self, subject: str, error: str) -> None:
+        self._contained.append(Contained(subject=subject, error=error))
+
+    def _put(self, rows: dict[_Id, _Row], identity: _Id, row: _Row) -> None:
+        known = rows.get(identity)
+        if known is None:
+            self._undo.append(lambda: rows.pop(identity, None))
+        else:
+            self._undo.append(lambda: rows.__setitem__(identity, known))
+        rows[identity] = row
+
+    def job(self, job: JobId) -> Job:
+        return self._jobs.get(job) or self._world.jobs[job]
+
+    def read_before(self, attempt: AttemptId) -> datetime | None:
+        """When the host's words were read completely the last time before this judgement."""
+        before = self._world.attempts.get(attempt)
+        return None if before is None else before.read_at
+
+    def note_shared_silence(self, why: str) -> None:
+        self._shared_silence.append(why)
+
+    def find_job(self, job: JobId) -> Job | None:
+        return self._jobs.get(job) or self._world.jobs.get(job)
+
+    def attempt(self, attempt: AttemptId) -> Attempt:
+        return self._attempts.get(attempt) or self._world.attempts[attempt]
+
+    def intent(self, intent: IntentId) -> Intent | None:
+        return self._intents.get(intent) or self._world.intents.get(intent)
+
+    def launch_order(self, item: Attempt) -> Intent | None:
+        """Return the intent to launch the attempt's machine, open or not."""
+        return self.intent(launch_intent_id(item.key))
+
+    def end_order(self, item: Attempt) -> Intent | None:
+        """Return the intent to end the attempt's machine, open or not."""
+        return None if item.ref is None else self.intent(terminate_intent_id(item.ref))
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every attempt that has not ended, in order of job and number."""
+        merged = {**self._world.attempts, **self._attempts}
+        ordered = sorted(merged, key=lambda i: (i.job, i.number))
+        return tuple(merged[i] for i in ordered if merged[i].state is not AttemptState.ENDED)
+
+    def intents(self) -> tuple[Intent, ...]:
+        merged = {**self._world.intents, **self._intents}
+        return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)
+
+    def wake(self, at: datetime) -> None:
+        """Ask for the next decision no later than this."""
+        self._wake_at = at if self._wake_at is None else min(self._wake_at, at)
+
+    def list_again(self, provider: ProviderName) -> None:
+        self._list_again.add(provider)
+
+    def read_in_full(self, attempt: AttemptId) -> None:
+        self._full_reads.add(attempt)
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)
+        if before is not None:
+            check_attempt_transition(before.state, attempt.state)
+        self._put(self._attempts, attempt.id, attempt)
+
+    def put_job(self, job: Job) -> None:
+        before = self._jobs.get(job.id) or self._world.jobs.get(job.id)
+        if before is not None:
+            check_job_transition(before.state, job.state)
+        self._put(self._jobs, job.id, job)
+
+    def put_intent(self, intent: Intent) -> None:
+        self._put(self._intents, intent.id, intent)
+
+    def event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        attempt: AttemptId | None = None,
+        job: JobId | None = None,
+        **data: str | int | float | None,
+    ) -> None:
+        self._events.append(
+            Event(
+                at=self.now,
+                kind=kind,
+                message=message,
+                job=attempt.job if attempt is not None else job,
+                attempt=attempt.number if attempt is not None else None,
+                data=data,
+            )
+        )
+
+    def move_job(self, job: JobId, state: JobState, reason: str, *, kind: str = "", **changes: object) -> None:
+        """Put the job into this state for this reason; an event records it when either is new."""
+        before = self.job(job)
+        after = replace(
+            before,
+            state=state,
+            reason=reason,
+            state_since=self.now if state is not before.state else before.state_since,
+            **changes,  # type: ignore[arg-type]  # keywords are fields of Job, checked by replace
+        )
+        if state.is_final and after.ended_at is None:
+            after = replace(after, ended_at=self.now)
+        self.put_job(after)
+        if state is not before.state:
+            self.event(kind or f"job.{state.value.lower()}", reason, job=job, state=state.value)
+            self.close_job(job)
+
+    def close_job(self, job: JobId) -> None:
+        """Sum the job up in its last event, once it is final and all its attempts have ended."""
+        item = self.job(job)
+        own = [i for i in self._world.attempts.keys() | self._attempts.keys() if i.job == job]
+        if not item.state.is_final or any(self.attempt(i).state is not AttemptState.ENDED for i in own):
+            return
+        if words := closing_words(item.totals, item.spent, item.on_demand, item.recoveries, item.lost):
+            self.event("job.closed", words, job=job, spent_microusd=item.spent, on_demand_microusd=item.on_demand)

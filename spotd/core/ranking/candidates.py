@@ -1,0 +1,248 @@
+"""Which offers a job could use, best first, and why the others were passed over.
+
+Theory. Many jobs ask for the same thing. A *requirement key* is everything in a job that decides which offers fit and
+what they cost it; offers are filtered, priced and sorted once per key and decision, and every job of that key walks the
+same list. Cooldowns and offers already taken in this decision are checked during the walk, since they change.
+
+A physical machine is sold once, and a marketplace may sell to one account only every few seconds. A job that chose
+what another one is buying would be refused after its turn, and a queue of jobs would follow one another from refusal to
+refusal, each a more expensive one. So a host is left alone while a launch there has no answer; once it has one, the
+offer cache no longer holds the offer. Offers without a host are pools (a type in a zone) of more than one machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+
+from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
+from spotd.core.domain.gpu_names import resolve_gpu
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.policy import ProviderPolicy
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.records import NO_EXPERIENCE
+from spotd.core.domain.states import AttemptState
+from spotd.core.domain.world import World
+from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.ranking.expected_cost import Costing
+from spotd.core.ranking.ranked_offers import RankedOffers, RequirementKey
+from spotd_jobs.spec.model import Resources
+from spotd_providers.contract import gpus
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import HostId, Offer, ProviderName
+
+
+class CandidateCatalogue:
+    """The market as one decision sees it: fresh offers only, ranked once per requirement key."""
+
+    def __init__(self, world: World, market: MarketSnapshot, now: datetime) -> None:
+        policy, attempts = world.policy, world.attempts.values()
+        self._policy = policy
+        self.costing = Costing.of(policy, world.experience, attempts, now)
+        self._by_price = Costing.of(policy, NO_EXPERIENCE, (), now) if world.experience else self.costing
+        self._now = now
+        self._lists: dict[RequirementKey, RankedOffers] = {}
+        self._lists_pressed: dict[RequirementKey, RankedOffers] = {}
+        self._gpu_sets: dict[str, frozenset[str]] = {}
+        self._lows = market.lows
+        self._cooling: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
+        self.waits: list[datetime] = []
+        """When something that cools down may be tried again."""
+        newest = {(c.provider, c.scope, c.subject): c for c in world.cooldowns}
+        self._cooling_pressed: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
+        """For a job whose deadline nothing else can meet."""
+        for subject, cooldown in newest.items():
+            ends_at = cooling_until(cooldown, market.offer_cache.get(cooldown.provider))
+            if ends_at > now:
+                self._cooling[subject] = (cooldown.reason, ends_at)
+                self.waits.append(ends_at)
+                sooner = min(ends_at, pressed_until(cooldown))
+                if sooner > now:
+                    self._cooling_pressed[subject] = (cooldown.reason, sooner)
+        self.has_lost_hosts = self._cooling != self._cooling_pressed
+        """Whether a job whose deadline nothing else can meet has more offers than others."""
+        self._taken: set[tuple[ProviderName, HostId]] = set()
+        self._buying = {
+            (item.quote.offer.provider, item.quote.offer.host_id)
+            for item in attempts
+            if item.state is AttemptState.INTENDED and item.quote.offer.host_id is not None
+        }
+        self.silent: dict[ProviderName, str] = {}
+        self.size = 0
+        self._offer_indexes = []
+        for name, known in policy.providers.items():
+            if name not in market.offer_cache and known.unusable:
+                self.silent[name] = known.unusable
+        for name in sorted(market.offer_cache):
+            provider_offers = market.offer_cache[name]
+            rules = policy.providers.get(name)
+            if rules is None:
+                continue
+            last_error = _last_error(rules, provider_offers.at, provider_offers.error, now)
+            if last_error:
+                self.silent[name] = last_error
+                continue
+            self._offer_indexes.append((rules, provider_offers))
+            self.size += provider_offers.offer_index.size
+
+    @contextmanager
+    def pressed(self) -> Iterator[None]:
+        """Within the block, show the market as a job sees it whose deadline nothing else can meet."""
+        self._press()
+        try:
+            yield
+        finally:
+            self._press()
+
+    def _press(self) -> None:
+        self._cooling, self._cooling_pressed = self._cooling_pressed, self._cooling
+        self._lists, self._lists_pressed = self._lists_pressed, self._lists
+
+    def hurry_words(self, offer: Offer) -> str:
+        """Why this offer may be bought now although its host cools down for others; empty where it does not."""
+        found = self._cooling_pressed.get((offer.provider, CooldownScope.HOST, offer.host_id or ""))
+        if found is None or self._cooldown(offer) is not None:
+            return ""
+        until = f"{found[1]:%H:%M} UTC"
+        return f"; its host was lost and cools down until {until}, for which the deadline leaves no time"
+
+    def list_for(self, key: RequirementKey) -> RankedOffers:
+        found = self._lists.get(key)
+        if found is None:
+            found = self._lists[key] = self._build(key)
+        return found
+
+    def _build(self, key: RequirementKey) -> RankedOffers:
+        wanted = key.resources
+        mismatches: Counter[str] = Counter()
+        groups: list[tuple[ProviderPolicy, bool, Sequence[Offer]]] = []
+        for rules, provider_offers in self._offer_indexes:
+            if wanted.providers and rules.name not in wanted.providers:
+                mismatches[f"provider {rules.name} not asked for"] += provider_offers.offer_index.size
+                continue
+            for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
+                if self._fits_gpu(wanted, gpu, count):
+                    groups.append((rules, provider_offers.sells_spot, group))
+                else:
+                    mismatches["another GPU or count"] += len(group)
+        costing = self._by_price if key.terms is None else self.costing
+        return RankedOffers(key, groups, mismatches, self._policy.bid_headroom_ppm, costing)
+
+    def by_price(self, offers: RankedOffers) -> RankedOffers:
+        """Return the same offers as they rank by price, and by the little that their providers state of them."""
+        return self.list_for(replace(offers.key, terms=None))
+
+    def key_of(self, job: Job) -> RequirementKey:
+        """Return what of the job decides which offers fit, what they cost it and how they rank."""
+        needs, terms = needs_of(job, self._policy), self.costing.terms_of(job)
+        return RequirementKey(resources=job.spec.resources, needs=needs, terms=terms)
+
+    def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
+        if wanted.gpu:
+            return any(count == a.count and gpu in self._gpu_set(a.name, gpu) for a in wanted.gpu)
+        return count == wanted.gpu_count
+
+    def _gpu_set(self, name: str, offered: str) -> frozenset[str]:
+        found = self._gpu_sets.get(name)
+        if found is None:
+            found = self._gpu_sets[name] = resolve_gpu(name)
+        if offered not in found and gpus.matches(found, offered):
+            return found | {offered}
+        return found
+
+    def quote_at(self, offers: RankedOffers, index: int) -> Quote:
+        """Return the full quote of one entry, built once."""
+        made = offers.quotes.get(index)
+        if made is None:
+            offer = offers.entries[index]
+            fee = self._policy.providers[offer.provider].fee_ppm
+            made = offers.quotes[index] = quote(offer, offers.key.needs, fee, self._now)
+        return made
+
+    def ranked(self, offers: RankedOffers, passed_over: defaultdict[str, int] | None = None) -> Iterator[Quote]:
+        """Every quote of the key that is neither cooling nor taken, best first; counts the others if asked to."""
+        index = offers.walked
+        while (offer := offers.at(index)) is not None:
+            why = self.blocked(offer)
+            if not why:
+                yield self.quote_at(offers, index)
+            elif passed_over is not None:
+                passed_over[why] += 1
+            index += 1
+
+    def ranked_total(self, offers: RankedOffers, offer: Offer) -> int:
+        """By how much this offer ranks among those of the key."""
+        return offers.ranked_total(offer, self._policy.providers[offer.provider].fee_ppm)
+
+    def first_free(self, offers: RankedOffers) -> Quote | None:
+        """Return the best quote that is neither cooling nor taken; move the shared mark past what is blocked."""
+        while (offer := offers.at(offers.walked)) is not None:
+            why = self.blocked(offer)
+            if not why:
+                return self.quote_at(offers, offers.walked)
+            offers.blocked[why] += 1
+            offers.walked += 1
+        return None
+
+    def lows(self, wanted: Resources) -> Iterator[MicroUsdPerHour]:
+        """Yield the lowest price of the GPU part of each kind of machine that this asks for, of the last days."""
+        for (gpu, count), price in self._lows.items():
+            if self._fits_gpu(wanted, gpu, count):
+                yield price
+
+    def pause(self) -> tuple[str, datetime] | None:
+        """Why nothing can be launched anywhere for now, and until when."""
+        return self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""))
+
+    def free_at(self, offers: RankedOffers) -> datetime | None:
+        """When the first of these offers cools down no more, `None` where none of them cools down."""
+        ends = (self._cooldown(offer) for offer in offers.entries)
+        return min((end[1] for end in ends if end is not None), default=None)
+
+    def blocked(self, offer: Offer) -> str:
+        """Why this offer may not be bought in this decision, or an empty string."""
+        if offer.host_id is not None and (offer.provider, offer.host_id) in self._taken:
+            return "taken by another job in this decision"
+        if (offer.provider, offer.host_id) in self._buying:
+            return "a launch on this host has no answer yet"
+        found = self._cooldown(offer)
+        return "" if found is None else found[0]
+
+    def _cooldown(self, offer: Offer) -> tuple[str, datetime] | None:
+        """Return what keeps this offer from being used for a while, in words, and until when."""
+        cooling = self._cooling
+        if not cooling:
+            return None
+        provider = offer.provider
+        if offer.host_id is not None and (found := cooling.get((provider, CooldownScope.HOST, offer.host_id))):
+            return "host cools down after a loss", found[1]
+        if found := cooling.get((provider, CooldownScope.POOL, offer.pool)):
+            return "a machine was lost or refused there a moment ago", found[1]
+        for quota in offer.quotas:
+            if found := cooling.get((provider, CooldownScope.QUOTA, quota)):
+                return "a quota of the account is used up", found[1]
+        if found := cooling.get((provider, CooldownScope.OFFER, offer.offer_id)):
+            return "offer was refused a moment ago", found[1]
+        if found := cooling.get((provider, CooldownScope.PROVIDER, "")):
+            return f"{provider} is left alone for a while: {found[0]}", found[1]
+        return None
+
+    def take(self, offer: Offer) -> None:
+        """Take this offer, and everything else on its host. Where hosts have no names, there may be more."""
+        if offer.host_id is not None:
+            self._taken.add((offer.provider, offer.host_id))
+
+
+def _last_error(rules: ProviderPolicy, at: datetime | None, error: str, now: datetime) -> str:
+    if rules.unusable:
+        return rules.unusable
+    if at is None:
+        return error or "no prices yet"
+    if now - at > rules.quote_ttl:
+        age = int((now - at).total_seconds())
+        return f"prices are {age} s old" + (f": {error}" if error else "")
+    return ""

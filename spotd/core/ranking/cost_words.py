@@ -1,0 +1,161 @@
+"""What finishing a job is expected to cost on the machines that are for sale, in sentences with figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.quotes import Quote
+from spotd.core.domain.records import ONE
+from spotd.core.domain.world import World
+from spotd.core.experience.hazards import PPM
+from spotd.core.pricing.words import dollar_words, machine_words, span_words
+from spotd.core.ranking.candidates import CandidateCatalogue
+from spotd.core.ranking.ceilings import ceiling_for, is_admissible
+from spotd.core.ranking.expected_cost import Expectation
+from spotd.core.ranking.machine_speed import Kind, speeds_of
+from spotd.core.ranking.ranked_offers import RankedOffers
+from spotd.core.ranking.remaining_work import RemainingWork, WorkSource, remaining_work, time_on, unsaved_work
+from spotd_providers.contract.money import MicroUsd, as_usd
+
+KINDS_SHOWN: Final = 3
+READ_MAX: Final = 500
+"""So many offers are read for the best of each kind."""
+NOTHING_KNOWN: Final = (
+    "machines rank by price and expected losses:"
+    " neither their speed for this job ([speed]) nor how much of it is left ([work]) is known"
+)
+_HOUR: Final = timedelta(hours=1)
+
+
+def cost_words(job: Job, world: World, market: MarketSnapshot, now: datetime) -> tuple[str, ...]:
+    """Return what the job is expected to cost on the best of each kind of machine, and what that rests on."""
+    catalogue = CandidateCatalogue(world, market, now)
+    offers = catalogue.list_for(catalogue.key_of(job))
+    left = remaining_work(job)
+    item = world.counting_attempt(job.id)
+    running = () if item is None else _running_words(job, item, left, now)
+    best = list(_best_of_each_kind(job, catalogue, offers, world))
+    if not best:
+        return tuple(running)
+    losses = _loss_words(best[0], catalogue)
+    if left is None and not offers.terms.speeds.is_known:
+        return (NOTHING_KNOWN, *losses)
+    compared = _compared_words(job, best, left, offers)
+    return (*running, compared, *_basis_words(left, offers), *losses)
+
+
+def finish(job: Job, total: int, expected: Expectation, left: RemainingWork, kind: Kind) -> tuple[timedelta, MicroUsd]:
+    """Return how long so much work takes on this machine, with what losses repeat, and what it costs."""
+    command = time_on(job, left, *kind)
+    hours = command / _HOUR
+    risk = expected.risk_ppm / PPM
+    return command * (1 + risk), MicroUsd(round(hours * (total * (1 + risk) + expected.restores)))
+
+
+def _best_of_each_kind(
+    job: Job, catalogue: CandidateCatalogue, offers: RankedOffers, world: World
+) -> Iterator[tuple[Quote, Expectation, bool]]:
+    """Yield the best free offer of each kind of machine, best first, and whether it is under its ceiling."""
+    seen: set[Kind] = set()
+    for number, quote in enumerate(catalogue.ranked(offers)):
+        kind = (quote.offer.gpu, quote.offer.gpu_count)
+        if len(seen) >= KINDS_SHOWN or number >= READ_MAX:
+            return
+        if kind in seen:
+            continue
+        seen.add(kind)
+        ceiling = ceiling_for(*kind, job.spec.price, world.policy)
+        yield quote, offers.expect(quote.offer), is_admissible(quote, ceiling, job.spec.price)
+
+
+def _compared_words(
+    job: Job, best: list[tuple[Quote, Expectation, bool]], left: RemainingWork | None, offers: RankedOffers
+) -> str:
+    parts: list[str] = []
+    for quote, expected, fits in best:
+        kind = (quote.offer.gpu, quote.offer.gpu_count)
+        words = f"{machine_words(*kind)} at ${as_usd(quote.price.total):.2f}/h"
+        if left is None:
+            hour = MicroUsd(_work_hour(quote.price.total, expected))
+            words += f" counts as {dollar_words(hour)} for an hour of work" + ("" if parts else " at speed 1.0")
+        else:
+            span, cost = finish(job, quote.price.total, expected, left, kind)
+            words += f"{'' if parts else ' finishes'} in {_hours(span)} for about {_dollars(cost)}"
+        if offers.terms.speeds.is_known and not offers.terms.speeds.knows(*kind):
+            words += " (its speed is not known: it counts like the slowest that is)"
+        parts.append(words + ("" if fits else " (above the ceiling)"))
+    return "; ".join(parts)
+
+
+def _work_hour(total: int, expected: Expectation) -> int:
+    return (total + total * expected.risk_ppm // PPM + expected.restores) * PPM // expected.speed_ppm
+
+
+def _basis_words(left: RemainingWork | None, offers: RankedOffers) -> Iterator[str]:
+    """Yield what the figures rest on, and what is not known."""
+    speeds = offers.terms.speeds
+    if not speeds.is_known:
+        yield (
+            "the speed of machines is not known for this job, so all count alike:"
+            " [speed] states it, or steps in its checkpoints show it once it ran on two kinds"
+        )
+    elif speeds.measured:
+        yield "the speed of machines was learnt from the job's own steps"
+    if left is None:
+        yield "how much of the job is left is not known: [work] time or steps states it"
+    else:
+        yield f"left are {_hours(left.time)} of work at speed 1.0, by {_SOURCES[left.source]}"
+
+
+def _loss_words(best: tuple[Quote, Expectation, bool], catalogue: CandidateCatalogue) -> Iterator[str]:
+    """Yield which losses are expected, where anything is on record."""
+    quote, expected, _ = best
+    provider = quote.offer.provider
+    count, span = catalogue.costing.hazards.evidence_of(quote.offer)
+    if expected.hazard_ppm:
+        yield (
+            f"a loss every {_hours(_HOUR * PPM / expected.hazard_ppm)} is expected at {provider}"
+            f" ({count / ONE:.1f} in {span / _HOUR:.0f} machine hours on record),"
+            f" each costs {span_words(expected.loss)}"
+        )
+    elif span:
+        yield f"no loss at {provider} is on record in {span / _HOUR:.0f} machine hours, and none is counted"
+
+
+_SOURCES: Final = {
+    WorkSource.STATED_TIME: "[work] time less what its checkpoints hold",
+    WorkSource.STEPS: "[work] steps and the pace of its checkpoints",
+    WorkSource.STATED_PACE: "[work] steps and time",
+}
+
+
+def _running_words(job: Job, item: Attempt, left: RemainingWork | None, now: datetime) -> Iterator[str]:
+    """Yield what is left on the machine that the job has."""
+    if left is None:
+        return
+    offer, total = item.quote.offer, item.quote.price.total
+    unsaved = min(unsaved_work(job, item, now), left.time)
+    going_on = time_on(job, RemainingWork(time=left.time - unsaved, source=left.source), offer.gpu, offer.gpu_count)
+    cost = MicroUsd(round(total * (going_on / _HOUR)))
+    knows = speeds_of(job).is_known
+    unknown = "" if knows else "; its speed is not known, so that it counts as one of speed 1.0"
+    yield (
+        f"on its {machine_words(offer.gpu, offer.gpu_count)} at ${as_usd(total):.2f}/h"
+        f" the rest takes {_hours(going_on)} and about {_dollars(cost)}{unknown}"
+    )
+
+
+def _hours(span: timedelta) -> str:
+    hours = span / _HOUR
+    if hours < 2:
+        return span_words(span) if span else "no time"
+    return f"{hours:.0f} h" if hours >= 20 else f"{hours:.1f} h"
+
+
+def _dollars(cost: MicroUsd) -> str:
+    return f"${as_usd(cost):,.0f}" if cost >= 20 * ONE else dollar_words(cost)

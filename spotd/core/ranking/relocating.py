@@ -1,0 +1,168 @@
+"""Whether it is cheaper for a job to stay on its machine or to go on elsewhere, with every term.
+
+    staying = rate now x time left here
+    moving  = rate there x (time left there + start) + rate now x stop + bytes saved and restored
+              + losses that a fresh machine suffers more than one of this age, each a start and half a save interval
+
+The time left is the job's own estimate (`remaining_work`), from its newest checkpoint, so that what is not saved counts
+as work to be repeated. Where it is not known what is left, the job is taken to go on for as long as it has run on this
+machine, and for `HORIZON_MAX` at the most; then, and where the speed of either kind of machine is not known, only
+machines of the same kind are compared, since a lower price may buy a slower one.
+
+A start takes as long as the starts of this image at that provider did (`experience.starts`), as this job's own start on
+this machine did, or as `usefulness` estimates, whichever is longest.
+The hazard by age is that of recorded spot markets (V100, 2023: 1.27 losses an hour in the first quarter of an hour,
+0.10 after eight hours): an old healthy machine is worth keeping. It is raised in proportion for a machine whose own
+evidence (`experience.hazards`) is above the table's mean over six hours, and never lowered: a market that was quiet so
+far is no reason to start anew for little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.lineage import unsaved_time
+from spotd.core.domain.quotes import Quote
+from spotd.core.pricing.effective_price import DEFAULT_CHECKPOINT_INTERVAL, restore_cost, save_cost
+from spotd.core.pricing.usefulness import startup
+from spotd.core.ranking.machine_speed import PPM, speeds_of
+from spotd.core.ranking.remaining_work import remaining_work, time_on
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+from spotd_providers.contract.values import Interruption
+
+HORIZON_MAX: Final = timedelta(hours=6)
+"""How long a job whose end is not known is taken to go on at most."""
+START_MAX: Final = timedelta(hours=1)
+"""A start that took longer was held up by something else."""
+STOP_TAKES: Final = timedelta(minutes=2)
+"""From the order to save to the end of the machine, besides what the job's stop_grace allows."""
+_HOUR: Final = timedelta(hours=1)
+_HAZARD: Final = (
+    (timedelta(minutes=15), 1_270_000),
+    (timedelta(minutes=30), 1_090_000),
+    (timedelta(hours=1), 760_000),
+    (timedelta(hours=2), 420_000),
+    (timedelta(hours=4), 210_000),
+    (timedelta(hours=8), 150_000),
+)
+"""Losses per hour, in millionths, of a machine younger than this."""
+_HAZARD_LATER: Final = 100_000
+HAZARD_MEAN: Final = 351_667
+"""The same, on average over the first six hours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What staying and moving cost from now to the end of the job, or over the horizon.
+
+    Attributes:
+        left: time left on the machine that the job has.
+        is_estimate: the end is the job's own estimate, not a horizon.
+        fixed: what of `moving` the move itself costs.
+    """
+
+    left: timedelta
+    is_estimate: bool
+    staying: MicroUsd
+    moving: MicroUsd
+    fixed: MicroUsd
+
+    @property
+    def saving(self) -> int:
+        return self.staying - self.moving
+
+
+def compare(
+    job: Job,
+    item: Attempt,
+    there: Quote,
+    now: datetime,
+    *,
+    rate_here: MicroUsdPerHour | None = None,
+    usual_start: timedelta = timedelta(0),
+    hazard_here_ppm: int = 0,
+    hazard_there_ppm: int = 0,
+) -> Comparison | None:
+    """Return what staying and moving to this quote cost; `None` where they cannot be compared.
+
+    Args:
+        rate_here: what the machine would cost, where that is not what was agreed.
+        usual_start: how long starts there were seen to take.
+        hazard_here_ppm, hazard_there_ppm: losses in a million machine hours, by what was seen.
+    """
+    here, offer = item.quote.offer, there.offer
+    same_kind = (here.gpu, here.gpu_count) == (offer.gpu, offer.gpu_count)
+    left, speeds = remaining_work(job), speeds_of(job)
+    if not same_kind and (
+        left is None or not (speeds.knows(here.gpu, here.gpu_count) and speeds.knows(offer.gpu, offer.gpu_count))
+    ):
+        return None
+    unsaved = unsaved_time(job, item, now)
+    if left is None:
+        here_left = min(HORIZON_MAX, _ran(item, now))
+        there_left = here_left + unsaved
+    else:
+        here_left = max(timedelta(0), time_on(job, left, here.gpu, here.gpu_count) - unsaved)
+        there_left = time_on(job, left, offer.gpu, offer.gpu_count)
+    rate = running_rate(item.quote) if rate_here is None else rate_here
+    rate_there = running_rate(there)
+    start = max(startup(job, offer), min(START_MAX, max(usual_start, _start_took(item))))
+    stop = job.spec.checkpoint.stop_grace + STOP_TAKES
+    moved = save_cost(job, here) + restore_cost(job, offer)
+    lost = (job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL) / 2 + start
+    more_losses = 0
+    if offer.interruption is not Interruption.NEVER:
+        fresh = _raised(expected_losses(timedelta(0), there_left), hazard_there_ppm)
+        more_losses = max(0, fresh - _raised(expected_losses(_age(item, now), there_left), hazard_here_ppm))
+    fixed = cost(rate, stop) + cost(rate_there, start) + moved + more_losses * cost(rate_there, lost) // PPM
+    return Comparison(
+        left=here_left,
+        is_estimate=left is not None,
+        staying=cost(rate, here_left),
+        moving=MicroUsd(cost(rate_there, there_left) + fixed),
+        fixed=MicroUsd(fixed),
+    )
+
+
+def running_rate(quote: Quote) -> MicroUsdPerHour:
+    """Return what a machine costs per hour while it works: all but what it restores once."""
+    return MicroUsdPerHour(quote.price.total - quote.price.restore)
+
+
+def expected_losses(age: timedelta, span: timedelta) -> int:
+    """Return how often a spot machine of this age is lost over so long, in millionths."""
+    return _losses_until(age + span) - _losses_until(age)
+
+
+def _raised(losses: int, hazard_ppm: int) -> int:
+    """Return the losses by the table, raised by how far what was seen is above its mean."""
+    return losses * max(hazard_ppm, HAZARD_MEAN) // HAZARD_MEAN
+
+
+def _losses_until(age: timedelta) -> int:
+    """Return how often a machine is lost up to this age, in millionths: the hazard, summed."""
+    total, begun = 0, timedelta(0)
+    for ends, rate in _HAZARD:
+        if age <= ends:
+            return total + rate * max(timedelta(0), age - begun) // _HOUR
+        total += rate * (ends - begun) // _HOUR
+        begun = ends
+    return total + _HAZARD_LATER * (age - begun) // _HOUR
+
+
+def _age(item: Attempt, now: datetime) -> timedelta:
+    return timedelta(0) if item.launched_at is None else max(timedelta(0), now - item.launched_at)
+
+
+def _ran(item: Attempt, now: datetime) -> timedelta:
+    return timedelta(0) if item.running_at is None else max(timedelta(0), now - item.running_at)
+
+
+def _start_took(item: Attempt) -> timedelta:
+    if item.running_at is None or item.launched_at is None:
+        return timedelta(0)
+    return max(timedelta(0), item.running_at - item.launched_at)

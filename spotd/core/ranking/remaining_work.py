@@ -1,0 +1,207 @@
+"""What is left of a job: in time on a machine of speed 1.0, and on a given kind of machine.
+
+Theory. Only what a checkpoint holds is done, since everything else is lost with its machine. Two figures say how much
+that is. Each checkpoint carries the *work* in it (`Checkpoint.worked`): that of the checkpoint from which its attempt
+resumed, and the time for which the attempt's command had run when it was saved, times the speed of its machine. And it
+may carry a step. So:
+
+    left by time  = [work] time - work in the checkpoint that the next attempt begins with
+    left by steps = ([work] steps - step of that checkpoint) / pace
+
+where the pace is steps per hour as the job's own attempts showed it, or [work] steps / [work] time before any did.
+Steps count where they are given. Nothing is known without `[work]`, or with steps alone before the first pace.
+
+Bounds. The instants are the daemon's, or held to the span in which the daemon knows the command to have run. Steps are
+a host's word and cannot be checked. An attempt is believed at most `BELIEVED` times as many steps as the pace of the
+job's other attempts makes in its time, or as [work] states where there is no other; of several paces the lower median
+counts. The most that a wrong figure does is that this job ranks machines by up to `SPREAD` (`machine_speed`), or that
+it is believed to be nearly done: the estimate then reads 0 and the job runs on. No budget or ceiling rests on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from statistics import median_low
+from typing import Final
+
+from spotd.core.domain import lineage
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.jobs import Job, PaceSample
+from spotd.core.metering.metering import metered_until
+from spotd.core.ranking.machine_speed import PPM, machine_speed_ppm, pace_of, paces_per_hour
+
+BELIEVED: Final = 4
+"""How many times the pace of the job's other attempts one attempt is believed at most."""
+PACE_SPAN_MIN: Final = timedelta(minutes=1)
+"""A shorter run shows no pace."""
+SAMPLES_MAX: Final = 32
+"""So many attempts are remembered for the pace."""
+STEPS_BOUND: Final = 10**15
+LEFT_MAX: Final = timedelta(days=36_500)
+_HOUR: Final = timedelta(hours=1)
+
+
+class WorkSource(StrEnum):
+    """What an estimate rests on."""
+
+    STATED_TIME = "[work] time"
+    STEPS = "steps of its checkpoints"
+    STATED_PACE = "[work] steps and time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemainingWork:
+    """What is left of a job.
+
+    Attributes:
+        time: on a machine of speed 1.0; 0 where the estimate is used up although the job goes on.
+    """
+
+    time: timedelta
+    source: WorkSource
+
+
+def remaining_work(job: Job) -> RemainingWork | None:
+    """Return what is left from the checkpoint with which the next attempt begins; `None` where it is not known."""
+    plan = job.spec.work
+    if plan.steps is not None:
+        found = _left_by_steps(job, plan.steps)
+        if found is not None:
+            return found
+    if plan.time is None:
+        return None
+    return RemainingWork(time=max(timedelta(0), plan.time - saved_work(job)), source=WorkSource.STATED_TIME)
+
+
+def remaining_on(job: Job, gpu: str, count: int) -> timedelta | None:
+    """Return how long the command still runs on a machine of this kind, without any start; `None` if not known."""
+    left = remaining_work(job)
+    if left is None:
+        return None
+    return time_on(job, left, gpu, count)
+
+
+def time_on(job: Job, left: RemainingWork, gpu: str, count: int) -> timedelta:
+    """Return how long so much work takes on a machine of this kind."""
+    return _scaled(left.time, PPM / machine_speed_ppm(job, gpu, count))
+
+
+def saved_work(job: Job) -> timedelta:
+    """Return the work in the checkpoint with which the next attempt begins, on a machine of speed 1.0."""
+    order = _restore_order(job)
+    return next((saved.worked for saved in order if saved.worked is not None), timedelta(0))
+
+
+def unsaved_work(job: Job, item: Attempt, now: datetime) -> timedelta:
+    """Return the work of this attempt, on a machine of speed 1.0, that its loss now would repeat."""
+    span, offer = lineage.unsaved_time(job, item, metered_until(item.meter, now)), item.quote.offer
+    return _scaled(span, machine_speed_ppm(job, offer.gpu, offer.gpu_count) / PPM)
+
+
+def with_work(job: Job, item: Attempt, fresh: Collection[Checkpoint], now: datetime) -> tuple[Checkpoint, ...]:
+    """Return fresh checkpoints of this attempt with the work that each holds, where the job's owner states any."""
+    if job.spec.work.time is None:
+        return tuple(fresh)
+    source = lineage.source_of(job, item)
+    before = timedelta(0) if source is None or source.worked is None else source.worked
+    speed = machine_speed_ppm(job, item.quote.offer.gpu, item.quote.offer.gpu_count)
+    return tuple(
+        replace(one, worked=min(LEFT_MAX, before + _scaled(_ran(item, one, now), speed / PPM))) for one in fresh
+    )
+
+
+def with_pace(job: Job, item: Attempt, fresh: Collection[Checkpoint], now: datetime) -> Job:
+    """Return the job with what these checkpoints of the attempt show about the pace of its steps."""
+    stepped = [one for one in fresh if one.step is not None and 0 <= one.step <= STEPS_BOUND]
+    newest = max(stepped, key=lambda one: (one.at, one.step or 0), default=None)
+    if newest is None or newest.step is None:
+        return job
+    steps = newest.step - _first_step(job, item)
+    span = _ran(item, newest, now)
+    if steps <= 0 or span < PACE_SPAN_MIN:
+        return job
+    offer = item.quote.offer
+    sample = PaceSample(
+        attempt=item.id.number, gpu=offer.gpu, gpu_count=offer.gpu_count, steps=min(steps, STEPS_BOUND), span=span
+    )
+    others = [one for one in job.paces if one.attempt != item.id.number]
+    return replace(job, paces=(*others, sample)[-SAMPLES_MAX:])
+
+
+def _ran(item: Attempt, saved: Checkpoint, now: datetime) -> timedelta:
+    """For how long the attempt's command had run when this was saved, as far as something proves it."""
+    if item.running_at is None:
+        return timedelta(0)
+    at = min(saved.at, metered_until(item.meter, now))
+    return max(timedelta(0), at - item.running_at)
+
+
+def _first_step(job: Job, item: Attempt) -> int:
+    source = lineage.source_of(job, item)
+    return 0 if source is None or source.step is None else source.step
+
+
+def _restore_order(job: Job) -> list[Checkpoint]:
+    return lineage.restore_order(job.checkpoints, lineage.doubts_allowed(job))
+
+
+def _left_by_steps(job: Job, total: int) -> RemainingWork | None:
+    left = max(0, total - _steps_done(job))
+    pace = _pace_at_speed_one(job)
+    if pace is not None:
+        return RemainingWork(time=_scaled(_HOUR, left / pace), source=WorkSource.STEPS)
+    if job.spec.work.time is None:
+        return None
+    return RemainingWork(time=_scaled(job.spec.work.time, left / total), source=WorkSource.STATED_PACE)
+
+
+def _steps_done(job: Job) -> int:
+    """Return the step of the checkpoint with which the next attempt begins, as far as it is believed."""
+    for saved in _restore_order(job):
+        if saved.step is not None:
+            return max(0, min(saved.step, STEPS_BOUND) - _beyond_belief(job, saved.attempt))
+    return 0
+
+
+def _beyond_belief(job: Job, number: int) -> int:
+    """Return how many steps of this attempt, and of those before it, are more than it can have made."""
+    doubted = 0
+    for one in job.paces:
+        pace = _believed_pace(job, one)
+        if one.attempt <= number and pace is not None:
+            doubted += max(0, one.steps - BELIEVED * pace * max(1, one.span // timedelta(seconds=1)) // 3600)
+    return doubted
+
+
+def _believed_pace(job: Job, sample: PaceSample) -> int | None:
+    """Return the pace of the job's other attempts, brought to this kind of machine; else the one that is stated."""
+    states_speed = bool(job.spec.speed)
+    own = machine_speed_ppm(job, sample.gpu, sample.gpu_count) if states_speed else PPM
+    others = [
+        pace_of(one) * own // (machine_speed_ppm(job, one.gpu, one.gpu_count) if states_speed else PPM)
+        for one in job.paces
+        if one.attempt != sample.attempt
+    ]
+    if others:
+        return max(1, median_low(others))
+    work = job.spec.work
+    if work.steps is None or work.time is None:
+        return None
+    return max(1, int(work.steps * (_HOUR / work.time)) * own // PPM)
+
+
+def _pace_at_speed_one(job: Job) -> int | None:
+    """Return the steps per hour on a machine of speed 1.0; `None` before any attempt showed its pace."""
+    paces = paces_per_hour(job.paces)
+    if not paces:
+        return None
+    return max(1, median_low([pace * PPM // machine_speed_ppm(job, *kind) for kind, pace in paces.items()]))
+
+
+def _scaled(span: timedelta, factor: float) -> timedelta:
+    """Return so many times the span, held to what an instant can be moved by."""
+    return timedelta(hours=min(span / _HOUR * factor, LEFT_MAX / _HOUR))

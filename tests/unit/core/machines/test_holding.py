@@ -1,0 +1,187 @@
+"""An outbid machine that its provider keeps: waited for, left, or gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from spotd.core.decide import decide
+from spotd.core.domain.bidding import Bidding
+from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
+from spotd.core.machines.bids import bid_refused
+from spotd.core.machines.holding import SPEAKS_WITHIN, hold_words
+from spotd.core.plans.applied import applied
+from spotd.core.plans.plan import Plan
+from spotd.core.reconcile import reconcile
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import InstanceState, Loss, Market, Offer
+from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, world_with
+from tests.unit.core.machines.test_raised_bids import bid_market, bid_world, usd
+
+FIRST = AttemptId(job=job().id, number=1)
+SAVED = Checkpoint(name="s", attempt=1, step=1, bytes=1, at=NOW - 5 * MINUTE, manifest_key="k", sha256="0" * 64)
+
+
+def world(*, hold: timedelta = 10 * MINUTE, checkpoints: tuple[Checkpoint, ...] = (SAVED,), **known: Any) -> World:
+    some = bid_world(known=Bidding(placed=(usd(0.44),), **known))
+    owner = replace(some.jobs[FIRST.job], checkpoints=checkpoints)
+    policy = replace(some.policy, raise_bids=False, hold_max=hold)
+    return replace(some, policy=policy, jobs={owner.id: owner})
+
+
+def seen(some: World, state: InstanceState, *, seq: int = 5, minutes: float = 0, loss: Loss | None = None) -> Plan:
+    at = NOW + timedelta(minutes=minutes)
+    mine = replace(instance(state, loss=loss), market=Market.SPOT)
+    reports = {i: replace(one, read_at=at) for i, one in report(seq=seq, phase="run").items()}
+    return reconcile(some, listing(mine, at=at), reports, at)
+
+
+def outbid(some: World, **changes: Any) -> Plan:
+    return seen(some, InstanceState.PAUSED, loss=Loss.OUTBID, **changes)
+
+
+def test_an_outbid_machine_is_kept_and_counts() -> None:
+    plan = outbid(world())
+    item = plan.attempts[FIRST]
+    assert (item.state, item.bidding.held_since) == (AttemptState.RUNNING, NOW)
+    assert item.meter.rate == 0, "its disk is free here"
+    assert plan.intents == {}
+    words = hold_words(item, world().policy, NOW + 4 * MINUTE)
+    disk = "$0.0000 per hour for its disk"
+    assert words == f"outbid: it is kept for 6 min more at {disk}, since no other machine is as cheap"
+    assert words in decide(applied(world(), plan), bid_market(), NOW + 4 * MINUTE).verdicts[FIRST.job].sentence
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        pytest.param(world(hold=timedelta(0)), id="nobody asked for it"),
+        pytest.param(world(checkpoints=()), id="nothing was saved"),
+    ],
+)
+def test_an_outbid_machine_is_ended(some: World) -> None:
+    assert outbid(some).attempts[FIRST].end_reason is EndReason.OUTBID
+
+
+def left(some: World, *offers: Offer) -> str:
+    plan = decide(some, bid_market(*offers), NOW)
+    if FIRST not in plan.attempts:
+        return ""
+    item = plan.attempts[FIRST]
+    assert item.stop is not None
+    assert (item.state, item.stop.reason, item.stop.flush) == (AttemptState.STOPPING, EndReason.OUTBID, True)
+    return next(event.message for event in plan.events if event.kind == "attempt.left").partition(": ")[2]
+
+
+def test_it_is_left_for_another_machine_that_is_as_cheap() -> None:
+    held = world(held_since=NOW - MINUTE)
+    assert left(held) == ""
+    assert left(held, offer("o2", price=490_000)) == ""
+    assert left(held, offer("o2", price=480_000)) == "another costs $0.4800 per hour, this one $0.4400"
+
+
+def test_it_is_left_when_its_price_is_out_of_reach_or_its_time_is_up() -> None:
+    far = world(held_since=NOW - MINUTE, floor=usd(0.70))
+    assert left(far) == "the lowest bid that wins is $0.7000, at most $0.5000 may be bid"
+    assert left(world(held_since=NOW - 11 * MINUTE)) == "it was kept for 10 min"
+    assert left(world(held_since=NOW + 9 * MINUTE)) == "it was kept for 10 min", "the clock was set back"
+
+
+def test_an_outbid_machine_is_bid_for_again_under_the_ceiling() -> None:
+    some = world(held_since=NOW - MINUTE, floor=usd(0.45))
+    some = replace(some, policy=replace(some.policy, raise_bids=True))
+    plan = decide(some, bid_market(), NOW)
+    assert plan.attempts[FIRST].price_max == usd(0.495)
+    assert plan.attempts[FIRST].state is AttemptState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("some", "why"),
+    [
+        pytest.param(
+            world(held_since=NOW - MINUTE, floor=usd(0.45)),
+            "another costs $0.5000 per hour, this one $0.4950",
+            id="at the raised bid another one is as good",
+        ),
+        pytest.param(
+            world(held_since=NOW - 11 * MINUTE, floor=usd(0.45)), "it was kept for 10 min", id="its time is up"
+        ),
+    ],
+)
+def test_no_bid_is_raised_for_an_outbid_machine_that_is_left(some: World, why: str) -> None:
+    some = replace(some, policy=replace(some.policy, raise_bids=True))
+    assert left(some, offer("o2", price=500_000)) == why
+    plan = decide(some, bid_market(offer("o2", price=500_000)), NOW)
+    assert [event.kind for event in plan.events if event.kind.startswith("bid.")] == []
+    assert plan.intents == {}
+    assert plan.attempts[FIRST].price_max == usd(0.44)
+
+
+def test_an_outbid_machine_is_not_left_while_a_higher_bid_for_it_is_under_way() -> None:
+    some = world(floor=usd(0.45))
+    some = replace(some, policy=replace(some.policy, raise_bids=True))
+    other = offer("o2", price=500_000)
+    raising = applied(some, decide(some, bid_market(other), NOW))
+    assert raising.attempts[FIRST].price_max == usd(0.495)
+    held = applied(raising, outbid(raising))
+    assert held.attempts[FIRST].bidding.held_since == NOW
+    assert left(held, other) == "", "the higher bid may bring it back, which was found to cost less than to move"
+    refused = applied(held, bid_refused(held, FIRST, "no", NOW))
+    assert left(refused, offer("o2", price=480_000)) == "another costs $0.4800 per hour, this one $0.4400"
+    late = replace(held, policy=replace(held.policy, hold_max=timedelta(0)))
+    assert left(late, other).startswith("it was kept for"), "nothing is waited for without end"
+
+
+def test_a_machine_that_wakes_goes_on_once_it_has_spoken() -> None:
+    first = world(held_since=NOW - 6 * MINUTE)
+    awake = applied(first, seen(first, InstanceState.RUNNING))
+    assert awake.attempts[FIRST].bidding.woke_at == NOW
+    assert awake.attempts[FIRST].bidding.held_since is not None, "its grant still offers what to go on from"
+    silent = applied(awake, seen(awake, InstanceState.RUNNING, minutes=3))
+    assert silent.attempts[FIRST].bidding.held_since is not None
+    after = applied(awake, seen(awake, InstanceState.RUNNING, seq=6, minutes=3))
+    item = after.attempts[FIRST]
+    assert item.bidding.held_since is None
+    before = first.attempts[FIRST].running_at
+    assert before is not None
+    assert item.running_at == before + 6 * MINUTE, "its command did not run meanwhile"
+    assert item.meter.rate == MicroUsdPerHour(usd(0.44))
+
+
+def test_a_machine_that_wakes_and_stays_silent_is_left() -> None:
+    some = world(held_since=NOW - 30 * MINUTE, woke_at=NOW - SPEAKS_WITHIN)
+    assert left(some) == "it runs again and gave no sign of life for 15 min"
+    assert left(world(held_since=NOW - 30 * MINUTE, woke_at=NOW - MINUTE)) == ""
+
+
+def test_a_cancelled_or_stopped_job_holds_nothing() -> None:
+    some = world_with(AttemptState.STOPPING)
+    some = replace(some, policy=replace(some.policy, hold_max=10 * MINUTE))
+    assert outbid(some).attempts[FIRST].end_reason is EndReason.CANCELLED
+
+
+def test_a_machine_that_nobody_looked_at_for_hours_is_ended_only_where_a_new_list_shows_it_halted() -> None:
+    """It may have woken and worked meanwhile: what it has not saved would be lost."""
+    asleep = world(held_since=NOW - 8 * 60 * MINUTE)
+    stopping = applied(asleep, decide(asleep, bid_market(), NOW))
+    assert stopping.attempts[FIRST].state is AttemptState.STOPPING
+    old = replace(instance(InstanceState.PAUSED, loss=Loss.OUTBID), market=Market.SPOT)
+    stale = reconcile(stopping, listing(old, at=NOW - MINUTE), report(seq=5, phase="run"), NOW)
+    assert FIRST not in stale.attempts or stale.attempts[FIRST].state is AttemptState.STOPPING
+    assert stale.list_again
+    halted = outbid(applied(stopping, stale), minutes=1)
+    assert halted.attempts[FIRST].end_reason is EndReason.OUTBID
+    awake = seen(stopping, InstanceState.RUNNING, minutes=1)
+    assert awake.attempts[FIRST].state is AttemptState.STOPPING, "it has its time to save"
+
+
+def test_a_machine_whose_host_gave_notice_before_is_left_in_time_too() -> None:
+    some = world(held_since=NOW - 11 * MINUTE)
+    noticed = replace(some.attempts[FIRST], notice_at=NOW - 12 * MINUTE)
+    assert left(replace(some, attempts={FIRST: noticed})) == "it was kept for 10 min"

@@ -1,0 +1,105 @@
+"""The fee that bills imply: found where it is there, with how sure it is, and refused where there is too little."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotd.core.metering.calibration import MACHINES_MIN, BilledMachine, calibration
+from spotd_providers.contract.money import MicroUsd
+from tests.unit.core.builders import SHOP
+
+X120 = 1_200_000
+
+
+def machine(bare: int, billed: int, traffic: int = 0) -> BilledMachine:
+    """A machine that was booked at x1.20."""
+    booked = bare * 12 // 10 + traffic
+    return BilledMachine(
+        provider=SHOP,
+        bare=MicroUsd(bare),
+        traffic=MicroUsd(traffic),
+        booked=MicroUsd(booked),
+        billed=MicroUsd(billed + traffic),
+    )
+
+
+def bills(multiplier: float, count: int, noise: float = 0.0, seed: int = 1) -> list[BilledMachine]:
+    """Machines of some dollars each, billed at this multiplier; their traffic is billed as it was booked."""
+    chance = Random(seed)
+    found = []
+    for _ in range(count):
+        bare = chance.randrange(500_000, 9_000_000)
+        billed = round(bare * multiplier * (1 + chance.gauss(0, noise)))
+        found.append(machine(bare, billed, chance.randrange(500_000)))
+    return found
+
+
+@pytest.mark.parametrize("true", [1.0, 1.08, 1.2, 1.35])
+def test_the_true_multiplier_is_found(true: float) -> None:
+    found = calibration(bills(true, 40, noise=0.01), X120)
+    assert found.measured_ppm is not None
+    assert found.spread_ppm is not None
+    assert abs(found.measured_ppm - true * 1_000_000) <= 2 * found.spread_ppm
+    assert found.spread_ppm < 10_000
+    if true == 1.2:
+        assert found.suggested_ppm is None
+        assert found.sentence.endswith("x1.200 is in force and agrees")
+    else:
+        assert found.suggested_ppm is not None
+        assert 0 <= found.suggested_ppm - found.measured_ppm <= 10_000
+
+
+def test_the_true_multiplier_is_within_the_interval_as_often_as_is_claimed() -> None:
+    hits = 0
+    for seed in range(400):
+        found = calibration(bills(1.1, 8, noise=0.03, seed=seed), X120)
+        assert found.measured_ppm is not None
+        assert found.spread_ppm is not None
+        hits += abs(found.measured_ppm - 1_100_000) <= found.spread_ppm
+    assert 0.90 <= hits / 400 <= 0.985
+
+
+@pytest.mark.parametrize("count", range(MACHINES_MIN))
+def test_too_few_machines_say_nothing(count: int) -> None:
+    found = calibration(bills(1.0, count), X120)
+    assert (found.measured_ppm, found.suggested_ppm, found.machines) == (None, None, count)
+    assert found.sentence.startswith("too little to say: ")
+
+
+def test_too_little_money_says_nothing() -> None:
+    found = calibration([machine(10_000, 10_000)] * 50, X120)
+    assert (found.measured_ppm, found.suggested_ppm) == (None, None)
+
+
+def test_bills_that_agree_with_nothing_suggest_nothing() -> None:
+    found = calibration(bills(1.1, 8, noise=0.6), X120)
+    assert found.suggested_ppm is None
+    assert found.sentence.endswith("too uncertain to suggest anything")
+
+
+@pytest.mark.parametrize("true", [0.0, 0.3, 9.0])
+def test_what_cannot_be_a_fee_is_not_suggested(true: float) -> None:
+    found = calibration(bills(true, 20), X120)
+    assert found.suggested_ppm is None
+    assert "something else differs" in found.sentence
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**10), st.integers(-(10**9), 10**13)), max_size=30), st.integers(0, 10**7))
+def test_whatever_is_billed_makes_a_sentence(rows: list[tuple[int, int]], fee_ppm: int) -> None:
+    found = calibration([machine(bare, billed) for bare, billed in rows], fee_ppm)
+    assert found.sentence
+    assert found.billed == sum(billed for _, billed in rows)
+
+
+def test_what_is_in_force_to_the_hundredth_is_not_suggested_again() -> None:
+    """1.0945 is rounded up to the 1.10 that the config holds."""
+    found = calibration(bills(1.0945, 40, noise=0.001), 1_100_000)
+    assert found.measured_ppm is not None
+    assert found.spread_ppm is not None
+    assert found.measured_ppm + found.spread_ppm < 1_100_000
+    assert found.suggested_ppm is None
+    assert found.sentence.endswith("x1.100 is in force and agrees")

@@ -1,0 +1,110 @@
+"""A machine that its provider takes for nothing is left to it, and its job does not wait for that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from spotd.core.decide import decide
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.host_status import ExitCause
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import Intent, IntentState
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import after_restart, terminate_failed
+from spotd.core.metering.interruption_credit import LEFT_MAX, TAKING
+from spotd.core.plans.applied import applied
+from spotd.core.plans.plan import Plan
+from spotd.core.reconcile import reconcile
+from spotd_providers.contract.values import InstanceState
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
+
+TAKEN_AT = NOW + timedelta(seconds=90)
+JOB = JobId("j1")
+
+
+def free_hour(world: World, span: timedelta = timedelta(hours=1)) -> World:
+    rules = replace(world.policy.providers[SHOP], free_if_taken_within=span)
+    return replace(world, policy=replace(world.policy, providers={SHOP: rules}))
+
+
+def told(**changes: Any) -> World:
+    return free_hour(world_with(AttemptState.RUNNING, **{"notice_at": TAKEN_AT, **changes}))
+
+
+def saved(world: World) -> Plan:
+    """Its runner has saved and reported its own end, while the machine is still listed as running."""
+    heard = report(seq=9, phase="done", exit_cause=ExitCause.NOTICE, exit_code=143)
+    return reconcile(world, listing(instance(InstanceState.RUNNING)), heard, NOW)
+
+
+def order(plan: Plan) -> Intent:
+    return next(iter(plan.intents.values()))
+
+
+def test_a_machine_about_to_be_taken_for_nothing_is_ended_only_after_that() -> None:
+    plan = saved(told())
+    assert plan.jobs[JOB].state is JobState.RECOVERING
+    assert order(plan).state is IntentState.OPEN
+    assert order(plan).not_before == TAKEN_AT + TAKING
+    assert plan.wake_at is not None
+    assert plan.wake_at <= TAKEN_AT + TAKING
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param(free_hour(told(), timedelta(0)), id="its provider bills what it takes"),
+        pytest.param(told(launched_at=NOW - timedelta(minutes=59)), id="its first hour is over by then"),
+        pytest.param(told(notice_at=None), id="nothing was announced"),
+        pytest.param(told(notice_at=NOW - MINUTE), id="it should have been taken a minute ago"),
+        pytest.param(told(notice_at=NOW + LEFT_MAX), id="no provider warns that long ahead"),
+    ],
+)
+def test_every_other_machine_is_ended_at_once(world: World) -> None:
+    assert order(saved(world)).not_before is None
+
+
+def test_a_machine_whose_runner_has_not_reported_its_end_is_not_left_alone() -> None:
+    world = told(heartbeat_seen_at=NOW - timedelta(minutes=35))
+    plan = reconcile(world, listing(instance(InstanceState.RUNNING)), report(seq=5), NOW)
+    assert order(plan).not_before is None
+
+
+@pytest.mark.parametrize("machines_max", [8, 1])
+def test_the_next_machine_does_not_wait_for_one_that_is_only_left_to_be_taken(machines_max: int) -> None:
+    world = told()
+    world = replace(world, policy=replace(world.policy, machines_max=machines_max))
+    world = applied(world, saved(world))
+    plan = decide(world, market(offer("o2", price=300_000)), NOW)
+    assert [a.id.number for a in plan.attempts.values()] == [2]
+
+
+def test_the_next_machine_waits_as_ever_when_the_end_was_tried_and_not_accepted() -> None:
+    world = told()
+    world = applied(world, saved(world))
+    (ending,) = world.intents
+    due = TAKEN_AT + TAKING
+    world = applied(world, terminate_failed(world, ending, "no answer", due))
+    assert not decide(world, market(offer("o2", price=300_000), at=due), due).attempts
+
+
+def test_a_restart_does_not_end_the_machine_earlier() -> None:
+    world = told()
+    world = applied(world, saved(world))
+    world = applied(world, after_restart(world, NOW))
+    assert next(iter(world.intents.values())).not_before == TAKEN_AT + TAKING
+
+
+def test_a_machine_left_alone_is_over_when_its_provider_has_taken_it() -> None:
+    world = told()
+    world = applied(world, saved(world))
+    later = TAKEN_AT + timedelta(seconds=5)
+    plan = reconcile(world, listing(instance(InstanceState.GONE), at=later), {}, later)
+    (item,) = plan.attempts.values()
+    assert (item.state, item.machine) == (AttemptState.ENDED, MachineState.GONE)
+    assert order(plan).state is IntentState.DONE
