@@ -271,7 +271,7 @@ def large_news_at_once() -> AbstractContextManager[None]:
 
 ROUGH_SMALL = small(ROUGH, storm=timedelta(hours=4))
 OUTAGES = replace(ROUGH, outages_per_hour=0.3)
-IMPATIENT = replace(ROUGH, whims_per_hour=3.0)
+IMPATIENT = replace(ROUGH_SMALL, whims_per_hour=3.0)
 ENDS_LATE = replace(OUTAGES, hazards=frozenset({Hazard.RETRY_AFTER, Hazard.SPIKES}))
 HEARD_LATE = replace(OUTAGES, hazards=frozenset({Hazard.RETRY_AFTER, Hazard.SILENCE}))
 BUDGETED = replace(ROUGH, limits={"budget_day": 2_000_000}, user=False, outages_per_hour=0.0, reachable=True)
