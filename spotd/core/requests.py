@@ -81,7 +81,12 @@ def without_save(builder: PlanBuilder, order: StopOrder) -> StopOrder:
 
 
 def _may_have_run(item: Attempt, now: datetime) -> bool:
-    """Whether its machine may have run and saved since it was read last: the daemon or the store may have been away."""
+    """Whether its machine may have run and saved since it was read last: the daemon or the store may have been away.
+
+    A host that speaks before its launch is settled runs, though the attempt does not say so yet.
+    """
+    if item.ref is None and item.heartbeat_seen_at is not None:
+        return True
     known = item.read_at or item.launched_at or item.intended_at
     return (item.ref is not None or item.outcome_unknown) and now - known > READ_IS_FRESH
 

@@ -20,6 +20,7 @@ from spotd.core.metering.metering import spent
 from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
 from spotd.core.reconcile import reconcile
+from spotd.core.requests import cancel
 from spotd_providers.contract.values import InstanceState, ProviderName
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 
@@ -108,6 +109,20 @@ def test_a_machine_that_speaks_was_launched_whatever_the_lists_lack() -> None:
         world = applied(world, plan)
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
     assert plan.jobs[FIRST.job].spent > 0
+
+
+def test_a_machine_that_speaks_before_its_launch_is_settled_saves_and_is_booked_when_its_job_is_cancelled() -> None:
+    world, died = lost_launch(timedelta(hours=3)), NOW - timedelta(hours=1)
+    speaks = {i: replace(r, read_at=NOW, seq=9, phase="run", alive_at=died) for i, r in report().items()}
+    world = applied(world, reconcile(world, {}, speaks, NOW))
+    world = applied(world, cancel(world, FIRST.job, NOW))
+    item = world.attempts[FIRST]
+    assert item.stop is not None
+    assert (item.state, item.stop.flush) == (AttemptState.INTENDED, True), "what it has not saved would be lost"
+    late = item.stop.deadline
+    plan = reconcile(world, {}, {i: replace(r, read_at=late) for i, r in speaks.items()}, late)
+    assert plan.attempts[FIRST].end_reason is EndReason.CANCELLED
+    assert spent(plan.attempts[FIRST], late) == -(-400_000 * 121 // 60), "to a minute after its last sign of life"
 
 
 def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_lived() -> None:
