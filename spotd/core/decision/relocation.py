@@ -31,7 +31,7 @@ from spotd.core.domain.moves import Moves
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.experience.starts import usual_start
-from spotd.core.machines.bids import bid_limit, change_bid, is_changing, lowered_bid, may_change, pays_bid, raised_bid
+from spotd.core.machines.bids import bid_limit, change_bid, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.machines.holding import hold_is_over
 from spotd.core.pricing.effective_price import breakdown, needs_of, repriced
 from spotd.core.pricing.words import dollar_words, machine_words, span_words
@@ -223,8 +223,6 @@ class Relocation:
         over = hold_is_over(item, self._policy, self._now)
         if over or item.bidding.woke_at is not None:
             return over
-        if is_changing(item, self._builder):
-            return ""  # it was worth more than a move a moment ago; what becomes of the bid decides
         floor, limit = item.bidding.floor, bid_limit(item, job, self._policy)
         if floor is not None and floor * 100 > limit * REACH_PERCENT:
             return f"the lowest bid that wins is ${as_usd(floor):.4f}, at most ${as_usd(limit):.4f} may be bid"

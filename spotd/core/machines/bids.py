@@ -92,15 +92,10 @@ def bid_limit(item: Attempt, job: Job, policy: Policy) -> int:
     return limit if offer.on_demand_price is None else min(limit, offer.on_demand_price - 1)
 
 
-def is_changing(item: Attempt, builder: PlanBuilder) -> bool:
-    """Whether a change of its bid is owed, or was sent and is not settled."""
-    known = builder.intent(bid_intent_id(item.key))
-    return known is not None and known.is_open
-
-
 def may_change(item: Attempt, builder: PlanBuilder) -> bool:
     """Whether no change of its bid is under way, or was a moment ago. An instant ahead is by another clock."""
-    if is_changing(item, builder):
+    known = builder.intent(bid_intent_id(item.key))
+    if known is not None and known.is_open:
         return False
     changed_at, pause = item.bidding.changed_at, RAISE_EVERY if item.bidding.held_since is None else RAISE_HELD_EVERY
     return changed_at is None or changed_at > builder.now or builder.now - changed_at >= pause

@@ -14,7 +14,6 @@ from spotd.core.domain.checkpoints import Checkpoint
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.machines.bids import bid_refused
 from spotd.core.machines.holding import SPEAKS_WITHIN, hold_words
 from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
@@ -121,21 +120,6 @@ def test_no_bid_is_raised_for_an_outbid_machine_that_is_left(some: World, why: s
     assert [event.kind for event in plan.events if event.kind.startswith("bid.")] == []
     assert plan.intents == {}
     assert plan.attempts[FIRST].price_max == usd(0.44)
-
-
-def test_an_outbid_machine_is_not_left_while_a_higher_bid_for_it_is_under_way() -> None:
-    some = world(floor=usd(0.45))
-    some = replace(some, policy=replace(some.policy, raise_bids=True))
-    other = offer("o2", price=500_000)
-    raising = applied(some, decide(some, bid_market(other), NOW))
-    assert raising.attempts[FIRST].price_max == usd(0.495)
-    held = applied(raising, outbid(raising))
-    assert held.attempts[FIRST].bidding.held_since == NOW
-    assert left(held, other) == "", "the higher bid may bring it back, which was found to cost less than to move"
-    refused = applied(held, bid_refused(held, FIRST, "no", NOW))
-    assert left(refused, offer("o2", price=480_000)) == "another costs $0.4800 per hour, this one $0.4400"
-    late = replace(held, policy=replace(held.policy, hold_max=timedelta(0)))
-    assert left(late, other).startswith("it was kept for"), "nothing is waited for without end"
 
 
 def test_a_machine_that_wakes_goes_on_once_it_has_spoken() -> None:
