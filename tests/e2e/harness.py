@@ -42,6 +42,8 @@ BILLED_S = 20.0
 DOWN_S = 4.0
 """From the death of a daemon to the first list of the next one, on such a machine."""
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+LEAVES_AT_ONCE = '[bids]\nraise_running = false\nhold = "0s"\n'
+"""The daemon bids no higher for a machine that is outbid, and ends it at once: its job goes on elsewhere."""
 
 
 def host(name: str, price: float, *, gpu: str = "RTX_4090", flavour: str = "sudden", on_demand: float = 2.0) -> str:

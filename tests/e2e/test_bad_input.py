@@ -12,7 +12,7 @@ import pytest
 
 from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.e2e.ctl import assert_no_traceback, log_lines, spotctl
-from tests.e2e.harness import DaemonRefused, Lab, host, lab, straight_sha256, training_folder, until
+from tests.e2e.harness import LEAVES_AT_ONCE, DaemonRefused, Lab, host, lab, straight_sha256, training_folder, until
 
 pytestmark = pytest.mark.e2e
 HOSTS = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(4))
@@ -30,7 +30,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def found(tmp_path: Path) -> Iterator[Lab]:
-    with lab(tmp_path / "lab", hosts=HOSTS, scale=60.0) as made:
+    with lab(tmp_path / "lab", hosts=HOSTS, scale=60.0, daemon=LEAVES_AT_ONCE) as made:
         yield made
         assert_no_traceback(made)
 

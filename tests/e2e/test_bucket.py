@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from spotd_jobs.objects.s3 import S3Store
-from tests.e2e.harness import FINAL, assert_books_are_clean, host, lab, straight_sha256, training_folder, until
+from tests.e2e.harness import (
+    FINAL,
+    LEAVES_AT_ONCE,
+    assert_books_are_clean,
+    host,
+    lab,
+    straight_sha256,
+    training_folder,
+    until,
+)
 from tests.fakes.seaweed import BUCKET, CANARY, Weed
 
 pytestmark = pytest.mark.e2e
@@ -53,7 +62,7 @@ def test_a_preempted_job_resumes_from_the_bucket_with_the_same_bits_and_no_key_r
     # What the job's own process can see is written down beside what it was given.
     run = f"env > environment.txt; RELEASE={release} {sys.executable} slow_train.py {flags} --pace 0.01"
     hosts = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(4)) + store_section(weed, tmp_path.name)
-    with lab(tmp_path / "lab", hosts=hosts, scale=SCALE) as found:
+    with lab(tmp_path / "lab", hosts=hosts, scale=SCALE, daemon=LEAVES_AT_ONCE) as found:
         found.environment = store_keys(weed)
         found.start()
         job = found.submit("net", run, workdir=code, secret_values={})

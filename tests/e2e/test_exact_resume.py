@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import FINAL, Lab, assert_books_are_clean, host, lab, straight_sha256, training_folder, until
+from tests.e2e.harness import (
+    FINAL,
+    LEAVES_AT_ONCE,
+    Lab,
+    assert_books_are_clean,
+    host,
+    lab,
+    straight_sha256,
+    training_folder,
+    until,
+)
 
 pytestmark = pytest.mark.e2e
 SCALE = 60.0
@@ -76,7 +86,7 @@ def test_losses_at_the_worst_moments_change_no_bit(tmp_path: Path, losses: int) 
     code = training_folder(tmp_path)
     run = f"RELEASE={release} BALLAST=8000000 SAVE_S=0.12 {sys.executable} slow_train.py {flags} --pace 0.02"
     struck: Counter[str] = Counter()
-    with lab(tmp_path / "lab", hosts=HOSTS, scale=SCALE) as found:
+    with lab(tmp_path / "lab", hosts=HOSTS, scale=SCALE, daemon=LEAVES_AT_ONCE) as found:
         found.start()
         job = found.submit("net", run, workdir=code, checkpoint={"every": "1m", "settle": "10s", "stop_grace": "60s"})
         last = ""

@@ -15,7 +15,7 @@ import pytest
 
 from spotd_providers.local.server.files import find_endpoint
 from tests.e2e.ctl import assert_no_traceback, log_lines, spotctl
-from tests.e2e.harness import Lab, host, lab, until
+from tests.e2e.harness import LEAVES_AT_ONCE, Lab, host, lab, until
 
 pytestmark = pytest.mark.e2e
 SCALE = 60.0
@@ -24,7 +24,7 @@ HOSTS = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(4))
 
 @pytest.fixture
 def found(tmp_path: Path) -> Iterator[Lab]:
-    with lab(tmp_path / "lab", hosts=HOSTS, scale=SCALE, daemon="[budget]\nmachines = 1") as made:
+    with lab(tmp_path / "lab", hosts=HOSTS, scale=SCALE, daemon=f"[budget]\nmachines = 1\n{LEAVES_AT_ONCE}") as made:
         yield made
         assert_no_traceback(made)
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from spotd_jobs.wire.manifest_document import parse_manifest
-from tests.e2e.harness import FINAL, Lab, host, lab, until
+from tests.e2e.harness import FINAL, LEAVES_AT_ONCE, Lab, host, lab, until
 
 pytestmark = pytest.mark.e2e
 SCALE = 60.0
@@ -29,8 +29,6 @@ POLL = timedelta(seconds=SCALE / 4)
 SLACK = timedelta(seconds=2 * SCALE)
 """Two real seconds for a busy computer, in virtual time."""
 MARK = b"ZOMBIE-WAS-HERE"
-LEAVES_AT_ONCE = '\n[bids]\nraise_running = false\nhold = "0s"\n'
-"""An outbid machine is ended at once, so that its job goes on elsewhere."""
 
 FIRST = """
 if test -e {folder}/first-ran; then
