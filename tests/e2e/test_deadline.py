@@ -11,8 +11,8 @@ from tests.e2e.ctl import assert_no_traceback
 from tests.e2e.harness import host, lab, until
 
 pytestmark = pytest.mark.e2e
-SCALE = 480.0
-DEADLINE = timedelta(minutes=110)
+SCALE = 120.0
+DEADLINE = timedelta(minutes=65)
 
 
 def test_a_job_that_waits_for_spot_is_done_on_demand_before_its_deadline(tmp_path: Path) -> None:
