@@ -9,7 +9,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.commands.jobs import job_or_array, show_changed
 from spotd.cli.failures import CommandFailed
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
+from spotd.cli.inputs.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
 from spotd.client.daemon import Daemon
 from spotd.words import clean, count, dollars, price
 

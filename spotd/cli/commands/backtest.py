@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from spotd.cli import stderr
-from spotd.cli.ceiling_range import RANGE, CeilingRange, ceilings_around
-from spotd.cli.draft import read_draft
 from spotd.cli.failures import CommandFailed, ExitCode, unusable
-from spotd.cli.figures import PURCHASE, number
-from spotd.cli.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
+from spotd.cli.inputs.ceiling_range import RANGE, CeilingRange, ceilings_around
+from spotd.cli.inputs.draft import read_draft
+from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
+from spotd.cli.views.figures import PURCHASE, number
 from spotd.client.daemon import Daemon
 from spotd.client.errors import ClientError
 from spotd.paths import state_dir
@@ -138,7 +138,7 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     """
     # Here and not above: the core is a third of a second of imports, which --help does not need.
     from spotd.backtest.refusals import BacktestRefused
-    from spotd.cli.backtest_view import document, show
+    from spotd.cli.views.backtest_view import document, show
 
     spec = _spec(job)
     ceilings = _ceilings(spec, given["ceiling"], given["ceilings"])
@@ -148,7 +148,7 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     except BacktestRefused as exc:
         raise CommandFailed(exc.message, hint=exc.hint) from exc
     if plot is not None:
-        from spotd.cli.backtest_plot import draw
+        from spotd.cli.views.backtest_plot import draw
 
         draw(result, plot)
     if output == JSON:

@@ -13,8 +13,8 @@ import click
 from spotd.cli import stdout
 from spotd.cli.current_quotes import current_quotes
 from spotd.cli.failures import CommandFailed, ExitCode
-from spotd.cli.figures import MONEY, PURCHASE, RENT, number
-from spotd.cli.options import JSON, TABLE, output
+from spotd.cli.inputs.options import JSON, TABLE, output
+from spotd.cli.views.figures import MONEY, PURCHASE, RENT, number
 from spotd.estimates.breakeven import HOURS_PER_WEEK, MONTHS_PER_YEAR, BreakEven, Purchase, break_even
 from spotd.estimates.card_power import CARD_WATTS
 from spotd.words import clean, count, dollars, gpu_text, price, where_text

@@ -10,9 +10,9 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, ExitCode
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
-from spotd.cli.table import Cell, Column
-from spotd.cli.table import show as show_table
+from spotd.cli.inputs.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
+from spotd.cli.views.table import Cell, Column
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.words import NOTHING, clean, count, local_text, size_text
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from spotd.cli import sheet, stderr, stdout
-from spotd.cli.options import CSV, JSON, TABLE, complete_job, output, show_data
-from spotd.cli.table import Column, state_cell
-from spotd.cli.table import show as show_table
+from spotd.cli import stderr, stdout
+from spotd.cli.inputs.options import CSV, JSON, TABLE, complete_job, output, show_data
+from spotd.cli.views import sheet
+from spotd.cli.views.table import Column, state_cell
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.words import (
     NOTHING,

@@ -9,8 +9,8 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import without_schema
 from spotd.cli.follow import followed
-from spotd.cli.options import ID, JSON, TABLE, complete_job, output
-from spotd.cli.when import WHEN, When, instants
+from spotd.cli.inputs.options import ID, JSON, TABLE, complete_job, output
+from spotd.cli.inputs.when import WHEN, When, instants
 from spotd.client.daemon import Daemon
 from spotd.words import clean, local_text
 

@@ -10,10 +10,10 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, ExitCode
-from spotd.cli.options import JSON, TABLE, job_argument, output, show_data
+from spotd.cli.inputs.options import JSON, TABLE, job_argument, output, show_data
 from spotd.cli.pulling import choose, pull_into
-from spotd.cli.table import Column
-from spotd.cli.table import show as show_table
+from spotd.cli.views.table import Column
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.words import clean, count, size_text
 

@@ -9,10 +9,10 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import ExitCode
-from spotd.cli.hosts_view import forget_host, show_hosts
-from spotd.cli.options import ID, JSON, TABLE, output, show_data
-from spotd.cli.table import Cell, Column
-from spotd.cli.table import show as show_table
+from spotd.cli.inputs.options import ID, JSON, TABLE, output, show_data
+from spotd.cli.views.hosts_view import forget_host, show_hosts
+from spotd.cli.views.table import Cell, Column
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 from spotd.words import NOTHING, clean, count, dollars, seconds_between, short_span, span_text

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import CHART, JSON, TABLE, Parsed, output, plot_option, show_data
-from spotd.cli.table import Column
-from spotd.cli.table import show as show_table
-from spotd.cli.when import SPAN, WHEN, When, instants
+from spotd.cli.inputs.options import CHART, JSON, TABLE, Parsed, output, plot_option, show_data
+from spotd.cli.inputs.when import SPAN, WHEN, When, instants
+from spotd.cli.views.table import Column
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.words import local_text, price, span_text
 from spotd_jobs.spec.problems import BadValue
@@ -97,7 +97,7 @@ def history(
         }
     )
     if plot is not None:
-        from spotd.cli.history_plot import draw
+        from spotd.cli.views.history_plot import draw
 
         draw(answer, plot)
     if output == JSON:
@@ -118,7 +118,7 @@ def show(answer: HistoryResponse, *, asked_s: int | None, chart: bool) -> None:
     """Print the prices as a table or a chart, and on stderr what keeps them from being the whole answer."""
     rows = [(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
     if rows and chart:
-        from spotd.cli.history_chart import show_chart
+        from spotd.cli.views.history_chart import show_chart
 
         show_chart(answer)
     elif rows:

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output, plot_option, require_yes, show_data, shown_option
-from spotd.cli.table import Cell, Column, state_cell
-from spotd.cli.table import show as show_table
+from spotd.cli.inputs.options import (
+    ID,
+    JSON,
+    TABLE,
+    job_argument,
+    output,
+    plot_option,
+    require_yes,
+    show_data,
+    shown_option,
+)
+from spotd.cli.views.table import Cell, Column, state_cell
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused
 from spotd.words import (
@@ -208,7 +218,7 @@ def show(*, ref: str, plot: Path | None, output: str) -> None:
     daemon = Daemon()
     detail = daemon.job(ref)
     if plot is not None:
-        from spotd.cli.timeline_plot import draw
+        from spotd.cli.views.timeline_plot import draw
 
         draw(detail, daemon.checkpoints(detail["job"]["id"])["checkpoints"], detail["now"], plot)
     if show_data(detail, output, [detail["job"]["id"]]):

@@ -10,13 +10,13 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import ExitCode, of_state
 from spotd.cli.follow import Waiting, followed
-from spotd.cli.options import JSON, TABLE, job_argument, output
+from spotd.cli.inputs.options import JSON, TABLE, job_argument, output
 from spotd.client.daemon import Daemon
 from spotd.words import ControlFilter, clean
 
 if TYPE_CHECKING:
     from spotd.api.schemas.streams import LogResponse
-    from spotd.cli.line_filter import Printer
+    from spotd.cli.inputs.line_filter import Printer
 
 
 @click.command()
@@ -50,7 +50,7 @@ def logs(
     daemon = Daemon()
     printer: Printer = TextPrinter(raw=raw) if output != JSON else JsonPrinter() if follow else DocumentPrinter()
     if grep is not None:
-        from spotd.cli.line_filter import FilteringPrinter, LineFilter, expression, plain_text
+        from spotd.cli.inputs.line_filter import FilteringPrinter, LineFilter, expression, plain_text
 
         matches = (expression if regexp else plain_text)(grep, ignore_case=ignore_case)
         printer = FilteringPrinter(printer, LineFilter(matches, context=context), raw=raw)

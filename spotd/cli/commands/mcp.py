@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from spotd.cli.options import require_extra
+from spotd.cli.inputs.options import require_extra
 from spotd.client.daemon import Daemon
 
 

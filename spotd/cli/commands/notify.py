@@ -8,7 +8,7 @@ import click
 
 from spotd.cli import stdout
 from spotd.cli.failures import ExitCode
-from spotd.cli.options import ID, JSON, TABLE, output, show_data
+from spotd.cli.inputs.options import ID, JSON, TABLE, output, show_data
 from spotd.client.daemon import Daemon
 from spotd.words import clean
 

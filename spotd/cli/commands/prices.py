@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr
-from spotd.cli.options import ID, JSON, TABLE, output, show_data
-from spotd.cli.table import Column, per_gpu_cell
-from spotd.cli.table import show as show_table
+from spotd.cli.inputs.options import ID, JSON, TABLE, output, show_data
+from spotd.cli.views.table import Column, per_gpu_cell
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.words import WITHOUT_CEILING, clean, count, gpu_text, price, silence_texts, verdict_text, where_text
 

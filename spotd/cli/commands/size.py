@@ -11,10 +11,10 @@ import click
 from spotd.cli import stderr
 from spotd.cli.current_quotes import current_quotes
 from spotd.cli.failures import CommandFailed
-from spotd.cli.figures import PARAMS, number
-from spotd.cli.model_file import read_architecture
-from spotd.cli.options import JSON, TABLE, F, output, shown_option
-from spotd.cli.size_view import Sizing, cheapest_rows, document, show
+from spotd.cli.inputs.model_file import read_architecture
+from spotd.cli.inputs.options import JSON, TABLE, F, output, shown_option
+from spotd.cli.views.figures import PARAMS, number
+from spotd.cli.views.size_view import Sizing, cheapest_rows, document, show
 from spotd.estimates.adapters import TARGETS
 from spotd.estimates.architecture import Architecture, typical_architecture
 from spotd.estimates.fitting import MemoryNeeds, Spread, gpu_fits, layout_for

@@ -13,7 +13,7 @@ import click
 from spotd import paths
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, ExitCode
-from spotd.cli.options import job_argument
+from spotd.cli.inputs.options import job_argument
 from spotd.client.daemon import Daemon
 from spotd.shell_address import fault_of
 

@@ -12,11 +12,11 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
-from spotd.cli.draft import JobDraft, nested, read_draft
 from spotd.cli.failures import CommandFailed, ExitCode
-from spotd.cli.options import ID, JSON, TABLE, complete_file, output, require_yes
-from spotd.cli.plan_view import plan_text
-from spotd.cli.secrets import collect
+from spotd.cli.inputs.draft import JobDraft, nested, read_draft
+from spotd.cli.inputs.options import ID, JSON, TABLE, complete_file, output, require_yes
+from spotd.cli.inputs.secrets import collect
+from spotd.cli.views.plan_view import plan_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 from spotd.client.transport import Json

@@ -9,7 +9,7 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, ExitCode
-from spotd.cli.options import require_extra
+from spotd.cli.inputs.options import require_extra
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 

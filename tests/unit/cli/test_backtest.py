@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.cli.ceiling_range import parse_range
+from spotd.cli.inputs.ceiling_range import parse_range
 from spotd.history import History
 from spotd_jobs.spec.problems import BadValue
 from spotd_providers.contract.money import MicroUsdPerHour
@@ -195,7 +195,7 @@ def test_a_daemon_without_a_history_is_said(ctl: Ctl, place: Path, monkeypatch: 
 def test_without_matplotlib_the_way_to_it_is_said_at_once(
     ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spotd.cli.options.find_spec", lambda name: None)
+    monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda name: None)
     result = ctl(*words(place, "--plot", "out.svg"))
     assert result.code == 2
     assert "pip install 'spotd[plot]'" in result.err

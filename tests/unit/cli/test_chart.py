@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.cli import stdout
-from spotd.cli.chart import SERIES_MAX, Canvas, Series, drawn
+from spotd.cli.views.chart import SERIES_MAX, Canvas, Series, drawn
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -160,5 +160,5 @@ def test_a_job_without_a_machine_and_with_an_absurd_checkpoint_is_drawn_without_
 
 def test_what_cannot_be_drawn_is_refused_before_the_daemon_is_asked(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ends neither in .svg nor in .png" in ctl("show", "llama-lora", "--plot", "out.pdf").err
-    monkeypatch.setattr("spotd.cli.options.find_spec", lambda name: None)
+    monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda name: None)
     assert "pip install 'spotd[plot]'" in ctl("history", "--plot", "out.svg").err

@@ -29,10 +29,12 @@ HELP_MODULES = {
     "spotd.words",
 }
 LS_MODULES = HELP_MODULES | {
+    "spotd.cli.inputs",
+    "spotd.cli.views",
     "spotd.cli.commands",
     "spotd.cli.commands.jobs",
-    "spotd.cli.options",
-    "spotd.cli.table",
+    "spotd.cli.inputs.options",
+    "spotd.cli.views.table",
     "spotd.client",
     "spotd.client.daemon",
     "spotd.client.errors",

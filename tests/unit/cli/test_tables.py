@@ -6,7 +6,7 @@ import pytest
 
 from spotd.cli.commands.jobs import ls_columns
 from spotd.cli.commands.prices import EXPLAIN_COLUMNS
-from spotd.cli.table import Cell, Column, fitted, plain, rows_of, state_cell, widths_for
+from spotd.cli.views.table import Cell, Column, fitted, plain, rows_of, state_cell, widths_for
 from spotd.words import STATE_COLOURS
 from tests.unit.api import made_responses
 

@@ -10,7 +10,7 @@ from tests.unit.cli.conftest import Ctl
 
 
 def test_without_its_library_the_dashboard_names_the_extra(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotd.cli.options.find_spec", lambda _name: None)
+    monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda _name: None)
     result = ctl("web")
     assert result.code == 2
     assert "hint: pip install 'spotd[web]'" in result.err

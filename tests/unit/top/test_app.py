@@ -225,5 +225,5 @@ def test_without_a_terminal_or_its_library_the_way_out_is_named(ctl: Ctl, monkey
     result = ctl("top")
     assert (result.code, result.out) == (2, "")
     assert "this view needs a terminal" in result.err
-    monkeypatch.setattr("spotd.cli.options.find_spec", lambda name: None)
+    monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda name: None)
     assert "pip install 'spotd[tui]'" in ctl("top").err

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spotd.backtest.advice import ceiling_words, dollar_words, span_words
 from spotd.cli import stderr, stdout
-from spotd.cli.table import Cell, Column
-from spotd.cli.table import show as show_table
+from spotd.cli.views.table import Cell, Column
+from spotd.cli.views.table import show as show_table
 from spotd.words import clean, count
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.cli import stderr, stdout
-from spotd.cli.table import Column
-from spotd.cli.table import show as show_table
+from spotd.cli.views.table import Column
+from spotd.cli.views.table import show as show_table
 from spotd.estimates.accuracy import KNOWN_ERRORS, work_kind
 from spotd.estimates.architecture import Architecture
 from spotd.estimates.fitting import CARDS_MAX, GIB, GpuFit, MemoryNeeds, can_compute, nominal_bytes, reported_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from spotd.cli.plotting import COLOURS, dated, picture
+from spotd.cli.views.plotting import COLOURS, dated, picture
 from spotd.words import LOSSES, clean, dollars, instant, price, where_text
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.backtest.advice import ceiling_words
-from spotd.cli.plotting import COLOURS, picture
+from spotd.cli.views.plotting import COLOURS, picture
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from spotd.cli.options import Parsed
+from spotd.cli.inputs.options import Parsed
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_price

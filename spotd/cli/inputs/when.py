@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from spotd.cli.options import Parsed
+from spotd.cli.inputs.options import Parsed
 from spotd.client.daemon import Daemon
 
 When = timedelta | datetime

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotd.cli.history_chart import begins
-from spotd.cli.plotting import COLOURS, dated, picture
+from spotd.cli.views.history_chart import begins
+from spotd.cli.views.plotting import COLOURS, dated, picture
 from spotd.words import clean, instant
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from spotd.cli import stderr, stdout
-from spotd.cli.chart import SERIES_MAX, Canvas, Series, drawn, mark
-from spotd.cli.table import Cell, Column, fitted, rows_of
+from spotd.cli.views.chart import SERIES_MAX, Canvas, Series, drawn, mark
+from spotd.cli.views.table import Cell, Column, fitted, rows_of
 from spotd.words import clean, instant, local_text, price
 
 if TYPE_CHECKING:

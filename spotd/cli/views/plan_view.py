@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from spotd.cli.table import Column, per_gpu_cell
-from spotd.cli.table import text as table_text
+from spotd.cli.views.table import Column, per_gpu_cell
+from spotd.cli.views.table import text as table_text
 from spotd.words import (
     clean,
     count,

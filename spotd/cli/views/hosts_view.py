@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import show_data
-from spotd.cli.table import Column
-from spotd.cli.table import show as show_table
+from spotd.cli.inputs.options import show_data
+from spotd.cli.views.table import Column
+from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.words import NOTHING, clean, local_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from spotd.cli.options import Parsed
+from spotd.cli.inputs.options import Parsed
 from spotd.estimates.figures import parse_number, parse_params
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money, parse_price

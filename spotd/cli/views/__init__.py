@@ -1,0 +1,1 @@
+"""What commands show: tables, charts, pictures and the sentences around them."""
