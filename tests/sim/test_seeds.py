@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.sim.hazards import ALONE, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
@@ -31,7 +33,13 @@ SHAPES = {
 FAST, MANY = 0, range(1, 40)
 """Beside one of each shape, `test_planted_bugs.py` runs some thirty whole worlds with the real daemon."""
 DRAWN_FAST = (0, 10, 1200, 1675, 2043, 55_331, 53_433)
+LONG = frozenset({"day budget", "deadlines", "few machines", 0, 10, 2043, 55_331})
+"""What takes about a second or more; `make test` runs all of them."""
 FIRST_OF_SWARM = 100_000
+
+
+def marked(worlds: Iterable[str | int]) -> list[ParameterSet]:
+    return [pytest.param(world, marks=pytest.mark.long if world in LONG else ()) for world in worlds]
 
 
 def run(shape: str, seed: int) -> Result:
@@ -40,7 +48,7 @@ def run(shape: str, seed: int) -> Result:
     return result
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", marked(SHAPES))
 def test_no_machine_is_forgotten_or_doubled_and_every_job_ends_as_it_must(shape: str) -> None:
     run(shape, FAST)
 
@@ -58,7 +66,7 @@ def test_a_market_of_two_hundred_offers_and_forty_jobs_keeps_every_rule(seed: in
     assert broken_rules(run_world(seed, Shape(jobs=40, hosts=100))) == []
 
 
-@pytest.mark.parametrize("seed", DRAWN_FAST)
+@pytest.mark.parametrize("seed", marked(DRAWN_FAST))
 def test_a_world_that_is_drawn_whole_from_its_seed_keeps_every_rule(seed: int) -> None:
     assert broken_rules(run_world(seed, drawn(seed))) == [], f"python -m tests.sim.run {seed}"
 
