@@ -102,6 +102,7 @@ gpu_counts = [1]
             with lab(tmp_path / "lab", hosts=providers, market="enabled = false", scale=SCALE, poll_s=0.5) as found:
                 write_clock(found.folder / "state" / "clock.json", clock)
                 found.environment = {"VAST_KEY": VAST_KEY, "RUNPOD_KEY": RUNPOD_KEY}
+                found.ledgers = [vast.ledger_path, runpod.ledger_path]
                 found.start()
 
                 def kept_waiting() -> list[RecordedRequest]:
