@@ -12,7 +12,12 @@ WITHOUT_CEILING: Final = "no ceiling applies to this GPU"
 """The verdict of the API on a quote against which nothing else speaks."""
 FINAL_STATES: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 """Of a job that has ended."""
-LOSSES: Final = frozenset({"preempted", "outbid", "host_lost", "stalled", "provision_timeout"})
+LOSSES: Final = frozenset(
+    {
+        "preempted", "outbid", "host_lost", "lease_expired", "price_rose", "provider_balance", "stalled",
+        "provision_timeout", "image_error", "code_error", "input_error", "disk_full", "forgotten",
+    }
+)  # fmt: skip
 """Why an attempt ended that its job did not want to end."""
 STATE_COLOURS: Final = {
     "RUNNING": "green",

@@ -10,7 +10,7 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job, Pacing
-from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd.core.domain.states import AttemptState, EndKind, EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
@@ -40,8 +40,6 @@ def submit_all(world: World, jobs: Iterable[Job], now: datetime) -> Plan:
 READ_IS_FRESH: Final = timedelta(minutes=1)
 """A machine that had not spoken so long ago has saved nothing yet."""
 SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
-_FOR_MONEY: Final = frozenset({EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED})
-"""What was set aside for the end of such a machine is not to be exceeded."""
 
 
 def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str, *, flush: bool = True) -> None:
@@ -57,7 +55,7 @@ def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail:
         detail=detail,
         ordered_at=builder.now,
         deadline=builder.now + grace + builder.policy.save_allowance,
-        limit=None if reason in _FOR_MONEY else builder.now + grace + builder.policy.save_limit,
+        limit=None if reason.traits.kind is EndKind.FOR_MONEY else builder.now + grace + builder.policy.save_limit,
     )
     order = order if flush else without_save(builder, order)
     if item.running_at is None and not _may_have_run(item, builder.now):

@@ -360,12 +360,13 @@ class Executor:
                     (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
                     otherwise=self._contained(attempt, LaunchOutcome.NOT_MADE),
                 )
-                if no.failure is LaunchFailure.CONTRACT:
-                    # What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray.
-                    self._list_again(attempt.provider)
-                elif no.failure in {LaunchFailure.PRICE_MOVED, LaunchFailure.OFFER_GONE}:
-                    # Where one price or offer is old the others of that provider are, and each wrong try costs a call.
-                    self._ask_again(attempt.provider)
+                match no.failure.traits.read_again:
+                    case outcomes.ReadAgain.INSTANCES:
+                        self._list_again(attempt.provider)
+                    case outcomes.ReadAgain.OFFERS:
+                        self._ask_again(attempt.provider)
+                    case outcomes.ReadAgain.NOTHING:
+                        pass
                 self._log.warning("launch.refused", failure=no.failure.value, detail=no.detail, **fields)
             case str():
                 detail = answer

@@ -21,7 +21,7 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.states import EndReason
+from spotd.core.domain.states import Counted, EndReason
 
 RAN_FOR_A_WHILE: Final = timedelta(minutes=5)
 """A command that ran so long did start."""
@@ -41,26 +41,6 @@ LAUNCHES_PER_HOUR_MAX: Final = 40
 BOUGHT_PER_HOUR_MAX: Final = 12
 """No job has more machines in any hour but the first that are lost without progress; follows from `BOUGHT_MAX`."""
 _DOUBLINGS_MAX: Final = 20
-
-COUNTED_AS_ERROR: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
-"""What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
-_MUTE: Final = frozenset({EndReason.PROVISION_TIMEOUT, EndReason.HOST_LOST})
-_NO_SETBACK: Final = frozenset(
-    {
-        EndReason.DONE,
-        EndReason.CANCELLED,
-        EndReason.OVER_BUDGET,
-        EndReason.BUDGET_PAUSED,
-        EndReason.WINDOW_CLOSED,
-        EndReason.MADE_ROOM,
-        EndReason.MIGRATED,
-        EndReason.DEADLINE_PASSED,
-        EndReason.MAX_DURATION,
-        EndReason.FORGOTTEN,
-        EndReason.NOT_SENT,
-        EndReason.QUARANTINED,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +71,13 @@ def has_saved(item: Attempt, job: Job) -> bool:
 
 def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setback:
     """Return what follows for the job from this end of its newest attempt."""
-    if reason in _NO_SETBACK:
+    traits = reason.traits
+    if traits.counted is Counted.NOTHING:
         return Setback(idle_launches=job.idle_launches, failed_starts=job.failed_starts, not_before=None)
     got_somewhere = has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE
     idle = 0 if got_somewhere else job.idle_launches + 1
-    starts = 0 if did_start(item, job, now) else job.failed_starts + int(reason.traits.is_failed_start)
-    faults = starts if reason.traits.is_failed_start else job.errors + 1 if reason in COUNTED_AS_ERROR else 0
+    starts = 0 if did_start(item, job, now) else job.failed_starts + int(traits.is_failed_start)
+    faults = starts if traits.is_failed_start else job.errors + 1 if traits.counted is Counted.ERROR else 0
     pause = timedelta(0)
     if not got_somewhere and faults > 0:
         pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)
@@ -107,7 +88,7 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
         idle_launches=idle,
         failed_starts=starts,
         not_before=now + pause if pause else None,
-        gives_up=reason.traits.is_failed_start and starts >= _starts_allowed(job, item, reason),
+        gives_up=traits.is_failed_start and starts >= _starts_allowed(job, item, reason),
     )
 
 
@@ -127,8 +108,8 @@ def words_of_giving_up(job: Job, back: Setback) -> str:
 
 
 def _starts_allowed(job: Job, item: Attempt, reason: EndReason) -> int:
-    mute = reason in _MUTE and item.heartbeat_seen_at is None
-    return job.spec.retry_starts * (MUTE_FACTOR if mute and job.checkpoints else 1)
+    silent = reason.traits.counted is Counted.SILENT_START and item.heartbeat_seen_at is None
+    return job.spec.retry_starts * (MUTE_FACTOR if silent and job.checkpoints else 1)
 
 
 def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:

@@ -17,13 +17,23 @@ An attempt moves only forward:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 
 class InvariantBroken(Exception):
     """A rule the safety of money or work rests on does not hold: stop, the write-ahead intents make it safe."""
+
+
+Member = TypeVar("Member", bound=StrEnum)
+
+
+def require_rows(members: type[Member], table: Mapping[Member, object]) -> None:
+    """Raise InvariantBroken, at import, where a member of a closed set has no row in the table."""
+    missing = [member.name for member in members if member not in table]
+    if missing:
+        raise InvariantBroken(f"no row for {', '.join(missing)} of {members.__name__}")
 
 
 class JobState(StrEnum):
@@ -96,6 +106,7 @@ JOB_TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
 }
 """Final states lead only back to QUEUED, by `spotctl retry`, a success only with `--anyway`; all others to FAILED,
 by a quarantine."""
+require_rows(JobState, JOB_TRANSITIONS)
 
 ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = {
     AttemptState.INTENDED: frozenset(
@@ -109,6 +120,7 @@ ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = {
     AttemptState.ENDING: frozenset({AttemptState.ENDED}),
     AttemptState.ENDED: frozenset(),
 }
+require_rows(AttemptState, ATTEMPT_TRANSITIONS)
 
 
 def check_job_transition(before: JobState, after: JobState) -> None:
@@ -138,23 +150,92 @@ class Blame(StrEnum):
     POOL = "pool"
 
 
+class EndKind(StrEnum):
+    """What kind of end it is; each reason has one.
+
+    UNBOUGHT: nothing was bought.
+    COMMAND: the command ended by itself, and its exit code is the job's.
+    TAKEN: the provider took the machine back.
+    LOST: a machine on which the command ran was lost, and its owner is notified.
+    GIVEN_UP: a machine did not get as far as the command, or is given up: it is replaced without a notification.
+    BROKEN: the machine may not be used further.
+    FOR_MONEY: a budget ends it; what was set aside for its end is not to be exceeded.
+    FOR_TIME: a window or another job ends it, and it goes on later.
+    DECIDED: its owner or a rule of the job ends it.
+    """
+
+    UNBOUGHT = "nothing bought"
+    COMMAND = "the command ended"
+    TAKEN = "taken back"
+    LOST = "lost"
+    GIVEN_UP = "given up"
+    BROKEN = "broken"
+    FOR_MONEY = "for money"
+    FOR_TIME = "for time"
+    DECIDED = "decided"
+
+
+class Counted(StrEnum):
+    """Which count of the job an end adds to; see `backoff`.
+
+    START: the job itself may be at fault if its command did not run for a while. SILENT_START: the same, but a machine
+    that gave no sign of life is more likely at fault. ERROR: a retry is used up, since the job would do the same on
+    every machine.
+    """
+
+    NOTHING = "nothing"
+    LAUNCH = "a launch without progress"
+    START = "a failed start"
+    SILENT_START = "a failed start, unless silent"
+    ERROR = "an error"
+
+
+class EndEvidence(StrEnum):
+    """What an end adds to the history of the host and the market: a loss, a failed start, both or neither."""
+
+    NONE = "none"
+    LOSS = "loss"
+    FAULT = "failed start"
+    LOSS_OR_FAULT = "loss, or failed start"
+
+
+_RECOVERIES: Final = frozenset({EndKind.TAKEN, EndKind.LOST, EndKind.GIVEN_UP})
+
+
 @dataclass(frozen=True, slots=True)
 class EndTraits:
-    """What follows from a reason.
+    """What follows from a reason. No fact has a default: a new reason without one of them fails at import.
 
     Attributes:
         next_state: of the job; `None` for a user error, where the retries left decide.
-        is_recovery: the job goes on elsewhere and the loss shows in its `recoveries`.
-        is_failed_start: the job itself may be at fault if its command did not run for a while; see `backoff`.
         sentence: for the user; `{detail}` is filled in.
     """
 
     next_state: JobState | None
+    kind: EndKind
+    blame: Blame
+    counted: Counted
+    evidence: EndEvidence
     sentence: str
-    _: KW_ONLY
-    is_recovery: bool = False
-    blame: Blame = Blame.NONE
-    is_failed_start: bool = False
+
+    @property
+    def is_recovery(self) -> bool:
+        """The job goes on elsewhere and the loss shows in its `recoveries`."""
+        return self.kind in _RECOVERIES
+
+    @property
+    def is_failed_start(self) -> bool:
+        return self.counted is Counted.START or self.counted is Counted.SILENT_START
+
+    @property
+    def is_loss(self) -> bool:
+        """A machine that was lost, for the hazard of its host and market."""
+        return self.evidence is EndEvidence.LOSS or self.evidence is EndEvidence.LOSS_OR_FAULT
+
+    @property
+    def is_host_fault(self) -> bool:
+        """A machine that did not start, for the memory of its host."""
+        return self.evidence is EndEvidence.FAULT or self.evidence is EndEvidence.LOSS_OR_FAULT
 
 
 class EndReason(StrEnum):
@@ -206,95 +287,102 @@ class EndReason(StrEnum):
 
 
 _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
-    EndReason.DONE: EndTraits(JobState.SUCCEEDED, "the command ended with exit code 0"),
+    EndReason.DONE: EndTraits(
+        JobState.SUCCEEDED, EndKind.COMMAND, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "the command ended with exit code 0"),
     EndReason.PREEMPTED: EndTraits(
-        JobState.RECOVERING, "the provider took the machine back", is_recovery=True, blame=Blame.HOST_BRIEFLY
-    ),
+        JobState.RECOVERING, EndKind.TAKEN, Blame.HOST_BRIEFLY, Counted.LAUNCH, EndEvidence.LOSS,
+        "the provider took the machine back"),
     EndReason.OUTBID: EndTraits(
-        JobState.RECOVERING, "somebody bid more for the machine", is_recovery=True, blame=Blame.HOST_BRIEFLY
-    ),
+        JobState.RECOVERING, EndKind.TAKEN, Blame.HOST_BRIEFLY, Counted.LAUNCH, EndEvidence.LOSS,
+        "somebody bid more for the machine"),
     EndReason.HOST_LOST: EndTraits(
-        JobState.RECOVERING,
-        "the machine was lost: {detail}",
-        is_recovery=True,
-        blame=Blame.HOST,
-        is_failed_start=True,
-    ),
-    EndReason.USER_ERROR: EndTraits(None, "the command failed: {detail}", blame=Blame.USER),
+        JobState.RECOVERING, EndKind.LOST, Blame.HOST, Counted.SILENT_START, EndEvidence.LOSS_OR_FAULT,
+        "the machine was lost: {detail}"),
+    EndReason.USER_ERROR: EndTraits(
+        None, EndKind.COMMAND, Blame.USER, Counted.ERROR, EndEvidence.NONE,
+        "the command failed: {detail}"),
     EndReason.IMAGE_ERROR: EndTraits(
-        JobState.RECOVERING,
-        "the image did not start: {detail}",
-        is_recovery=True,
-        blame=Blame.HOST_BRIEFLY,
-        is_failed_start=True,
-    ),
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.HOST_BRIEFLY, Counted.START, EndEvidence.NONE,
+        "the image did not start: {detail}"),
     EndReason.PROVISION_TIMEOUT: EndTraits(
-        JobState.RECOVERING,
-        "the machine did not come up in time",
-        is_recovery=True,
-        blame=Blame.HOST,
-        is_failed_start=True,
-    ),
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.HOST, Counted.SILENT_START, EndEvidence.FAULT,
+        "the machine did not come up in time"),
     # What cools down depends on the refusal: see `outcomes`.
-    EndReason.LAUNCH_FAILED: EndTraits(JobState.RECOVERING, "the launch was refused: {detail}"),
-    EndReason.NEVER_LAUNCHED: EndTraits(JobState.RECOVERING, "the launch did not take effect: {detail}"),
+    EndReason.LAUNCH_FAILED: EndTraits(
+        JobState.RECOVERING, EndKind.UNBOUGHT, Blame.NONE, Counted.LAUNCH, EndEvidence.NONE,
+        "the launch was refused: {detail}"),
+    EndReason.NEVER_LAUNCHED: EndTraits(
+        JobState.RECOVERING, EndKind.UNBOUGHT, Blame.NONE, Counted.LAUNCH, EndEvidence.NONE,
+        "the launch did not take effect: {detail}"),
     # Whether it can go on at all with what is left is decided where offers are known.
-    EndReason.OVER_BUDGET: EndTraits(JobState.QUEUED, "the job's budget is used up: {detail}"),
-    EndReason.BUDGET_PAUSED: EndTraits(JobState.QUEUED, "stopped until there is budget again: {detail}"),
-    EndReason.WINDOW_CLOSED: EndTraits(JobState.QUEUED, "its window ends: {detail}"),
-    EndReason.MIGRATED: EndTraits(JobState.RECOVERING, "the job moves to another machine: {detail}"),
-    EndReason.DEADLINE_PASSED: EndTraits(JobState.EXPIRED, "its deadline has passed: {detail}"),
-    EndReason.MAX_DURATION: EndTraits(JobState.EXPIRED, "it ran for as long as it may: {detail}"),
-    EndReason.MADE_ROOM: EndTraits(JobState.QUEUED, "it makes room for a job of higher priority: {detail}"),
+    EndReason.OVER_BUDGET: EndTraits(
+        JobState.QUEUED, EndKind.FOR_MONEY, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "the job's budget is used up: {detail}"),
+    EndReason.BUDGET_PAUSED: EndTraits(
+        JobState.QUEUED, EndKind.FOR_MONEY, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "stopped until there is budget again: {detail}"),
+    EndReason.WINDOW_CLOSED: EndTraits(
+        JobState.QUEUED, EndKind.FOR_TIME, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "its window ends: {detail}"),
+    EndReason.MIGRATED: EndTraits(
+        JobState.RECOVERING, EndKind.DECIDED, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "the job moves to another machine: {detail}"),
+    EndReason.DEADLINE_PASSED: EndTraits(
+        JobState.EXPIRED, EndKind.DECIDED, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "its deadline has passed: {detail}"),
+    EndReason.MAX_DURATION: EndTraits(
+        JobState.EXPIRED, EndKind.DECIDED, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "it ran for as long as it may: {detail}"),
+    EndReason.MADE_ROOM: EndTraits(
+        JobState.QUEUED, EndKind.FOR_TIME, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "it makes room for a job of higher priority: {detail}"),
     EndReason.PRICE_ROSE: EndTraits(
-        JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
-    ),
-    EndReason.CANCELLED: EndTraits(JobState.CANCELLED, "cancelled by its owner"),
+        JobState.RECOVERING, EndKind.LOST, Blame.NONE, Counted.LAUNCH, EndEvidence.NONE,
+        "the machine's price rose above the ceiling: {detail}"),
+    EndReason.CANCELLED: EndTraits(
+        JobState.CANCELLED, EndKind.DECIDED, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "cancelled by its owner"),
     EndReason.LEASE_EXPIRED: EndTraits(
-        JobState.RECOVERING,
-        "the machine had no contact to spotd for too long and ended itself",
-        is_recovery=True,
-        is_failed_start=True,
-    ),
+        JobState.RECOVERING, EndKind.LOST, Blame.NONE, Counted.START, EndEvidence.NONE,
+        "the machine had no contact to spotd for too long and ended itself"),
     EndReason.CONTRACT_BROKEN: EndTraits(
-        JobState.RECOVERING, "the provider did not sell what was asked: {detail}", blame=Blame.HOST
-    ),
+        JobState.RECOVERING, EndKind.BROKEN, Blame.HOST, Counted.LAUNCH, EndEvidence.FAULT,
+        "the provider did not sell what was asked: {detail}"),
     EndReason.PROVIDER_BALANCE: EndTraits(
-        JobState.RECOVERING, "the account at the provider ran out of money", is_recovery=True, blame=Blame.POOL
-    ),
+        JobState.RECOVERING, EndKind.LOST, Blame.POOL, Counted.LAUNCH, EndEvidence.NONE,
+        "the account at the provider ran out of money"),
     EndReason.FLOODED: EndTraits(
-        None, "the machine wrote more into the checkpoint store than it may: {detail}", blame=Blame.HOST
-    ),
+        None, EndKind.BROKEN, Blame.HOST, Counted.ERROR, EndEvidence.NONE,
+        "the machine wrote more into the checkpoint store than it may: {detail}"),
     EndReason.CODE_ERROR: EndTraits(
-        JobState.RECOVERING,
-        "the job's code could not be unpacked: {detail}",
-        is_recovery=True,
-        blame=Blame.HOST_BRIEFLY,
-        is_failed_start=True,
-    ),
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.HOST_BRIEFLY, Counted.START, EndEvidence.NONE,
+        "the job's code could not be unpacked: {detail}"),
     EndReason.INPUT_ERROR: EndTraits(
-        JobState.RECOVERING,
-        "the outputs of another job could not be read: {detail}",
-        is_recovery=True,
-        blame=Blame.HOST_BRIEFLY,
-        is_failed_start=True,
-    ),
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.HOST_BRIEFLY, Counted.START, EndEvidence.NONE,
+        "the outputs of another job could not be read: {detail}"),
     EndReason.DISK_FULL: EndTraits(
-        JobState.RECOVERING, "the disk was full: {detail}", is_recovery=True, is_failed_start=True
-    ),
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.NONE, Counted.START, EndEvidence.NONE,
+        "the disk was full: {detail}"),
     EndReason.NOT_PREPARED: EndTraits(
-        JobState.RECOVERING, "nothing was bought, the launch cannot be prepared: {detail}", is_failed_start=True
-    ),
+        JobState.RECOVERING, EndKind.UNBOUGHT, Blame.NONE, Counted.START, EndEvidence.NONE,
+        "nothing was bought, the launch cannot be prepared: {detail}"),
     EndReason.FORGOTTEN: EndTraits(
-        JobState.RECOVERING, "its owner gave the machine up without seeing its end: {detail}", is_recovery=True
-    ),
-    EndReason.NOT_SENT: EndTraits(JobState.RECOVERING, "the launch was not made: {detail}"),
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "its owner gave the machine up without seeing its end: {detail}"),
+    EndReason.NOT_SENT: EndTraits(
+        JobState.RECOVERING, EndKind.UNBOUGHT, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "the launch was not made: {detail}"),
     EndReason.LAUNCH_UNKNOWN: EndTraits(
-        JobState.RECOVERING, "it could not be learned whether the launch took effect: {detail}"
-    ),
+        JobState.RECOVERING, EndKind.UNBOUGHT, Blame.NONE, Counted.LAUNCH, EndEvidence.NONE,
+        "it could not be learned whether the launch took effect: {detail}"),
     # Whether it moves, or has failed, is decided by `[watchdog]` and by how often it has stalled.
     EndReason.STALLED: EndTraits(
-        JobState.RECOVERING, "the job made no progress: {detail}", is_recovery=True, blame=Blame.HOST
-    ),
-    EndReason.QUARANTINED: EndTraits(JobState.FAILED, "spotd could not go on with it safely: {detail}"),
-}
+        JobState.RECOVERING, EndKind.LOST, Blame.HOST, Counted.LAUNCH, EndEvidence.NONE,
+        "the job made no progress: {detail}"),
+    EndReason.QUARANTINED: EndTraits(
+        JobState.FAILED, EndKind.DECIDED, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
+        "spotd could not go on with it safely: {detail}"),
+}  # fmt: skip
+"""Every fact of a reason: no other module keeps a set of reasons, and a test searches for one."""
+require_rows(EndReason, _END_TRAITS)

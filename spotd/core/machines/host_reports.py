@@ -16,7 +16,7 @@ from spotd.core.domain.bounds import notice_within
 from spotd.core.domain.host_status import ExitCause, HostStatus
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.lineage import with_progress
-from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.states import AttemptState, EndReason, JobState, require_rows
 from spotd.core.machines.watchdog import note_freshness, note_progress
 from spotd.core.plans.learning import learn_from_start
 from spotd.core.plans.plan_builder import PlanBuilder
@@ -36,6 +36,7 @@ _EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
     ExitCause.RUNNER_FAILED: EndReason.HOST_LOST,
 }
 """Why an attempt ends whose command did not succeed, and which was not ordered to stop."""
+require_rows(ExitCause, _EXIT_REASONS)
 
 
 def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:

@@ -12,7 +12,7 @@ from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.host_status import HostStatus
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import IntentState
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState, EndReason, require_rows
 from spotd.core.machines.absence import is_missing_for_long, is_missing_twice, proves_absence, settle_until_missing
 from spotd.core.machines.holding import is_kept, keep_outbid
 from spotd.core.machines.listed import STOPPED
@@ -32,6 +32,7 @@ _LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
     Loss.EXPIRED: EndReason.HOST_LOST,
     Loss.SELF: EndReason.HOST_LOST,
 }
+require_rows(Loss, _LOSS_REASONS)
 
 
 class Observed(StrEnum):
@@ -238,6 +239,7 @@ _COUNTS: Final[Mapping[Observed, Callable[[Case], None]]] = {
     Observed.OTHER_MARKET: end_other_market,
     Observed.NOTHING: watch_unlisted,
 }
+require_rows(Observed, _COUNTS)
 
 JUDGEMENTS: Final[Mapping[AttemptState, Mapping[Observed, Callable[[Case], None]]]] = {
     AttemptState.INTENDED: {**_COUNTS, Observed.ABSENT: end_unlaunched},
@@ -247,3 +249,4 @@ JUDGEMENTS: Final[Mapping[AttemptState, Mapping[Observed, Callable[[Case], None]
     AttemptState.ENDING: {**dict.fromkeys(Observed, wait), Observed.ABSENT: end_gone},
     AttemptState.ENDED: dict.fromkeys(Observed, wait),
 }
+require_rows(AttemptState, JUDGEMENTS)

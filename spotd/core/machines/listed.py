@@ -20,7 +20,7 @@ from spotd.core.billing.billing import (
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import IntentState, terminate_intent_id
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.states import AttemptState, require_rows
 from spotd.core.machines.host_reports import note_notice
 from spotd.core.metering.interruption_credit import free_of
 from spotd.core.plans.plan_builder import PlanBuilder
@@ -200,3 +200,4 @@ RECORDS: Final[Mapping[InstanceState, Callable[[PlanBuilder, Attempt, Instance],
     InstanceState.ENDING: record_ending,
     InstanceState.GONE: record_gone,
 }
+require_rows(InstanceState, RECORDS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -15,7 +15,7 @@ from spotd.core.domain.bounds import span_within
 from spotd.core.domain.cooldowns import EVERYWHERE, CooldownEnd, CooldownScope
 from spotd.core.domain.ids import AttemptId, IntentId
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.domain.states import EndReason
+from spotd.core.domain.states import EndReason, require_rows
 from spotd.core.domain.world import World
 from spotd.core.machines import bids
 from spotd.core.machines.launch_calls import (
@@ -70,6 +70,53 @@ class LaunchFailure(StrEnum):
     STORE_AWAY = "store_away"
     """The checkpoint store took no grant, so the provider was never asked."""
 
+    @property
+    def traits(self) -> RefusalTraits:
+        return _REFUSAL_TRAITS[self]
+
+
+class Affects(StrEnum):
+    """Which launches the same refusal stops: those of this job, which it then counts against, or those of every job."""
+
+    THIS_JOB = "this job"
+    EVERY_JOB = "every job"
+
+
+class ReadAgain(StrEnum):
+    """What the refusal makes out of date, and is read again at once."""
+
+    NOTHING = "nothing"
+    OFFERS = "offers"
+    """Where one price or offer is old the others of that provider are, and each wrong try costs a call."""
+    INSTANCES = "instances"
+    """What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalTraits:
+    """What follows from a refusal, beside the cool-down (`_cool_down`). No fact has a default."""
+
+    reason: EndReason
+    affects: Affects
+    read_again: ReadAgain
+
+
+_REFUSAL_TRAITS: Final[Mapping[LaunchFailure, RefusalTraits]] = {
+    LaunchFailure.NO_CAPACITY: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.NOTHING),
+    LaunchFailure.OFFER_GONE: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.OFFERS),
+    LaunchFailure.PRICE_MOVED: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.OFFERS),
+    LaunchFailure.QUOTA: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.NOTHING),
+    LaunchFailure.REJECTED: RefusalTraits(EndReason.IMAGE_ERROR, Affects.THIS_JOB, ReadAgain.NOTHING),
+    LaunchFailure.NO_BALANCE: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
+    LaunchFailure.AUTH: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
+    LaunchFailure.RATE_LIMITED: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
+    LaunchFailure.UNAVAILABLE: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
+    LaunchFailure.CONTRACT: RefusalTraits(EndReason.CONTRACT_BROKEN, Affects.THIS_JOB, ReadAgain.INSTANCES),
+    LaunchFailure.NOT_PREPARED: RefusalTraits(EndReason.NOT_PREPARED, Affects.THIS_JOB, ReadAgain.NOTHING),
+    LaunchFailure.STORE_AWAY: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
+}
+require_rows(LaunchFailure, _REFUSAL_TRAITS)
+
 
 def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datetime) -> Plan:
     """Record that the provider reports the machine as existing."""
@@ -110,30 +157,13 @@ def launch_refused(
     if intent is not None:
         builder.put_intent(replace(intent, state=IntentState.FAILED, error=detail))
     _cool_down(builder, item, failure, detail, retry_after, quota)
-    reason = EndReason.IMAGE_ERROR if failure is LaunchFailure.REJECTED else EndReason.LAUNCH_FAILED
-    if failure is LaunchFailure.CONTRACT:
-        reason = EndReason.CONTRACT_BROKEN
-    elif failure is LaunchFailure.NOT_PREPARED:
-        reason = EndReason.NOT_PREPARED
     before = builder.job(attempt_id.job)
-    builder.end_attempt(attempt_id, reason, detail)
-    if failure in _OF_NO_JOB:
+    builder.end_attempt(attempt_id, failure.traits.reason, detail)
+    if failure.traits.affects is Affects.EVERY_JOB:
         # What cools down bounds these launches, and the job goes on as soon as that ends.
         job = builder.job(attempt_id.job)
         builder.put_job(replace(job, idle_launches=before.idle_launches, not_before=before.not_before))
     return builder.plan()
-
-
-_OF_NO_JOB: Final = frozenset(
-    {
-        LaunchFailure.NO_BALANCE,
-        LaunchFailure.AUTH,
-        LaunchFailure.RATE_LIMITED,
-        LaunchFailure.UNAVAILABLE,
-        LaunchFailure.STORE_AWAY,
-    }
-)
-"""Refusals that would have met any job."""
 
 
 def _cool_down(

@@ -8,12 +8,11 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
-from spotd.core.domain.states import EndReason
+from spotd.core.domain.states import EndKind, EndReason
 from spotd.core.metering.metering import metered_until
 from spotd.core.pricing.words import dollar_words
 from spotd_providers.contract.money import MicroUsd
 
-_TAKEN: Final = frozenset({EndReason.PREEMPTED, EndReason.OUTBID})
 _HOUR: Final = timedelta(hours=1)
 _MINUTE: Final = timedelta(minutes=1)
 _SECOND: Final = timedelta(seconds=1)
@@ -27,7 +26,7 @@ def with_run(totals: RunTotals, item: Attempt, reason: EndReason, now: datetime)
         host = _host_name(item)
         if host not in hosts and len(hosts) < HOSTS_MAX:
             hosts = (*hosts, host)
-    taken = reason in _TAKEN and reason.traits.is_recovery and item.launched_at is not None
+    taken = reason.traits.kind is EndKind.TAKEN and item.launched_at is not None
     return replace(totals, ran=ran, hosts=hosts, preemptions=totals.preemptions + (1 if taken else 0))
 
 

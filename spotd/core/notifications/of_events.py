@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from spotd.core.domain.states import EndReason
+from spotd.core.domain.states import EndKind, EndReason
 from spotd.core.notifications.values import Notification, Severity, Topic, notification
 from spotd.core.plans.plan import Event
 
@@ -24,19 +24,14 @@ class Rule:
     title: str
 
 
-_LOSSES: Final = (
-    EndReason.HOST_LOST,
-    EndReason.LEASE_EXPIRED,
-    EndReason.PRICE_ROSE,
-    EndReason.PROVIDER_BALANCE,
-    EndReason.STALLED,
-)
-"""Of machines that ran, in general. One that did not come up is replaced without a word."""
 _LOST: Final = Rule(Topic.PREEMPTED, Severity.INFO, "{name} lost its machine")
 RULES: Final[Mapping[str, Rule]] = {
-    "attempt.preempted": Rule(Topic.PREEMPTED, Severity.INFO, "{name} was preempted"),
-    "attempt.outbid": Rule(Topic.PREEMPTED, Severity.INFO, "{name} was outbid"),
-    **{f"attempt.{reason.value}": _LOST for reason in _LOSSES},
+    **{
+        f"attempt.{reason.value}": Rule(Topic.PREEMPTED, Severity.INFO, f"{{name}} was {reason.value}")
+        for reason in EndReason
+        if reason.traits.kind is EndKind.TAKEN
+    },
+    **{f"attempt.{reason.value}": _LOST for reason in EndReason if reason.traits.kind is EndKind.LOST},
     "attempt.running": Rule(Topic.RESUMED, Severity.INFO, "{name} runs again"),
     "job.succeeded": Rule(Topic.FINISHED, Severity.INFO, "{name} has finished"),
     "job.failed": Rule(Topic.FAILED, Severity.WARNING, "{name} has failed"),

@@ -21,8 +21,6 @@ EXPOSURE_MAX: Final = timedelta(days=30)
 """No attempt adds more machine time than this: a clock may have leapt."""
 EARLY: Final = timedelta(minutes=30)
 """A machine that is lost so soon after its launch was hardly worth it."""
-_LOST: Final = frozenset({EndReason.PREEMPTED, EndReason.OUTBID, EndReason.HOST_LOST})
-_FAILED_TO_START: Final = frozenset({EndReason.PROVISION_TIMEOUT, EndReason.HOST_LOST, EndReason.CONTRACT_BROKEN})
 
 
 def learn_from_end(builder: WorkingCopy, item: Attempt, reason: EndReason, *, suspects_job: bool) -> None:
@@ -33,7 +31,7 @@ def learn_from_end(builder: WorkingCopy, item: Attempt, reason: EndReason, *, su
     """
     spoke, held_since = item.heartbeat_seen_at is not None, item.bidding.held_since
     span = exposure(item, builder.now if held_since is None else min(builder.now, held_since))
-    is_loss = reason in _LOST and item.launched_at is not None and spoke and held_since is None
+    is_loss = reason.traits.is_loss and item.launched_at is not None and spoke and held_since is None
     if span is not None and spoke:
         _add_exposure(builder, item, span, ONE if is_loss else 0)
     _add_faults(builder, item, reason, is_loss=is_loss, suspects_job=suspects_job)
@@ -91,7 +89,7 @@ def _add_faults(builder: WorkingCopy, item: Attempt, reason: EndReason, *, is_lo
         return
     if is_loss and builder.now - item.launched_at < EARLY:
         _add_fault(builder, item, RecordKind.EARLY_LOSSES)
-    elif reason in _FAILED_TO_START and item.running_at is None and not is_loss and not suspects_job:
+    elif reason.traits.is_host_fault and item.running_at is None and not is_loss and not suspects_job:
         _add_fault(builder, item, RecordKind.FAILED_STARTS)
 
 

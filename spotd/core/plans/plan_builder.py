@@ -9,7 +9,6 @@ from typing import Final
 from spotd.core.domain import lineage
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.backoff import (
-    COUNTED_AS_ERROR,
     did_start,
     doubled,
     has_saved,
@@ -25,7 +24,7 @@ from spotd.core.domain.disk import disk_gb_after
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.domain.lineage import unsaved_time
-from spotd.core.domain.states import AttemptState, Blame, EndReason, JobState
+from spotd.core.domain.states import AttemptState, Blame, Counted, EndKind, EndReason, JobState
 from spotd.core.metering.billing_limits import with_limit
 from spotd.core.metering.closing import with_paid, with_run
 from spotd.core.metering.interruption_credit import taken_by_provider_until
@@ -36,15 +35,6 @@ from spotd.core.plans.working_copy import WorkingCopy
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
 
-_NOTHING_BOUGHT: Final = frozenset(
-    {
-        EndReason.LAUNCH_FAILED,
-        EndReason.NEVER_LAUNCHED,
-        EndReason.NOT_PREPARED,
-        EndReason.NOT_SENT,
-        EndReason.LAUNCH_UNKNOWN,
-    }
-)
 POOL_COOLDOWNS_MAX: Final = 4
 """A pool that refuses or loses machines again and again cools down for so many times its usual span at most."""
 
@@ -250,14 +240,14 @@ class PlanBuilder(WorkingCopy):
     def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
         job = self.job(item.id.job)
         traits = reason.traits
-        errors = job.errors + (1 if reason in COUNTED_AS_ERROR else 0)
+        errors = job.errors + (1 if traits.counted is Counted.ERROR else 0)
         image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
         back = setback(job, item, reason, self.now)
         stalls = stalls_after(job, item) if reason is EndReason.STALLED else job.stalls
         state = traits.next_state
         if job.cancel_requested and state is not JobState.SUCCEEDED:
             state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
-        elif reason in COUNTED_AS_ERROR:
+        elif traits.counted is Counted.ERROR:
             left = job.spec.retry_errors - errors + 1
             state = JobState.RECOVERING if left > 0 else JobState.FAILED
             sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"
@@ -271,7 +261,7 @@ class PlanBuilder(WorkingCopy):
         elif back.gives_up:
             state = JobState.FAILED
             sentence += words_of_giving_up(job, back)
-        elif reason in _NOTHING_BOUGHT and job.started_at is None:
+        elif traits.kind is EndKind.UNBOUGHT and job.started_at is None:
             state = JobState.QUEUED
         if state is JobState.RECOVERING:
             sentence += words_of_setback(back)
@@ -288,7 +278,7 @@ class PlanBuilder(WorkingCopy):
             disk_gb_seen=disk_gb_after(job, reason),
             recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
             lost=job.lost + (unsaved_time(job, item, self.now) if traits.is_recovery else timedelta(0)),
-            exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,
+            exit_code=item.exit_code if traits.kind is EndKind.COMMAND else job.exit_code,
             totals=with_run(job.totals, item, reason, self.now),
         )
 

@@ -16,7 +16,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.bounds import bytes_within
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.states import EndReason
+from spotd.core.domain.states import EndKind, EndReason
 from spotd.core.domain.world import World
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.usefulness import transfer_time, useful_run
@@ -109,7 +109,7 @@ def save_lead(job: Job, offer: Offer | None, policy: Policy) -> timedelta:
 
 def closing_words(job: Job, item: Attempt, now: datetime) -> str:
     """`its window closes Tue 08:00 Europe/Kyiv (in 5 h 2 min)`, for a job that runs; empty where none closes."""
-    if item.stop is not None and item.stop.reason in {EndReason.WINDOW_CLOSED, EndReason.MADE_ROOM}:
+    if item.stop is not None and item.stop.reason.traits.kind is EndKind.FOR_TIME:
         return f"it saves and stops: {item.stop.reason.sentence(item.stop.detail)}"
     schedule = job.spec.schedule
     zone = zone_of(schedule.timezone) if schedule.windows else None

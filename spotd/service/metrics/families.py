@@ -23,7 +23,7 @@ from spotd.core.billing.prepaid import spending_rate
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.charges import CostSums
 from spotd.core.domain.intents import IntentKind
-from spotd.core.domain.states import EndReason
+from spotd.core.domain.states import EndKind
 from spotd.core.metering.metering import accrued, on_demand_accrued, spent, spent_in_month, spent_on_day
 from spotd.core.pricing.effective_price import PPM, Needs, total_per_hour
 from spotd.history import DISK_GB
@@ -35,7 +35,6 @@ from spotd_providers.contract.values import Market, ProviderName
 OTHER: Final = "other"
 _GPUS: Final = frozenset(info.name for info in GPUS)
 NAME_MAX: Final = 64
-_TAKEN: Final = (EndReason.PREEMPTED, EndReason.OUTBID)
 _NEEDS: Final = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
 _Samples = Iterable[tuple[tuple[str, ...], float | None]]
 
@@ -85,7 +84,7 @@ def _jobs_and_machines(reading: Reading) -> Iterator[Metric]:
     yield _counter("spotd_attempts_ended", "Attempts that have ended, by reason", ("provider", "reason"), ends)
     taken: Counter[str] = Counter({row["name"]: 0 for row in reading.providers})
     for (name, reason), count in sums.ends.items():
-        taken[name] += count if reason in _TAKEN else 0
+        taken[name] += count if reason.traits.kind is EndKind.TAKEN else 0
     preempted = [((name,), count) for name, count in sorted(taken.items())]
     yield _counter("spotd_preemptions", "Machines that a provider has taken back", ("provider",), preempted)
 
