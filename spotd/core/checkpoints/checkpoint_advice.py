@@ -5,11 +5,15 @@ between losses the best interval is, to first order (Young 1974), sqrt(2 C M), a
 
     sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C     for C < 2 M, else M
 
+The prior of a loss in a usual stay is no more than that: where machines were lost in minutes, the hazard that those
+losses prove by themselves (`Hazards.proved_of`) counts.
+
 The hazard falls with the age of a machine: `AGES` states by how much in recorded traces of spot machines, relative to
 the mean over the first six hours. For an attempt that begins, the mean over a usual stay counts; what a running one is
 advised follows its age. C is what the host states its uploads to take, which is more than the job stands still, and so
 an upper bound: a job is never advised to save more often than every 20 C, an overhead of five percent, nor more seldom
-than every hour; where 20 C is more than an hour, every hour, and never before the last upload is over.
+than every hour; where 20 C is more than an hour, every hour, and never before the last upload is over. A job that was
+seen to save more often by itself has shown that it costs it less than C, and is not advised to save less often.
 
 C is a host's word, held to `SAVE_TIME_MAX`; a wrong one moves the advice between its bounds and does nothing else.
 """
@@ -26,6 +30,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.experience.hazards import PPM, Hazards
+from spotd.core.pricing.effective_price import own_interval
 from spotd.core.pricing.words import span_words
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.values import Offer
@@ -72,6 +77,17 @@ def advised_interval(save_time: timedelta | None, hazard_ppm: int) -> timedelta 
     return timedelta(seconds=round(max(bounded, cost) / _SECOND))
 
 
+def save_interval(job: Job, hazard_ppm: int) -> timedelta | None:
+    """Return how often this job should save: as advised, or as it was seen to do by itself where that is more often."""
+    advised, own = advised_interval(job.save_time, hazard_ppm), _shown_interval(job)
+    return advised if advised is None or own is None else min(advised, own)
+
+
+def expected_hazard(offer: Offer, hazards: Hazards) -> int:
+    """Return the hazard for which a job on this offer should save: what is expected, or more where that is proved."""
+    return max(hazards.of(offer), hazards.proved_of(offer))
+
+
 def hazards_with_prior(world: World, now: datetime) -> Hazards:
     """Return the losses that are to be expected of offers, where nothing is known a prior."""
     return Hazards(world.experience, now, world.attempts.values(), prior_ppm=prior_hazard_ppm(world.policy))
@@ -81,7 +97,7 @@ def advice_at_launch(job: Job, offer: Offer, world: World, now: datetime) -> tim
     """Return how often an attempt on this offer is advised to save, where its owner states nothing."""
     if job.spec.checkpoint.every is not None or job.save_time is None:
         return None
-    return advised_interval(job.save_time, hazards_with_prior(world, now).of(offer))
+    return save_interval(job, expected_hazard(offer, hazards_with_prior(world, now)))
 
 
 def advice_words(job: Job, item: Attempt | None, world: World, now: datetime) -> str:
@@ -89,15 +105,22 @@ def advice_words(job: Job, item: Attempt | None, world: World, now: datetime) ->
     if job.save_time is None:
         return ""
     offer = None if item is None else item.quote.offer
-    hazard = prior_hazard_ppm(world.policy) if offer is None else hazards_with_prior(world, now).of(offer)
-    advised = advised_interval(job.save_time, hazard)
+    hazard = prior_hazard_ppm(world.policy)
+    if offer is not None:
+        hazard = expected_hazard(offer, hazards_with_prior(world, now))
+    advised, own = advised_interval(job.save_time, hazard), _shown_interval(job)
     if advised is None:
         return ""
-    losses = f"a loss every {PPM / hazard:.1f} h is expected" if hazard else "no loss is expected"
-    words = f"a save takes {span_words(job.save_time)} and {losses}: saving every {span_words(advised)} costs least"
+    losses = f"a loss every {_between_losses(hazard)} is expected" if hazard else "no loss is expected"
+    words = f"a save takes {span_words(job.save_time)} and {losses}: "
+    if own is not None and own < advised:
+        words += f"it saves every {span_words(own)} by itself, which is often enough"
+        advised = own
+    else:
+        words += f"saving every {span_words(advised)} costs least"
     if item is not None and item.launched_at is not None:
         age = max(timedelta(0), now - item.launched_at)
-        at_age = advised_interval(job.save_time, hazard_at(hazard, age))
+        at_age = save_interval(job, hazard_at(hazard, age))
         if at_age is not None and at_age != advised:
             words += f", and every {span_words(at_age)} while its machine is {span_words(age)} old"
     if job.spec.checkpoint.every is not None:
@@ -105,6 +128,17 @@ def advice_words(job: Job, item: Attempt | None, world: World, now: datetime) ->
     if item is not None and item.save_every is not None:
         words += f"; SPOTD_CHECKPOINT_INTERVAL_S is {item.save_every.total_seconds():.0f} on this machine"
     return words
+
+
+def _shown_interval(job: Job) -> timedelta | None:
+    """Return how often the job was seen to save; `None` where that is not known, or the host's clock stands."""
+    own = own_interval(job)
+    return None if own is None or own <= timedelta(0) else timedelta(seconds=max(1, round(own / _SECOND)))
+
+
+def _between_losses(hazard_ppm: int) -> str:
+    hours = PPM / hazard_ppm
+    return f"{hours:.1f} h" if hours >= 1 else span_words(timedelta(hours=hours))
 
 
 def _daly(cost_s: float, mean_s: float) -> float:

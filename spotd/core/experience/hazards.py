@@ -13,6 +13,10 @@ hours, and a provider without any record counts like the others. The provider's 
 lower the result: losses seen in the parts of the week that come next, against those that were to be expected there,
 each with `TIME_PRIOR` events of weight, and by no more than `TIME_FACTOR_MAX`.
 
+One host is one sample of its provider. Beyond `HOST_LOSSES_MAX` losses its evidence counts there with a lower weight
+and at its own rate: as that many losses, in as much less time. So a host that loses every machine within minutes ranks
+behind all others by what it did itself, and the rest of its provider by what two losses say.
+
 Ends that are ours (done, cancelled, over budget, moved) add hours and no loss: they are censored. So do the machines
 that run now, whose hours count up to this moment.
 
@@ -22,6 +26,7 @@ on checkpoints must not trust a machine because nothing is known of it, and begi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -37,10 +42,18 @@ PRIOR_WEIGHT: Final = timedelta(hours=24)
 """K: machine hours after which a level's own evidence counts as much as its prior."""
 ROUNDED: Final = 4
 """What an estimate of an estimate may be rounded up by."""
+HOST_LOSSES_MAX: Final = 2 * ONE
+"""What of the losses of one host counts as evidence about other hosts of its provider, at the most."""
 HAZARD_PPM_MAX: Final = 1_000_000
 """No machine counts as lost more often than every hour."""
 STATED_PPM_MAX: Final = 100_000
 """No provider's own figure counts as more than a loss every ten hours."""
+PROOF_LOSSES_MIN: Final = 3 * ONE
+"""Fewer losses prove no hazard without a prior."""
+PROVED_PPM_MAX: Final = 60 * PPM
+"""No machine is proved to be lost more often than every minute."""
+PROOF_QUANTILE: Final = 1.645
+"""Of the normal distribution: the hazard is at least so high with 95 %."""
 SLOT_HOURS: Final = 3
 SLOTS: Final = 7 * 24 // SLOT_HOURS
 AHEAD_SLOTS: Final = 2
@@ -129,8 +142,47 @@ class Hazards:
         """Return the estimate of the offer's host, or of its pool where hosts have no names."""
         of_provider, *_, finest = loss_records(offer)
         prior, own = max(stated, self._of_others(of_provider)), self._seen(finest)
-        estimate = _posterior(_posterior(prior, _without(self._seen(of_provider), own)), own)
+        rest = self._rest_of_provider(of_provider, finest, own)
+        estimate = _posterior(_posterior(prior, rest), own)
         return min(HAZARD_PPM_MAX, estimate * self._time_factor(offer.provider, offer.market) // PPM)
+
+    def proved_of(self, offer: Offer) -> int:
+        """Return the losses in a million hours that what was seen proves by itself, whatever was expected before.
+
+        A prior that weighs a day needs hours of evidence; four losses in some minutes are evidence enough. Each level
+        counts from `PROOF_LOSSES_MIN` losses on, so that one bad host proves nothing of its provider.
+        """
+        of_provider, *_, finest = loss_records(offer)
+        return max(_proved(self._weighed(of_provider)), _proved(self._seen(finest)))
+
+    def _rest_of_provider(self, of_provider: RecordId, finest: RecordId, own: _Evidence) -> _Evidence:
+        """Return what was seen of this provider and market outside the finest record.
+
+        What a pool counts of its bad hosts is not known, so that a pool is compared with all that was seen.
+        """
+        if finest.kind is RecordKind.LOSSES_HOST:
+            return _without(self._weighed(of_provider), _held_to(own, HOST_LOSSES_MAX))
+        return _without(self._seen(of_provider), own)
+
+    def _weighed(self, of_provider: RecordId) -> _Evidence:
+        """Return what was seen of this provider and market, each host with no more than its weight."""
+        beyond = self._beyond.get((of_provider.provider, of_provider.subject))
+        seen = self._seen(of_provider)
+        return seen if beyond is None else _without(seen, beyond)
+
+    @cached_property
+    def _beyond(self) -> dict[tuple[ProviderName, str], _Evidence]:
+        """What of the evidence about each provider and market is beyond the weight of one host."""
+        found: dict[tuple[ProviderName, str], _Evidence] = {}
+        for identity, record in self._experience.items():
+            if identity.kind is not RecordKind.LOSSES_HOST or record.count <= HOST_LOSSES_MAX:
+                continue
+            own = self._seen(identity)
+            count, ticks = _without(own, _held_to(own, HOST_LOSSES_MAX))
+            level = identity.provider, identity.subject.partition(" ")[0]
+            before = found.get(level, (0, 0))
+            found[level] = before[0] + count, before[1] + ticks
+        return found
 
     def evidence_of(self, offer: Offer) -> tuple[int, timedelta]:
         """Return the losses, in millionths, and machine time at this offer's provider in its market."""
@@ -142,7 +194,7 @@ class Hazards:
         found = self._others.get(of_provider)
         if found is None:
             same_market = (i for i in self._providers if i.subject == of_provider.subject)
-            others = [self._seen(i) for i in same_market if i != of_provider]
+            others = [self._weighed(i) for i in same_market if i != of_provider]
             total = (sum(count for count, _ in others), sum(ticks for _, ticks in others))
             prior = self._prior_ppm if of_provider.subject == Market.SPOT.value else 0
             found = self._others[of_provider] = _posterior(prior, total)
@@ -165,13 +217,13 @@ class Hazards:
         count, span = self._seen(own)
         if not count or not span:
             return PPM
-        first = slot_of(self._now)
+        weighed, first = self._weighed(own)[0], slot_of(self._now)
         losses, expected = 0, 0
         for slot in {(first + n) % SLOTS for n in range(AHEAD_SLOTS)}:
             subject = time_subject(market, slot)
             seen = self._seen(RecordId(kind=RecordKind.LOSSES_TIME, provider=provider, subject=subject))
-            losses += seen[0]
-            expected += count * seen[1] // span
+            losses += seen[0] * weighed // count
+            expected += weighed * seen[1] // span
         factor = (TIME_PRIOR + losses) * PPM // (TIME_PRIOR + expected)
         return max(PPM // TIME_FACTOR_MAX, min(factor, TIME_FACTOR_MAX * PPM))
 
@@ -195,20 +247,26 @@ class Hazards:
         if not self._experience and not self._prior_ppm:
             return STATED_PPM_MAX
         names = {i.provider for i in self._experience} | {i.provider for i in self._running} | {ProviderName("")}
-        levels = {
-            (one.provider, one.subject): (max(STATED_PPM_MAX, self._of_others(one)), self._seen(one))
+        levels: dict[tuple[ProviderName, str], tuple[int, _Evidence, _Evidence]] = {
+            (one.provider, one.subject): (
+                max(STATED_PPM_MAX, self._of_others(one)),
+                self._seen(one),
+                self._weighed(one),
+            )
             for one in (
                 RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=name, subject=market.value)
                 for name in names
                 for market in Market
             )
         }
-        highest = max(_posterior(prior, whole) for prior, whole in levels.values())
+        highest = max(
+            max(_posterior(prior, seen), _posterior(prior, weighed)) for prior, seen, weighed in levels.values()
+        )
         highest = max(highest, self._highest_of_hosts(levels))
         factors = [self._time_factor(name, market) for name in names for market in Market]
         return min(HAZARD_PPM_MAX, (highest + ROUNDED) * max([PPM, *factors]) // PPM + 1)
 
-    def _highest_of_hosts(self, levels: Mapping[tuple[ProviderName, str], tuple[int, _Evidence]]) -> int:
+    def _highest_of_hosts(self, levels: Mapping[tuple[ProviderName, str], tuple[int, _Evidence, _Evidence]]) -> int:
         """Return what the estimate of no host and no pool exceeds, but for roundings; there may be thousands.
 
         Quiet hours of its own leave a host at or below its provider's estimate.
@@ -221,11 +279,15 @@ class Hazards:
             level = levels.get((one.provider, one.subject.partition(" ")[0]))
             if level is None:
                 continue
-            prior, (count, ticks) = level
+            is_host = one.kind is RecordKind.LOSSES_HOST
+            prior, seen, weighed = level
+            count, ticks = weighed if is_host else seen
             kept = kept_share(record, self._now)
             hours = record.span / _HOUR * kept + (running.get(one, 0) / _HOUR_TICKS if running else 0)
             lost = record.count * kept
-            rest = (prior * weight + max(0, count - lost)) / (weight + max(0, ticks / _HOUR_TICKS - hours))
+            share = HOST_LOSSES_MAX / lost if is_host and lost > HOST_LOSSES_MAX else 1
+            elsewhere = max(0, count - lost * share), max(0, ticks / _HOUR_TICKS - hours * share)
+            rest = (prior * weight + elsewhere[0]) / (weight + elsewhere[1])
             highest = max(highest, (rest * weight + lost) / (weight + hours))
         return int(highest)
 
@@ -233,6 +295,22 @@ class Hazards:
 def _without(whole: _Evidence, part: _Evidence) -> _Evidence:
     """Return what was seen elsewhere; the parts of a sum fade alike, but for roundings."""
     return max(0, whole[0] - part[0]), max(0, whole[1] - part[1])
+
+
+def _proved(evidence: _Evidence) -> int:
+    """Return the hazard that was exceeded with 95 %, by the gamma quantile of Wilson and Hilferty."""
+    count, ticks = evidence
+    if count < PROOF_LOSSES_MIN:
+        return 0
+    losses = count / ONE
+    quantile = losses * (1 - 1 / (9 * losses) - PROOF_QUANTILE / (3 * math.sqrt(losses))) ** 3
+    return int(min(PROVED_PPM_MAX, quantile * PPM * _HOUR_TICKS / max(1, ticks)))
+
+
+def _held_to(own: _Evidence, losses_max: int) -> _Evidence:
+    """Return the evidence with no more losses than this, at its own rate."""
+    count, ticks = own
+    return own if count <= losses_max else (losses_max, ticks * losses_max // count)
 
 
 def _posterior(prior_ppm: int, evidence: _Evidence) -> int:

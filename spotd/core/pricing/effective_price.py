@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Final
 
 from spotd.core.domain.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
@@ -62,12 +63,23 @@ def checkpoint_interval(job: Job) -> timedelta:
     The instants are the host's own, which must not make a job unaffordable everywhere.
     """
     stated = max(job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, _MINUTE)
+    own = own_interval(job)
+    return stated if own is None else min(stated, max(stated / 4, own, _MINUTE))
+
+
+def own_interval(job: Job) -> timedelta | None:
+    """Return how often the newest attempt that saved does so; `None` before it has saved three times.
+
+    It is the median, since a best checkpoint that is kept may be far older than the others. The instants are the host's
+    own: the result may be zero or less.
+    """
     if len(job.checkpoints) < INTERVALS_MIN + 1:
-        return stated
+        return None
     own = job.saved_by(job.checkpoints[0].attempt)
     if len(own) < INTERVALS_MIN + 1:
-        return stated
-    return min(stated, max(stated / 4, (own[0] - own[-1]) / (len(own) - 1), _MINUTE))
+        return None
+    gaps = sorted(newer - older for newer, older in pairwise(own))
+    return (gaps[(len(gaps) - 1) // 2] + gaps[len(gaps) // 2]) / 2
 
 
 def _up(numerator: int, denominator: int) -> int:

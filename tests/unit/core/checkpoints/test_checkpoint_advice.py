@@ -23,10 +23,12 @@ from spotd.core.checkpoints.checkpoint_advice import (
 )
 from spotd.core.checkpoints.unprotected import unprotected_words
 from spotd.core.decide import decide
+from spotd.core.domain.jobs import Job
 from spotd.core.domain.records import NO_EXPERIENCE, Experience, RecordKind
 from spotd.core.domain.states import AttemptState
+from spotd.core.experience.hazards import PROVED_PPM_MAX, Hazards
 from spotd_jobs.spec.model import CheckpointPolicy, MarketChoice, MetricBest, Resources, Work
-from spotd_providers.contract.values import Interruption, Market
+from spotd_providers.contract.values import HostId, Interruption, Market
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.experiences import experience, record
 from tests.unit.core.ranking.test_expected_cost import one_provider
@@ -109,6 +111,73 @@ def test_an_attempt_is_advised_at_its_launch_where_its_owner_states_nothing() ->
     assert item.save_every is None
     [item] = decide(one_provider(job()), market(offer()), NOW).attempts.values()
     assert item.save_every is None
+
+
+def test_four_losses_in_minutes_outweigh_the_prior() -> None:
+    minutes = 7 / 60
+    known = experience(record(RecordKind.LOSSES_PROVIDER, "spot", 4, minutes))
+    wanted = job(save_time=SECOND)
+    [item] = decide(one_provider(wanted, known=known), market(offer()), NOW).attempts.values()
+    # 1.4 of four losses are proved with 95 %, which is one in five minutes; a prior of six hours advises 203 s
+    assert item.save_every == advised_interval(SECOND, round(1.36 / minutes * 1_000_000))
+    assert item.save_every is not None
+    assert item.save_every <= 25 * SECOND
+    words = advice_words(wanted, item, replace(one_provider(wanted, known=known), attempts={item.id: item}), NOW)
+    assert words.startswith("a save takes 1 s and a loss every 6 min is expected")
+
+
+@pytest.mark.parametrize(("losses", "hours"), [(0, 0.1), (1, 0.01), (2, 0.01)])
+def test_one_or_two_losses_prove_nothing(losses: int, hours: float) -> None:
+    hazards = Hazards(experience(record(RecordKind.LOSSES_PROVIDER, "spot", losses, hours)), NOW)
+    assert hazards.proved_of(offer()) == 0
+
+
+@pytest.mark.parametrize("losses", [3, 4, 30, 10_000, 1_000_000])
+@pytest.mark.parametrize("hours", [0, 0.0001, 0.1, 10, 10_000])
+def test_what_is_proved_is_below_the_rate_that_was_seen_and_bounded(losses: int, hours: float) -> None:
+    found = Hazards(experience(record(RecordKind.LOSSES_PROVIDER, "spot", losses, hours)), NOW).proved_of(offer())
+    assert 0 <= found <= PROVED_PPM_MAX
+    if hours:
+        assert found <= losses / hours * 1_000_000
+
+
+def test_one_bad_host_proves_nothing_of_others() -> None:
+    bad = record(RecordKind.LOSSES_HOST, "spot host-bad", 9, 0.2)
+    hazards = Hazards(experience(record(RecordKind.LOSSES_PROVIDER, "spot", 9, 0.2), bad), NOW)
+    assert hazards.proved_of(offer(host_id=HostId("host-good"))) == 0
+    assert hazards.proved_of(offer(host_id=HostId("host-bad"))) > 10_000_000
+
+
+def often(every: timedelta, **changes: Any) -> Job:
+    """A job that was seen to save so often, and of which each upload takes 13 s."""
+    points = tuple(saved(4 - n, at=NOW - n * every) for n in range(4))
+    return job(checkpoints=points, attempts_made=1, save_time=13 * SECOND, **changes)
+
+
+def test_a_job_that_saves_every_four_seconds_by_itself_is_not_advised_260() -> None:
+    wanted = often(4 * SECOND)
+    assert advised_interval(13 * SECOND, 10_000_000) == 260 * SECOND
+    [item] = decide(one_provider(wanted), market(offer()), NOW).attempts.values()
+    assert item.save_every == 4 * SECOND
+    words = advice_words(wanted, item, one_provider(wanted), NOW)
+    assert "it saves every 4 s by itself, which is often enough" in words
+    assert "260" not in words
+    assert "costs least" not in words
+
+
+@pytest.mark.parametrize("every", [2 * HOUR, timedelta(0), -4 * SECOND], ids=["seldom", "clock stands", "clock back"])
+def test_a_job_that_saves_seldom_or_by_a_wrong_clock_gets_the_advice(every: timedelta) -> None:
+    [item] = decide(one_provider(often(every)), market(offer()), NOW).attempts.values()
+    assert item.save_every == advised_interval(13 * SECOND, prior_hazard_ppm(shop_policy()))
+
+
+def test_an_old_best_checkpoint_does_not_hide_how_often_a_job_saves() -> None:
+    wanted = often(4 * SECOND)
+    best = saved(0, at=NOW - 5 * HOUR)
+    [item] = decide(
+        one_provider(replace(wanted, checkpoints=(*wanted.checkpoints, best))), market(offer()), NOW
+    ).attempts.values()
+    assert item.save_every == 4 * SECOND
 
 
 # --- without any checkpoint ------------------------------------------------------------------------------------

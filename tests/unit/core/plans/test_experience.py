@@ -224,10 +224,44 @@ def test_a_finer_level_is_shrunk_towards_the_coarser() -> None:
     elsewhere = hazards.of(offer("new"))
     in_pool = hazards.of(offer("x", pool=PoolId("pool-bad"), host_id=None))
     on_host = hazards.of(offer("x", host_id=HostId("host-bad")))
-    assert elsewhere / PPM == pytest.approx(50 / 524, abs=0.0001)
+    # of the 20 losses in 25 hours of one host two in 2.5 hours count elsewhere
+    assert elsewhere / PPM == pytest.approx(32 / (24 + 477.5), abs=0.0001)
     # the provider elsewhere had 10 losses in 400 hours, and this is worth 24 hours beside the pool's own 100
     assert in_pool / PPM == pytest.approx((10 / 424 * 24 + 40) / 124, abs=0.0001)
     assert on_host / PPM == pytest.approx((30 / 499 * 24 + 20) / 49, abs=0.0001)
+
+
+@pytest.mark.parametrize("losses", [3, 10, 100, 10_000])
+@pytest.mark.parametrize("hours", [0.2, 2, 40])
+def test_one_bad_host_adds_to_its_provider_no_more_than_two_losses(losses: int, hours: float) -> None:
+    def elsewhere(of_host: float, quiet: float) -> float:
+        in_slot = record(K.LOSSES_TIME, f"spot {slot_of(NOW)}", of_host, hours)
+        whole = record(K.LOSSES_PROVIDER, "spot", of_host, hours + quiet)
+        known = experience(whole, in_slot, record(K.LOSSES_HOST, "spot host-bad", of_host, hours))
+        return Hazards(known, NOW).of(offer("other", host_id=HostId("host-other"))) / PPM
+
+    for quiet in (0, 50, 500):
+        two = 2 / (24 + quiet)
+        assert elsewhere(losses, quiet) <= two * (3 + 2) / 3 + 0.0001
+        # and a bad host does not make its provider look better either
+        assert elsewhere(losses, quiet) >= elsewhere(0, quiet)
+
+
+def test_a_bad_host_itself_is_judged_by_all_that_it_lost() -> None:
+    def of_host(losses: float) -> int:
+        host = record(K.LOSSES_HOST, "spot host-bad", losses, 2)
+        known = experience(record(K.LOSSES_PROVIDER, "spot", losses, 102), host)
+        return Hazards(known, NOW).of(offer(host_id=HostId("host-bad")))
+
+    assert of_host(10) / PPM == pytest.approx(10 / 26, abs=0.001)
+    assert of_host(2) < of_host(5) < of_host(10)
+
+
+def test_losses_of_many_hosts_count_in_full() -> None:
+    hosts = (record(K.LOSSES_HOST, f"spot h{n}", 2, 3) for n in range(20))
+    known = experience(record(K.LOSSES_PROVIDER, "spot", 40, 60), *hosts)
+    other = offer(host_id=HostId("new"))
+    assert Hazards(known, NOW).of(other) / PPM == pytest.approx(40 / 84, abs=0.001)
 
 
 def test_a_provider_without_records_counts_like_the_others() -> None:
