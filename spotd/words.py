@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from spotd_providers.contract.printable import HIDDEN, MarkLimit, without_piles
+
 NOTHING: Final = "-"
 WITHOUT_CEILING: Final = "no ceiling applies to this GPU"
 """The verdict of the API on a quote against which nothing else speaks."""
@@ -34,12 +36,8 @@ _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
 
-# Controls of C0 and C1, line and paragraph separators, everything that turns the direction of writing, and the
-# invisible tag characters: with these, text from a rented host could forge what the terminal shows.
-_UNSAFE: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
-)
+# Controls of C0 and C1 and all that is hidden: with these, text from a rented host could forge what the terminal shows.
+_UNSAFE: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{HIDDEN}]")
 _SPACES: Final = re.compile(r"\s+")
 # A string ends at the next control that could begin another sequence, as it does in a terminal. So no character is
 # examined by more than two of the searches, and a text of nothing but beginnings costs no more than any other.
@@ -56,7 +54,7 @@ _HELD_MAX: Final = 4096
 
 def clean(text: str) -> str:
     """Return the text on one line, without anything that a terminal would obey."""
-    return _SPACES.sub(" ", _UNSAFE.sub("", _SEQUENCE.sub("", text))).strip()
+    return _SPACES.sub(" ", without_piles(_UNSAFE.sub("", _SEQUENCE.sub("", text)))).strip()
 
 
 class ControlFilter:
@@ -68,6 +66,7 @@ class ControlFilter:
     def __init__(self) -> None:
         self._held = ""
         self._after_return = False
+        self._marks = MarkLimit()
 
     def feed(self, text: str) -> str:
         """Return what may be shown of the text so far."""
@@ -90,7 +89,7 @@ class ControlFilter:
             text = text[1:]
         if text:
             self._after_return = text.endswith("\r")
-        return _UNSAFE.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+        return self._marks.feed(_UNSAFE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 def folded(text: str, room: int, indent: int) -> str:

@@ -30,6 +30,9 @@ _NAMES: Final = (
     ".dockercfg", ".vault-token", ".secrets", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.ppk", "*.p12",
     "*.pfx", "*.jks", "*.keystore", "*.key", "kubeconfig", "*.kubeconfig", "application_default_credentials.json",
     "secrets.toml", "secrets.yml", "secrets.yaml", "secrets.json", ".boto", ".s3cfg", ".rclone.conf", "rclone.conf",
+    ".npmrc", ".pypirc", "credentials.json", ".credentials.json", "credentials.csv", "*accesskeys.csv", "kaggle.json",
+    "service-account*.json", "service_account*.json", "serviceaccount*.json", "client_secret*.json", "*.tfstate",
+    "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".terraformrc", "token.json", "token.pickle", "*.kdbx", "*.p8",
 )  # fmt: skip
 _FOLDERS: Final = (
     ".ssh",
@@ -51,9 +54,7 @@ _TOKEN: Final = re.compile(
 _URL_PASSWORD: Final = re.compile(rb"://[^/\s:@]+:[^/\s:@]+@")
 _SERVICE_ACCOUNT: Final = re.compile(rb'"(?:private_key|client_secret|refresh_token)"\s*:')
 _BY_CONTENT: Final[tuple[tuple[str, re.Pattern[bytes]], ...]] = (
-    (".npmrc", _TOKEN),
     (".yarnrc.yml", _TOKEN),
-    (".pypirc", _TOKEN),
     ("pip.conf", _URL_PASSWORD),
     (".condarc", _URL_PASSWORD),
     ("*.json", _SERVICE_ACCOUNT),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import stat
 from collections.abc import Mapping
@@ -94,6 +96,28 @@ def others_may_read(path: Path) -> bool:
         return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except OSError:
         return False
+
+
+def others_may_write(path: Path) -> bool:
+    """Whether users other than its owner can write the file; a group without another member is the owner's own."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    if not stat.S_ISREG(found.st_mode):
+        return False
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(found.st_uid, found.st_gid)
+
+
+def _is_own_group(user_id: int, group_id: int) -> bool:
+    """Whether the group is the private one that many systems make for each user, so that its right gives nothing."""
+    try:
+        user, group = pwd.getpwuid(user_id), grp.getgrgid(group_id)
+    except KeyError:
+        return user_id == group_id  # in a container without names
+    return group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
 
 
 def _from_file(path: Path, hint: str) -> SecretStr:

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from spotd import paths
-from spotd.config.credentials import CredentialRef, others_may_read, resolve_credential
+from spotd.config.credentials import CredentialRef, others_may_read, others_may_write, resolve_credential
 from spotd.config.model import SECTIONS, CeilingsSection, Config, ProviderConfig, ProviderSection
-from spotd.config.notify import NOTIFY, read_channels
+from spotd.config.notify import NOTIFY, is_in_the_clear, read_channels
 from spotd.config.plugins import InstalledPlugins, Plugins
 from spotd.config.refusals import ConfigError, known_keys, problems_of
 from spotd_jobs.spec.files import read_toml
@@ -62,6 +62,7 @@ def load(
         ConfigError: with every problem found, each with its place.
     """
     path = find(explicit, environ=environ)
+    _require_own(path)
     data, text = ({}, "") if path is None else read_toml(path, refusal=ConfigError)
     source = BUILT_IN if path is None else str(path)
     overrides = _from_environment(environ)
@@ -80,6 +81,17 @@ def find(explicit: Path | None = None, *, environ: Mapping[str, str] = os.enviro
     if environ.get("SPOTD_CONFIG", ""):
         return candidates[0]
     return next((path for path in candidates if path.exists()), None)
+
+
+def _require_own(path: Path | None) -> None:
+    """Refuse a file that other users can change: it names programs, addresses and the money that may be spent.
+
+    Raises:
+        ConfigError: they can.
+    """
+    if path is not None and others_may_write(path):
+        message = "other users can write this file, and spotd spends money by what it says"
+        raise ConfigError(str(path), [Problem(key="", message=message, hint=f"chmod go-w {path}")])
 
 
 def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Config:
@@ -251,10 +263,15 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
             except BadValue as exc:
                 warnings.append(Problem(key=key, message=str(exc), hint=exc.hint))
     for name, channel in config.notify.items():
+        where = key_path((NOTIFY, name, "url"))
         try:
-            resolve_credential(channel.url, environ=environ)
+            url = resolve_credential(channel.url, environ=environ).get_secret_value()
         except BadValue as exc:
-            warnings.append(Problem(key=key_path((NOTIFY, name, "url")), message=str(exc), hint=exc.hint))
+            warnings.append(Problem(key=where, message=str(exc), hint=exc.hint))
+            continue
+        if is_in_the_clear(url):
+            message = "is sent in the clear: everybody on the way can read the messages and its secret address"
+            warnings.append(Problem(key=where, message=message, hint="use the https:// address of the same service"))
     return warnings
 
 

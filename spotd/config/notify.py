@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -18,6 +20,8 @@ from spotd_jobs.spec.windows import parse_window, parse_zone
 NOTIFY: Final = "notify"
 CHANNELS_MAX: Final = 16
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_PLAIN_SCHEMES: Final = frozenset({"http", "json", "xml", "form"})
+"""Of a webhook without TLS: ours, and those of apprise."""
 _HINT: Final = '[notify.phone] with url = { env = "SPOTD_NOTIFY_PHONE" } below it'
 
 
@@ -90,6 +94,23 @@ class NotifySection(Section):
     @property
     def least(self) -> Severity:
         return Severity(self.severity)
+
+
+def is_in_the_clear(url: str) -> bool:
+    """Whether a webhook goes without encryption to another computer."""
+    try:
+        parts = urlsplit(url.strip())
+        host = parts.hostname or ""
+    except ValueError:
+        return False  # sending it fails, and says so
+    return parts.scheme.lower() in _PLAIN_SCHEMES and not _is_this_computer(host)
+
+
+def _is_this_computer(host: str) -> bool:
+    try:
+        return host in ("", "localhost") or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.endswith(".localhost")
 
 
 def read_channels(tables: Any, problems: list[Problem]) -> dict[str, NotifySection]:

@@ -30,6 +30,12 @@ class KeySource:
     value: str = field(repr=False)
 
 
+def names_key_place(text: str) -> bool:
+    """Whether the text says where a key is kept, and is not the key itself."""
+    kind, _, rest = text.strip().partition(":")
+    return kind in ("env", "file") and bool(rest)
+
+
 def read_key_source(text: str) -> KeySource:
     """Return where the secret is that the text names, or the secret itself.
 

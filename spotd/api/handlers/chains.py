@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from spotd.api.errors import Invalid
+from spotd.core.agents import AGENT
 from spotd.core.domain.chain import Chain
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import JobState
@@ -17,10 +18,15 @@ LINKS_MAX: Final = 200_000
 """The same of all jobs of one array together."""
 
 
-def find_chain(reads: Reads, after: tuple[str, ...], names: tuple[str, ...], array_name: str = "") -> Chain | None:
+def find_chain(
+    reads: Reads, after: tuple[str, ...], names: tuple[str, ...], array_name: str = "", *, by_agent: bool = False
+) -> Chain | None:
     """Return the jobs that new jobs of these names come after, `None` where they name none.
 
     They exist already, so no job can come after itself, through others or not.
+
+    Args:
+        by_agent: an agent submits them: it may not tie a job to one that a person queued.
 
     Raises:
         Invalid: one is unknown, or the job itself, or has ended without success, or there are too many.
@@ -29,7 +35,7 @@ def find_chain(reads: Reads, after: tuple[str, ...], names: tuple[str, ...], arr
     problems: list[Problem] = []
     for position, ref in enumerate(after):
         views = _meant(reads, ref)
-        problem = _refusal(ref, views, names, array_name)
+        problem = _refusal(ref, views, names, array_name) or (_of_a_person(ref, views) if by_agent else None)
         if problem is not None:
             problems.append(Problem(key=f"schedule.after[{position}]", message=problem[0], hint=problem[1]))
         found.update(dict.fromkeys(view.id for view in views))
@@ -70,3 +76,12 @@ def _refusal(ref: str, views: tuple[JobView, ...], names: tuple[str, ...], array
                 f"spotctl retry {view.id} queues it again; then submit this job",
             )
     return None
+
+
+def _of_a_person(ref: str, views: tuple[JobView, ...]) -> tuple[str, str] | None:
+    if all(view.submitted_by == AGENT for view in views):
+        return None
+    return (
+        f'"{ref}" was queued by a person',
+        "a job of an agent comes after jobs of agents only; a person may submit it",
+    )

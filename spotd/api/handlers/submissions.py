@@ -152,7 +152,7 @@ class SubmissionHandlers(ContextHandlers):
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             names = [spec.name] if tasks is None else list(tasks.names)
             require_free_names(world, set(names), "" if tasks is None else spec.name)
-            chain = find_chain(reads, spec.schedule.after, tuple(names), spec.name)
+            chain = find_chain(reads, spec.schedule.after, tuple(names), spec.name, by_agent=submission.agent)
             job = new_job(ids[0], spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
             job = replace(job, chain=chain, submitted_by=AGENT if submission.agent else "")
             if source is not None:

@@ -17,7 +17,7 @@ from spotd import paths
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, ExitCode
 from spotd.setup import SetupRefused
-from spotd.setup.draft import ConfigDraft, KeySource, quoted, read_key_source, require_figures
+from spotd.setup.draft import ConfigDraft, KeySource, names_key_place, quoted, read_key_source, require_figures
 from spotd.setup.write import write_setup
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def init(
     from spotd.setup.checks import DraftChecks
 
     draft = ConfigDraft()
-    questions = _Questions(draft, DraftChecks(draft, os.environ), _pairs(keys, "--key"), live=not no_check)
+    questions = _Questions(draft, DraftChecks(draft, os.environ), _key_places(keys), live=not no_check)
     questions.ask_markets(",".join(markets) or None)
     questions.ask_bucket(bucket, endpoint_url, region)
     questions.ask_ceilings(",".join(ceilings) or None)
@@ -291,6 +291,22 @@ def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
             raise SetupRefused(message, hint="write it like H100=2.60")
         if word.strip():
             found[name.strip()] = value
+    return found
+
+
+def _key_places(words: Sequence[str]) -> dict[str, str]:
+    """Return where each key is kept.
+
+    Raises:
+        CommandFailed: one is the key itself, which the list of processes and the shell's history would show to others.
+    """
+    found = _pairs(words, "--key")
+    for name, text in found.items():
+        if not names_key_place(text):
+            raise CommandFailed(
+                f"--key {name}: a key is not taken from the command line, where other users and the history see it",
+                hint=f"--key {name}=file:/path or --key {name}=env:NAME; a terminal is asked without an echo",
+            )
     return found
 
 

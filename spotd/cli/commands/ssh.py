@@ -29,6 +29,16 @@ _OPTIONS = (
     "ForwardX11=no",
     "ClearAllForwardings=yes",
     "PermitLocalCommand=no",
+    # A ticket that is delegated, and a password that is typed, are the host's from then on. Only a key is shown to it.
+    "PreferredAuthentications=publickey",
+    "GSSAPIAuthentication=no",
+    "GSSAPIDelegateCredentials=no",
+    "PasswordAuthentication=no",
+    "KbdInteractiveAuthentication=no",
+    "HostbasedAuthentication=no",
+    # What else a host could have this computer take over: further keys of its own, a network device.
+    "UpdateHostKeys=no",
+    "Tunnel=no",
     "ControlPath=none",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from spotd.words import clean
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """How a spreadsheet's formula may begin, their full-width forms with them."""
+_NEXT_CELL: Final = re.compile(r"(;[\s\"']*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
+"""Where a formula would begin in a spreadsheet whose list separator is the semicolon, as in much of Europe."""
 
 
 def show(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -33,5 +36,5 @@ def _cell(key: str, value: object) -> str:
         return str(value)
     if isinstance(value, float):
         return f"{value:.6f}" if "_usd" in key else f"{value:.3f}"
-    text = clean(str(value))
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    text = _NEXT_CELL.sub(r"\1'", clean(str(value)))
+    return f"'{text}" if text.lstrip(" \"'").startswith(_FORMULA) else text

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from spotd.shell_address import fault_of
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.printable import HIDDEN, without_piles
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
@@ -64,7 +65,7 @@ AHEAD_MAX: Final = timedelta(days=1)
 """How far the clock of a provider may be ahead of ours when it dates the past."""
 NOTICE_AHEAD_MAX: Final = timedelta(days=60)
 
-_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE: Final = re.compile(f"[\x00-\x1f\x7f-\x9f{HIDDEN}]")
 _CUDA: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}", re.ASCII)
 T = TypeVar("T")
 _Enum = TypeVar("_Enum", Market, Interruption, InstanceState, Loss)
@@ -81,9 +82,9 @@ def text(value: Any, *, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return a printable, bounded text; anything else is empty."""
     if not isinstance(value, str):
         return ""
-    if len(value) <= chars_max and not _UNPRINTABLE.search(value):
+    if len(value) <= chars_max and value.isascii() and not _UNPRINTABLE.search(value):
         return value
-    return _UNPRINTABLE.sub(" ", value[: chars_max * 2])[:chars_max].strip()
+    return without_piles(_UNPRINTABLE.sub(" ", value[: chars_max * 2]))[:chars_max].strip()
 
 
 def _identity(value: Any, field: str, *, chars_max: int = ID_CHARS_MAX) -> str:

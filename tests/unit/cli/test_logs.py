@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import json
 import time
+import unicodedata
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from spotd import words
 from spotd.api.requests import LogQuery
 from spotd.cli.follow import PATIENCE_S, Waiting, followed
 from spotd.client.errors import DaemonUnreachable
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import AttemptState
+from spotd.daemon.market import plugin_values
 from spotd.words import ControlFilter, clean
+from spotd_providers.kit import text
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.store.values import launch_done, plan
@@ -146,6 +150,9 @@ CORPUS = [
     pytest.param("a\u202eb\u2066c\u200fd\u061ce", "abcde", id="bidirectional"),
     pytest.param("a\x00\x07\x08\x7f\x85b", "ab", id="plain controls"),
     pytest.param("a\U000e0041b\ufeffc", "abc", id="tags"),
+    pytest.param("a\u200bb\u2060c\u00add\u3164e\u115f\uffa0\u034f\u180e\ufe0f", "abcde", id="without ink"),
+    pytest.param("o" + "\u0300" * 200 + "k", "o\u0300\u0300\u0300k", id="piled marks"),
+    pytest.param("Vie\u0323\u0302t", "Vie\u0323\u0302t", id="marks of a language stay"),
     pytest.param("10%\r20%\r\n30%\n", "10%\n20%\n30%\n", id="carriage returns"),
     pytest.param("tab\there\n", "tab\there\n", id="tabs stay"),
     pytest.param("größe 漢字 🙂\n", "größe 漢字 🙂\n", id="letters stay"),
@@ -169,6 +176,16 @@ def test_a_sequence_that_is_cut_anywhere_does_not_get_through(raw: str, shown: s
         assert pieces == shown
     controls = ControlFilter()
     assert "".join(controls.feed(char) for char in raw) + controls.end() == shown
+
+
+VISIBLE_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13460)}
+"""Signs of Arabic, Kaithi and Egyptian that are drawn, though Unicode calls them formats."""
+
+
+def test_no_format_character_is_shown_in_a_name_a_message_or_an_id() -> None:
+    hidden = "".join(chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) in ("Cf", "Cs", "Zl", "Zp"))
+    shown = set(words.clean(hidden)) | set(plugin_values.text(hidden, chars_max=10**6)) | set(text.clean(hidden))
+    assert {ord(c) for c in shown} <= VISIBLE_FORMATS | {0x20}
 
 
 @pytest.mark.parametrize(

@@ -239,12 +239,38 @@ def test_what_everything_cost_is_shown_by_what_was_asked_for(ctl: Ctl) -> None:
 
 
 def test_costs_for_a_spreadsheet_hold_no_formula(ctl: Ctl) -> None:
-    evil = ("=HYPERLINK(1)", "+1", "-1", "@x", "\t=1", " =1", "\x1b[31m=1", "\uff1d1", 'a "b", c')
+    evil = (
+        "=HYPERLINK(1)",
+        "+1",
+        "-1",
+        "@x",
+        "\t=1",
+        " =1",
+        "\x1b[31m=1",
+        "\uff1d1",
+        'a "b", c',
+        "\u200b=1",
+        '"=1',
+        "x; =1;-y",
+    )
     groups = [made_responses.cost_group(name=name, saved_usd=-0.25, machines=None) for name in evil]
     ctl.place.answers("ledger.groups", ledger_of(*groups))
     rows = list(csv.DictReader(io.StringIO(ctl("cost", "-o", "csv").out)))
     names = [row["name"] for row in rows]
-    assert names == ["'=HYPERLINK(1)", "'+1", "'-1", "'@x", "'=1", "'=1", "'=1", "'\uff1d1", 'a "b", c']
+    assert names == [
+        "'=HYPERLINK(1)",
+        "'+1",
+        "'-1",
+        "'@x",
+        "'=1",
+        "'=1",
+        "'=1",
+        "'\uff1d1",
+        'a "b", c',
+        "'=1",
+        "'\"=1",
+        "x; '=1;'-y",
+    ]
     assert {row["saved_usd"] for row in rows} == {"-0.250000"}
     assert {(row["job"], row["machines"], row["gpu_usd"]) for row in rows} == {("6k0a1b2c3d", "", "3.500000")}
 

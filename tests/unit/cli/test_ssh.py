@@ -66,6 +66,11 @@ def test_the_command_is_ssh_with_known_hosts_of_its_own(ctl: Ctl, shop: Hospitab
     understood = dict(line.split(" ", 1) for line in real.stdout.splitlines() if " " in line)
     assert understood["userknownhostsfile"] == str(tmp_path / "my 50%d state" / "known_hosts")
     assert understood["forwardagent"] == "no"
+    for shown_to_the_host in ("gssapidelegatecredentials", "passwordauthentication", "kbdinteractiveauthentication",
+                              "hostbasedauthentication", "gssapiauthentication"):  # fmt: skip
+        assert understood.get(shown_to_the_host, "no") == "no"
+    assert "PreferredAuthentications=publickey" in command
+    assert (understood["updatehostkeys"], understood["tunnel"]) == ("false", "false")
     assert understood["stricthostkeychecking"] == "accept-new"
     assert (understood["hostname"], understood["user"], understood["port"]) == ("203.0.113.5", "root", "30022")
 

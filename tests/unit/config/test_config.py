@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
+from spotd.config.credentials import others_may_write
 from spotd.config.load import Loaded, find, load, understand
 from spotd.config.model import SECTIONS
 from spotd.config.plugins import InstalledPlugins, unknown_provider
@@ -553,3 +556,50 @@ def test_a_plugin_that_fails_over_its_settings_is_a_refusal_with_its_place(tmp_p
 
 def test_a_machine_without_a_gpu_has_a_ceiling_of_its_own(tmp_path: Path) -> None:
     assert read(tmp_path, "[ceilings]\nCPU = 0.2").config.ceilings == {"CPU": 200_000}
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o622, 0o666, 0o646])
+def test_a_config_that_other_users_can_write_is_refused_with_a_way_out(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("", encoding="utf-8")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="other users can write this file") as refused:
+        load(path, environ=NOWHERE, plugins=TwoPlugins())
+    assert f"chmod go-w {path}" in str(refused.value)
+    path.chmod(0o644)
+    assert load(path, environ=NOWHERE, plugins=TwoPlugins()).path == path
+
+
+def test_a_group_that_holds_others_is_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("", encoding="utf-8")
+    path.chmod(0o664)
+    me = pwd.getpwuid(path.stat().st_uid).pw_name
+    for name, members, refused in [(me, [], False), (me, [me], False), (me, [me, "eve"], True), ("lab", [], True)]:
+        group = grp.struct_group((name, "x", 1, members))
+        monkeypatch.setattr("spotd.config.credentials.grp.getgrgid", lambda _, group=group: group)
+        assert others_may_write(path) is refused
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("http://hooks.example/T0/hunter2", True),
+        ("HTTP://192.168.1.5:8080/x", True),
+        ("json://host/x", True),
+        ("form://user:hunter2@host/x", True),
+        ("http://127.0.0.1.evil.example/x", True),
+        ("https://hooks.example/T0/hunter2", False),
+        ("jsons://host/x", False),
+        ("http://127.0.0.1:9/x", False),
+        ("http://[::1]:9/x", False),
+        ("http://localhost/x", False),
+        ("ntfys://topic", False),
+    ],
+)
+def test_a_webhook_in_the_clear_off_this_computer_is_warned_of(tmp_path: Path, url: str, warned: bool) -> None:
+    text = '[notify.phone]\nurl = { env = "HOOK" }\n'
+    warnings = read(tmp_path, text, {**NOWHERE, "HOOK": url}).warnings
+    assert [one.key for one in warnings] == (["notify.phone.url"] if warned else [])
+    assert all("in the clear" in one.message and "https://" in one.hint for one in warnings)
+    assert "hunter2" not in repr(warnings)

@@ -212,20 +212,22 @@ KEYS = [
     ".env", ".env.local", "conf/prod.env", ".ssh/id_rsa", ".ssh/config", "id_ed25519", "deploy/id_rsa_backup",
     ".aws/credentials", ".netrc", ".git-credentials", "server.key", "cert.p12", ".kube/config", "kubeconfig",
     ".config/gcloud/application_default_credentials.json", ".azure/accessTokens.json", ".docker/config.json",
-    ".huggingface/token", ".ENV", "Id_RSA", ".streamlit/secrets.toml",
+    ".huggingface/token", ".ENV", "Id_RSA", ".streamlit/secrets.toml", ".npmrc", ".pypirc", "credentials.json",
+    "kaggle.json", "service-account.json", "conf/Service_Account_prod.json", "terraform.tfstate", "terraform.tfstate.1",
+    "prod.tfvars", "token.json", "client_secret_1.apps.json", "credentials.csv", "root_accessKeys.csv",
 ]  # fmt: skip
 BY_CONTENT = {
     "k.pem": "-----BEGIN RSA PRIVATE KEY-----\nx",
     "odd-name": "-----BEGIN OPENSSH PRIVATE KEY-----\nx",
-    ".npmrc": "//registry/:_authToken=abc",
-    ".pypirc": "[pypi]\npassword = abc",
+    ".yarnrc.yml": "npmAuthToken: abc",
     "pip.conf": "[global]\nindex-url = https://me:word@host/simple",
     "sa.json": '{"type": "service_account", "private_key": "-----"}',
 }
 HARMLESS = {
-    ".env.example": "A=", "id_rsa.pub": "ssh-rsa", "ca.pem": "-----BEGIN CERTIFICATE-----\n", ".npmrc": "a=true",
+    ".env.example": "A=", "id_rsa.pub": "ssh-rsa", "ca.pem": "-----BEGIN CERTIFICATE-----\n", ".yarnrc.yml": "a: 1",
     "pip.conf": "[global]\nindex-url = https://host/simple", "data.json": "{}", "environment.yml": "x", "key.py": "x",
-    "tokenizer.json": "{}", "keys/readme.txt": "x", "monkey": "x",
+    "tokenizer.json": "{}", "tokens.json": "{}", "special_tokens_map.json": "{}",
+    "main.tf": "x", "keys/readme.txt": "x", "monkey": "x",
 }  # fmt: skip
 
 

@@ -284,22 +284,28 @@ def test_without_a_terminal_every_answer_is_an_option(person: Person, vast: None
     ("options", "reason"),
     [
         (("--market", "vast"), "Key of vast.ai is missing"),
-        (("--market", "vast", "--key", f"vast={SECRETS[0]}", "--no-check"), "Bucket for checkpoints"),
-        (("--market", "vast", "--key", f"vast={SECRETS[0]}", "--bucket", "s3://abc", "--no-check"), "Most dollars"),
+        (("--market", "vast", "--key", "vast=env:MY_VAST", "--no-check"), "Bucket for checkpoints"),
+        (("--market", "vast", "--key", "vast=env:MY_VAST", "--bucket", "s3://abc", "--no-check"), "Most dollars"),
+        (("--market", "vast", "--key", f"vast={SECRETS[0]}", "--no-check"), "not taken from the command line"),
+        (("--market", "vast", "--key", "vast=file:", "--no-check"), "not taken from the command line"),
+        (("--key", f"store-secret={SECRETS[0]}"), "not taken from the command line"),
         (("--key", "vast=env:X"), "no such market is chosen"),
         (("--key", SECRETS[0]), "NAME=PLACE"),
         (("--market", "vats"), 'did you mean "vast"'),
         (("--ceiling", "H100"), "GPU=USD"),
         (("--budget-day", "NaN"), "no amount of dollars"),
     ],
-    ids=["key", "bucket", "budget", "unused key", "bare key", "market", "ceiling", "amount"],
+    ids=["key", "bucket", "budget", "typed key", "no file", "typed secret", "unused key", "bare key",
+         "market", "ceiling", "amount"],
 )  # fmt: skip
 def test_an_option_that_is_missing_or_wrong_ends_it_with_a_sentence(
     person: Person, options: tuple[str, ...], reason: str
 ) -> None:
+    person.monkeypatch.setenv("MY_VAST", SECRETS[0])
     result = person.alone(*options)
     assert result.code == 2
     assert reason in result.err
+    assert not any(secret in result.err + result.out for secret in SECRETS)
     assert person.left() == []
 
 

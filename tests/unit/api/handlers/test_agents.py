@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotd.api.errors import OverBudget
+from spotd.api.errors import Invalid, OverBudget
 from spotd.api.requests import Submission
 from spotd.core.agents import AGENT
 from spotd.core.domain.ids import JobId
@@ -67,6 +67,19 @@ async def test_what_goes_beyond_what_a_person_set_is_refused(rig: Rig, changes: 
         with pytest.raises(OverBudget, match=words):
             await submitted(rig, **changes)
         assert rig.store.read(lambda reads: reads.jobs()) == ()
+
+
+async def test_a_job_of_an_agent_comes_after_jobs_of_agents_only(rig: Rig) -> None:
+    async with allowed(rig).ready():
+        person = await rig.handlers().submissions.submit(Submission(draft=draft(name="prep")))
+        for ref in ("prep", person["job"]["id"]):
+            with pytest.raises(Invalid) as refused:
+                await submitted(rig, name="b", schedule={"after": [ref]})
+            [problem] = refused.value.problems
+            assert (problem.key, problem.message) == ("schedule.after[0]", f'"{ref}" was queued by a person')
+        await submitted(rig, name="own")
+        later = await submitted(rig, name="c", schedule={"after": ["own"]})
+        assert rig.job(later).chain is not None
 
 
 @pytest.mark.parametrize("spelled", ["RTX_4090:1", "RTX 4090:1", "rtx4090:1", "4090:1"])
