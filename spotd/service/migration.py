@@ -16,7 +16,7 @@ def migrate_state(state: str | Path) -> str | Path:
     """Bring the state that `[daemon] state` names to this version, and return its place.
 
     Raises:
-        StateError: it is in use, newer than this version, or cannot be written.
+        StateError: it is in use, newer than this version, of another schema, or cannot be written.
     """
     place = paths.state_dir(os.environ) / STATE_FILE if state == SQLITE_DEFAULT else state
     if isinstance(place, Path):

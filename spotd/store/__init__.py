@@ -1,6 +1,14 @@
 """The state database: the only place where rows exist. Everything that leaves it is a core value or a view."""
 
-from spotd.store.errors import StateError, StateUnavailable, StoreCorrupt, StoreInUse, StoreTooNew, StoreUnsupported
+from spotd.store.errors import (
+    StateError,
+    StateUnavailable,
+    StoreCorrupt,
+    StoreInUse,
+    StoreOtherSchema,
+    StoreTooNew,
+    StoreUnsupported,
+)
 from spotd.store.folding import Folding
 from spotd.store.points import StorePoint
 from spotd.store.queries import Reads
@@ -21,6 +29,7 @@ __all__ = [
     "Store",
     "StoreCorrupt",
     "StoreInUse",
+    "StoreOtherSchema",
     "StorePoint",
     "StoreTooNew",
     "StoreUnsupported",

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from sqlalchemy import Engine, create_engine, event, exc
 from sqlalchemy.engine import make_url
@@ -64,19 +65,35 @@ def parse_place(url: str | Path) -> DatabasePlace:
     return DatabasePlace(path=None if str(url) == MEMORY else Path(url).absolute())
 
 
-def open_engine(place: DatabasePlace, *, reads_only: bool = False) -> Engine:
-    """Open an engine with exactly one connection, set up for durability; or one that can write nothing."""
+def has_log(place: DatabasePlace) -> bool:
+    """Whether a process that did not end by itself left commits beside the file, in its write-ahead log."""
+    if place.path is None:
+        return False
+    log = place.path.with_name(f"{place.path.name}-wal")
+    return log.is_file() and log.stat().st_size > 0
+
+
+def open_engine(place: DatabasePlace, *, reads_only: bool = False, keeps_log: bool = False) -> Engine:
+    """Open an engine with exactly one connection, set up for durability; or one that can write nothing.
+
+    Args:
+        keeps_log: the log is read and stays: a connection that may write moves its commits into the file at the end.
+    """
     if place.path is not None:
         _create_private(place.path)
     engine = create_engine(
         "sqlite://",
         creator=lambda: sqlite3.connect(
-            str(place), isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_MS / 1000
+            f"file:{quote(str(place))}?mode=ro" if keeps_log else str(place),
+            uri=keeps_log,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=BUSY_TIMEOUT_MS / 1000,
         ),
         poolclass=StaticPool,
         hide_parameters=True,
     )
-    event.listen(engine, "connect", _set_up_reader if reads_only else _set_up)
+    event.listen(engine, "connect", _set_up_reader if reads_only or keeps_log else _set_up)
     return engine
 
 

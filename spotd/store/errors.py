@@ -27,6 +27,10 @@ class StoreTooNew(StateError):
     """A newer spotd wrote this state; it was left as it is."""
 
 
+class StoreOtherSchema(StateError):
+    """The tables are not those of the revision that the file states; it was left as it is."""
+
+
 class StoreCorrupt(StateError):
     """The file is damaged or no state database at all; it was left as it is."""
 

@@ -7,6 +7,8 @@ test holds that to what the steps make of the first schema.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,7 @@ from sqlalchemy import Connection, create_mock_engine, inspect, text
 from sqlalchemy.dialects import sqlite
 
 from spotd.store.engine import DatabasePlace
-from spotd.store.errors import StoreCorrupt, StoreTooNew
+from spotd.store.errors import StoreCorrupt, StoreOtherSchema, StoreTooNew
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.tables import METADATA
 
@@ -31,10 +33,18 @@ class Schema:
     """The revisions a version knows, oldest first, and the folders with their scripts.
 
     The list repeats what the scripts hold, so that opening an up-to-date state need not load them; a test compares.
+
+    Attributes:
+        fingerprints: what `fingerprint` returns for a state of each revision. Before the first release the numbers of
+            revisions were used again for other tables, so a number alone does not show what a file holds.
     """
 
-    revisions: tuple[str, ...]
+    fingerprints: Mapping[str, str]
     folders: tuple[Path, ...]
+
+    @property
+    def revisions(self) -> tuple[str, ...]:
+        return tuple(self.fingerprints)
 
     @property
     def head(self) -> str:
@@ -42,8 +52,34 @@ class Schema:
 
 
 BUNDLED: Final = Schema(
-    revisions=("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"),
+    fingerprints={
+        "0001": "ee5db1e6d589859b",
+        "0002": "eb5f8a1a00f6c21e",
+        "0003": "8f9641e336644878",
+        "0004": "6ec3cae73cfc3405",
+        "0005": "49e52ef2f10e6e78",
+        "0006": "941618718c83e5ff",
+        "0007": "004d4bcb95db5527",
+        "0008": "3c118b05a1efab61",
+        "0009": "5d5b24de294a5363",
+        "0010": "5905416695274e22",
+        "0011": "322c0e6d464fe23e",
+    },
     folders=(_FOLDER / "versions",),
+)
+
+
+def fingerprint(connection: Connection) -> str:
+    """Return a hash of spotd's tables and columns, whatever their order. Tables of other programs do not matter."""
+    rows = connection.execute(text(_COLUMNS))
+    described = sorted(f"{table}.{name} {kind} {required} {key}" for table, name, kind, required, key in rows)
+    known = [line for line in described if line.partition(".")[0] in METADATA.tables]
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:16]
+
+
+_COLUMNS: Final = (
+    'SELECT tables.name, columns.name, columns.type, columns."notnull", columns.pk '
+    "FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns WHERE tables.type = 'table'"
 )
 
 
@@ -52,6 +88,7 @@ def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema
 
     Raises:
         StoreTooNew: this version does not know the revision.
+        StoreOtherSchema: the tables are not those of its revision.
         StoreCorrupt: these are not the tables of a spotd state.
     """
     tables = set(inspect(connection).get_table_names())
@@ -69,6 +106,13 @@ def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema
             f"this version knows up to {schema.head}",
             hint="install the newer spotd again, or name another state; the file was left as it is",
         )
+    if fingerprint(connection) != schema.fingerprints[revision]:
+        raise StoreOtherSchema(
+            f"the state {place} states revision {revision} and does not have its tables: a spotd from before the first "
+            "release wrote it, or it was changed by hand",
+            hint="it was left as it is: end its machines with the spotd that wrote it, or in the providers' consoles, "
+            "then move it away or name another state; a copy from before the change can be restored",
+        )
     return revision
 
 
@@ -76,7 +120,7 @@ def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, sch
     """Bring the database to the newest schema; return whether anything had to be done. Call it outside a transaction.
 
     Raises:
-        StoreTooNew, StoreCorrupt: nothing was touched.
+        StoreTooNew, StoreOtherSchema, StoreCorrupt: nothing was touched.
     """
     before = stored_revision(connection, place, schema)
     connection.rollback()
@@ -92,6 +136,7 @@ def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, sch
             before = _create(connection, at_point)
         if before != schema.head:
             _upgrade(connection, at_point, schema)
+        stored_revision(connection, place, schema)
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
         if broken:
             raise StoreCorrupt(
@@ -150,7 +195,7 @@ def _create(connection: Connection, at_point: AtPoint) -> str:
     return BUNDLED.head
 
 
-def _upgrade(connection: Connection, at_point: AtPoint, schema: Schema) -> None:
+def _upgrade(connection: Connection, at_point: AtPoint, schema: Schema, *, to: str | None = None) -> None:
     from alembic import command
 
     def each_step(**_: Any) -> None:
@@ -159,4 +204,4 @@ def _upgrade(connection: Connection, at_point: AtPoint, schema: Schema) -> None:
     config = migration_config(schema)
     config.attributes["connection"] = connection
     config.attributes["each_step"] = each_step
-    command.upgrade(config, schema.head)
+    command.upgrade(config, schema.head if to is None else to)

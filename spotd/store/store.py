@@ -23,11 +23,11 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.plans.plan import Plan
 from spotd.store.commit import write_plan
-from spotd.store.engine import DatabasePlace, open_engine, parse_place, translated
+from spotd.store.engine import DatabasePlace, has_log, open_engine, parse_place, translated
 from spotd.store.errors import StateUnavailable
 from spotd.store.folding import Folding, fold, forget_settled
 from spotd.store.lock import WriterLock
-from spotd.store.migrate import migrate
+from spotd.store.migrate import migrate, stored_revision
 from spotd.store.points import AtPoint, StorePoint, pass_on
 from spotd.store.queries import Reads
 from spotd.store.row_cache import RowCache
@@ -108,7 +108,7 @@ class Store:
 
         Raises:
             StoreInUse: another process writes it.
-            StoreTooNew, StoreCorrupt: the file was left as it is.
+            StoreTooNew, StoreOtherSchema, StoreCorrupt: the file was left as it is.
             StateUnavailable: it cannot be opened now.
             StoreUnsupported: another kind of database.
         """
@@ -116,6 +116,11 @@ class Store:
         lock = None if place.path is None else WriterLock(place.path)
         engine: Engine | None = None
         try:
+            if has_log(place):
+                engine = open_engine(place, keeps_log=True)
+                with translated(place), engine.connect() as connection:
+                    stored_revision(connection, place)
+                engine.dispose()
             engine = open_engine(place)
             with translated(place), engine.connect() as connection:
                 migrate(connection, place, at_point)

@@ -20,9 +20,9 @@ from sqlalchemy import Connection, Engine, event
 
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.store import Reads, Store, StoreCorrupt, StorePoint
+from spotd.store import Reads, Store, StoreCorrupt, StoreOtherSchema, StorePoint
 from spotd.store.engine import open_engine, parse_place
-from spotd.store.migrate import BUNDLED, Schema, _upgrade, migrate, migration_config
+from spotd.store.migrate import BUNDLED, Schema, _statements, _upgrade, fingerprint, migrate, migration_config
 from spotd.store.points import pass_on
 from spotd.store.tables import METADATA
 from tests.unit.core.builders import shop_policy
@@ -154,6 +154,29 @@ def test_the_known_revisions_are_those_of_the_scripts() -> None:
     assert scripts.get_heads() == [BUNDLED.head]
 
 
+def test_the_fingerprint_of_each_revision_is_what_its_step_makes() -> None:
+    found = {}
+    engine = open_engine(parse_place(":memory:"))
+    with engine.connect() as connection:
+        connection.connection.executescript(FIRST_SCHEMA.read_text(encoding="utf-8"))
+        for revision in BUNDLED.revisions:
+            _upgrade(connection, pass_on, BUNDLED, to=revision)
+            found[revision] = fingerprint(connection)
+    engine.dispose()
+    assert found == dict(BUNDLED.fingerprints), "a new revision needs its line, a released one stays as it is"
+    assert len(set(found.values())) == len(found)
+
+
+def test_a_step_that_makes_other_tables_than_its_revision_says_is_undone(
+    path: Path, engine: Engine, tmp_path: Path
+) -> None:
+    before = content(path)
+    body = "op.add_column('attempts', sa.Column('more', sa.Text(), nullable=True))"
+    with engine.connect() as connection, pytest.raises(StoreOtherSchema, match="revision next"):
+        migrate(connection, parse_place(path), pass_on, next_version(tmp_path / "new", body))
+    assert content(path) == before
+
+
 def test_a_state_that_is_up_to_date_is_opened_without_loading_the_scripts(path: Path) -> None:
     passed: list[StorePoint] = []
     with Store.open(path, at_point=passed.append):
@@ -178,7 +201,13 @@ def next_version(folder: Path, body: str = "") -> Schema:
     """A schema one step ahead of this one."""
     folder.mkdir(parents=True)
     (folder / "next_one.py").write_text(dedent(NEXT).format(body=body, head=BUNDLED.head))
-    return Schema(revisions=(*BUNDLED.revisions, "next"), folders=(*BUNDLED.folders, folder))
+    engine = open_engine(parse_place(":memory:"))
+    with engine.connect() as connection:
+        for statement in (*_statements(), "ALTER TABLE jobs ADD COLUMN colour TEXT"):
+            connection.exec_driver_sql(statement)
+        expected = fingerprint(connection)
+    engine.dispose()
+    return Schema(fingerprints={**BUNDLED.fingerprints, "next": expected}, folders=(*BUNDLED.folders, folder))
 
 
 def content(path: Path) -> str:

@@ -6,11 +6,22 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from spotd.store import StateError, StateUnavailable, Store, StoreCorrupt, StoreInUse, StoreTooNew, StoreUnsupported
+from spotd.store import (
+    StateError,
+    StateUnavailable,
+    Store,
+    StoreCorrupt,
+    StoreInUse,
+    StoreOtherSchema,
+    StoreTooNew,
+    StoreUnsupported,
+)
+from spotd.store.migrate import BUNDLED
 from tests.unit.store import values as v
 
 
@@ -92,6 +103,103 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_the_state_is_named(path: Path) -> None:
     path.mkdir()
     refuses(path, StateUnavailable, str(path), "Is a directory")
+
+
+UNRELEASED = sorted((Path(__file__).parent / "unreleased").glob("*.sql"))
+"""Schemas of commits before the first release, whose numbers of revisions were used again for others."""
+
+
+def folder(path: Path) -> dict[str, bytes]:
+    """What lies beside the state, without its lock."""
+    return {one.name: one.read_bytes() for one in path.parent.iterdir() if one.suffix not in {".lock", ".db-shm"}}
+
+
+def unreleased(path: Path, schema: Path, revision: str = "") -> dict[str, bytes]:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("PRAGMA journal_mode = WAL;" + schema.read_text(encoding="utf-8"))
+        if revision:
+            with connection:
+                connection.execute("UPDATE alembic_version SET version_num = ?", [revision])
+    return folder(path)
+
+
+def test_there_are_schemas_from_before_the_first_release() -> None:
+    assert len(UNRELEASED) > 3
+
+
+@pytest.mark.parametrize("schema", UNRELEASED, ids=lambda one: one.stem)
+def test_a_state_of_an_unreleased_schema_is_refused_and_left_as_it_is(path: Path, schema: Path) -> None:
+    before = unreleased(path, schema)
+    refuses(path, StoreOtherSchema, str(path), "before the first release", "end its machines", "name another state")
+    assert folder(path) == before
+    refuses(path, StoreOtherSchema)
+
+
+@pytest.mark.parametrize("revision", BUNDLED.revisions)
+@pytest.mark.parametrize("schema", UNRELEASED, ids=lambda one: one.stem)
+def test_an_unreleased_schema_is_recognised_whatever_revision_it_states(
+    path: Path, schema: Path, revision: str
+) -> None:
+    before = unreleased(path, schema, revision)
+    refuses(path, StoreOtherSchema, f"revision {revision}")
+    assert folder(path) == before
+
+
+@pytest.mark.parametrize(
+    "change", ["ALTER TABLE jobs ADD COLUMN colour TEXT", "ALTER TABLE jobs DROP COLUMN submitted_by"]
+)
+def test_a_newest_state_whose_columns_were_changed_is_refused(path: Path, change: str) -> None:
+    Store.open(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(change)
+    before = folder(path)
+    refuses(path, StoreOtherSchema, BUNDLED.head)
+    assert folder(path) == before
+
+
+def test_tables_of_other_programs_beside_ours_are_no_obstacle(path: Path) -> None:
+    Store.open(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE _replica (seq INTEGER); ANALYZE;")
+    Store.open(path).close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("revision", ["0011", "0999"])
+def test_commits_in_the_log_of_a_refused_state_stay_there(path: Path, revision: str) -> None:
+    """The process that wrote it was killed, so its commits are in the log beside the file."""
+    schema = next(one for one in UNRELEASED if "eff008f" in one.name)
+    code = (
+        "import os, sqlite3, sys\n"
+        "connection = sqlite3.connect(sys.argv[1])\n"
+        "connection.executescript('PRAGMA journal_mode = WAL;' + open(sys.argv[2]).read())\n"
+        "connection.execute('UPDATE alembic_version SET version_num = ?', [sys.argv[3]])\n"
+        "connection.commit()\n"
+        "os._exit(9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(path), str(schema), revision], check=False, timeout=60)
+    assert killed.returncode == 9
+    before = folder(path)
+    assert before["state.db-wal"]
+    refuses(path, StoreOtherSchema if revision == "0011" else StoreTooNew, revision)
+    assert folder(path) == before
+
+
+@pytest.mark.process
+def test_a_state_whose_process_was_killed_opens_with_what_its_log_holds(path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from spotd.store import Store\n"
+        "store = Store.open(Path(sys.argv[1])); store.tx(lambda tx: tx.set_meta('a', 'b')); os._exit(9)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert folder(path)["state.db-wal"]
+    with Store.open(path) as store:
+        assert store.read(lambda reads: reads.meta("a")) == "b"
 
 
 def newer(path: Path) -> bytes:
