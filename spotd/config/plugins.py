@@ -53,7 +53,7 @@ class InstalledPlugins:
         except Exception as exc:  # foreign code runs here, and one broken plugin must not hide the other problems
             raise BadValue(
                 f"the plugin of this provider does not load: {type(exc).__name__}: {exc}",
-                hint=f'reinstall it (for one of ours: pip install "spotd[{name}]"), or remove this table',
+                hint="reinstall it where spotd is installed, or remove this table",
             ) from exc
         return plugin
 

@@ -37,6 +37,7 @@ from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_jobs.spec.windows import parse_window
 from spotd_providers.contract.money import MICRO, MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.values import InstallId, ProviderName
+from spotd_providers.kit.extras import install_command
 
 STATE_FILE: Final = "state.sqlite"
 STORE_FOLDER: Final = "store"
@@ -113,7 +114,7 @@ def _metrics_address(config: Config) -> tuple[str, int] | None:
     if config.metrics.listen is None:
         return None
     if find_spec("prometheus_client") is None:
-        hint = "pip install 'spotd[metrics]', or remove the key"
+        hint = f"{install_command('metrics')}, or remove the key"
         raise BadConfig(f"metrics.listen: the metrics need prometheus-client\n\nhint: {hint}")
     return parse_address(config.metrics.listen)
 
@@ -135,7 +136,7 @@ def _channel(name: str, section: NotifySection, environ: Mapping[str, str]) -> C
     if not separator:
         return ChannelSettings(rules=rules, error="its url is no address, like https://... or ntfys://...")
     if scheme.lower() not in {"http", "https"} and find_spec("apprise") is None:
-        return ChannelSettings(rules=rules, error="it needs apprise: pip install 'spotd[notify]', then restart")
+        return ChannelSettings(rules=rules, error=f"it needs apprise: {install_command('notify')}, then restart")
     return ChannelSettings(rules=rules, url=url)
 
 
@@ -158,12 +159,15 @@ def open_store(
     """Return the checkpoint store's name, how it is opened, and the secrets of it.
 
     Raises:
-        BadConfig: a key of the bucket is not at the place that the config names.
+        BadConfig: a key of the bucket is not at the place that the config names, or no client of buckets is installed.
     """
     section = config.store
     if not section.is_bucket:
         folder = state_dir / STORE_FOLDER if section.url == STORE_DEFAULT else Path(unquote(urlsplit(section.url).path))
         return str(folder), partial(FolderStore, folder), ()
+    if find_spec("boto3") is None:
+        hint = f"{install_command('s3')}, or a folder as store"
+        raise BadConfig(f"store.url: a store in a bucket needs boto3, which is not installed\n\nhint: {hint}")
     keys: dict[str, str | None] = {}
     for name in ("access_key", "secret_key", "signer_access_key", "signer_secret_key"):
         ref = getattr(section, name)

@@ -139,7 +139,7 @@ def _session(place: S3Place, access_key: str | None, secret_key: str | None) -> 
         import boto3
         import botocore.session
     except ImportError as exc:
-        raise StoreError("a store in a bucket needs boto3; install spotd[s3]") from exc
+        raise StoreError("a store in a bucket needs boto3, which is not installed") from exc
     core = botocore.session.Session()
     core.register_component("data_loader", _models())
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=read_instant)

@@ -22,7 +22,7 @@ _NUMBER_OF_DAY: Final = {name.lower(): number for names in (DAYS, _FULL_DAYS) fo
 _WINDOW: Final = re.compile(r"\s*(?P<days>[A-Za-z][A-Za-z,\s-]*?)?\s*(?P<times>[0-9][0-9:\s-]*)?\s*")
 _TIMES: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-9]{2})\s*")
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
-_NO_ZONES_HINT: Final = "install tzdata: apt-get install tzdata, or pip install 'spotd[timezones]'"
+_NO_ZONES_HINT: Final = "install the time zones of this computer (on Debian and Ubuntu: apt-get install tzdata)"
 _TEXT_MAX: Final = 100
 
 

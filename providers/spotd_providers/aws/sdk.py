@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
+from spotd_providers.kit.extras import install_command
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.text import quote_safely
 from spotd_providers.kit.threads import BlockingCalls
@@ -25,7 +26,6 @@ CONNECT_TIMEOUT_S: Final = 10
 READ_TIMEOUT_S: Final = 45
 CALL_TIMEOUT_S: Final = 60.0
 AT_ONCE: Final = 16
-MISSING: Final = "the AWS provider needs AWS's client: pip install 'spotd[aws]'"
 
 
 class AwsRefused(Exception):
@@ -130,7 +130,7 @@ def _session(settings: AwsSettings, credential: str | None) -> Any:
         import botocore.exceptions
         import botocore.session
     except ImportError as exc:
-        raise AuthFailed(MISSING) from exc
+        raise AuthFailed(f"the AWS provider needs AWS's client, boto3: {install_command('aws')}") from exc
     core = botocore.session.Session(profile=settings.profile or None)
     core.register_component("data_loader", _models())
     # One row with an odd time must not cost the whole answer: its row's own validation sees the text.

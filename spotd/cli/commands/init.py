@@ -19,6 +19,7 @@ from spotd.cli.failures import CommandFailed, ExitCode
 from spotd.setup import SetupRefused
 from spotd.setup.draft import ConfigDraft, KeySource, names_key_place, quoted, read_key_source, require_figures
 from spotd.setup.write import write_setup
+from spotd_providers.kit.extras import install_command
 
 if TYPE_CHECKING:
     from spotd.setup.checks import DraftChecks
@@ -115,7 +116,7 @@ class _Questions:
         if any(not self.checks.is_local(name) for name in names) and find_spec("boto3") is None:
             raise SetupRefused(
                 "a rented machine needs a bucket for its checkpoints, and the library for buckets is not installed",
-                hint="pip install 'spotd[s3]', or with pipx: pipx inject spotd boto3",
+                hint=install_command("s3"),
             )
         if not names:
             raise SetupRefused("no market is named")

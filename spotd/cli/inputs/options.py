@@ -72,7 +72,9 @@ class Parsed(click.ParamType[Any]):
 def require_extra(extra: str, module: str, sentence: str, *, way_round: str = "") -> None:
     """Refuse to go on without an optional library."""
     if find_spec(module) is None:
-        raise CommandFailed(f"{sentence}, which is not installed", hint=f"pip install 'spotd[{extra}]'{way_round}")
+        from spotd_providers.kit.extras import install_command
+
+        raise CommandFailed(f"{sentence}, which is not installed", hint=f"{install_command(extra)}{way_round}")
 
 
 def plot_option(text: str = "Draw it too.") -> Callable[[F], F]:

@@ -29,7 +29,7 @@ APPRISE_S: Final = 45.0
 _WORDS: Final = {
     REFUSED: "its service did not take the message, or did not answer",
     NOT_UNDERSTOOD: "apprise does not understand its url",
-    NOT_INSTALLED: "it needs apprise: pip install 'spotd[notify]'",
+    NOT_INSTALLED: "it needs apprise, which is not installed",
 }
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy",
                      "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")  # fmt: skip

@@ -17,6 +17,7 @@ from spotd.history import History
 from spotd_jobs.spec.problems import BadValue
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import ProviderName
+from spotd_providers.kit.extras import install_command
 from tests.unit.api import worlds
 from tests.unit.backtest.builders import offer
 from tests.unit.cli.conftest import Ctl
@@ -198,10 +199,10 @@ def test_without_matplotlib_the_way_to_it_is_said_at_once(
     monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda name: None)
     result = ctl(*words(place, "--plot", "out.svg"))
     assert result.code == 2
-    assert "pip install 'spotd[plot]'" in result.err
+    assert install_command("plot") in result.err
 
 
-@pytest.mark.long
+@pytest.mark.process  # the first picture ever drawn on a computer asks fc-list for its fonts
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra plot")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("ending", ["svg", "png"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from spotd.cli import stdout
 from spotd.cli.views.chart import SERIES_MAX, Canvas, Series, drawn
+from spotd_providers.kit.extras import install_command
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -125,6 +126,7 @@ def test_a_pipe_gets_a_chart_only_where_it_asks_for_one(past: Ctl) -> None:
 
 @pytest.mark.long
 @needs_matplotlib
+@pytest.mark.process  # the first picture ever drawn on a computer asks fc-list for its fonts
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_prices_are_drawn_into_a_file(past: Ctl, tmp_path: Path) -> None:
     path = tmp_path / "out.png"
@@ -134,6 +136,7 @@ def test_prices_are_drawn_into_a_file(past: Ctl, tmp_path: Path) -> None:
 
 
 @needs_matplotlib
+@pytest.mark.process  # the first picture ever drawn on a computer asks fc-list for its fonts
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_timeline_of_a_job_is_drawn_whatever_its_hosts_are_called(ctl: Ctl, tmp_path: Path) -> None:
     ctl.place.write(worlds.running(host="h$_{\\frac3\x1b]0;x"))
@@ -144,6 +147,7 @@ def test_the_timeline_of_a_job_is_drawn_whatever_its_hosts_are_called(ctl: Ctl, 
 
 
 @needs_matplotlib
+@pytest.mark.process  # the first picture ever drawn on a computer asks fc-list for its fonts
 def test_a_job_without_a_machine_and_with_an_absurd_checkpoint_is_drawn_without_a_warning(
     ctl: Ctl, tmp_path: Path
 ) -> None:
@@ -161,4 +165,4 @@ def test_a_job_without_a_machine_and_with_an_absurd_checkpoint_is_drawn_without_
 def test_what_cannot_be_drawn_is_refused_before_the_daemon_is_asked(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ends neither in .svg nor in .png" in ctl("show", "llama-lora", "--plot", "out.pdf").err
     monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda name: None)
-    assert "pip install 'spotd[plot]'" in ctl("history", "--plot", "out.svg").err
+    assert install_command("plot") in ctl("history", "--plot", "out.svg").err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd_providers.kit.extras import install_command
 from tests.unit.cli.conftest import Ctl
 
 
@@ -13,7 +14,7 @@ def test_without_its_library_the_dashboard_names_the_extra(ctl: Ctl, monkeypatch
     monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda _name: None)
     result = ctl("web")
     assert result.code == 2
-    assert "hint: pip install 'spotd[web]'" in result.err
+    assert f"hint: {install_command('web')}" in result.err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spotd.top.feed import Snapshot
+from spotd_providers.kit.extras import install_command
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.top.conftest import Driver
@@ -226,4 +227,4 @@ def test_without_a_terminal_or_its_library_the_way_out_is_named(ctl: Ctl, monkey
     assert (result.code, result.out) == (2, "")
     assert "this view needs a terminal" in result.err
     monkeypatch.setattr("spotd.cli.inputs.options.find_spec", lambda name: None)
-    assert "pip install 'spotd[tui]'" in ctl("top").err
+    assert f"hint: {install_command('tui')}" in ctl("top").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import InstallId
+from spotd_providers.kit.extras import install_command
 from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.log import RecordingLog
 
@@ -38,7 +40,7 @@ def opened(folder: Path, credential: str | None) -> None:
 
 def test_a_missing_client_is_one_sentence_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(AuthFailed, match=r"pip install 'spotd\[aws\]'"):
+    with pytest.raises(AuthFailed, match=re.escape(install_command("aws"))):
         opened(tmp_path, "AKIA:secret")
 
 
