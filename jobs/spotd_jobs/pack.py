@@ -78,19 +78,7 @@ def pack(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> Packe
         PackError: no such folder, nothing in it, more than `bytes_max` bytes, an unreadable file, a link that leads
             out of it, or files that are likely to hold keys and were not included.
     """
-    if not workdir.is_dir():
-        what = "is not a folder" if workdir.exists() else "does not exist"
-        raise PackError(f"the workdir {workdir} {what}", hint="set workdir to the folder that holds the code")
-    wanted = [_included(workdir, name) for name in include]
-    members = sorted({**dict(_walk(workdir)), **_all_below(workdir, wanted)}.items())
-    skipped = tuple(name for name, mode in members if not _travels(mode))
-    files = sorted((name, mode) for name, mode in members if _travels(mode))
-    if not any(not stat.S_ISDIR(mode) for _, mode in files):
-        raise PackError(
-            f"the workdir {workdir} holds nothing to pack", hint=f"check its {_RULES}, or leave workdir out"
-        )
-    _refuse_keys(workdir, files, wanted)
-    _refuse_too_much(workdir, files, bytes_max)
+    files, skipped = _checked_files(workdir, bytes_max, include)
     buffer = io.BytesIO()
     left = bytes_max
     with (
@@ -107,6 +95,35 @@ def pack(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> Packe
         file_count=sum(not stat.S_ISDIR(mode) for _, mode in files),
         skipped=skipped,
     )
+
+
+def require_packable(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> None:
+    """Check what `pack` would refuse by names and sizes alone, without reading a file.
+
+    Raises:
+        PackError: as `pack` does, apart from files that turn out to be unreadable.
+    """
+    _checked_files(workdir, bytes_max, include)
+
+
+def _checked_files(
+    workdir: Path, bytes_max: int, include: Sequence[str]
+) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+    """Return what is to be packed with its mode, and the names of what cannot travel."""
+    if not workdir.is_dir():
+        what = "is not a folder" if workdir.exists() else "does not exist"
+        raise PackError(f"the workdir {workdir} {what}", hint="set workdir to the folder that holds the code")
+    wanted = [_included(workdir, name) for name in include]
+    members = sorted({**dict(_walk(workdir)), **_all_below(workdir, wanted)}.items())
+    skipped = tuple(name for name, mode in members if not _travels(mode))
+    files = sorted((name, mode) for name, mode in members if _travels(mode))
+    if not any(not stat.S_ISDIR(mode) for _, mode in files):
+        raise PackError(
+            f"the workdir {workdir} holds nothing to pack", hint=f"check its {_RULES}, or leave workdir out"
+        )
+    _refuse_keys(workdir, files, wanted)
+    _refuse_too_much(workdir, files, bytes_max)
+    return files, skipped
 
 
 def _travels(mode: int) -> bool:

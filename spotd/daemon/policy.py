@@ -79,6 +79,7 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         bills_from_script=traits.bills_from_script,
         bill_open_for=traits.bill_open_for,
         ends_itself=bool(traits.ends_itself_by),
+        runs_images=traits.runs_images,
     )
 
 

@@ -29,6 +29,14 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
 _HOMES: Final = {key: f"{table}.{key}" if table else key for table, keys in KNOWN.items() for key in sorted(keys)}
 """The full path of every known key by its last part, for keys that stand in the wrong table."""
 
+_FLAGS_ALONE: Final = {
+    "array": "it is a flag: spotctl submit JOB.toml --array 0-15, and each job reads its index from SPOTD_ARRAY_INDEX",
+    "include": "it is a flag: spotctl submit JOB.toml --include PATH",
+    "resume_from": "it is a flag: spotctl submit JOB.toml --resume-from JOB",
+    "secret_file": "it is a flag: spotctl submit JOB.toml --secret-file FILE",
+}
+"""What belongs to one submission and stands in no file, with the way to give it."""
+
 _EXCLUSIVE: Final = ((("resources", "gpu"),), (("resources", "min_vram"), ("resources", "gpu_count")))
 
 
@@ -43,6 +51,9 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
     tables = {name: top.table(name, example=f"[{name}] on a line of its own") if name else top for name in KNOWN}
     if data.get("watchdog") == {}:
         problems.append(Problem(key="watchdog", message="watches nothing", hint='add no_progress = "1h", or remove it'))
+    problems += [
+        Problem(key=key, message="unknown key", hint=hint) for key, hint in _FLAGS_ALONE.items() if key in data
+    ]
     for name, table in tables.items():
         table.refuse_unknown(_known_or_reported(name), elsewhere=_HOMES)
     parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -151,4 +162,4 @@ def _find(data: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 def _known_or_reported(table: str) -> frozenset[str]:
     """Keys that need no report as unknown: they are known, or reported as belonging elsewhere."""
-    return KNOWN[table] if table else KNOWN[""] | {name for name in KNOWN if name}
+    return KNOWN[table] if table else KNOWN[""] | {name for name in KNOWN if name} | _FLAGS_ALONE.keys()

@@ -193,6 +193,7 @@ class ProviderTraits:
             seconds; give more where a list costs several requests or the provider counts them.
         hosts_share_filesystem: the machines can read this computer's files (the local market, fakes on loopback), so
             a folder store can serve them.
+        runs_images: a machine runs the job's container image; where it does not, the plan of a job says so.
         default_fee_multiplier: marketplace fee on top of the listed price, as a decimal string.
         ends_itself_by: how the runner on a machine may end it: `file`, `shutdown`, `vast` or `runpod`; empty where
             the provider gives no instance-scoped way.
@@ -215,6 +216,7 @@ class ProviderTraits:
     offers_every_min: timedelta = timedelta(0)
     machines_every_min: timedelta = timedelta(0)
     hosts_share_filesystem: bool = False
+    runs_images: bool = True
     default_fee_multiplier: str = "1.00"
     ends_itself_by: str = ""
     ends_itself_at: str = ""

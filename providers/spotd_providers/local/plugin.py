@@ -27,6 +27,7 @@ def _traits(settings: LocalSettings) -> ProviderTraits:
         reconcile_window=_RECONCILE + settings.list_lag,
         provision_timeout=timedelta(minutes=5) + settings.provisioning,
         hosts_share_filesystem=True,
+        runs_images=False,
         ends_itself_by="file",
         bill_open_for=timedelta(0),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -135,7 +136,11 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         verdict_kind=kind.value,
         verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
         unprotected=unprotected_words(job, world, market, now),
-        warnings=[*_warnings(spec, fitting, others), *deadline_warnings(job)],
+        warnings=[
+            *_warnings(spec, fitting, others),
+            *_image_warnings(spec, (quote for quote, _ in shown), world),
+            *deadline_warnings(job),
+        ],
     )
 
 
@@ -147,6 +152,19 @@ def _ceilings(spec: JobSpec, world: World) -> dict[str, float]:
             if ceiling is not None:
                 found[name] = as_usd(ceiling)
     return found
+
+
+def _image_warnings(spec: JobSpec, quotes: Iterable[Quote], world: World) -> list[str]:
+    """Say where the job would run without its image."""
+    names = sorted({quote.offer.provider for quote in quotes})
+    without = [
+        name for name in names if name in world.policy.providers and not world.policy.providers[name].runs_images
+    ]
+    if not without or not spec.image:
+        return []
+    setup = ", and `setup` installs into a Python environment of the machine's own" if spec.setup else ""
+    where = f"a machine of {' or '.join(without)} is a process of this computer"
+    return [f"{where}: it does not run the image {spec.image}, it uses the programs that are installed here{setup}"]
 
 
 def _warnings(spec: JobSpec, fitting: list[tuple[Quote, str]], others: list[tuple[Quote, str]]) -> list[str]:

@@ -99,8 +99,13 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         raise click.UsageError("--wait and --detach exclude each other", ctx)
     draft = read_draft(file, _flags(ctx, given))
     draft = _with_secrets(draft, given["secret"])
-    draft.check()
+    spec = draft.check()
     array = _checked_array(given["array"])
+    secrets: Mapping[str, str] = {}
+    if not given["dry_run"]:
+        secrets = collect(spec.secrets, file=given["secret_file"], environ=os.environ)
+    if spec.workdir is not None:
+        _require_workdir(Path(spec.workdir), given["include"])
     daemon = Daemon()
     resume_from: str = given["resume_from"]
     answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from, array=array))
@@ -123,7 +128,6 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         if plan["workdir"] is not None:
             _packed(Path(plan["workdir"]), given["include"])
         return ExitCode.OK
-    secrets = collect(plan["secrets"], file=given["secret_file"], environ=os.environ)
     if not given["yes"] and stderr.can_ask():
         require_yes("submit this job?", otherwise="nothing was submitted")
     code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]), given["include"])
@@ -200,6 +204,20 @@ def _show_plan(plan: PlanResponse, answer: Mapping[str, Any], output: str, *, dr
 def _lowest(plan: PlanResponse) -> str:
     prices = [quote["effective_usd_gpu_h"] for quote in plan["candidates"]]
     return f": the lowest is ${price(min(prices))} per GPU-hour" if prices else f": {plan['verdict']}"
+
+
+def _require_workdir(workdir: Path, include: tuple[str, ...]) -> None:
+    """Refuse a workdir that cannot be packed, before the plan is made and read.
+
+    Raises:
+        CommandFailed: it is no folder, too large, or holds what must not be sent.
+    """
+    from spotd_jobs.pack import PackError, require_packable
+
+    try:
+        require_packable(workdir, bytes_max=CODE_BYTES_MAX, include=include)
+    except PackError as exc:
+        raise CommandFailed(str(exc), hint=exc.hint) from exc
 
 
 def _packed(workdir: Path, include: tuple[str, ...]) -> Packed:

@@ -20,6 +20,7 @@ from spotd_jobs.spec.toml_text import line_of
 
 if TYPE_CHECKING:
     from spotd.client.errors import ClientProblem
+    from spotd_jobs.spec.model import JobSpec
 
 STDIN: Final = "-"
 
@@ -46,14 +47,14 @@ class JobDraft:
     def as_json(self) -> dict[str, Any]:
         return {"data": self.data, "flags": self.flags, "source": self.source, "base_dir": self.base_dir}
 
-    def check(self) -> None:
-        """Check that the job is well written, before anything is asked of the daemon.
+    def check(self) -> JobSpec:
+        """Return the job if it is well written, before anything is asked of the daemon.
 
         Raises:
             CommandFailed: naming every mistake and its place.
         """
         try:
-            parse_job(merge(self.data, self.flags), self.source, base=Path(self.base_dir))
+            return parse_job(merge(self.data, self.flags), self.source, base=Path(self.base_dir))
         except SpecError as exc:
             raise self.refusal(exc.problems) from exc
 

@@ -25,6 +25,7 @@ class ProviderPolicy:
         bills_from_running: a machine that only starts costs its disk and nothing else.
         bills_from_script: it runs from the moment in which its start script begins.
         bill_open_for: how long after its end a machine's bill may still grow.
+        runs_images: a machine there runs the job's container image.
         ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
     """
 
@@ -39,6 +40,7 @@ class ProviderPolicy:
     bills_from_script: bool = False
     bill_open_for: timedelta = timedelta(hours=2)
     ends_itself: bool = True
+    runs_images: bool = True
     account: str = ""
     """What names the account of the key in use; empty where the provider does not state it, or has not yet."""
 

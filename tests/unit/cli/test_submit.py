@@ -252,6 +252,37 @@ def test_a_secret_without_a_value_stops_the_submission_without_showing_any(
     assert sent == []
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--secret", "ABSENT"), "the secret ABSENT is not set"),
+        (("--workdir", "nowhere"), "does not exist"),
+        (("--workdir", "keys"), "what looks like keys"),
+    ],
+    ids=["secret", "no folder", "keys"],
+)
+def test_what_is_checked_here_is_checked_before_a_plan_is_asked_for(
+    ctl: Ctl, job_file: Path, words: tuple[str, ...], message: str
+) -> None:
+    (job_file.parent / "keys").mkdir()
+    (job_file.parent / "keys" / "id_rsa").write_text("hunter2")
+    asked = ctl.place.asked("submissions.plan")
+    result = ctl("submit", "train.toml", *words, "-y")
+    assert (result.code, asked) == (2, [])
+    assert message in result.err
+    assert "VERDICT" not in result.err
+
+
+def test_the_plan_says_where_the_image_is_not_used(ctl: Ctl, job_file: Path) -> None:
+    assert "does not run the image" not in ctl("submit", "train.toml", "--dry-run").out
+    policy = ctl.rig.policy.current
+    plain = {name: replace(rules, runs_images=False) for name, rules in policy.providers.items()}
+    ctl.rig.policy.reload(replace(policy, providers=plain))
+    ctl.place.cycle()
+    shown = " ".join(ctl("submit", "train.toml", "--dry-run").out.split())
+    assert "is a process of this computer: it does not run the image pytorch/pytorch:2.9.0" in shown
+
+
 def test_a_variable_that_is_not_utf8_is_not_sent(ctl: Ctl, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A", "hunter2\udcff")
     result = ctl("submit", "train.toml", "--secret", "A", "-y")

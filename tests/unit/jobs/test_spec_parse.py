@@ -291,6 +291,9 @@ def test_a_bad_value_is_refused_with_its_key_and_a_way_out(
         pytest.param({"resources": {"min_ram": "1GB"}}, "resources.min_ram", '"min_vram"?', id="letter"),
         pytest.param({"checkpoint": {"stop-grace": "1s"}}, "checkpoint.stop-grace", '"stop_grace"?', id="dash"),
         pytest.param({"chekpoint": {"keep": 1}}, "chekpoint", 'did you mean "checkpoint"?', id="table typo"),
+        pytest.param({"array": "0-15"}, "array", "spotctl submit JOB.toml --array 0-15", id="flag: array"),
+        pytest.param({"resume_from": "a"}, "resume_from", "--resume-from JOB", id="flag: resume_from"),
+        pytest.param({"include": [".env"]}, "include", "--include PATH", id="flag: include"),
         pytest.param({"retry": {"zzz": 1}}, "retry.zzz", "known keys here: errors", id="nothing near"),
     ],
 )

@@ -22,7 +22,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from pydantic import TypeAdapter
 from spotd_providers.kit.files import write_atomically
 from spotd_providers.local.hosts import processes
 from spotd_providers.local.hosts.clock import HostClock, real_now
+from spotd_providers.local.hosts.python_env import make_python_env, program_path
 from spotd_providers.local.hosts.status import HostMachineState, MachineError, MachineStatus
 
 _STATUS: Final = TypeAdapter(MachineStatus)
@@ -60,11 +60,11 @@ class Machines:
     def __init__(self, root: Path, *, clock: HostClock, path: str | None = None) -> None:
         """Adopt the machines that an earlier owner of this root started, or find that they ended.
 
-        `path` is the machines' PATH; by default the folder of this interpreter, then our own.
+        `path` is the machines' PATH; by default a Python environment of the machine's own, then ours.
         """
         self._root = root.resolve()
         self._clock = clock
-        self._path = path or os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        self._path = path
         self._lock = threading.RLock()
         self._records: dict[str, MachineStatus] = {}
         (self._root / "records").mkdir(parents=True, exist_ok=True)
@@ -218,10 +218,12 @@ class Machines:
                 file.unlink(missing_ok=True)
 
     def _environment(self, machine_id: str, extra: Mapping[str, str]) -> dict[str, str]:
+        directory = self.directory(machine_id)
         return {
-            "PATH": self._path,
+            **({} if self._path is not None else make_python_env(directory)),
+            "PATH": self._path or program_path(directory),
             "LANG": "C.UTF-8",
-            "HOME": str(self.directory(machine_id)),
+            "HOME": str(directory),
             "SPOTD_HOME": str(self.home(machine_id)),
             **extra,
             MARK: self._mark_value(machine_id),

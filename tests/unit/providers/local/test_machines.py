@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -69,6 +71,7 @@ def test_a_machine_runs_its_script_in_its_own_directory_with_a_minimal_environme
     assert environment["EXTRA"] == "yes"
     assert set(environment) <= {
         "PATH", "LANG", "HOME", "SPOTD_HOME", "EXTRA", "SPOTD_LOCAL_MACHINE", "PWD", "OLDPWD", "SHLVL", "_",
+        "VIRTUAL_ENV", "PIP_REQUIRE_VIRTUALENV", "PIP_DISABLE_PIP_VERSION_CHECK",
     }  # fmt: skip
     assert machines.console("m-1", lines=5) == [directory]
 
@@ -295,3 +298,44 @@ def test_where_there_is_no_proc_ps_finds_the_same_processes(tmp_path: Path, monk
     assert not _runs(pid)
     assert status.pid is not None
     assert not _runs(status.pid)
+
+
+def _wheel(folder: Path, name: str) -> Path:
+    """Write the smallest distribution that pip installs."""
+    file = folder / f"{name}-1.0-py3-none-any.whl"
+    record = f"{name}-1.0.dist-info"
+    parts = {
+        f"{name}.py": "",
+        f"{record}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{record}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{record}/RECORD": "",
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        for path, content in parts.items():
+            archive.writestr(path, content)
+    return file
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip beside spotd")
+@pytest.mark.parametrize("pip", ["pip", "python3 -m pip"])
+def test_what_a_job_installs_stays_in_its_machine(machines: Machines, tmp_path: Path, pip: str) -> None:
+    wheel = _wheel(tmp_path, "spotd_absent_elsewhere")
+    script = f"""
+        {pip} install --quiet --no-index {wheel} && python3 - <<'END'
+        import anyio, pathlib, spotd_absent_elsewhere
+        pathlib.Path("found").write_text(spotd_absent_elsewhere.__file__)
+        END
+    """
+    machines.start("m", textwrap.dedent(script))
+    until(lambda: not machines.alive("m"), what="its end", seconds=60.0)
+    assert machines.status("m").exit_code == 0, (machines.directory("m") / "console.log").read_text()
+    assert (machines.directory("m") / "found").read_text().startswith(str(machines.directory("m")))
+    assert importlib.util.find_spec("spotd_absent_elsewhere") is None
+
+
+def test_a_machine_keeps_what_it_installed_when_it_starts_again(machines: Machines) -> None:
+    machines.start("m", "touch $VIRTUAL_ENV/kept")
+    until(lambda: not machines.alive("m"), what="its end")
+    machines.start("m", "test -e $VIRTUAL_ENV/kept && python3 -c 'import anyio'")
+    until(lambda: not machines.alive("m"), what="its second end")
+    assert machines.status("m").exit_code == 0
