@@ -23,6 +23,7 @@ from spotd.cli import stderr
 from spotd.config.load import load
 from spotd.daemon.clock import SystemClock
 from spotd_providers.contract.values import CheckLine
+from spotd_providers.kit.extras import install_command
 from spotd_providers.local.hosts.clock import REAL_TIME
 from spotd_providers.testkit.serve import serving
 from tests.fakes import honest_s3
@@ -324,7 +325,7 @@ def test_a_real_market_without_the_library_of_its_bucket_is_refused_at_once(pers
     person.monkeypatch.setattr("spotd.cli.commands.init.find_spec", lambda name: None)
     result = person("vast", "local", "", "")
     assert result.code == 0
-    assert "pipx inject spotd boto3" in result.err
+    assert install_command("s3") in result.err
     assert load(person.config, environ={}).config.providers[0].name == "local"
 
 
