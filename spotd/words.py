@@ -165,6 +165,14 @@ def short_span(seconds: float) -> str:
     return f"{whole // _DAY}d"
 
 
+def run_span(since: str, until: str) -> str:
+    """Return how long a machine ran, in two units where one would hide much of it: `2h54m`, `3d04h`."""
+    whole = max(0, int(seconds_between(since, until) or 0))
+    if _HOUR <= whole < 2 * _DAY:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02}m"
+    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02}h" if whole >= 2 * _DAY else short_span(whole)
+
+
 def span_text(seconds: float) -> str:
     """Return a span in two units, for a sentence."""
     whole = max(0, round(seconds))
@@ -214,9 +222,22 @@ def count(number: int, noun: str) -> str:
 
 
 def gpu_text(machine: Mapping[str, Any]) -> str:
-    """Return the GPUs of a job, an attempt or a quote, as a job file would ask for them."""
+    """Return the GPUs of a job, an attempt or a quote, as a job file would ask for them.
+
+    Of a job without a machine these are all that it would take.
+    """
+    if machine["provider"] is None and machine.get("gpu_wanted"):
+        return str(machine["gpu_wanted"])
     count = f":{machine['gpu_count']}" if machine["gpu_count"] else ""
     return f"{machine['gpu']}{count}" if machine["gpu"] else NOTHING
+
+
+def ceiling_text(detail: Mapping[str, Any]) -> str:
+    """Return what a job accepts to pay, by GPU where that differs and no machine is chosen yet."""
+    named = detail["ceilings"]
+    if detail["job"]["provider"] is None and len(set(named.values())) > 1:
+        return ", ".join(f"{gpu} ${price(usd)}" for gpu, usd in named.items())
+    return f"${price(detail['ceiling_usd_gpu_h'])}"
 
 
 def where_text(machine: Mapping[str, Any]) -> str:

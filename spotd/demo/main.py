@@ -137,14 +137,14 @@ def _receipts(daemon: Daemon) -> None:
         places = " -> ".join(a["host"] for a in receipt["attempts"] if a["started_at"])
         _say(
             f"  {receipt['name']:10} spent ${receipt['spent_usd']:.4f}, on-demand ${receipt['on_demand_usd']:.4f},"
-            f" saved ${receipt['saved_usd']:.4f}, recoveries {receipt['recoveries']},"
+            f" saved ${receipt['saved_usd']:.4f}, preemptions {receipt['recoveries']},"
             f" lost {receipt['lost_s'] / 60:.0f} min   {places}"
         )
         if receipt["summary"]:
             _say(f"  {'':10} {receipt['summary']}")
     _say(
         f"  {'together':10} spent ${total['spent_usd']:.4f}, on-demand ${total['on_demand_usd']:.4f},"
-        f" saved ${total['saved_usd']:.4f}, recoveries {total['recoveries']}"
+        f" saved ${total['saved_usd']:.4f}, preemptions {total['recoveries']}"
     )
 
 

@@ -99,8 +99,8 @@ class Screen:
 
         title = f"market time {clock_words(self._now)} UTC, {TIME_SCALE} x the wall" if self._now else "starting"
         table = Table(title=title, title_justify="left", expand=True, title_style="bold")
-        for name in ("NAME", "STATE", "GPU", "WHERE", "$/H", "SPENT", "SAVED", "RECOV", "CHECKPOINT"):
-            table.add_column(name, justify="right" if name in {"$/H", "SPENT", "SAVED", "RECOV"} else "left")
+        for name in ("NAME", "STATE", "GPU", "WHERE", "$/H", "SPENT", "SAVED", "PREEMPT", "CHECKPOINT"):
+            table.add_column(name, justify="right" if name in {"$/H", "SPENT", "SAVED", "PREEMPT"} else "left")
         for job in self._jobs:
             saved = job["checkpoint"]
             table.add_row(

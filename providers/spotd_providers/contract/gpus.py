@@ -66,6 +66,15 @@ def resolve(text: str, *, sold: Collection[str] = ()) -> frozenset[str]:
     raise UnknownGpu(text, _nearest(text))
 
 
+def standard_name(text: str) -> str:
+    """Return one spelling for all ways to write a GPU: its canonical id, or the short name where it has several.
+
+    A name that the table does not hold is kept as a provider's own spelling is.
+    """
+    found = _expand(text)
+    return next(iter(found)) if len(found) == 1 else kept_name(text)
+
+
 def canonical(provider: str, name: str, vram_mb: int | None = None) -> str:
     """Return the id of a provider's GPU: a row of the table, or the provider's own name kept.
 

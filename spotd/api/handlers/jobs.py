@@ -44,7 +44,7 @@ from spotd.core.domain.world import UnreadableRow, World
 from spotd.core.machines import recovery
 from spotd.core.plans.applied import combine
 from spotd.core.plans.plan import Plan
-from spotd.core.ranking.ceilings import ceiling_for
+from spotd.core.ranking.ceilings import ceilings_of
 from spotd.core.ranking.cost_words import cost_words
 from spotd.core.schedule.after import readers
 from spotd.daemon.crash import CrashPoint
@@ -178,10 +178,8 @@ class JobHandlers(ContextHandlers):
     ) -> JobDetailResponse:
         """Return everything about a job; `job` is `None` where its own row or a checkpoint's cannot be understood."""
         current = next((a for a in attempts if a.state.counts), None)
-        ceiling = current.ceiling_now if current is not None else None
-        if job is not None and ceiling is None and job.spec.resources.gpu:
-            first = job.spec.resources.gpu[0]
-            ceiling = ceiling_for(first.name, first.count, job.spec.price, self._context.policy.current)
+        ceilings = {} if job is None else ceilings_of(job.spec.resources, job.spec.price, self._context.policy.current)
+        ceiling = current.ceiling_now if current is not None else max(ceilings.values(), default=None)
         phase = ""
         if current is not None:
             heartbeat = self._context.host_monitor.heartbeat(current.id)
@@ -194,6 +192,7 @@ class JobHandlers(ContextHandlers):
             priority=0 if job is None else job.spec.priority,
             lost_s=0.0 if job is None else job.lost.total_seconds(),
             ceiling_usd_gpu_h=usd(ceiling),
+            ceilings={name: as_usd(most) for name, most in ceilings.items()},
             budget_usd=None if job is None else usd(job.budget),
             phase=phase,
             checkpoint_advice=self._checkpoint_advice(job, current),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -22,15 +23,14 @@ from spotd.api.schemas.plans import PlanResponse
 from spotd.core.checkpoints.unprotected import unprotected_words
 from spotd.core.deadlines.feasible import deadline_warnings
 from spotd.core.decide import decide
-from spotd.core.domain.gpu_names import resolve_gpu
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.quotes import Quote
-from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.verdicts import RENTING, VerdictKind
 from spotd.core.domain.world import World
 from spotd.core.plans.applied import applied
 from spotd.core.ranking.candidates import CandidateCatalogue
-from spotd.core.ranking.ceilings import ceiling_for, is_admissible
+from spotd.core.ranking.ceilings import ceiling_for, ceilings_of, is_admissible
 from spotd.core.ranking.cost_words import cost_words
 from spotd.core.requests import submit
 from spotd.words import count
@@ -61,7 +61,14 @@ def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[Provid
     problems = (*_unknown_gpus(spec, market), *_unknown_providers(spec, known))
     if problems:
         raise Invalid(f"{draft.source or 'the job'} asks for what does not exist", problems=problems)
-    return spec
+    return _with_standard_names(spec)
+
+
+def _with_standard_names(spec: JobSpec) -> JobSpec:
+    """Return the job with one spelling of each GPU, whatever its owner wrote."""
+    gpu = tuple(replace(one, name=gpus.standard_name(one.name)) for one in spec.resources.gpu)
+    speed = tuple(replace(one, name=gpus.standard_name(one.name)) for one in spec.speed)
+    return replace(spec, resources=replace(spec.resources, gpu=gpu), speed=speed)
 
 
 def _unknown_gpus(spec: JobSpec, market: MarketSnapshot) -> list[Problem]:
@@ -109,6 +116,7 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         fits = not blocked and is_admissible(quote, ceiling, spec.price)
         (fitting if fits else others).append((quote, blocked))
     shown = (fitting + list(islice(others, max(3, CANDIDATES_MAX - len(fitting)))))[:CANDIDATES_MAX]
+    named = ceilings_of(spec.resources, spec.price, world.policy)
     kind = verdict.kind if verdict is not None else VerdictKind.NO_OFFERS
     return PlanResponse(
         name=spec.name,
@@ -117,7 +125,7 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         image=spec.image,
         workdir=spec.workdir,
         secrets=list(spec.secrets),
-        ceilings=_ceilings(spec, world),
+        ceilings={name: as_usd(most) for name, most in named.items()},
         budget_usd=usd(spec.job_budget),
         resume_from=None,
         candidates=[
@@ -134,7 +142,7 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         boards=offers_responses(market),
         fits=bool(fitting),
         verdict_kind=kind.value,
-        verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
+        verdict="no provider shows offers now" if verdict is None else _conditional(verdict.sentence),
         unprotected=unprotected_words(job, world, market, now),
         warnings=[
             *_warnings(spec, fitting, others),
@@ -144,14 +152,10 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
     )
 
 
-def _ceilings(spec: JobSpec, world: World) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in spec.resources.gpu:
-        for name in sorted(resolve_gpu(one.name)):
-            ceiling = ceiling_for(name, one.count, spec.price, world.policy)
-            if ceiling is not None:
-                found[name] = as_usd(ceiling)
-    return found
+def _conditional(sentence: str) -> str:
+    """Return what would happen: a plan rents nothing."""
+    rest = sentence.removeprefix(RENTING)
+    return sentence if rest == sentence else f"would rent {rest}"
 
 
 def _image_warnings(spec: JobSpec, quotes: Iterable[Quote], world: World) -> list[str]:

@@ -154,6 +154,7 @@ def job_response(
         stage=stage_response(shown, hosts, words),
         moves=view.moves.count,
         submitted_by=view.submitted_by,
+        gpu_wanted=view.gpu_wanted,
     )
 
 
@@ -174,8 +175,8 @@ def _array_response(task: ArrayTask) -> ArrayTaskResponse:
 def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int]:
     if machine is not None:
         return machine.gpu, machine.gpu_count
-    name, _, count = view.gpu_wanted.partition(":")
-    return name or None, int(count) if count.isdecimal() else 1
+    name, _, number = view.gpu_wanted.partition(",")[0].rpartition(":")
+    return name or None, int(number) if number.isdecimal() else 1
 
 
 def checkpoint_response(item: Checkpoint) -> CheckpointResponse:

@@ -182,7 +182,8 @@ class ArrayResponse(TypedDict):
 class JobResponse(TypedDict):
     """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
 
-    `gpu` and `gpu_count` are what the job asks for while it has no machine (its first alternative).
+    `gpu` and `gpu_count` are what the job asks for while it has no machine (its first alternative); `gpu_wanted` has
+    every alternative, as `RTX_4090:4, L40S:4`.
     `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
     `gpus` is empty without a machine, and where its image has no `nvidia-smi`.
     `uncompared_usd` of `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
@@ -226,6 +227,7 @@ class JobResponse(TypedDict):
     stage: StageResponse | None
     moves: int
     submitted_by: str
+    gpu_wanted: str
 
 
 class JobDetailResponse(Answer):
@@ -235,6 +237,8 @@ class JobDetailResponse(Answer):
         spec: the job as it was understood, in the shape of a job file; secrets by name only.
         checkpoint_advice: how often it should save and why, empty while nothing is known of its saves.
         lost_s: work and waiting lost to preemptions.
+        ceiling_usd_gpu_h: the one of its machine; without one the highest of `ceilings`.
+        ceilings: the effective $ per GPU-hour that applies to each GPU that it names, by canonical name.
         set_aside: which of its rows cannot be understood and are not part of this answer, in sentences. Where that is
             the job's own, `spec` is empty and the job is described by its columns alone.
     """
@@ -246,6 +250,7 @@ class JobDetailResponse(Answer):
     priority: int
     lost_s: float
     ceiling_usd_gpu_h: float | None
+    ceilings: dict[str, float]
     budget_usd: float | None
     phase: str
     checkpoint_advice: str

@@ -53,7 +53,7 @@ _JOB_COLUMNS: Sequence[Column[ReceiptResponse]] = (
     Column("SPENT", lambda receipt: money(receipt["spent_usd"]), right=True),
     Column("ON-DEMAND", on_demand_text, right=True),
     Column("SAVED", lambda receipt: compared_text(receipt, receipt["saved_usd"]), right=True),
-    Column("RECOV", lambda receipt: str(receipt["recoveries"]), right=True),
+    Column("PREEMPT", lambda receipt: str(receipt["recoveries"]), right=True),
     Column("LOST", lambda receipt: span_text(receipt["lost_s"]), right=True),
 )
 _ATTEMPT_COLUMNS: Sequence[Column[AttemptCostResponse]] = (
@@ -143,7 +143,7 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
             stdout.line(f"{others} not shown, but in the total: spotctl cost JOB")
         stdout.line(
             f"total: spent {dollars(shape['spent_usd'])}, {_total_compared(shape)}"
-            f"{count(shape['recoveries'], 'recovery')}, {_minutes(shape['lost_s'])} lost"
+            f"{count(shape['recoveries'], 'preemption')}, {_minutes(shape['lost_s'])} lost"
         )
     for stray in shape.get("strays", []):
         machines = count(stray["machines"], "machine")
@@ -198,8 +198,8 @@ def _show_receipt(receipt: ReceiptResponse) -> None:
         ("spent", dollars(receipt["spent_usd"])
             + ("" if receipt["budget_usd"] is None else f" of {dollars(receipt['budget_usd'])}")),
         *_compared(receipt),
-        ("recoveries", str(receipt["recoveries"])),
-        ("lost", f"{_minutes(receipt['lost_s'])} of work repeated after losses"),
+        ("preempted", count(receipt["recoveries"], "time")),
+        ("lost", f"{_minutes(receipt['lost_s'])} of work repeated after preemptions"),
     ]  # fmt: skip
     if receipt.get("summary"):
         facts.insert(1, ("summary", receipt["summary"]))
@@ -260,7 +260,7 @@ def _split_text(line: AttemptCostResponse) -> str:
 
 
 def _traffic_text(line: AttemptCostResponse) -> str:
-    moved = f"{size_text(line['uploaded_bytes'])} uploaded and {size_text(line['restored_bytes'])} restored"
+    moved = f"{size_text(line['uploaded_bytes'])} uploaded and {size_text(line['restored_bytes'])} downloaded"
     return clean(f"{dollars(line['traffic_usd'])} of attempt {line['attempt']} for {moved}")
 
 

@@ -26,6 +26,7 @@ from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused
 from spotd.words import (
     NOTHING,
+    ceiling_text,
     clean,
     compared_text,
     count,
@@ -34,6 +35,7 @@ from spotd.words import (
     local_text,
     money,
     price,
+    run_span,
     seconds_between,
     short_span,
     size_text,
@@ -63,12 +65,12 @@ def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
         Column("ID", lambda job: job["id"]),
         Column("NAME", lambda job: job["name"], least=8),
         Column("STATE", lambda job: _state_cell(job, now), least=10),
-        Column("GPU", gpu_text, least=6, drop=3),
-        Column("WHERE", where_text, least=6, drop=2),
+        Column("GPU", gpu_text, least=5, drop=3),
+        Column("WHERE", where_text, least=5, drop=2),
         Column("$/H", lambda job: _rate_text(job["effective_usd_h"]), right=True),
         Column("SPENT", lambda job: money(job["spent_usd"]), right=True, drop=1),
         Column("SAVED", lambda job: compared_text(job, job["saved_usd"]), right=True, drop=5),
-        Column("RECOV", lambda job: str(job["recoveries"]), right=True, drop=6),
+        Column("PREEMPT", lambda job: str(job["recoveries"]), right=True, drop=6),
         Column("CKPT", _checkpoint_text, least=5, drop=4),
         Column("AGE", lambda job: short_span(seconds_between(job["submitted_at"], now) or 0), right=True),
     )
@@ -84,7 +86,7 @@ def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
         Column("STARTED", lambda attempt: local_text(_began(attempt)), drop=5),
         Column(
             "RAN",
-            lambda attempt: short_span(seconds_between(_began(attempt), attempt["ended_at"] or now) or 0),
+            lambda attempt: run_span(_began(attempt), attempt["ended_at"] or now),
             right=True,
             drop=1,
         ),
@@ -211,7 +213,7 @@ def _transfer_text(moving: TransferResponse | None) -> str:
 
 @click.command()
 @job_argument
-@plot_option("Draw its attempts across hosts, with prices, checkpoints and losses.")
+@plot_option("Draw its attempts across hosts, with prices, checkpoints and preemptions.")
 @output(TABLE, JSON, ID)
 def show(*, ref: str, plot: Path | None, output: str) -> None:
     """Everything about one job: its state, money, attempts and settings."""
@@ -246,11 +248,11 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("where", where_text(job)),
         ("price", _price_text(job["effective_usd_h"], "per hour for the machine")),
         ("bid", _bid_text(job, now)),
-        ("ceiling", _price_text(detail["ceiling_usd_gpu_h"], "per GPU-hour")),
+        ("ceiling", "" if detail["ceiling_usd_gpu_h"] is None else f"{ceiling_text(detail)} per GPU-hour"),
         ("spent", _spent_text(detail)),
         ("saved", _saved_text(job)),
         ("moves", f"{job['moves']}, to cheaper machines" if job.get("moves") else ""),
-        ("recoveries", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
+        ("preempted", _preempted_text(detail)),
         ("checkpoint", _newest_text(job)),
         ("late", job.get("checkpoint_late", "")),
         ("transfer", _transfer_text(job["transfer"])),
@@ -271,6 +273,11 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
 
 def _price_text(usd: float | None, unit: str) -> str:
     return "" if usd is None else f"${price(usd)} {unit}"
+
+
+def _preempted_text(detail: JobDetailResponse) -> str:
+    times = detail["job"]["recoveries"]
+    return f"{count(times, 'time')}, {span_text(detail['lost_s'])} lost" if times else "0 times"
 
 
 def _bid_text(job: JobResponse, now: str) -> str:

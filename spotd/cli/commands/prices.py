@@ -59,7 +59,7 @@ GPUS_NAMED_MAX = 5
 FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage price / 720) + upload + restore traffic"
 
 RANKING = (
-    "a job takes the machine with the lowest $/H x (1 + losses per hour x hours that a loss costs) / speed for it;"
+    "a job takes the machine with the lowest $/H x (1 + preemptions per hour x hours that one costs) / speed for it;"
     " --job JOB states that with figures"
 )
 

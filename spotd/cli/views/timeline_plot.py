@@ -1,4 +1,4 @@
-"""The life of one job as a picture: its attempts across hosts, what they cost, checkpoints and losses."""
+"""The life of one job as a picture: its attempts across hosts, what they cost, checkpoints and preemptions."""
 
 from __future__ import annotations
 

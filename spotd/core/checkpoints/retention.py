@@ -99,7 +99,7 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
         if len(dropped) > DROPPED_SAID_MAX:
             builder.event(
                 "checkpoint.dropped",
-                f"{len(dropped)} checkpoints are not kept any longer: {len(stay)} others are",
+                f"deleted {len(dropped)} old checkpoints (keeping {len(stay)})",
                 job=job.id,
                 count=len(dropped),
                 bytes=sum(checkpoint.bytes for checkpoint in dropped),
@@ -108,7 +108,7 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
         for checkpoint in dropped:
             builder.event(
                 "checkpoint.dropped",
-                f"checkpoint {checkpoint.name} is not kept any longer: {len(stay)} others are",
+                f"deleted old checkpoint {checkpoint.name} (keeping {len(stay)})",
                 job=job.id,
                 name=checkpoint.name,
                 step=checkpoint.step,

@@ -31,7 +31,7 @@ from spotd.core.domain.market import MarketSnapshot, ProviderOffers
 from spotd.core.domain.moves import target_words
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.states import EndReason, JobState
-from spotd.core.domain.verdicts import PassedOver, Verdict, VerdictKind
+from spotd.core.domain.verdicts import RENTING, PassedOver, Verdict, VerdictKind
 from spotd.core.domain.world import World
 from spotd.core.metering.billing_limits import lease_and_save
 from spotd.core.metering.interruption_credit import is_left_to_provider, machines_in_use
@@ -327,7 +327,7 @@ class JobPlacement:
         self.builder.put_job(
             replace(self.builder.job(job.id), attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low))
         )
-        sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
+        sentence = f"{RENTING}{quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
         sentence += target_words(job.moves, job.attempts_made, agreed) + self.catalogue.hurry_words(agreed.offer)
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from spotd_providers.contract import gpus
 
 
+@lru_cache(maxsize=4096)
 def resolve_gpu(name: str) -> frozenset[str]:
     """Canonical names a user's spelling stands for; an unknown one stands for itself."""
     try:

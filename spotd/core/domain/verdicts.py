@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.quotes import Quote
@@ -12,6 +13,10 @@ from spotd_providers.contract.money import MicroUsdPerGpuHour
 
 PassedOver = tuple[tuple[str, int], ...]
 """Why offers were not taken, and how many, most frequent first."""
+
+
+RENTING: Final = "renting "
+"""How the sentence of a placed job begins."""
 
 
 class VerdictKind(StrEnum):

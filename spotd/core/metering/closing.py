@@ -51,11 +51,8 @@ def closing_words(totals: RunTotals, spent: MicroUsd, on_demand: MicroUsd, recov
     if not totals.hosts and not spent:
         return ""
     parts = [_ran_words(totals), _money_words(spent, on_demand, totals.uncompared)]
-    others = recoveries - totals.preemptions
-    if totals.preemptions:
-        parts.append(_count(totals.preemptions, "preemption"))
-    if others > 0:
-        parts.append(_count(others, "other loss", "other losses"))
+    if recoveries:
+        parts.append(_count(recoveries, "preemption"))
     if lost > timedelta(0):
         parts.append(f"{_span(lost)} repeated")
     return ", ".join(parts)
@@ -95,5 +92,5 @@ def _span(span: timedelta) -> str:
     return f"{round(span.total_seconds())} s"
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -35,6 +35,7 @@ from spotd.core.plans.working_copy import WorkingCopy
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
 
+GONE_WORDS: Final = "machine ended, confirmed by the provider"
 POOL_COOLDOWNS_MAX: Final = 4
 """A pool that refuses or loses machines again and again cools down for so many times its usual span at most."""
 
@@ -147,7 +148,7 @@ class PlanBuilder(WorkingCopy):
             self.wake(not_before)
         self.event("machine.ending", why, attempt=attempt, provider=ref.provider, instance=ref.instance_id, key=key)
 
-    def machine_gone(self, attempt: AttemptId, seen: str = "the provider says that the machine is gone") -> None:
+    def machine_gone(self, attempt: AttemptId, seen: str = GONE_WORDS) -> None:
         """Nothing exists under the attempt's key, or is to be counted any more: its costs are final."""
         self.set_rate(attempt, MicroUsdPerHour(0), None)
         item = replace(self.attempt(attempt), machine=MachineState.GONE)
@@ -158,7 +159,7 @@ class PlanBuilder(WorkingCopy):
         if item.state is AttemptState.ENDING:
             self._close(item, seen)
 
-    def _close(self, item: Attempt, seen: str = "the provider says that the machine is gone") -> None:
+    def _close(self, item: Attempt, seen: str = GONE_WORDS) -> None:
         """Close the attempt, whose machine is gone: its costs become the job's."""
         self.put_attempt(replace(item, state=AttemptState.ENDED))
         cost = f"it cost ${as_usd(item.meter.settled):.4f}"

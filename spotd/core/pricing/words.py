@@ -59,10 +59,11 @@ def quote_words(quote: Quote) -> str:
     offer = quote.offer
     place = f" ({offer.region})" if offer.region else ""
     floor = lowest_winning(quote)
-    wins = "" if floor is None else f" as bid, where {per_gpu_words(floor)} wins now"
+    bidding = "" if floor is None else "bidding "
+    wins = "" if floor is None else f" (lowest winning bid {per_gpu_words(floor)})"
     return (
         f"{machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}{place}, {offer.market.value},"
-        f" {per_gpu_words(quote.price.per_gpu)}{wins}"
+        f" {bidding}{per_gpu_words(quote.price.per_gpu)}{wins}"
     )
 
 

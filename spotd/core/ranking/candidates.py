@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
 from spotd.core.domain.gpu_names import resolve_gpu
@@ -34,6 +35,9 @@ from spotd_jobs.spec.model import Resources
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import HostId, Offer, ProviderName
+
+ANOTHER_KIND: Final = "another GPU or count"
+"""Why an offer was passed over."""
 
 
 class CandidateCatalogue:
@@ -71,6 +75,8 @@ class CandidateCatalogue:
             for item in attempts
             if item.state is AttemptState.INTENDED and item.quote.offer.host_id is not None
         }
+        self._attempts = attempts
+        self._rented: Counter[tuple[str, int]] | None = None
         self.silent: dict[ProviderName, str] = {}
         self.size = 0
         self._offer_indexes = []
@@ -128,7 +134,7 @@ class CandidateCatalogue:
                 if self._fits_gpu(wanted, gpu, count):
                     groups.append((rules, provider_offers.sells_spot, group))
                 else:
-                    mismatches["another GPU or count"] += len(group)
+                    mismatches[ANOTHER_KIND] += len(group)
         costing = self._by_price if key.terms is None else self.costing
         return RankedOffers(key, groups, mismatches, self._policy.bid_headroom_ppm, costing)
 
@@ -140,6 +146,13 @@ class CandidateCatalogue:
         """Return what of the job decides which offers fit, what they cost it and how they rank."""
         needs, terms = needs_of(job, self._policy), self.costing.terms_of(job)
         return RequirementKey(resources=job.spec.resources, needs=needs, terms=terms)
+
+    def rented_now(self, wanted: Resources) -> int:
+        """Return how many machines of this kind jobs have: the market does not show them."""
+        if self._rented is None:
+            held = (a.quote.offer for a in self._attempts if a.machine.may_compute)
+            self._rented = Counter((offer.gpu, offer.gpu_count) for offer in held)
+        return sum(number for kind, number in self._rented.items() if self._fits_gpu(wanted, *kind))
 
     def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         if wanted.gpu:

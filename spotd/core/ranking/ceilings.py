@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from spotd.core.domain.gpu_names import resolve_gpu
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.quotes import Quote
 from spotd.core.pricing.effective_price import gpu_price_limit, gpu_price_within, repriced, usual_bid
 from spotd.core.ranking.machine_speed import Kind
 from spotd.core.ranking.ranked_offers import RankedOffers
-from spotd_jobs.spec.model import PriceLimit
+from spotd_jobs.spec.model import PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, per_gpu, shares, whole_machine
 from spotd_providers.contract.values import Market
 
 
 def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
-    """Return the highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
+    """Return the highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`.
+
+    The GPU may be spelled in any way. A name that leaves its form open has the lowest ceiling of what it may be.
+    """
     if limit is not None and limit.per_gpu_hour is not None:
         return MicroUsdPerGpuHour(limit.per_gpu_hour)
     if limit is not None and limit.machine_hour is not None:
         return per_gpu(MicroUsdPerHour(limit.machine_hour), gpu_count)
-    return policy.ceilings.get(gpu, policy.ceiling_default)
+    if gpu in policy.ceilings or not policy.ceilings:
+        return policy.ceilings.get(gpu, policy.ceiling_default)
+    found = [policy.ceilings.get(name, policy.ceiling_default) for name in resolve_gpu(gpu)]
+    known = [ceiling for ceiling in found if ceiling is not None]
+    return min(known) if len(known) == len(found) else None
+
+
+def ceilings_of(wanted: Resources, limit: PriceLimit | None, policy: Policy) -> Mapping[str, MicroUsdPerGpuHour]:
+    """Return the ceiling of each GPU that a job names, by canonical name; those without one are left out."""
+    found: dict[str, MicroUsdPerGpuHour] = {}
+    for one in wanted.gpu:
+        for name in sorted(resolve_gpu(one.name)):
+            ceiling = ceiling_for(name, one.count, limit, policy)
+            if ceiling is not None:
+                found[name] = max(ceiling, found.get(name, ceiling))
+    return found
 
 
 def total_ceiling(ceiling: MicroUsdPerGpuHour, gpu_count: int, limit: PriceLimit | None) -> MicroUsdPerHour:

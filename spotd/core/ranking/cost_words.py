@@ -25,10 +25,7 @@ from spotd_providers.contract.money import MicroUsd, as_usd
 KINDS_SHOWN: Final = 3
 READ_MAX: Final = 500
 """So many offers are read for the best of each kind."""
-NOTHING_KNOWN: Final = (
-    "machines rank by price and expected losses:"
-    " neither their speed for this job ([speed]) nor how much of it is left ([work]) is known"
-)
+NOTHING_KNOWN: Final = "cheapest first; add [work] and [speed] to rank by total cost"
 _HOUR: Final = timedelta(hours=1)
 
 
@@ -113,18 +110,18 @@ def _basis_words(left: RemainingWork | None, offers: RankedOffers) -> Iterator[s
 
 
 def _loss_words(best: tuple[Quote, Expectation, bool], catalogue: CandidateCatalogue) -> Iterator[str]:
-    """Yield which losses are expected, where anything is on record."""
+    """Yield which preemptions are expected, where anything is on record."""
     quote, expected, _ = best
     provider = quote.offer.provider
     count, span = catalogue.costing.hazards.evidence_of(quote.offer)
     if expected.hazard_ppm:
         yield (
-            f"a loss every {_hours(_HOUR * PPM / expected.hazard_ppm)} is expected at {provider}"
+            f"a preemption every {_hours(_HOUR * PPM / expected.hazard_ppm)} is expected at {provider}"
             f" ({count / ONE:.1f} in {span / _HOUR:.0f} machine hours on record),"
             f" each costs {span_words(expected.loss)}"
         )
-    elif span:
-        yield f"no loss at {provider} is on record in {span / _HOUR:.0f} machine hours, and none is counted"
+    elif span >= _HOUR:
+        yield f"no preemption at {provider} in {span / _HOUR:.0f} machine hours so far, so none is counted"
 
 
 _SOURCES: Final = {

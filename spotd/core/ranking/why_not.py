@@ -9,7 +9,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.verdicts import PassedOver, VerdictKind
 from spotd.core.pricing.words import most_frequent_first, passed_over_words, per_gpu_words, wanted_words
-from spotd.core.ranking.candidates import CandidateCatalogue
+from spotd.core.ranking.candidates import ANOTHER_KIND, CandidateCatalogue
 from spotd.core.ranking.ceilings import total_ceiling
 from spotd.core.ranking.ranked_offers import RankedOffers
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu
@@ -22,8 +22,16 @@ def nothing_fits(catalogue: CandidateCatalogue, job: Job, offers: RankedOffers) 
     silent = f" ({silent})" if silent else ""
     if catalogue.size == 0:
         return VerdictKind.NO_OFFERS, f"no provider shows offers now{silent}"
-    why = f"none of {catalogue.size} offers fits {wanted_words(job.spec.resources)}"
-    return VerdictKind.NO_MATCH, f"{why}: {passed_over_words(offers.mismatches)}{silent}"
+    wanted, others = wanted_words(job.spec.resources), dict(offers.mismatches)
+    kinds = others.pop(ANOTHER_KIND, 0)
+    reasons = []
+    if kinds:
+        reasons.append("1 offer is another machine" if kinds == 1 else f"{kinds} offers are other machines")
+    if others:
+        reasons.append(passed_over_words(others))
+    if own := catalogue.rented_now(job.spec.resources):
+        reasons.append(f"your own jobs have {own} such machine{'s' if own > 1 else ''}")
+    return VerdictKind.NO_MATCH, f"no {wanted.removeprefix('a ')} is on offer now ({', '.join(reasons)}){silent}"
 
 
 def all_blocked(catalogue: CandidateCatalogue, offers: RankedOffers) -> str:

@@ -13,10 +13,11 @@ from spotd.web.views.parts import ago, gpus, moment, section, state
 from spotd.words import (
     NOTHING,
     ControlFilter,
-    age_text,
+    ceiling_text,
     clean,
     dollars,
     price,
+    run_span,
     size_text,
     span_text,
     stage_text,
@@ -57,7 +58,7 @@ def summary(detail: Mapping[str, Any], now: datetime) -> Node:
         ("Price", f"${price(job['effective_usd_h'])} an hour" if job["effective_usd_h"] is not None else NOTHING),
         (
             "Ceiling",
-            NOTHING if detail["ceiling_usd_gpu_h"] is None else f"${price(detail['ceiling_usd_gpu_h'])} per GPU-hour",
+            NOTHING if detail["ceiling_usd_gpu_h"] is None else f"{clean(ceiling_text(detail))} per GPU-hour",
         ),
         (
             "Spent",
@@ -65,7 +66,7 @@ def summary(detail: Mapping[str, Any], now: datetime) -> Node:
             + ("" if detail["budget_usd"] is None else f" of {dollars(detail['budget_usd'])}"),
         ),
         ("Saved", dollars(job["saved_usd"]) + " against on-demand" if job["spent_usd"] else NOTHING),
-        ("Losses", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
+        ("Preemptions", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
         ("Checkpoint", checkpoint),
         ("Now", "" if job["stage"] is None else clean(stage_text(job["stage"], now.isoformat()))),
         ("On its way", "" if moving is None else _moving(moving)),
@@ -105,7 +106,7 @@ def attempts(job: Mapping[str, Any], now: datetime) -> Node:
             price(one["effective_usd_h"]),
             dollars(one["spent_usd"]),
             moment(one["launched_at"] or one["intended_at"], form="short"),
-            age_text(one["running_at"], one["ended_at"] or now.isoformat()),
+            NOTHING if one["running_at"] is None else run_span(one["running_at"], one["ended_at"] or now.isoformat()),
             clean(one["resumed_from"] or NOTHING),
             clean(one["detail"]) or one["state"],
         ]

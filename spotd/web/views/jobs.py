@@ -49,7 +49,7 @@ def page_of(number: int, total: int) -> tuple[int, int]:
 
 
 def listing(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
-    columns = "Job | State:s | GPU | Where | $/h:n | Spent:n | Saved:n | Losses:n | Age:n | Why:why"
+    columns = "Job | State:s | GPU | Where | $/h:n | Spent:n | Saved:n | Preempted:n | Age:n | Why:why"
     rows = [
         [
             el("span", job_link(job), el("small", job["id"])),

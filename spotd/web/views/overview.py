@@ -26,7 +26,7 @@ def figures(
     waiting = sum(number for name, number in counts.items() if name in WAITING)
     return el(
         "div",
-        figure("Machines now", NOTHING if status is None else str(status["machines"]), _machines_note(cost)),
+        _machines(status, cost),
         figure("$/h now", dollars(rate) if rate else "$0", "all machines, effective"),
         _spent("Spent today", "day", "spent_day_usd", status, cost),
         _spent("Spent this month", "month", "spent_month_usd", status, cost),
@@ -40,9 +40,16 @@ def _budget(cost: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | No
     return next((one for one in (cost or {}).get("budgets", ()) if one["name"] == name), None)
 
 
-def _machines_note(cost: Mapping[str, Any] | None) -> str:
-    limit = (_budget(cost, "machines") or {}).get("limit")
-    return "" if limit is None else f"of {limit:.0f} allowed at once"
+def _machines(status: Mapping[str, Any] | None, cost: Mapping[str, Any] | None) -> Node:
+    """Return the machines that count against the limit on them, and how many of these compute."""
+    budget = _budget(cost, "machines")
+    if status is None or budget is None or budget["limit"] is None:
+        return figure("Machines now", NOTHING if status is None else str(status["machines"]))
+    used, computing = round(budget["used"]), status["machines"]
+    note = f"of {budget['limit']:.0f} allowed at once"
+    if used > computing:
+        note += f", {used - computing} of them being rented or ended"
+    return figure("Machines now", str(max(used, computing)), note)
 
 
 def _spent(title: str, budget: str, key: str, status: Mapping[str, Any] | None, cost: Mapping[str, Any] | None) -> Node:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import UnreadableRow
 from spotd.store import Reads
-from spotd.words import dollars, money, price, short_span, size_text, span_text
+from spotd.words import dollars, money, price, run_span, short_span, size_text, span_text
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -23,14 +24,21 @@ def stocked(ctl: Ctl) -> Ctl:
     return ctl
 
 
+def test_the_time_that_a_machine_ran_is_not_cut_to_its_hours() -> None:
+    began = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
+    spans = {59: "59s", 3599: "59m", 10_440: "2h54m", 172_799: "47h59m", 187_200: "2d04h", 0: "0s"}
+    for seconds, text in spans.items():
+        assert run_span(began.isoformat(), (began + timedelta(seconds=seconds)).isoformat()) == text
+
+
 def test_ls_prints_the_columns_of_the_design_aligned_when_piped(stocked: Ctl) -> None:
     result = stocked("ls")
     assert result.code == 0
     assert result.out == (
-        "ID          NAME        STATE          GPU     WHERE      $/H  SPENT  SAVED  RECOV  CKPT  AGE\n"
-        "6k0a1b2c3d  llama-lora  RUNNING        H100:1  local/h3  2.31   4.62   3.18      0  1200   3h\n"
-        "6k0a9zzzzz  prep        WAITING_PRICE  H100:1  -            -   0.00   0.00      0  -      3h\n"
-        "6j99ffffff  old         FAILED         H100:1  -            -   4.62   3.18      0  1200   3h\n"
+        "ID          NAME        STATE          GPU     WHERE      $/H  SPENT  SAVED  PREEMPT  CKPT  AGE\n"
+        "6k0a1b2c3d  llama-lora  RUNNING        H100:1  local/h3  2.31   4.62   3.18        0  1200   3h\n"
+        "6k0a9zzzzz  prep        WAITING_PRICE  H100:1  -            -   0.00   0.00        0  -      3h\n"
+        "6j99ffffff  old         FAILED         H100:1  -            -   4.62   3.18        0  1200   3h\n"
     )
     assert result.err == ""
 
@@ -46,7 +54,7 @@ def test_ls_json_is_the_promised_job_object(stocked: Ctl) -> None:
     promised = (
         "id name state reason provider host gpu gpu_count attempt attempts effective_usd_h spent_usd on_demand_usd "
         "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer gpus "
-        "uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage moves submitted_by"
+        "uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage moves submitted_by gpu_wanted"
     )
     assert list(body["jobs"][0]) == promised.split()
     assert set(body["jobs"][0]["checkpoint"]) >= {"name", "step", "bytes", "at"}
@@ -121,7 +129,7 @@ def test_show_tells_state_money_checkpoint_and_attempts(stocked: Ctl) -> None:
         "ceiling:    $2.400 per GPU-hour\n"
         "spent:      $4.62 of $120.00\n"
         "saved:      $3.18 against $7.80 on demand\n"
-        "recoveries: 0\n"
+        "preempted:  0 times\n"
         "checkpoint: step-1200, 1.5 MB, 2026-11-21 09:30:00, by attempt 1\n"
         "phase:      run\n"
         "submitted:  2026-11-21 07:00:00\n"
@@ -131,8 +139,8 @@ def test_show_tells_state_money_checkpoint_and_attempts(stocked: Ctl) -> None:
         "run:        python train.py\n"
         "secrets:    TOKEN\n"
         "\n"
-        "TRY  WHERE     GPU       $/H  SPENT  STARTED              RAN  RESUMED FROM  END\n"
-        "  1  local/h3  H100:1  2.310   4.62  2026-11-21 08:00:01   1h  -             running\n"
+        "TRY  WHERE     GPU       $/H  SPENT  STARTED                RAN  RESUMED FROM  END\n"
+        "  1  local/h3  H100:1  2.310   4.62  2026-11-21 08:00:01  1h59m  -             running\n"
     )
 
 

@@ -74,8 +74,8 @@ def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> No
         "spent:      $4.62 of $120.00\n"
         "on demand:  $7.80 for the same hours on the same hardware\n"
         "saved:      $3.18 (41 %)\n"
-        "recoveries: 1\n"
-        "lost:       6.2 minutes of work repeated after losses\n"
+        "preempted:  1 time\n"
+        "lost:       6.2 minutes of work repeated after preemptions\n"
         "\n"
         "TRY  WHERE     GPU     MARKET  FROM                       RAN    $/H  SPENT  ON-DEMAND  END\n"
         "  1  local/h3  H100:1  spot    2026-11-21 08:00:00  2 h 0 min  2.310   4.62       7.80  preempted\n"
@@ -112,11 +112,11 @@ def test_cost_of_all_jobs_ends_with_the_sum_and_the_budgets(ctl: Ctl) -> None:
     ]
     ctl.place.answers("receipts.cost", answer)
     assert ctl("cost").out == (
-        "ID          NAME        STATE       SPENT  ON-DEMAND  SAVED  RECOV        LOST\n"
-        "6k0a1b2c3d  llama-lora  SUCCEEDED    4.62       7.80   3.18      1  6 min 12 s\n"
-        "6k0a9zzzzz  prep        SUCCEEDED  <0.001       7.80   3.18      1  6 min 12 s\n"
+        "ID          NAME        STATE       SPENT  ON-DEMAND  SAVED  PREEMPT        LOST\n"
+        "6k0a1b2c3d  llama-lora  SUCCEEDED    4.62       7.80   3.18        1  6 min 12 s\n"
+        "6k0a9zzzzz  prep        SUCCEEDED  <0.001       7.80   3.18        1  6 min 12 s\n"
         "\n"
-        "total: spent $4.62, on demand $15.60, saved $6.36 (41 %), 2 recoveries, 12.4 minutes lost\n"
+        "total: spent $4.62, on demand $15.60, saved $6.36 (41 %), 2 preemptions, 12.4 minutes lost\n"
         "budget day: $12.50 of $50.00, $0.400 more committed\n"
         "budget machines: 2 of 8\n"
     )
@@ -337,12 +337,12 @@ def test_of_savings_that_cannot_be_known_nothing_is_said(ctl: Ctl) -> None:
     ctl.place.answers("receipts.cost", made_responses.cost(unknown))
     _, row, _, total = ctl("cost").out.splitlines()
     assert row.split()[3:6] == ["4.62", "-", "-"]
-    assert total == "total: spent $4.62, 1 recovery, 6.2 minutes lost"
+    assert total == "total: spent $4.62, 1 preemption, 6.2 minutes lost"
     one = ctl("cost", "llama-lora").out
     assert "on demand:  not known: nothing is said of savings\n" in one
     assert "saved:" not in one
     ctl.place.answers("receipts.cost", made_responses.cost(unknown, made_responses.receipt()))
     assert ctl("cost").out.splitlines()[-1] == (
         "total: spent $9.24, on demand $7.80, saved $3.18 (41 %) ($4.62 of it with no known on-demand price), "
-        "2 recoveries, 12.4 minutes lost"
+        "2 preemptions, 12.4 minutes lost"
     )

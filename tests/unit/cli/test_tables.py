@@ -15,7 +15,8 @@ JOBS = [
     made_responses.waiting_job(),
     made_responses.job(
         id="6k0a3xyz12", name="gpt-neo-with-a-long-name-that-goes-on", state="RECOVERING", provider=None, host=None,
-        gpu="A100-80GB", gpu_count=8, effective_usd_h=None, spent_usd=212.42, saved_usd=112.1, recoveries=12,
+        gpu="A100-80GB", gpu_count=8, gpu_wanted="A100-80GB:8",
+        effective_usd_h=None, spent_usd=212.42, saved_usd=112.1, recoveries=12,
         checkpoint=made_responses.checkpoint(step=None, name="checkpoint-120000"),
     ),
 ]  # fmt: skip
@@ -29,10 +30,10 @@ def drawn(width: int) -> tuple[list[str], tuple[str, ...]]:
 
 
 LS_120 = """\
-ID         NAME                        STATE         GPU         WHERE     $/H  SPENT  SAVED RECOV CKPT              AGE
-6k0a1b2c3d llama-lora                  RUNNING       H100:1      local/h3 2.31   4.62   3.18     0 1200               3h
-6k0a9zzzzz prep                        WAITING_PRICE H100:1      -           -   0.00   0.00     0 -                  3h
-6k0a3xyz12 gpt-neo-with-a-long-name-t… RECOVERING    A100-80GB:8 -           - 212.42 112.10    12 checkpoint-120000  3h
+ID         NAME                      STATE         GPU         WHERE     $/H  SPENT  SAVED PREEMPT CKPT              AGE
+6k0a1b2c3d llama-lora                RUNNING       H100:1      local/h3 2.31   4.62   3.18       0 1200               3h
+6k0a9zzzzz prep                      WAITING_PRICE H100:1      -           -   0.00   0.00       0 -                  3h
+6k0a3xyz12 gpt-neo-with-a-long-name… RECOVERING    A100-80GB:8 -           - 212.42 112.10      12 checkpoint-120000  3h
 """
 
 
@@ -43,10 +44,10 @@ def test_ls_at_120_columns_is_whole_but_for_a_long_name() -> None:
 def test_ls_at_80_columns_keeps_every_column() -> None:
     assert drawn(80) == (
         [
-            "ID         NAME     STATE      GPU    WHERE   $/H  SPENT  SAVED RECOV CKPT   AGE",
-            "6k0a1b2c3d llama-l… RUNNING    H100:1 local… 2.31   4.62   3.18     0 1200    3h",
-            "6k0a9zzzzz prep     WAITING_P… H100:1 -         -   0.00   0.00     0 -       3h",
-            "6k0a3xyz12 gpt-neo… RECOVERING A100-… -         - 212.42 112.10    12 check…  3h",
+            "ID         NAME     STATE      GPU   WHERE  $/H  SPENT  SAVED PREEMPT CKPT   AGE",
+            "6k0a1b2c3d llama-l… RUNNING    H100… loca… 2.31   4.62   3.18       0 1200    3h",
+            "6k0a9zzzzz prep     WAITING_P… H100… -        -   0.00   0.00       0 -       3h",
+            "6k0a3xyz12 gpt-neo… RECOVERING A100… -        - 212.42 112.10      12 check…  3h",
         ],
         (),
     )
@@ -54,7 +55,7 @@ def test_ls_at_80_columns_keeps_every_column() -> None:
 
 def test_on_a_narrower_terminal_the_least_important_columns_go() -> None:
     lines, left_out = drawn(70)
-    assert left_out == ("SAVED", "RECOV")
+    assert left_out == ("SAVED", "PREEMPT")
     assert max(map(len, lines)) <= 70
     assert lines[0].endswith("AGE")
 

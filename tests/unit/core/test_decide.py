@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
@@ -154,8 +155,8 @@ def test_ties_are_broken_by_interruption_provider_and_offer_id() -> None:
 
 WAITS = {
     "no offers": (job(1), [], {}, V.NO_OFFERS, "no provider shows offers"),
-    "another GPU": (job(1), [offer(gpu="H100_SXM")], {}, V.NO_MATCH, "another GPU or count"),
-    "another count": (job(1), [offer(gpu_count=2)], {}, V.NO_MATCH, "another GPU or count"),
+    "another GPU": (job(1), [offer(gpu="H100_SXM")], {}, V.NO_MATCH, "1 offer is another machine"),
+    "another count": (job(1), [offer(gpu_count=2)], {}, V.NO_MATCH, "1 offer is another machine"),
     "too little disk": (job(1), [offer(disk_gb_max=5)], {}, V.NO_MATCH, "too little disk"),
     "another region": (
         job(1, resources=Resources(gpu=(GpuAlternative(name="4090", count=1),), regions=("EU",))),
@@ -379,8 +380,18 @@ def test_permuting_jobs_and_offers_changes_nothing_and_no_launch_breaks_a_rule(d
         assert broken_rules(applied(world(*jobs, policy=rules), plan)) == ()
 
 
+def test_machines_that_its_owner_has_are_named_where_the_market_has_no_other() -> None:
+    held = world_with(AttemptState.RUNNING)
+    item = replace(job(2), id=JobId("waits"), name="waits")
+    stage = replace(held, jobs={**held.jobs, item.id: item})
+    sentence = decide(stage, market(offer("o1", gpu_count=4)), NOW).verdicts[item.id].sentence
+    assert sentence == (
+        "no 1 x RTX_4090 is on offer now (1 offer is another machine, your own jobs have 1 such machine)"
+    )
+
+
 def test_a_job_that_nothing_fits_is_told_what_it_asked_for() -> None:
     wanted = Resources(gpu=(GpuAlternative(name="H100", count=8), GpuAlternative(name="A100_80GB", count=4)))
     item = job(resources=wanted)
     verdict = decide(world(item), market(offer("o1")), NOW).verdicts[item.id]
-    assert verdict.sentence == "none of 1 offers fits 8 x H100 or 4 x A100_80GB: 1 another GPU or count"
+    assert verdict.sentence == "no 8 x H100 or 4 x A100_80GB is on offer now (1 offer is another machine)"

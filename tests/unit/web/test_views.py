@@ -253,3 +253,21 @@ def test_a_text_that_is_no_job_for_a_browser_is_refused_with_a_way_out(text: str
 def test_a_job_file_becomes_a_draft_with_dates_as_text() -> None:
     draft = draft_of('name = "x"\n[schedule]\ndeadline = 2026-11-22T10:00:00Z')
     assert draft["data"] == {"name": "x", "schedule": {"deadline": "2026-11-22T10:00:00+00:00"}}
+
+
+@pytest.mark.parametrize(
+    ("used", "computing", "limit", "shown"),
+    [
+        (14, 11, 14, ("14", "of 14 allowed at once, 3 of them being rented or ended")),
+        (2, 2, 8, ("2", "of 8 allowed at once")),
+        (0, 1, 8, ("1", "of 8 allowed at once")),
+    ],
+    ids=["some on their way", "all compute", "one that is left to its provider"],
+)
+def test_the_machines_shown_are_those_that_count_against_their_limit(
+    used: int, computing: int, limit: int, shown: tuple[str, str]
+) -> None:
+    cost = {**made.cost(), "budgets": [{"name": "machines", "used": used, "committed": 0, "limit": limit}]}
+    assert " ".join(("Machines now", *shown, "$/h now")) in text_of(
+        overview.figures(status(machines=computing), (), cost)
+    )

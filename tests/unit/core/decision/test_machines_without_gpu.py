@@ -68,7 +68,10 @@ def test_what_it_asks_for_is_said_where_nothing_fits() -> None:
     world = World(policy=shop_policy(), jobs={one.id: one}, attempts={}, intents={})
     plan = decide(world, market(offer()), NOW)
     assert plan.jobs[one.id].state is JobState.WAITING_PRICE
-    assert "none of 1 offers fits a machine without a GPU that has 4 CPUs" in plan.verdicts[one.id].sentence
+    assert (
+        "no machine without a GPU that has 4 CPUs is on offer now (1 offer is another machine)"
+        in plan.verdicts[one.id].sentence
+    )
 
 
 def test_a_job_file_without_a_gpu_says_what_it_needs_instead() -> None:

@@ -80,8 +80,8 @@ def test_a_bid_stays_within_the_ceiling_whatever_its_headroom() -> None:
 def test_both_figures_of_a_bid_are_said() -> None:
     item = bought(bid("a", 300_000))
     words = quote_words(item.quote)
-    assert "$0.3300/GPU-h as bid, where $0.3000/GPU-h wins now" in words
-    assert "as bid" not in quote_words(bought(offer("b")).quote)
+    assert "bidding $0.3300/GPU-h (lowest winning bid $0.3000/GPU-h)" in words
+    assert "bidding" not in quote_words(bought(offer("b")).quote)
 
 
 def test_an_on_demand_offer_of_a_bid_market_is_not_bid_for() -> None:

@@ -38,9 +38,9 @@ LINES = {
         (SHORT, 1_000_000, 4_000_000, 0, NEVER),
         "ran 14 min on 1 host, $1.00 instead of $4.00 on demand: saved 75 %",
     ),
-    "another loss": (
+    "a machine that was lost": (
         (replace(SHORT, preemptions=1), 1_000_000, 2_000_000, 2, timedelta(seconds=40)),
-        "ran 14 min on 1 host, $1.00 instead of $2.00 on demand: saved 50 %, 1 preemption, 1 other loss, 40 s repeated",
+        "ran 14 min on 1 host, $1.00 instead of $2.00 on demand: saved 50 %, 2 preemptions, 40 s repeated",
     ),
     "no on-demand price is known": (
         (replace(SHORT, uncompared=MicroUsd(1_000_000)), 1_000_000, 1_000_000, 0, NEVER),
@@ -65,7 +65,7 @@ LINES = {
     ),
     "it ran for less than a second": (
         (replace(SHORT, ran=timedelta(milliseconds=400)), 1_000_000, 1_000_000, 1, timedelta(milliseconds=300)),
-        "ran less than 1 s on 1 host, $1.00 as on demand, 1 other loss, less than 1 s repeated",
+        "ran less than 1 s on 1 host, $1.00 as on demand, 1 preemption, less than 1 s repeated",
     ),
     "nothing happened": ((RunTotals(), 0, 0, 0, NEVER), ""),
     "very many hosts": (

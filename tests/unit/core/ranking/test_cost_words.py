@@ -59,7 +59,7 @@ def test_losses_raise_time_and_money_and_are_stated() -> None:
     # 30 losses in 100 + 24 hours, each 60 + 7.5 minutes: 27 % more of everything
     assert words[0] == "4 x A100_SXM_80 at $5.20/h finishes in 92 h for about $476"
     assert words[2] == (
-        "a loss every 4.1 h is expected at shop (30.0 in 100 machine hours on record), each costs 1 h 8 min"
+        "a preemption every 4.1 h is expected at shop (30.0 in 100 machine hours on record), each costs 1 h 8 min"
     )
 
 
@@ -95,4 +95,4 @@ def test_machine_hours_without_a_loss_are_stated() -> None:
     wanted = two_kinds()
     known = experience(record(RecordKind.LOSSES_PROVIDER, "spot", 0, 61))
     words = cost_words(wanted, one_provider(wanted, known=known), market(SLOW_CHEAP), NOW)
-    assert words == (NOTHING_KNOWN, "no loss at shop is on record in 61 machine hours, and none is counted")
+    assert words == (NOTHING_KNOWN, "no preemption at shop in 61 machine hours so far, so none is counted")
