@@ -64,6 +64,7 @@ BUNDLED: Final = Schema(
         "0009": "5d5b24de294a5363",
         "0010": "5905416695274e22",
         "0011": "322c0e6d464fe23e",
+        "0012": "94566034b00ba5b8",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -26,7 +26,7 @@ from sqlalchemy import (
     true,
 )
 
-from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.charges import Charge, CostSums
 from spotd.core.domain.checkpoints import OF_ANOTHER_JOB, Checkpoint
 from spotd.core.domain.ids import AttemptId, JobId
@@ -385,20 +385,26 @@ class Reads:
         )
         return tuple(map(rows.INTENT.read, rows.fetch(self._connection, query)))
 
-    def unchecked_bills(
-        self, provider: ProviderName, *, since: datetime, until: datetime, limit: int
+    def unread_bills(
+        self, provider: ProviderName, *, since: datetime, until: Sequence[datetime], limit: int
     ) -> tuple[Attempt, ...]:
-        """Return attempts that ended in this span, had a machine, and whose bill was not compared yet, oldest first."""
+        """Return attempts that had a machine and whose bill is to be read, oldest first.
+
+        One whose bill was read n times must have ended after `since` and by `until[n]`.
+        """
+        ended = ATTEMPTS.c.ended_at
+        is_due = (and_(ATTEMPTS.c.bill_tries == n, ended <= instant_out(at)) for n, at in enumerate(until))
         query = (
             select(ATTEMPTS)
             .where(
                 ATTEMPTS.c.state == AttemptState.ENDED.value,
                 ATTEMPTS.c.provider == provider,
-                ATTEMPTS.c.bill_tries >= 0,
+                ATTEMPTS.c.machine.not_in([state.value for state in MachineState if state.may_compute]),
                 ATTEMPTS.c.ref_id.is_not(None),
-                ATTEMPTS.c.ended_at.between(instant_out(since), instant_out(until)),
+                ended >= instant_out(since),
+                or_(*is_due),
             )
-            .order_by(ATTEMPTS.c.ended_at)
+            .order_by(ended)
             .limit(limit)
         )
         return tuple(kept(rows.attempt_in, rows.fetch(self._connection, query)))

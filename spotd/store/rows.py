@@ -38,7 +38,7 @@ PAST_JOB: Final = RowMap(PastJob, words=("reason", "outputs.problem"))
 ATTEMPT: Final = RowMap(
     Attempt,
     names=_ID | _REF,
-    words=("phase", "end_detail", "account"),
+    words=("phase", "end_detail", "account", "bill_note"),
     nested_json=("stop", "watch", "freshness", "bidding"),
     without=("quote",),
 )

@@ -193,6 +193,9 @@ class AttemptRow(Base, table=True):
     freshness: str | None = _text(nullable=True)
     bidding: str = Field(sa_column=Column(Text, nullable=False, server_default="{}"))
     ceiling_set: int | None = _big(nullable=True)
+    bill_read: int | None = _big(nullable=True)
+    bill_note: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
+    proven_at: int | None = _big(nullable=True)
 
 
 class CheckpointRow(Base, table=True):

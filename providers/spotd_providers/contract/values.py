@@ -297,7 +297,16 @@ class Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderCharge:
-    """A charge of the provider's own records for one machine over a span."""
+    """A charge of the provider's own records for one machine over a span.
+
+    Attributes:
+        start, end: the time that is paid for, `end` not included: a row for the 3rd of a month ends with the 4th. A sum
+            that is lower than what was booked is believed only where these spans reach the end of the machine.
+        amount: in `currency`, and not converted.
+        kind: what it is for, one word for the same thing in every row: `total`, `gpu`, `disk` ... Two rows of one kind
+            are for different times.
+        currency: as ISO 4217 writes it. A charge in any other than USD is refused with a sentence.
+    """
 
     key: AttemptKey | None
     instance_id: InstanceId
@@ -305,6 +314,7 @@ class ProviderCharge:
     end: datetime
     amount: MicroUsd
     kind: str = "total"
+    currency: str = "USD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,4 +33,6 @@ def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[ProviderCharge]:
     if key is None:
         return []
     parts = [(kind, amount) for kind, amount in (("gpu", row.gpu), ("cpu", row.cpu), ("disk", row.disk)) if amount]
-    return charges_of(key, row.pod, row.start, row.end, total=row.total, parts=parts, rounding=1e-6)
+    return charges_of(
+        key, row.pod, row.start, row.end, total=row.total, parts=parts, rounding=1e-6, currency=row.currency
+    )

@@ -122,6 +122,7 @@ class BillingRow(Row):
     gpu: Annotated[Amount | None, Lenient] = Field(default=None, alias="gpuAmount")
     cpu: Annotated[Amount | None, Lenient] = Field(default=None, alias="cpuAmount")
     disk: Annotated[Amount | None, Lenient] = Field(default=None, alias="diskAmount")
+    currency: Annotated[str, Field(min_length=1, max_length=8)] | None = None
 
 
 class BillingPage(Row):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from datetime import datetime, timedelta
+from typing import Final
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.provider import Services
@@ -14,6 +16,9 @@ from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.wire import ChargeRow, instant
+
+_DAY: Final = timedelta(days=1)
+_COUNTED_DAYS: Final = re.compile(r"- (\d{1,4}) days?$")
 
 
 async def money_left(client: VastClient) -> tuple[int, datetime | None]:
@@ -64,5 +69,15 @@ def as_charges(row: ChargeRow, install: InstallId) -> list[ProviderCharge]:
     start, end = instant(row.start), instant(row.end)
     if start is None or end is None:
         return []
+    if _counts_last_day(row.description or "", start, end):
+        end += _DAY
     parts = [(item.type, item.amount) for item in row.items]
-    return charges_of(key, contract, start, end, total=row.amount, parts=parts, rounding=0.01)
+    return charges_of(key, contract, start, end, total=row.amount, parts=parts, rounding=0.01, currency=row.currency)
+
+
+def _counts_last_day(description: str, start: datetime, end: datetime) -> bool:
+    """Whether `end` names the last day, which is in the row: `Instance 12345678 Charges - 4 days`."""
+    found = _COUNTED_DAYS.search(description)
+    if found is None or start.timestamp() % _DAY.total_seconds() or (end - start) % _DAY:
+        return False
+    return int(found[1]) == (end - start) // _DAY + 1

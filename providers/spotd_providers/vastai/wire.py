@@ -113,11 +113,13 @@ class ChargeMetadata(Row):
 
 
 class ChargeRow(Row):
-    """A bill of one contract over a span of days."""
+    """A bill of one contract over a span of days, the last of which `end` begins where the description counts it in."""
 
     start: Measure
     end: Measure
     type: Text | None = None
+    description: Annotated[Text | None, Lenient] = None
+    currency: Annotated[str, Field(min_length=1, max_length=8)] | None = None
     source: Text
     amount: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)]
     metadata: ChargeMetadata | None = None

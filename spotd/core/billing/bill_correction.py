@@ -1,9 +1,12 @@
 """A provider's own bill of a machine that is gone, and what then is booked.
 
 Theory. What spotd charges follows from what it observed. The bill of a provider that can be asked prevails, to the
-micro-dollar: after the end, once its bill is closed, and only if it says the same twice, since a bill that is still
-being written shows too little. What was booked too much is taken back from the last days first, as it is the end that
-was not seen.
+micro-dollar: after the end, and only if it says the same twice, since a bill that is still being written shows too
+little. A bill is written by the hour or by the day, late, and sometimes in part, so what it adds up to is at first only
+the least that the machine cost. It raises what is booked at any time; it lowers that only where its rows cover the
+machine from its first work to the last proof of its life, without a gap. It is read again for some days, less and less
+often, so that what it says later corrects what it said before. What was booked too much is taken back from the last
+days first, as it is the end that was not seen.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from spotd.core.billing.bill import Bill
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.charges import Charge, ChargePart
 from spotd.core.domain.jobs import Job
@@ -26,13 +30,23 @@ from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import traffic_cost
 from spotd_providers.contract.money import MicroUsd, as_usd, cost
 
-AGAIN_AFTER: Final = timedelta(hours=1)
-TRIES_MAX: Final = 4
+_HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+READ_AFTER: Final = (
+    *(hours * _HOUR for hours in (0, 1, 2, 3, 4, 6, 8, 12)),
+    *(days * _DAY for days in (1, 2, 3, 4, 6, 8, 10, 12)),
+)
+"""When a bill is read, counted from the instant after which it grows no more as its provider states it."""
+APART: Final = _HOUR
+"""Two readings are so far apart at the least, or the second proves nothing."""
 DONE: Final = -1
 CENT: Final = 10_000
 """A smaller correction is not worth a line."""
 PLAUSIBLE: Final = 10
 """How many times its agreed price a machine may have cost for its bill to be believed."""
+LACKS_MIN: Final = timedelta(minutes=1)
+LACKS_MAX: Final = timedelta(minutes=5)
+"""What the rows of a bill may lack of a machine's life, a tenth of it within these: clocks differ, signs come late."""
 
 
 def is_due(item: Attempt, policy: Policy, now: datetime) -> bool:
@@ -40,32 +54,42 @@ def is_due(item: Attempt, policy: Policy, now: datetime) -> bool:
     rules = policy.providers.get(item.provider)
     if rules is None or item.ref is None or item.machine.may_compute or item.ended_at is None:
         return False
-    if item.state is not AttemptState.ENDED or not 0 <= item.bill_tries < TRIES_MAX:
+    if item.state is not AttemptState.ENDED or not 0 <= item.bill_tries < len(READ_AFTER):
         return False
-    return now >= item.ended_at + rules.bill_open_for + item.bill_tries * AGAIN_AFTER
+    return now >= item.ended_at + rules.bill_open_for + READ_AFTER[item.bill_tries]
 
 
-def compared(
-    world: World,
-    job: Job,
-    item: Attempt,
-    booked: Sequence[Charge],
-    billed: MicroUsd | None,
-    former: MicroUsd | None,
-    now: datetime,
-) -> Plan:
-    """Compare what was booked with what the provider bills, and with what it billed before."""
+def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bill: Bill | None, now: datetime) -> Plan:
+    """Compare what was booked with what the provider bills, and with what it billed when it was read before."""
     builder = PlanBuilder(replace(world.with_job(job), attempts={**world.attempts, item.id: item}), now)
-    tries = item.bill_tries + 1
-    if billed is not None and billed == item.meter.settled:
-        tries = DONE
-    elif billed is not None and (billed == former or _is_final_at_once(world, item)) and billed <= _most(item):
-        _correct(builder, job, item, booked, billed)
-        tries = DONE
-    known = billed if tries == DONE else None
-    tries = DONE if tries >= TRIES_MAX else tries
-    builder.put_attempt(replace(builder.attempt(item.id), bill_tries=tries, billed=known))
+    tries = _readings_until(item, world.policy, now + APART)
+    refusal = "" if bill is None else _refusal(item, bill)
+    is_final = _is_final_at_once(world, item)
+    known, note = item.billed, refusal
+    if bill is None:
+        note = item.bill_note
+    elif not refusal and (bill.amount == item.meter.settled or is_final or bill.amount == item.bill_read):
+        _correct(builder, job, item, booked, bill.amount)
+        known, tries = bill.amount, DONE if is_final else tries
+    elif refusal and refusal != item.bill_note:
+        builder.event("attempt.bill_refused", f"{refusal}: what was booked stays", attempt=item.id)
+    builder.put_attempt(
+        replace(
+            builder.attempt(item.id),
+            bill_tries=tries if tries < len(READ_AFTER) else DONE,
+            bill_read=item.bill_read if bill is None else bill.amount,
+            bill_note=note,
+            billed=known,
+        )
+    )
     return builder.plan()
+
+
+def _readings_until(item: Attempt, policy: Policy, at: datetime) -> int:
+    """Return how many readings are over by this instant, one more than before at the least."""
+    rules = policy.providers.get(item.provider)
+    closed = (item.ended_at or at) + (rules.bill_open_for if rules is not None else timedelta(0))
+    return max(item.bill_tries + 1, sum(closed + after < at for after in READ_AFTER))
 
 
 def _is_final_at_once(world: World, item: Attempt) -> bool:
@@ -73,9 +97,31 @@ def _is_final_at_once(world: World, item: Attempt) -> bool:
     return rules is not None and not rules.bill_open_for
 
 
+def _refusal(item: Attempt, bill: Bill) -> str:
+    """Return why the bill is not believed whatever it says when it is read again; empty where it may be."""
+    who = f"{item.provider}'s bill for the machine of attempt {item.id.number}"
+    if bill.problem:
+        return f"{who} {bill.problem}"
+    if bill.amount <= 0:
+        return f"{who} adds up to ${as_usd(bill.amount):.4f}, which no machine costs"
+    if bill.amount > _most(item):
+        return f"{who} is ${as_usd(bill.amount):.4f}, more than {PLAUSIBLE} times what was agreed"
+    if bill.amount < item.meter.settled and not _is_whole(item, bill):
+        return f"{who} is lower than what was booked and does not cover all of its time"
+    return ""
+
+
+def _is_whole(item: Attempt, bill: Bill) -> bool:
+    """Whether the rows cover the machine from its first work to the last proof of its life."""
+    last = item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at
+    first = min(item.running_at or last, last)
+    lacks = min(LACKS_MAX, max(LACKS_MIN, (last - first) / 10))
+    return bill.is_certain and bill.since <= first + lacks and bill.until >= last - lacks and bill.gap <= lacks
+
+
 def _most(item: Attempt) -> int:
     ended = item.ended_at or item.intended_at
-    time = cost(item.quote.price.total, ended + timedelta(hours=1) - item.intended_at)
+    time = cost(item.quote.price.total, ended + _HOUR - item.intended_at)
     return PLAUSIBLE * (time + traffic_cost(item.quote.offer, item.uploaded_bytes, item.restored_bytes))
 
 
@@ -87,10 +133,8 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
         (one for one in booked if one.attempt == item.id and one.start.astimezone(UTC).date() == one.day),
         key=lambda charge: charge.start,
     )
-    if not own:
-        return
     if missing > 0:
-        builder.add_charge(_again(own[-1], missing))
+        builder.add_charge(_again(own[-1], missing) if own else _first(item, missing))
     left = -missing
     for day in sorted({charge.day for charge in own}, reverse=True):
         on_day = [charge for charge in own if charge.day == day]
@@ -121,6 +165,21 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
         amount_microusd=missing,
     )
     builder.close_job(job.id)
+
+
+def _first(item: Attempt, amount: int) -> Charge:
+    """Return the whole bill as a charge, for a machine of which nothing was booked."""
+    at = item.launched_at or item.intended_at
+    return Charge(
+        attempt=item.id,
+        provider=item.provider,
+        day=at.astimezone(UTC).date(),
+        start=at,
+        end=at,
+        amount=MicroUsd(amount),
+        on_demand=None if item.quote.on_demand is None else MicroUsd(0),
+        part=ChargePart.BILL,
+    )
 
 
 def _again(like: Charge, amount: int) -> Charge:

@@ -94,15 +94,23 @@ def _bills_from_running(item: Attempt, policy: Policy) -> bool:
     return rules is not None and rules.bills_from_running
 
 
-def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime) -> None:
+def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, lived_at: datetime | None = None) -> None:
     """Bill the machine up to this instant, at which it existed, and beyond it for as long as its lease."""
     item = builder.attempt(attempt)
     known = item.meter.until
-    if item.meter.since is None or known is None:
+    if item.meter.since is None:
+        return
+    if known is None:
+        is_old = item.proven_at is None or at - item.proven_at >= PROOF_STEP
+        if is_old and not item.state.counts:
+            builder.put_attempt(replace(item, proven_at=at))
         return
     until = proven_until(item, builder.job(attempt.job), builder.policy, at)
     if until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
-        builder.put_attempt(replace(item, meter=replace(item.meter, until=until)))
+        proven = min(at, lived_at or at)
+        if item.proven_at is not None:
+            proven = max(proven, item.proven_at)
+        builder.put_attempt(replace(item, proven_at=proven, meter=replace(item.meter, until=until)))
 
 
 def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *, moved: bool) -> None:
@@ -122,13 +130,15 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
     if report.exit_at is not None and proven < report.exit_at <= builder.now:
         until = report.exit_at + ENDING_TAKES
         if until < known:
-            builder.put_attempt(replace(item, meter=replace(item.meter, until=until)))
+            item = replace(item, proven_at=report.exit_at, meter=replace(item.meter, until=until))
+            builder.put_attempt(item)
         return
     at = report.read_at if moved else report.marker_at
     if at is not None and at - proven > GAP:
         at = report.alive_at if report.alive_at is not None and report.alive_at <= report.read_at else None
     if at is not None:
-        prove(builder, attempt, at)
+        # It may be read a while after it was written, which its own clock states.
+        prove(builder, attempt, at, lived_at=report.alive_at)
 
 
 def last_lived(seen_at: datetime, report: HostStatus | None) -> datetime:

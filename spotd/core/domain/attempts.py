@@ -73,8 +73,11 @@ class Attempt:
         start_deadline: when a machine that never spoke is given up, where that is later than usual; see `starting`.
         uploaded_bytes, restored_bytes: traffic of this attempt that the daemon measured.
         traffic_since, traffic_spent: when it uploaded last, and what then was left of the debt of its uploads.
-        bill_tries: how often the provider's own bill was asked for after the end; -1 once it was compared.
-        billed: what that bill says, once it was believed.
+        bill_tries: how often the provider's own bill was read after the end; -1 once it is read no more.
+        bill_read: what it said when it was read last.
+        bill_note: why that was not believed, in a sentence; empty where it was, or may be when it says so again.
+        billed: what it says, once it was believed.
+        proven_at: the newest instant at which something showed that the machine runs, to within a few minutes.
         watch: what is known of its progress, where its job is watched.
         bidding: the bids for its machine, where a bid is paid.
         freshness: how old its newest checkpoint is, where its job states how often it saves.
@@ -115,7 +118,10 @@ class Attempt:
     traffic_since: datetime | None = None
     traffic_spent: MicroUsd = NOTHING
     bill_tries: int = 0
+    bill_read: MicroUsd | None = None
+    bill_note: str = ""
     billed: MicroUsd | None = None
+    proven_at: datetime | None = None
     save_every: timedelta | None = None
     """How often it is advised to save, where its owner states nothing."""
     account: str = ""

@@ -1,20 +1,20 @@
 """Corrects what was charged for machines that are gone to what their providers billed.
 
-Best effort: an answer that does not come costs a later try, and after a few of them what was booked stays.
+Best effort: an answer that does not come is asked for again, and what was booked stays until one can be believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, cast
 
 import anyio
 
-from spotd.core.billing.bill_correction import compared, is_due
+from spotd.core.billing.bill import bill_of
+from spotd.core.billing.bill_correction import READ_AFTER, compared, is_due
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.world import World
 from spotd.core.plans.plan import Plan
 from spotd.daemon.clock import real_seconds_at_least
@@ -23,13 +23,12 @@ from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.database import Database
 from spotd.store import Reads, StateError
 from spotd_providers.contract.errors import ProviderError
-from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.provider import Bills, Clock, Logger, Provider
 from spotd_providers.contract.values import Power, ProviderCharge, ProviderName
 
 EVERY: Final = timedelta(minutes=10)
 EVERY_FLOOR_S: Final = 5.0
-ENDED_MAX: Final = timedelta(days=7)
+ENDED_MAX: Final = timedelta(days=16)
 """What ended longer ago is left as it was booked."""
 AT_ONCE: Final = 50
 DEADLINE_S: Final = 60.0
@@ -54,8 +53,6 @@ class BillCheck:
         self._database = database
         self._clock = clock
         self._log = log
-        self._former: dict[AttemptId, MicroUsd] = {}
-        """What a provider answered before."""
         self.controller = Controller(
             "bills",
             self.reconcile_once,
@@ -73,11 +70,13 @@ class BillCheck:
         """
         now = self._clock.now()
         policy = self._commits.policy
-        former, self._former = self._former, {}
         for name in sorted(name for name, provider in self._providers.items() if _can_be_asked(provider)):
-            read = partial(Reads.unchecked_bills, provider=name, since=now - ENDED_MAX, until=now, limit=AT_ONCE)
+            rules = policy.providers.get(name)
+            if rules is None:
+                continue
+            until = [now - rules.bill_open_for - after for after in READ_AFTER]
+            read = partial(Reads.unread_bills, provider=name, since=now - ENDED_MAX, until=until, limit=AT_ONCE)
             ended = await self._database.read(read)
-            self._former |= {item.id: former[item.id] for item in ended if item.id in former}
             due = [item for item in ended if is_due(item, policy, now)]
             charges = await self._ask(name, due, now) if due else None
             for item in due if charges is not None else ():
@@ -95,26 +94,18 @@ class BillCheck:
         return None
 
     async def _compare(self, item: Attempt, charges: Sequence[ProviderCharge]) -> None:
-        billed, former = _billed(item, charges), self._former.get(item.id)
+        bill = None if item.ref is None else bill_of(item.ref.instance_id, charges)
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             job = reads.job(item.id.job)
             stored = next((one for one in reads.attempts_of(item.id.job) if one.id == item.id), None)
             if job is None or stored is None or not is_due(stored, world.policy, now):
                 return Plan()
-            return compared(world, job, stored, reads.charges_of(item.id.job), billed, former, now)
+            return compared(world, job, stored, reads.charges_of(item.id.job), bill, now)
 
         await self._commits.commit_with(decide, cycle_points)
-        if billed is not None:
-            self._former[item.id] = billed
 
 
 def _can_be_asked(provider: Provider) -> bool:
     power = provider.capabilities.get(Power.BILLING)
     return power is not None and power.available and isinstance(provider, Bills)
-
-
-def _billed(item: Attempt, charges: Iterable[ProviderCharge]) -> MicroUsd | None:
-    """Return the sum of what the provider billed for the attempt's machine; `None` where its bill does not name it."""
-    own = [c.amount for c in charges if item.ref is not None and c.instance_id == item.ref.instance_id]
-    return MicroUsd(sum(own)) if own else None

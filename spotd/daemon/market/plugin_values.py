@@ -467,6 +467,7 @@ def _charge(row: Any) -> ProviderCharge:
         end=end,
         amount=MicroUsd(_whole(row.amount, "amount", low=-AMOUNT_MAX, high=AMOUNT_MAX)),
         kind=_identity(row.kind, "kind", chars_max=64),
+        currency=_identity(row.currency, "currency", chars_max=8).upper(),
     )
 
 

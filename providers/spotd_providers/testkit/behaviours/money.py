@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from functools import partial
+from itertools import pairwise
 
 from spotd_providers.contract.errors import NoCapacity, OfferGone, PriceMoved, ProviderError, RequestRejected
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance
-from spotd_providers.contract.values import LaunchRequest, Market, Power
+from spotd_providers.contract.values import LaunchRequest, Market, Power, ProviderCharge
 from spotd_providers.testkit.expect import (
     an_offer,
     attempt,
@@ -20,6 +22,11 @@ from spotd_providers.testkit.expect import (
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.knobs import NotApplicable
 from spotd_providers.testkit.suite import behaviour
+
+ROUNDED = timedelta(minutes=1)
+"""Charges of one kind may overlap by less than this."""
+LACKS = timedelta(minutes=1)
+"""What the spans of charges may lack of a machine's life at either end."""
 
 
 async def _never_costs_more(h: Harness, request: LaunchRequest) -> None:
@@ -102,12 +109,14 @@ async def a_bid_on_an_absent_machine_is_refused(h: Harness) -> None:
 
 @behaviour()
 async def charges_are_the_clouds_own(h: Harness) -> None:
-    """What the provider says was billed for a machine is what the cloud's ledger holds, to one cent."""
+    """What the provider says was billed for a machine is what the cloud's ledger holds, to one cent, and covers it."""
     if not isinstance(h.provider, Bills):
         raise NotApplicable(h.provider.capabilities[Power.BILLING].reason)
     since = h.clock.now() - timedelta(hours=1)
     key, instance = await buy_machine(h)
+    began = h.clock.now()
     await h.advance(timedelta(hours=2))
+    ended = h.clock.now()
     await h.provider.terminate(instance.ref)
     await h.settle()
     billed = h.billed(instance.ref.instance_id)
@@ -116,3 +125,18 @@ async def charges_are_the_clouds_own(h: Harness) -> None:
     charged = sum(charge.amount for charge in ours)
     expect(billed > 0, "the harness billed nothing for two hours")
     expect(abs(charged - billed) <= 10_000, f"{charged} micro-dollars are charged, {billed} were billed")
+    _require_spans(ours, began, ended)
+
+
+def _require_spans(charges: Sequence[ProviderCharge], began: datetime, ended: datetime) -> None:
+    """Each time is charged once for each kind, in one currency, and together they cover what lies between these."""
+    expect({charge.currency for charge in charges} == {"USD"}, "a charge in dollars does not say USD")
+    expect(all(charge.start.tzinfo and charge.end.tzinfo for charge in charges), "a span has no time zone")
+    expect(all(charge.start <= charge.end for charge in charges), "a span ends before it begins")
+    for kind in {charge.kind for charge in charges if charge.amount > 0}:
+        own = sorted((c.start, c.end) for c in charges if c.kind == kind and c.amount > 0)
+        overlaps = any(before[1] - after[0] >= ROUNDED for before, after in pairwise(own))
+        expect(not overlaps, f"two charges of the kind {kind} are for the same time")
+    spans = [(charge.start, charge.end) for charge in charges if charge.amount > 0]
+    reach = f"the charges are for {min(spans)[0]} to {max(end for _, end in spans)}, the machine ran {began} to {ended}"
+    expect(min(spans)[0] <= began + LACKS and max(end for _, end in spans) >= ended - LACKS, reach)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotd.core.billing.bill import Bill
 from spotd.core.billing.bill_correction import compared
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.charges import ChargePart, CostSums, Meter, sums_of
@@ -67,7 +68,8 @@ def test_what_is_taken_back_and_what_a_bill_corrects_are_kept_apart() -> None:
     [job] = world.jobs.values()
     ended, charges = settled(item, NOW, MicroUsdPerHour(0), None)
     billed = MicroUsd(ended.meter.settled + 50_000)
-    plan = compared(world, job, ended, charges, billed, billed, NOW)
+    bill = Bill(amount=billed, since=NOW - timedelta(days=1), until=NOW)
+    plan = compared(world, job, replace(ended, bill_read=billed), charges, bill, NOW)
     whole = sum(map(sums_of, [*charges, *plan.charges]), start=CostSums())
     assert (whole.amount, whole.corrected, whole.booked) == (billed, 50_000, ended.meter.settled)
 

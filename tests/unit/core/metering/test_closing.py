@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from spotd.core.billing.bill import Bill
 from spotd.core.billing.bill_correction import compared
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
@@ -123,6 +124,10 @@ def test_time_that_nothing_proves_is_not_part_of_it() -> None:
     assert next(iter(plan.jobs.values())).totals.ran == timedelta(minutes=5)
 
 
+def whole_bill(amount: MicroUsd) -> Bill:
+    return Bill(amount=amount, since=NOW - timedelta(days=1), until=NOW)
+
+
 def without_on_demand(world: World) -> World:
     [item] = world.attempts.values()
     unknown = replace(item, quote=replace(item.quote, on_demand=None), meter=replace(item.meter, on_demand_rate=None))
@@ -143,7 +148,9 @@ def test_a_bill_that_is_lower_invents_no_savings(known: bool) -> None:
     world, plan = ended(before if known else without_on_demand(before))
     [item], [job] = plan.attempts.values(), plan.jobs.values()
     billed = MicroUsd(1_000)
-    corrected = compared(replace(world, jobs={job.id: job}), job, item, plan.charges, billed, billed, NOW)
+    bill = whole_bill(billed)
+    item = replace(item, bill_read=billed)
+    corrected = compared(replace(world, jobs={job.id: job}), job, item, plan.charges, bill, NOW)
     assert [event.kind for event in corrected.events] == ["attempt.billed", "job.closed"]
     [after] = corrected.jobs.values()
     assert after.spent == billed

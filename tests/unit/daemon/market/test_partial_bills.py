@@ -1,0 +1,218 @@
+"""A bill that is not whole, or is no bill of dollars, takes nothing back; a later and better one corrects it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.states import AttemptState
+from spotd.core.plans.plan import Event, Plan
+from spotd.core.reconcile import reconcile
+from spotd.daemon.commits import cycle_points
+from spotd.daemon.market.bills import BillCheck
+from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import Capability, InstanceState, Power, ProviderCharge
+from tests.unit.core.builders import NOW, instance, listing, report, world_with
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Shop
+
+pytestmark = pytest.mark.anyio
+HOUR = timedelta(hours=1)
+BEGAN = NOW - 30 * HOUR
+WHOLE = 12_000_000
+Row = tuple[float, float, int]
+"""From which hour of the machine's life to which one, and the amount."""
+Rows = Sequence[Row | tuple[float, float, int, str] | tuple[float, float, int, str, str]]
+
+
+class Bookkeeper(Shop):
+    """A shop with the rows of a bill."""
+
+    rows: Rows = ()
+
+    @property
+    def capabilities(self) -> dict[Power, Capability]:
+        return {**super().capabilities, Power.BILLING: Capability(available=True)}
+
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
+        (machine,) = self.machines.values()
+        return tuple(
+            ProviderCharge(
+                key=machine.key,
+                instance_id=machine.ref.instance_id,
+                start=BEGAN + start * HOUR,
+                end=BEGAN + end * HOUR,
+                amount=MicroUsd(amount),
+                kind=str(more[0]) if more else "total",
+                currency=str(more[1]) if len(more) > 1 else "USD",
+            )
+            for start, end, amount, *more in self.rows
+        )
+
+
+async def ended(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
+    """A job whose one machine ran for thirty hours and is gone, which was booked at $12.00."""
+    clock = VirtualClock()
+    clock.now()
+    shop = Bookkeeper(clock)
+    rig = Rig(folder, clock=clock, shops=[shop])
+    world = world_with(AttemptState.RUNNING, intended_at=BEGAN, launched_at=BEGAN, running_at=BEGAN + HOUR / 10)
+    (item,) = world.attempts.values()
+    (job,) = world.jobs.values()
+    item = replace(item, meter=replace(item.meter, since=BEGAN), proven_at=NOW - timedelta(minutes=1))
+    events = tuple(Event(at=NOW, kind="test", message="", job=job.id, attempt=number) for number in (None, 1))
+    rig.store.tx(lambda tx: tx.commit(Plan(jobs=world.jobs, attempts={item.id: item}, events=events)))
+    await rig.commits.commit(
+        lambda world, now: reconcile(world, listing(instance(InstanceState.GONE)), report(seq=5), now), cycle_points
+    )
+    shop.put_machine(item.key)
+    return rig, shop, checks_of(rig, shop), job.id
+
+
+def checks_of(rig: Rig, shop: Bookkeeper) -> BillCheck:
+    return BillCheck({shop.name: shop}, commits=rig.commits, database=rig.database, clock=rig.clock, log=rig.log)
+
+
+async def read_for(hours: int, rig: Rig, bills: BillCheck, step: int = 1) -> None:
+    for _ in range(0, hours, step):
+        await rig.clock.sleep(step * HOUR)
+        await bills.reconcile_once()
+
+
+def spent(rig: Rig, job_id: JobId) -> int:
+    """What the job, its attempt and its charges say, which is one sum."""
+    charges = rig.store.read(lambda reads: reads.charges_of(job_id))
+    sums = {rig.job(job_id).spent, rig.attempts(job_id)[0].meter.settled, sum(charge.amount for charge in charges)}
+    (one,) = sums
+    return one
+
+
+def day(
+    amount: int, *, number: int = 0, kind: str = "total", currency: str = "USD"
+) -> tuple[float, float, int, str, str]:
+    """A row for one day of two: from the machine's begin to its 18th hour, and on."""
+    return (0, 18, amount, kind, currency) if number == 0 else (18, 42, amount, kind, currency)
+
+
+NOT_BELIEVED: Mapping[str, tuple[Rows, str]] = {
+    "its first day alone": ([day(7_200_000)], "does not cover all of its time"),
+    "its last day alone": ([day(4_800_000, number=1)], "does not cover all of its time"),
+    "a hole in it": ([(0, 10, 4_000_000), (20, 31, 4_400_000)], "does not cover all of its time"),
+    "a day that is not written yet": ([day(7_200_000), day(0, number=1)], "does not cover all of its time"),
+    "the last day's disk alone": (
+        [day(7_100_000, kind="gpu"), day(100_000, kind="disk"), day(90_000, number=1, kind="disk")],
+        "does not cover all of its time",
+    ),
+    "zero": ([(0, 31, 0)], "adds up to $0.0000"),
+    "a credit": ([(0, 31, -5_000_000)], "adds up to $-5.0000"),
+    "all of it credited": ([(0, 31, WHOLE), (0, 31, -WHOLE)], "adds up to $0.0000"),
+    "yen": ([(0, 31, 1_860_000, "total", "JPY")], "is in JPY, and only USD is understood"),
+    "more yen than dollars": ([(0, 31, 90_000_000, "total", "JPY")], "is in JPY, and only USD is understood"),
+    "dollars and euros": (
+        [day(7_200_000), day(4_000_000, number=1, currency="EUR")],
+        "is in EUR, and only USD is understood",
+    ),
+    "two rows for one span": ([(0, 31, 6_000_000), (0, 31, 5_000_000)], "different rows for the same time (total)"),
+    "a day and the sum of both": (
+        [day(7_200_000), (0, 31, 11_000_000)],
+        "different rows for the same time (total)",
+    ),
+    "a repeated row, and lower": ([(0, 31, 6_000_000), (0, 31, 6_000_000)], "does not cover all of its time"),
+    "huge": ([(0, 31, 10**15)], "more than 10 times what was agreed"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_BELIEVED)
+async def test_a_bill_that_is_not_whole_takes_nothing_back_and_says_why_once(tmp_path: Path, case: str) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    assert booked in range(WHOLE, WHOLE + 3)
+    shop.rows, why = NOT_BELIEVED[case]
+    await read_for(24, rig, bills)
+    assert spent(rig, job_id) == booked
+    (item,) = rig.attempts(job_id)
+    assert (item.billed, why in item.bill_note) == (None, True), item.bill_note
+    assert rig.kinds(job_id).count("attempt.bill_refused") == 1
+    shop.rows = [(0, 30, 11_500_000)]
+    await read_for(15 * 24, rig, bills, step=24)
+    assert spent(rig, job_id) == 11_500_000, "a better one corrects it for days"
+    assert (rig.attempts(job_id)[0].billed, rig.attempts(job_id)[0].bill_note) == (11_500_000, "")
+
+
+BELIEVED: Mapping[str, tuple[Rows, int]] = {
+    "two days": ([day(7_000_000), day(4_000_000, number=1)], 11_000_000),
+    "out of order": ([day(4_000_000, number=1), day(7_000_000)], 11_000_000),
+    "hours": ([(hour, hour + 1, 350_000) for hour in range(31)], 31 * 350_000),
+    "by kinds": ([(0, 31, 10_000_000, "gpu"), (0, 31, 500_000, "disk"), (3, 4, 200_000, "bwd")], 10_700_000),
+    "a part of it credited": ([(0, 31, WHOLE), (5, 6, -2_000_000)], 10_000_000),
+    "higher, and not whole": ([day(13_000_000)], 13_000_000),
+    "higher, with a row repeated": ([(0, 31, 13_000_000), (0, 31, 13_000_000)], 13_000_000),
+    "paused in between": ([(0, 9, 6_000_000, "gpu"), (20, 31, 5_000_000, "gpu"), (0, 31, 100_000, "disk")], 11_100_000),
+}
+
+
+@pytest.mark.parametrize("case", BELIEVED)
+async def test_a_bill_that_covers_the_machine_is_what_was_spent(tmp_path: Path, case: str) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    shop.rows, amount = BELIEVED[case]
+    await read_for(5, rig, bills)
+    assert spent(rig, job_id) == amount
+    assert rig.attempts(job_id)[0].billed == amount
+    assert "attempt.bill_refused" not in rig.kinds(job_id)
+
+
+async def test_a_later_bill_corrects_one_that_was_believed_up_and_down(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    for amount in (11_000_000, 14_000_000, 10_500_000):
+        shop.rows = [(0, 31, amount)]
+        await read_for(72, rig, bills, step=6)
+        assert spent(rig, job_id) == amount
+    shop.rows = [day(6_000_000)]
+    await read_for(72, rig, bills, step=6)
+    assert spent(rig, job_id) == 10_500_000, "a part of a bill that was whole before"
+    assert rig.kinds(job_id).count("attempt.billed") == 3
+
+
+async def test_a_restart_between_two_readings_forgets_neither_the_first_nor_why(tmp_path: Path) -> None:
+    rig, shop, _, job_id = await ended(tmp_path)
+    shop.rows = [(0, 31, 11_000_000)]
+    for _ in range(4):
+        await read_for(1, rig, checks_of(rig, shop))
+    assert spent(rig, job_id) == 11_000_000
+    shop.rows = [day(1_000_000)]
+    for _ in range(24):
+        await read_for(1, rig, checks_of(rig, shop))
+    assert spent(rig, job_id) == 11_000_000
+    assert rig.kinds(job_id).count("attempt.bill_refused") == 1
+
+
+async def test_two_readings_after_a_long_sleep_are_an_hour_apart_all_the_same(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    shop.rows = [(0, 31, 11_000_000)]
+    await rig.clock.sleep(8 * HOUR)
+    for _ in range(5):
+        await bills.reconcile_once()
+        await rig.clock.sleep(HOUR / 6)
+    assert spent(rig, job_id) == booked, "minutes apart prove nothing"
+    await read_for(4, rig, bills)
+    assert spent(rig, job_id) == 11_000_000
+
+
+async def test_the_bill_of_a_machine_that_may_still_run_is_not_read(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    (item,) = rig.attempts(job_id)
+    rig.store.tx(lambda tx: tx.commit(Plan(attempts={item.id: replace(item, machine=MachineState.LIVE)})))
+    shop.rows = [(0, 31, 13_000_000)]
+    await read_for(24, rig, bills)
+    assert spent(rig, job_id) in range(WHOLE, WHOLE + 3)
+    rig.store.tx(lambda tx: tx.commit(Plan(attempts={item.id: item})))
+    await read_for(3, rig, bills)
+    assert spent(rig, job_id) == 13_000_000
