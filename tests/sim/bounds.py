@@ -13,6 +13,7 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import EndReason, JobState
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsdPerHour, cost
+from tests.sim.bills import ALL_STATED_AFTER, BILLS_READ_WITHIN
 from tests.sim.hazards import PLANNED, Hazard
 from tests.sim.machines import BOOT, gpus_of
 from tests.sim.money import job_of
@@ -147,6 +148,8 @@ def late(result: Result) -> Iterator[str]:
         bound += 33 * HOUR
     if Hazard.TWIN in result.shape.hazards:  # the jobs of the other one need the same hosts
         bound += 4 * (timedelta(minutes=result.shape.need[1]) + BOOT)
+    if Hazard.BILLS in result.shape.hazards:
+        bound += ALL_STATED_AFTER + BILLS_READ_WITHIN
     bound += planned_waits(result)
     if result.ended_at > bound:
         yield f"the last job was done at {result.ended_at}, the bound is {bound}"

@@ -34,7 +34,9 @@ from spotd_providers.contract.values import (
     Offer,
     OfferId,
     PoolId,
+    ProviderCharge,
 )
+from tests.sim.bills import Manner, charges
 from tests.sim.machines import (
     BOOT,
     FOREIGN,
@@ -50,6 +52,7 @@ from tests.sim.machines import (
     Refused,
     Row,
     Task,
+    WrongState,
 )
 from tests.sim.nature import Nature
 from tests.sim.wrong_rows import WrongRows
@@ -61,6 +64,21 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 def owner_of(key: str) -> str:
     """The part of a key that says which install bought the machine."""
     return key.rsplit("-", 2)[0]
+
+
+def leapt(row: Row, factor: int) -> Row:
+    """The row with prices that are wrong by this factor."""
+
+    def wrong(price: int) -> int:
+        return price * factor if factor > 0 else max(1, price // -factor)
+
+    offer, stated = row.offer, row.offer.on_demand_price
+    odd = replace(
+        offer,
+        gpu_price=MicroUsdPerHour(wrong(offer.gpu_price)),
+        on_demand_price=None if stated is None else MicroUsdPerHour(wrong(stated)),
+    )
+    return Row(offer=odd, price=odd.gpu_price)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +126,16 @@ class Cloud(Nature):
         """Since when the account is dead for ever."""
         self.refuses: LaunchFailure | None = None
         """Why every launch is refused."""
+        self.closed: dict[str, LaunchFailure] = {}
+        """Hosts that refuse each launch, and why."""
+        self.leap = 0
+        """By which factor the prices of the next page are too high, or too low if it is negative."""
+        self.unleapt: tuple[Offer, ...] | None = None
+        """What the page that was read last would have stated without a leap, if it had one."""
+        self.wrong_states: dict[InstanceId, WrongState] = {}
+        """What the next complete list states of these machines."""
+        self.manner: Manner | None = None
+        """How it bills, if it can be asked for that."""
         self.spoil: WrongRows | None = None
         """What a faulty plugin makes of its rows."""
         self.lost: Callable[[], None] = lambda: None
@@ -148,10 +176,34 @@ class Cloud(Nature):
             created_at=now,
         )
 
+    def vanish(self, m: Machine) -> None:
+        """A machine that is paused is destroyed, and no list shows it again."""
+        self._halt(m, InstanceState.GONE, None)
+        self.fading.remove(m)
+        m.vanished_at = self.now
+
+    def forget_rows(self) -> None:
+        """Some price has changed."""
+        self._rows = None
+
+    def set_fee(self, now: datetime, fee_ppm: int) -> None:
+        """It takes this from now on, also from machines that run."""
+        self.advance(now)
+        for m in self.active.values():
+            self._bill(m)
+        self.fee_ppm = fee_ppm
+        for m in self.active.values():
+            self._note_rate(m)
+
     # --- what the daemon can call ---
+
+    def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
+        self._answer()
+        return () if self.manner is None else charges(self, self.manner, since, until)
 
     def rows(self) -> list[Row]:
         self._answer()
+        self.unleapt = None
         if self._rows is None:
             self._rows = []
             for host in self.hosts:
@@ -163,7 +215,11 @@ class Cloud(Nature):
             bad: object = self.rng.choice([float("nan"), None, -1, True, float("inf"), "free"])
             spoilt[i] = Row(offer=spoilt[i].offer, price=bad)
             return spoilt
-        return self._rows
+        factor, self.leap = self.leap, 0
+        if not factor:
+            return self._rows
+        self.unleapt = tuple(row.offer for row in self._rows)
+        return [leapt(row, factor) for row in self._rows]
 
     def _answer(self) -> None:
         if self.dead:
@@ -171,8 +227,20 @@ class Cloud(Nature):
         if self.down:
             raise CloudDown
 
-    def launch(self, key: AttemptKey, offer: Offer, price_max: int, task: Task, lease: timedelta) -> Instance:
-        """The call takes effect now. LostAnswer: nobody will ever hear what it did."""
+    def launch(
+        self,
+        key: AttemptKey,
+        offer: Offer,
+        price_max: int,
+        task: Task,
+        lease: timedelta,
+        fee_ppm: int | None = None,
+    ) -> Instance:
+        """The call takes effect now. LostAnswer: nobody will ever hear what it did.
+
+        Args:
+            fee_ppm: what the provider took when the call was made.
+        """
         if self.dead:
             raise AccountDead
         host = next(h for h in self.hosts if h.name == offer.host_id)
@@ -186,6 +254,7 @@ class Cloud(Nature):
                 price_max=price_max,
                 gpus=shares(offer.gpu_count),
                 disk_gb=task.disk_gb,
+                fee_ppm=self.fee_ppm if fee_ppm is None else fee_ppm,
                 real_price=host.price,
                 alive_before=others,
             )
@@ -195,6 +264,8 @@ class Cloud(Nature):
             raise LostAnswer
         if self.refuses is not None:
             raise Refused(self.refuses)
+        if host.name in self.closed:
+            raise Refused(self.closed[host.name])
         busy = any(m.host is host and m.alive for m in self.active.values())
         if busy or self.rng.random() < self.faults.refuse_launch or host.price > price_max:
             raise Refused
@@ -253,6 +324,9 @@ class Cloud(Nature):
 
     def _row(self, m: Machine) -> Instance:
         shown = self._shown(m)
+        wrong = self.wrong_states.pop(m.ref.instance_id, None)
+        if wrong is not None and m.alive:
+            return replace(shown, state=wrong.state, loss=wrong.loss)
         if self.spoil is None:
             return shown
         spoilt = self.spoil.machine(shown)
@@ -260,7 +334,7 @@ class Cloud(Nature):
             m.lacking.append(self.now)  # a list that does not know its state is as good as one that lacks it
         return spoilt
 
-    def change_bid(self, ref: InstanceRef, price: int) -> None:
+    def change_bid(self, ref: InstanceRef, price: int, fee_ppm: int | None = None) -> None:
         """The bid is this from now on. LostAnswer: nobody will ever hear that."""
         self._answer()
         if self.rng.random() < self.faults.lose_launch_before:
@@ -276,6 +350,7 @@ class Cloud(Nature):
                 price=price,
                 gpus=shares(offer.gpu_count),
                 disk_gb=m.task.disk_gb,
+                fee_ppm=self.fee_ppm if fee_ppm is None else fee_ppm,
                 on_demand=offer.on_demand_price or 0,
             )
         )
@@ -313,7 +388,7 @@ class Cloud(Nature):
             price=MicroUsdPerHour(self._gpu_price(m)),
             created_at=LONG_AGO if self.trade.born_long_ago else m.since,
             loss=m.loss,
-            notice_at=m.notice_at if m.alive else None,
+            notice_at=(m.notice_at or m.lapses_at) if m.alive else None,
             bid_floor=self._floor(m) if self.trade.states_floor else None,
         )
 

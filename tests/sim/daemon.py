@@ -41,6 +41,7 @@ from spotd_providers.contract.values import AttemptKey, InstanceRef, Listing, Of
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud, owner_of
 from tests.sim.machines import CloudDown, Machine, Row, Save, Task
+from tests.sim.orders import Orders
 from tests.sim.process import Died, Process, at_once
 from tests.sim.records import Records, surveyed, surveyed_one
 
@@ -124,6 +125,8 @@ class Told:
     """Jobs that a restored state has never heard of."""
     unwanted: dict[AttemptKey, datetime] = field(default_factory=dict)
     """Machines of jobs that were over in a state that was put back, and when; a retry may take their attempts in."""
+    bills: list[tuple[datetime, Attempt, Machine]] = field(default_factory=list)
+    """When which bill was believed, and of which machine."""
     given_up: dict[AttemptKey, datetime] = field(default_factory=dict)
     """Machines that their owner gave up without having seen their end."""
 
@@ -145,14 +148,15 @@ class Daemon:
         self.attempts_ever: dict[AttemptId, Attempt] = {}
         self.attempts_of: dict[JobId, dict[AttemptId, Attempt]] = {}
         self.told = Told()
+        self.orders = Orders(self)
         self.records: Records | None = None
         """Where launches are recorded, in a world in which the state may be lost."""
         self.surveyed = True
         self.crash: Callable[[str], None] = lambda _point: None
         self.died: Callable[[], None] = lambda: None
-        self.can_read = True
-        """Whether the daemon can read the store."""
-        self.can_write = True
+        self._can_read = self._can_write = True
+        self.store_away_since: datetime | None = None
+        """Since when the store cannot be read, or takes no writes."""
         self.unwritable_at: datetime | None = None
         self.hostile: Callable[[Machine], dict[str, Any]] | None = None
         """What a host states that cannot be, if hosts are hostile."""
@@ -183,6 +187,29 @@ class Daemon:
     def true(self) -> datetime:
         """By the dates of everybody else."""
         return self.agenda.now
+
+    @property
+    def can_read(self) -> bool:
+        """Whether the daemon can read the store."""
+        return self._can_read
+
+    @can_read.setter
+    def can_read(self, can: bool) -> None:
+        self._can_read = can
+        self._note_store()
+
+    @property
+    def can_write(self) -> bool:
+        return self._can_write
+
+    @can_write.setter
+    def can_write(self, can: bool) -> None:
+        self._can_write = can
+        self._note_store()
+
+    def _note_store(self) -> None:
+        is_away = not (self._can_read and self._can_write)
+        self.store_away_since = (self.store_away_since or self.true) if is_away else None
 
     # --- the wall clock ---
 
@@ -318,7 +345,12 @@ class Daemon:
                 left = AttemptId(job=i, number=after.moves.attempt)
                 self.told.moves.append((self.true, left, plan.attempts[left].meter.rate, after.moves.rate))
         self.world = applied(before, plan)
+        self.orders.note(before, plan, self.world)
         for identity, own in plan.attempts.items():
+            former = self.attempts_ever.get(identity)
+            if own.billed is not None and (former is None or former.billed != own.billed):
+                m = self.machine_of(own)
+                self.told.bills.extend([] if m is None else [(self.true, own, m)])
             self.remember(self.truly(own))
             self.told.forgotten.pop(identity, None)
         for i, j in {**before.jobs, **plan.jobs}.items():
@@ -366,7 +398,8 @@ class Daemon:
         cloud.advance(self.true)
         begun = self.now
         try:
-            offers = self.translated(cloud.rows())
+            rows = cloud.rows()
+            offers, true_offers = self.translated(rows), cloud.unleapt
             listing = self.understood(cloud.listing())
             if self.off:
                 listing = replace(listing, at=begun)
@@ -376,19 +409,31 @@ class Daemon:
         except CloudDown:
             self.soon(timedelta(seconds=5), lambda: self.unheard(name, begun))
             return
-        self.soon(timedelta(seconds=self.rng.uniform(0.1, 4)), lambda: self.heard(name, offers, listing, begun))
+        self.soon(
+            timedelta(seconds=self.rng.uniform(0.1, 4)), lambda: self.heard(name, offers, listing, begun, true_offers)
+        )
 
     def unheard(self, name: ProviderName, begun: datetime) -> None:
         self.polling.discard(name)
         self.process.offer_cache.offers_failed(name, "does not answer", at=begun)
         self.process.offer_cache.machines_failed(name, "does not answer", at=begun)
 
-    def heard(self, name: ProviderName, offers: tuple[Offer, ...], listing: Listing, begun: datetime) -> None:
+    def heard(
+        self,
+        name: ProviderName,
+        offers: tuple[Offer, ...],
+        listing: Listing,
+        begun: datetime,
+        unleapt: tuple[Offer, ...] | None = None,
+    ) -> None:
         self.polling.discard(name)
         cache = self.process.offer_cache
         known = cache.page(name)
         if known is None or known.at < begun:
             page, changes_bids = OfferPage(offers=offers, at=begun), self.clouds[name].trade.states_floor
+            self.orders.pages.pop(name, None)
+            if unleapt is not None:
+                self.orders.pages[name] = unleapt
             cache.offers_seen(name, page, asked_at=begun, changes_bids=changes_bids)
             cache.machines_listed(name, listing)
 

@@ -89,10 +89,45 @@ class Hazard(StrEnum):
     """Jobs of higher priority may stop others, and there are few machines for all."""
     CPUS = "cpus"
     """Machines without a GPU, and jobs for them."""
+    BAIT = "bait"
+    """Some of the cheapest offers refuse each launch without end."""
+    NO_ON_DEMAND = "no_on_demand"
+    """On-demand machines are listed and refused to each buyer."""
+    LEAPS = "leaps"
+    """One page of a provider states a hundredth, or a hundred times, of its prices; the next one is right again."""
+    WRONG_STATES = "wrong_states"
+    """One list calls a machine paused, or gone, that runs on."""
+    LAPSES = "lapses"
+    """Provider's notices that do not come true."""
+    VANISHING = "vanishing"
+    """Outbid machines that their provider destroys and lists no more."""
+    RELOADS = "reloads"
+    """Fee, ceiling, budget or the right to use a provider change while a bid, a hold, a move or a launch is open."""
+    AWAY_AT_BARGAINS = "away_at_bargains"
+    """The store, or the provider of what runs, is away exactly when another machine becomes cheap."""
+    HOURLY = "hourly"
+    """A market as EC2's: a minute is billed at least, prices change by the hour, losses are announced."""
+    BILLS = "bills"
+    """Providers bill by day, late, with credits, nothing at first, or each row twice."""
 
 
-READY: Final = frozenset(Hazard)
-"""What a swarm draws of."""
+HARSH: Final = frozenset(
+    {
+        Hazard.BAIT,
+        Hazard.NO_ON_DEMAND,
+        Hazard.LEAPS,
+        Hazard.WRONG_STATES,
+        Hazard.LAPSES,
+        Hazard.VANISHING,
+        Hazard.RELOADS,
+        Hazard.AWAY_AT_BARGAINS,
+        Hazard.HOURLY,
+        Hazard.BILLS,
+    }
+)
+"""What deceives a daemon into stopping machines that are well. Drawn in worlds of their own: see `harsh`."""
+READY: Final = frozenset(Hazard) - HARSH
+"""What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""
 ALONE: Final = frozenset(

@@ -163,6 +163,10 @@ class Machine:
     factor: int = 1
     """How many times what was agreed it bills."""
     notice_at: datetime | None = None
+    lapses_at: datetime | None = None
+    """Of a notice that its provider states, and that does not come true."""
+    vanished_at: datetime | None = None
+    """When it was destroyed while it was paused, and listed no more."""
     spans: list[tuple[datetime, datetime]] = field(default_factory=list)
     quiet_spans: list[tuple[datetime, datetime]] = field(default_factory=list)
     """When nothing it wrote could arrive, whoever was to blame."""
@@ -215,7 +219,17 @@ class BidCall:
     price: int
     gpus: int
     disk_gb: int
+    fee_ppm: int
+    """That the provider took then."""
     on_demand: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongState:
+    """What one list states of a machine that runs."""
+
+    state: InstanceState
+    loss: Loss | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,5 +242,7 @@ class LaunchCall:
     price_max: int
     gpus: int
     disk_gb: int
+    fee_ppm: int
+    """That the provider took then."""
     real_price: int
     alive_before: int

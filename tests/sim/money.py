@@ -30,8 +30,9 @@ def job_of(key: AttemptKey) -> JobId:
     return JobId(key.split("-")[-2])
 
 
-def effective(gpu: int, cloud: Cloud, disk_gb: int = DISK_GB) -> int:
-    return -(-(gpu + -(-cloud.trade.storage_price * disk_gb // 720)) * cloud.fee_ppm // 1_000_000)
+def effective(gpu: int, cloud: Cloud, disk_gb: int = DISK_GB, fee_ppm: int | None = None) -> int:
+    fee = cloud.fee_ppm if fee_ppm is None else fee_ppm
+    return -(-(gpu + -(-cloud.trade.storage_price * disk_gb // 720)) * fee // 1_000_000)
 
 
 def ceiling_of(result: Result, job: JobId) -> int:

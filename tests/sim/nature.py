@@ -31,6 +31,8 @@ from tests.sim.machines import (
 MICROSECOND = timedelta(microseconds=1)
 NOTICE = timedelta(minutes=2)
 SPIKE = 20
+BILLED_LEAST = timedelta(minutes=1)
+"""Of a machine in a market as EC2's."""
 ENDING_TAKES = timedelta(seconds=30)
 """From the end of a runner that ends its machine to the end of the machine."""
 
@@ -48,6 +50,8 @@ class Nature:
         self.fee_ppm = fee_ppm
         self.ends_itself = ends_itself
         self.dear_until = now
+        self.is_hourly = False
+        """Whether prices change by the hour, and a minute is billed at least."""
         self.store_up = True
         """Whether hosts can write to the store."""
         self.hosts: list[Host] = []
@@ -59,6 +63,7 @@ class Nature:
         """Ours that are gone and still listed."""
         self.highest_price = 0
         self._rows: list[Row] | None = None
+        self._moved_at = now - HOUR
 
     def advance(self, now: datetime) -> None:
         """Everything up to now has happened to the machines."""
@@ -97,7 +102,9 @@ class Nature:
 
     def move_prices(self, span: timedelta) -> None:
         """The market after so long; whoever is outbid learns it by losing the machine."""
-        self._rows = None
+        if self.is_hourly and self.faults.market_moves and self.now - self._moved_at < HOUR:
+            return
+        self._rows, self._moved_at = None, self.now
         hours = span / HOUR
         stay, shake = exp(-1.5 * hours), 0.2 * sqrt(hours)
         spike = self.faults.spike_per_hour and self.rng.random() < self.faults.spike_per_hour * hours
@@ -233,6 +240,10 @@ class Nature:
 
     def _halt(self, m: Machine, state: InstanceState, loss: Loss | None) -> None:
         self._bill(m)
+        if self.is_hourly and state is InstanceState.GONE and self.now - m.born < BILLED_LEAST:
+            missing = self._rate(m) * ((BILLED_LEAST - (self.now - m.born)) // MICROSECOND)
+            m.owed += missing
+            m.owed_by_day[self.now.date()] += missing
         if m.alive:
             m.spans.append((m.since, min(self.now, max(m.since, m.leased_until))))
         m.state, m.loss = state, loss

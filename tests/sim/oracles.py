@@ -29,8 +29,10 @@ from tests.sim.money import (
     paid_for_nothing,
     spending,
 )
+from tests.sim.receipts import RECEIPTS
 from tests.sim.run import Result
 from tests.sim.schedules import RULES
+from tests.sim.stops import STOPS
 
 SECOND = timedelta(seconds=1)
 CALL = timedelta(minutes=1)
@@ -122,7 +124,7 @@ def launches(result: Result) -> Iterator[str]:
             if call.offered <= 0:
                 yield f"{call.key} was bought at a price that is none: {call.offered}"
             ceiling = ceiling_of(result, job_of(call.key))
-            most = effective(call.price_max, cloud, call.disk_gb)
+            most = effective(call.price_max, cloud, call.disk_gb, call.fee_ppm)
             if most > ceiling * call.gpus:
                 yield f"{call.key} may cost {most} an hour, its ceiling is {ceiling} a GPU"
 
@@ -132,7 +134,7 @@ def raised_bids(result: Result) -> Iterator[str]:
     for cloud in result.clouds:
         for call in cloud.bid_calls:
             ceiling = ceiling_of(result, job_of(call.key)) * call.gpus
-            most = effective(call.price, cloud, call.disk_gb)
+            most = effective(call.price, cloud, call.disk_gb, call.fee_ppm)
             if most > ceiling:
                 yield f"the bid for {call.key} may cost {most} an hour, its ceiling is {ceiling}"
             if call.price >= call.on_demand:
@@ -357,4 +359,6 @@ CHECKS: Final = (
     expired_too_soon,
     full_disk,
     *RULES,
+    *STOPS,
+    *RECEIPTS,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -31,6 +31,7 @@ from spotd.daemon.executor import Executor
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.market.bills import BillCheck
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.wake import WakeEvent
@@ -47,6 +48,7 @@ from spotd_providers.contract.values import (
     LaunchRequest,
     Listing,
     Power,
+    ProviderCharge,
     ProviderName,
 )
 from tests.sim.cloud import Cloud
@@ -105,14 +107,17 @@ class Process:
         self.offer_cache = OfferCache(self.wake_event)
         for name in daemon.clouds:
             self.offer_cache.open(name)
-        self.commits = Commits(
-            Database(cast("Store", MemoryStore(daemon)), inline=True), daemon.policy, clock, self.crash
-        )
         grants = Grants(daemon)
+        database = Database(cast("Store", MemoryStore(daemon)), inline=True)
+        self.commits = Commits(database, daemon.policy, clock, self.crash)
+        providers = {
+            name: guarded(calls_of(cloud, grants), clock=clock, log=log) for name, cloud in daemon.clouds.items()
+        }
+        self.bill_check: BillCheck | None = None
+        if any(cloud.manner is not None for cloud in daemon.clouds.values()):
+            self.bill_check = BillCheck(providers, commits=self.commits, database=database, clock=clock, log=log)
         self.executor = Executor(
-            providers={
-                name: guarded(calls_of(cloud, grants), clock=clock, log=log) for name, cloud in daemon.clouds.items()
-            },
+            providers=providers,
             install=daemon.policy.current.install,
             commits=self.commits,
             grants=grants,
@@ -156,6 +161,8 @@ class Process:
         async with anyio.create_task_group() as group:
             group.start_soon(self.executor.run)
             group.start_soon(self.control_loop.controller.run)
+            if self.bill_check is not None:
+                group.start_soon(self.bill_check.controller.run)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -299,8 +306,9 @@ class CloudCalls:
     async def launch(self, request: LaunchRequest) -> Launched:
         daemon, cloud = self._daemon, self._cloud
         attempt, task = self._grants.prepared[request.key]
+        daemon.orders.note_call(request.key, request.offer, request.price_max, request.disk_gb)
         daemon.told.sent[attempt.id] = daemon.true
-        lease = daemon.policy.current.lease
+        lease, fee = daemon.policy.current.lease, cloud.fee_ppm
         lag = timedelta(seconds=daemon.rng.uniform(0.2, 3))
         if daemon.rng.random() < cloud.faults.slow_launch:
             lag = timedelta(seconds=daemon.rng.uniform(15, 95))
@@ -310,7 +318,8 @@ class CloudCalls:
                 raise CloudDown
             cloud.advance(daemon.true)
             wanted = replace(task, disk_gb=request.disk_gb)
-            return Launched(instance=cloud.launch(request.key, request.offer, request.price_max, wanted, lease))
+            made = cloud.launch(request.key, request.offer, request.price_max, wanted, lease, fee)
+            return Launched(instance=made)
 
         try:
             return await self._called(effect, lag)
@@ -358,13 +367,16 @@ class BidCalls(CloudCalls):
     """The same of a provider at which bids can be changed."""
 
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
-        cloud = self._cloud
+        cloud, fee = self._cloud, self._cloud.fee_ppm
+        m = cloud.machines.get(ref.instance_id)
+        if m is not None:
+            self._daemon.orders.note_call(m.key, m.offer, price, m.task.disk_gb, former=m.bid)
 
         def effect() -> None:
             if cloud.down:
                 raise CloudDown
             cloud.advance(self._daemon.true)
-            cloud.change_bid(ref, price)
+            cloud.change_bid(ref, price, fee)
 
         try:
             await self._called(effect, TERMINATE_TAKES)
@@ -374,8 +386,27 @@ class BidCalls(CloudCalls):
             raise errors.Unavailable(DOWN) from exc
 
 
+class Billing(CloudCalls):
+    """The same of a provider that can be asked for what it has billed."""
+
+    def __init__(self, cloud: Cloud, grants: Grants) -> None:
+        super().__init__(cloud, grants)
+        self.capabilities = {Power.BILLING: Capability(available=True)}
+
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
+        try:
+            return self._cloud.charges(since, until)
+        except CloudDown as exc:
+            raise errors.Unavailable(DOWN) from exc
+
+
+class BidCallsBilling(BidCalls, Billing):
+    pass
+
+
 def calls_of(cloud: Cloud, grants: Grants) -> Provider:
-    return cast("Provider", (BidCalls if cloud.trade.states_floor else CloudCalls)(cloud, grants))
+    kinds = {(False, False): CloudCalls, (True, False): BidCalls, (False, True): Billing, (True, True): BidCallsBilling}
+    return cast("Provider", kinds[cloud.trade.states_floor, cloud.manner is not None](cloud, grants))
 
 
 def refusal(failure: LaunchFailure) -> errors.ProviderError:

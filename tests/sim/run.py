@@ -34,6 +34,8 @@ class Result:
     ended_at: datetime
     crashes: int
     daemon_away: timedelta
+    closed: frozenset[str] = frozenset()
+    """Hosts that sold nothing before the calm."""
     twin: Result | None = None
     """The other daemon with its own part of the world."""
 
@@ -82,6 +84,7 @@ def _result(weather: Weather) -> Result:
         ended_at=weather.agenda.now,
         crashes=weather.crashes,
         daemon_away=weather.away,
+        closed=weather.deceptions.closed,
     )
     if weather.twin is None:
         return result

@@ -33,7 +33,9 @@ SAVING: Final = frozenset(
 """Why machines that are well are ordered to save and stop."""
 MISDATED: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.RESTORED})
 """With one of these the daemon's dates, or what it remembers, are not what happened."""
-HELD_UP: Final = frozenset({Hazard.FULL_DISK, Hazard.SLEEP, Hazard.CLOCK_STEPS, Hazard.RESTORED})
+HELD_UP: Final = frozenset(
+    {Hazard.FULL_DISK, Hazard.SLEEP, Hazard.CLOCK_STEPS, Hazard.RESTORED, Hazard.AWAY_AT_BARGAINS}
+)
 ENDED_WITHIN: Final = timedelta(minutes=5)
 RAISES_AN_HOUR: Final = 60
 DECIDED_BEFORE: Final = timedelta(minutes=3)

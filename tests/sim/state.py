@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.charges import Charge
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World, awaited, past_job
 from spotd.core.plans.plan import Plan
 from spotd.store.errors import StateUnavailable
+from spotd_providers.contract.values import ProviderName
 
 if TYPE_CHECKING:
     from tests.sim.daemon import Daemon
@@ -35,7 +42,11 @@ class MemoryStore:
         return result
 
     def read(self, work: Callable[[MemoryTx], T]) -> T:
-        return work(MemoryTx(self._daemon))
+        tx = MemoryTx(self._daemon)
+        if isinstance(work, partial):  # of a query of `Reads`, which holds a connection
+            found: T = getattr(tx, work.func.__name__)(*work.args, **work.keywords)
+            return found
+        return work(tx)
 
 
 class MemoryTx:
@@ -53,6 +64,28 @@ class MemoryTx:
         over = {i: past_job(done[i]) for i in awaited(self.loaded.jobs.values()) if i in done}
         self.loaded = replace(self.loaded, policy=policy, cooldowns=kept, past=over)
         return self.loaded
+
+    # --- of `Reads`, for bills ---
+
+    def job(self, job: JobId) -> Job | None:
+        return self.loaded.jobs.get(job) or self._daemon.done.get(job)
+
+    def attempts_of(self, job: JobId) -> tuple[Attempt, ...]:
+        return tuple(item for item in self._daemon.attempts_of.get(job, {}).values())
+
+    def charges_of(self, job: JobId) -> tuple[Charge, ...]:
+        return tuple(charge for charge in self._daemon.told.charges if charge.attempt.job == job)
+
+    def unchecked_bills(
+        self, provider: ProviderName, *, since: datetime, until: datetime, limit: int
+    ) -> tuple[Attempt, ...]:
+        found = [
+            item
+            for item in self._daemon.attempts_ever.values()
+            if item.state is AttemptState.ENDED and item.provider == provider and item.ref is not None
+            if item.bill_tries >= 0 and item.ended_at is not None and since <= item.ended_at <= until
+        ]
+        return tuple(sorted(found, key=lambda item: item.ended_at or until)[:limit])
 
     def commit(self, plan: Plan) -> None:
         self._require_space()

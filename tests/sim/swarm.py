@@ -20,6 +20,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
+from tests.sim.harsh import HARSH_FROM, harsh
 from tests.sim.hazards import ALONE, LATER, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
 from tests.sim.plans import with_plans
@@ -58,6 +59,8 @@ OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
+    if seed >= HARSH_FROM:
+        return harsh(seed)
     shape = _drawn(seed, ready - PLANNED)
     planned = (h for h in sorted(ready & PLANNED) if Random(f"{h} in {seed}").random() < (0.5 if h in OFTEN else 0.3))
     return with_plans(shape, frozenset(planned), seed) if seed >= PLANNED_FROM else shape

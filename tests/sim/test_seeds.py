@@ -13,7 +13,8 @@ from datetime import timedelta
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.sim.hazards import ALONE, PLANNED, READY, Hazard
+from tests.sim.harsh import HARSH_FROM
+from tests.sim.hazards import ALONE, HARSH, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
 from tests.sim.run import Result, run_world
 from tests.sim.swarm import drawn, run_all
@@ -35,6 +36,7 @@ FAST, MANY = 0, range(1, 40)
 DRAWN_FAST = (0, 10, 1200, 1675, 2043, 55_331, 53_433)
 LONG = frozenset({"day budget", "deadlines", "few machines", 0, 10, 2043, 55_331})
 """What takes about a second or more; `make test` runs all of them."""
+HARSH_FAST = (1_000_117,)
 FIRST_OF_SWARM = 100_000
 
 
@@ -66,7 +68,7 @@ def test_a_market_of_two_hundred_offers_and_forty_jobs_keeps_every_rule(seed: in
     assert broken_rules(run_world(seed, Shape(jobs=40, hosts=100))) == []
 
 
-@pytest.mark.parametrize("seed", marked(DRAWN_FAST))
+@pytest.mark.parametrize("seed", marked([*DRAWN_FAST, *HARSH_FAST]))
 def test_a_world_that_is_drawn_whole_from_its_seed_keeps_every_rule(seed: int) -> None:
     assert broken_rules(run_world(seed, drawn(seed))) == [], f"python -m tests.sim.run {seed}"
 
@@ -82,6 +84,8 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
     assert set(drawn_ones) == READY
     assert min(drawn_ones.values()) >= 20
     assert {hazard for seed in DRAWN_FAST for hazard in drawn(seed).hazards} >= ALONE | PLANNED
+    harsh_ones = Counter(hazard for seed in range(HARSH_FROM, HARSH_FROM + 100) for hazard in drawn(seed).hazards)
+    assert min(harsh_ones[hazard] for hazard in HARSH) >= 20
 
 
 @pytest.mark.long

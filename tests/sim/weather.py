@@ -14,6 +14,7 @@ from spotd.core.domain.world import World
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud
 from tests.sim.daemon import EPOCH, Daemon, Work
+from tests.sim.harsh import Deceptions
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Faults
 from tests.sim.mishaps import Mishaps
@@ -55,6 +56,7 @@ class Weather:
         self.calm_at = self.begun_at + shape.storm
         self.is_calm = False
         self.mishaps = Mishaps(self)
+        self.deceptions = Deceptions(self)
         self.twin = Twin(self, seed, daemon_type, pace) if Hazard.TWIN in shape.hazards else None
 
     def begin(self) -> None:
@@ -64,6 +66,7 @@ class Weather:
                 cloud.faults = reachable(cloud.faults)
             self.prices(cloud)
         self.mishaps.begin()
+        self.deceptions.begin()
         self.daemon.crash = self.maybe_die
         self.daemon.died = self.dead
         self.daemon.boot()
@@ -149,6 +152,7 @@ class Weather:
             cloud.faults, cloud.down = Faults(), False
         self.store(up=True)
         self.mishaps.end()
+        self.deceptions.end()
         policy = replace(self.daemon.world.policy, budget_month=None, launches_paused="")
         if Hazard.SIZES in self.shape.hazards:  # to restore terabytes takes more than the money of any day
             policy = replace(policy, budget_day=None)
@@ -210,6 +214,8 @@ class Weather:
             return False
         if any(cloud.active and cloud.revoked is None for cloud in self.clouds):
             return False  # of a job that a restored state has never heard of
+        if self.deceptions.waits_for_bills():
+            return False
         known = self.submitted.keys() - self.daemon.told.lost_jobs
         return len(known) == self.shape.jobs and (self.twin is None or self.twin.finished())
 

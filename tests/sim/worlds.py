@@ -214,7 +214,7 @@ def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
     zones = Trade(
         storage_price=bidders.storage_price,
         gpus=GPU_COUNTS if Hazard.GPUS in hazards else (1,),
-        interruption=Interruption.NOTICE if Hazard.NOTICES in hazards else Interruption.SUDDEN,
+        interruption=Interruption.NOTICE if hazards & {Hazard.NOTICES, Hazard.HOURLY} else Interruption.SUDDEN,
         ends_itself=Hazard.REVOKED in hazards,
     )
     if Hazard.CPUS in hazards:
