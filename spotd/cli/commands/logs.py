@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 @click.command()
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends; exit 1 if it failed.")
-@click.option("-n", "--tail", type=click.IntRange(0, 1_000_000), help="Only the last so many lines.")
+@click.option(
+    "-n",
+    "--tail",
+    type=click.IntRange(0, 1_000_000),
+    help="Only the last so many lines; with --grep, of those that match.",
+)
 @click.option("--attempt", type=click.IntRange(1, 1_000_000), help="Only this attempt.")
 @click.option("--raw", is_flag=True, help="Leave control sequences in: the host's text can then steer your terminal.")
-@click.option("--grep", metavar="TEXT", help="Only lines that contain TEXT, of those that would be shown.")
+@click.option("--grep", metavar="TEXT", help="Only lines that contain TEXT.")
 @click.option("-E", "--regexp", is_flag=True, help="TEXT is a regular expression, given up where it takes too long.")
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: small letters are capital ones.")
 @click.option("-C", "--context", type=click.IntRange(0, 1000), default=0, help="With --grep: so many lines around.")
@@ -50,10 +55,21 @@ def logs(
     daemon = Daemon()
     printer: Printer = TextPrinter(raw=raw) if output != JSON else JsonPrinter() if follow else DocumentPrinter()
     if grep is not None:
-        from spotd.cli.inputs.line_filter import FilteringPrinter, LineFilter, expression, plain_text
+        from spotd.cli.inputs.line_filter import FilteringPrinter, LastHitsPrinter, LineFilter, expression, plain_text
 
         matches = (expression if regexp else plain_text)(grep, ignore_case=ignore_case)
-        printer = FilteringPrinter(printer, LineFilter(matches, context=context), raw=raw)
+        shown = printer
+        printer = FilteringPrinter(shown, LineFilter(matches, context=context), raw=raw)
+        if tail is not None:
+            last = LastHitsPrinter(shown, LineFilter(matches, context=context), count=tail, raw=raw)
+            query["tail"] = None
+            if not follow:
+                printer = last
+            else:
+                for record in daemon.logs(ref, query):
+                    last.show(record)
+                last.end()
+                query["after"] = last.cursor
     if follow:
         return follow_to_end(daemon, ref, query, printer)
     any_written = False

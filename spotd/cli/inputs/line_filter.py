@@ -7,6 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from spotd.cli.failures import CommandFailed
@@ -80,6 +81,8 @@ class LineFilter:
         self._left_behind = 0
         self._has_gap = False
         self._has_shown = False
+        self.hits = 0
+        """Lines that matched so far."""
 
     def feed(self, text: str) -> str:
         """Return what of the text is to be shown now; a line without its end waits for it."""
@@ -100,6 +103,7 @@ class LineFilter:
 
     def _shown(self, line: str) -> str:
         if any(self._matches(line[at : at + LINE_CHARS_MAX].removesuffix("\n")) for at in _pieces(line)):
+            self.hits += 1
             between = BETWEEN if self._context and self._has_gap and self._has_shown else ""
             shown = between + "".join(self._before) + line
             self._before.clear()
@@ -155,3 +159,66 @@ class FilteringPrinter:
     def _pass_on(self, text: str) -> None:
         if text and self._latest is not None:
             self._inner.show({**self._latest, "text": text})
+
+
+class LastHitsPrinter:
+    """Passes on the last lines of a job's output that match, once all of it was read."""
+
+    def __init__(self, inner: Printer, lines: LineFilter, *, count: int, raw: bool) -> None:
+        self._inner = inner
+        self._lines = lines
+        self._controls = None if raw else ControlFilter()
+        self._held: deque[_Hit] = deque(maxlen=count)
+        self._heading: LogResponse | None = None
+        self._latest: LogResponse | None = None
+        self.cursor: str | None = None
+        """Where the output goes on behind what was read."""
+
+    def show(self, record: LogResponse) -> None:
+        self.cursor = record["cursor"]
+        if record["kind"] != "log":
+            self._flush()
+            self._heading = record
+            return
+        self._latest = record
+        self._take(record["text"] if self._controls is None else self._controls.feed(record["text"]))
+
+    def end(self) -> None:
+        self._flush()
+        heading: LogResponse | None = None
+        for number, hit in enumerate(self._held):
+            if hit.heading is not None and hit.heading is not heading:
+                self._inner.show(hit.heading)
+                heading = hit.heading
+            text = hit.text.removeprefix(BETWEEN) if number == 0 else hit.text
+            self._inner.show({**hit.record, "text": text})
+        if self._heading is not None and self._heading["kind"] == "end" and self._heading is not heading:
+            self._inner.show(self._heading)
+        self._inner.end()
+
+    def _flush(self) -> None:
+        if self._controls is not None:
+            self._take(self._controls.end())
+            self._controls = ControlFilter()
+        self._keep(self._lines.hits, self._lines.end())
+
+    def _take(self, text: str) -> None:
+        for line in text.splitlines(keepends=True):
+            self._keep(self._lines.hits, self._lines.feed(line))
+
+    def _keep(self, hits: int, text: str) -> None:
+        if not text or self._latest is None:
+            return
+        if self._lines.hits > hits:
+            self._held.append(_Hit(record=self._latest, heading=self._heading, text=text))
+        elif self._held:
+            self._held[-1].text += text
+
+
+@dataclass(slots=True)
+class _Hit:
+    """One line that matched, with those around it, and what was said about the job before it."""
+
+    record: LogResponse
+    heading: LogResponse | None
+    text: str

@@ -116,12 +116,29 @@ def logged(ctl: Ctl) -> Ctl:
         (("--grep", "step 2", "-f"), "step 2 loss 2.4\n"),
         (("--grep", "(a+b)"), "STEP 3 (a+b)\n"),
         (("--grep", "step 3", "-i"), "STEP 3 (a+b)\n"),
-        (("--grep", "2", "-C", "1", "--tail", "2"), "step 2 loss 2.4\nSTEP 3 (a+b)\n"),
+        (("--grep", "2", "-C", "1", "--tail", "1"), "step 2 loss 2.4\nSTEP 3 (a+b)\n"),
+        (("--grep", "step", "--tail", "1"), "step 2 loss 2.4\n"),
+        (("--grep", "step", "-i", "--tail", "2"), "step 2 loss 2.4\nSTEP 3 (a+b)\n"),
+        (("--grep", "step", "--tail", "1", "-f"), "step 2 loss 2.4\n"),
+        (("--grep", "step", "--tail", "9", "--raw"), "step 1 loss 2.5\n\x1b[32mstep 2\x1b[0m loss 2.4\n"),
         (("--grep", r"loss \d\.5$", "-E"), "step 1 loss 2.5\n"),
         (("--grep", "step 2", "--raw"), "\x1b[32mstep 2\x1b[0m loss 2.4\n"),
         (("--grep", "absent"), ""),
     ],
-    ids=["plain", "follow", "no syntax", "any case", "context", "expression", "raw", "none"],
+    ids=[
+        "plain",
+        "follow",
+        "no syntax",
+        "any case",
+        "context",
+        "last",
+        "last two",
+        "last, follow",
+        "few",
+        "expression",
+        "raw",
+        "none",
+    ],
 )
 def test_logs_shows_only_lines_that_match(logged: Ctl, options: tuple[str, ...], shown: str) -> None:
     result = logged("logs", "llama-lora", *options)
@@ -133,6 +150,18 @@ def test_json_holds_only_lines_that_match(logged: Ctl) -> None:
     body = json.loads(logged("logs", "llama-lora", "--grep", "step 2", "-o", "json").out)
     assert [(one["kind"], one["text"]) for one in body["logs"]][1] == ("log", "step 2 loss 2.4\n")
     assert [one["kind"] for one in body["logs"]] == ["attempt", "log", "end"]
+
+
+def test_the_last_lines_that_match_are_found_however_far_back_they_lie(ctl: Ctl) -> None:
+    ctl.place.write(worlds.ended(name="llama-lora", ident=JobId(worlds.RUNNING_ID)))
+    host = ctl.rig.host(JobId(worlds.RUNNING_ID), 1)
+    host.log("".join(f"loss {n}\n" for n in range(5)) + "noise\n" * 2000)
+    result = ctl("logs", "llama-lora", "--grep", "loss", "-n", "3")
+    assert result.out == "loss 2\nloss 3\nloss 4\n"
+    assert ctl("logs", "llama-lora", "--grep", "loss", "-n", "0").out == ""
+    body = json.loads(ctl("logs", "llama-lora", "--grep", "loss", "-n", "1", "-o", "json").out)
+    assert [(one["kind"], one["text"]) for one in body["logs"] if one["kind"] == "log"] == [("log", "loss 4\n")]
+    assert body["logs"][-1]["kind"] == "end"
 
 
 def test_options_of_grep_without_grep_are_refused(logged: Ctl) -> None:
