@@ -13,23 +13,28 @@ from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
+from nicegui import Client, ui
 from nicegui import app as nicegui_app
-from nicegui import ui
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 
 from spotd.client.daemon import Daemon
 from spotd.web import login
 from spotd.web.gate import Gate
 from spotd.web.guard import LOGIN, Guard, Place
+from spotd.web.markup import el, job_href
 from spotd.web.pages import events, job, jobs, market, overview, providers, submit
 from spotd.web.pages.shell import shell
 from spotd.web.poller import SharedPoller
 from spotd.web.sessions import Sessions
+from spotd.web.tree import TreeElement
+from spotd.words import clean
 
 STATIC: Final = Path(__file__).parent / "static"
 FAVICON: Final = STATIC / "favicon.svg"
 _STOP_S: Final = 3
+_PATH_SHOWN: Final = 200
+"""Characters of a wrong address that are repeated."""
 _HEAD: Final = '<link rel="stylesheet" href="/style.css">'
 
 
@@ -102,6 +107,29 @@ def _pages(poller: SharedPoller, *, has_login: bool) -> None:
     add("/events", "Events", lambda page, _request: events.build(page))
     add("/submit", "Submit", lambda page, _request: submit.build(page))
     add("/job/{ref}", "Job", lambda page, request: job.build(page, request.path_params["ref"]))
+
+    @ui.page("/jobs/{ref}")
+    def job_by_its_other_name(request: Request) -> Response:
+        return RedirectResponse(job_href(request.path_params["ref"]))
+
+    @nicegui_app.exception_handler(404)
+    async def not_found(request: Request, _error: Exception) -> Response:
+        if _is_of_the_library(request.url.path):
+            return PlainTextResponse("not found", status_code=404)
+        with (
+            Client(ui.page(""), request=request) as client,
+            shell(poller, request, "No such page", "", has_login=has_login),
+        ):
+            TreeElement(
+                el("p", f"There is no page {clean(request.url.path[:_PATH_SHOWN])} here."),
+                el("p", el("a", "All jobs", href="/jobs"), " lists each job with its page."),
+            )
+        return client.build_response(request, 404)
+
+
+def _is_of_the_library(path: str) -> bool:
+    """Whether a program asked for a part of a page: no person reads the answer."""
+    return path.startswith("/_nicegui")
 
 
 def listen(host: str, port: int) -> socket.socket:

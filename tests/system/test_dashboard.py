@@ -245,3 +245,45 @@ def test_other_names_and_other_pages_are_refused_and_a_token_is_asked_for_once(
         dashboard.close()
     assert not any(TOKEN in url for url in seen)
     assert TOKEN not in dashboard.log.read_text()
+
+
+PAGES = ("", "jobs", "market", "providers", "events", "submit", "nowhere")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_page_breaks_a_rule_of_accessibility(browser: Any, market: Lab, tmp_path: Path, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    market.submit("waits", "true", **WAITS)
+    dashboard = Dashboard(market, tmp_path)
+    broken: dict[str, list[str]] = {}
+    try:
+        page = opened(browser, dashboard.url, [], color_scheme=theme)
+        for path in (*PAGES, f"job/{market.job('waits')['id']}"):
+            page.goto(dashboard.url + path)
+            page.locator(".link-state .good", has_text="lab").wait_for()
+            page.get_by_role("heading", level=1).wait_for()
+            found = axe.run(page).response["violations"]
+            broken[path] = [f"{rule['id']}: {node['html'][:160]}" for rule in found for node in rule["nodes"]]
+    finally:
+        dashboard.close()
+    assert {path: rows for path, rows in broken.items() if rows} == {}
+
+
+def test_a_wrong_address_leads_back_and_both_names_of_a_page_are_taken(
+    browser: Any, market: Lab, tmp_path: Path
+) -> None:
+    market.submit("waits", "true", **WAITS)
+    dashboard = Dashboard(market, tmp_path)
+    try:
+        status, text = dashboard.get("/nowhere/%3Cscript%3Ealert(1)%3C/script%3E")
+        assert (status, "<script>alert(1)" in text) == (404, False)
+        assert dashboard.get("/_nicegui/nothing") == (404, "not found")
+        page = opened(browser, dashboard.url + "nowhere", [])
+        page.get_by_text("There is no page /nowhere here.").wait_for()
+        page.get_by_role("link", name="All jobs").click()
+        page.get_by_role("heading", name="Jobs", level=1).wait_for()
+        page.goto(f"{dashboard.url}jobs/waits")
+        page.get_by_role("heading", name="waits", level=1).wait_for()
+        assert urlsplit(page.url).path == "/job/waits"
+    finally:
+        dashboard.close()
