@@ -28,6 +28,7 @@ from spotd.config.values import (
     CeilingPrice,
     DayBytes,
     DayLogBytes,
+    EgressPrice,
     FeePpm,
     HoldSpan,
     Interval,
@@ -155,6 +156,12 @@ class StoreSection(Section):
 
     grants_endpoint_url: Annotated[str | None, Field(examples=["https://sts.us-east-1.amazonaws.com"])] = None
     """Where temporary credentials are made, if not where they usually are."""
+
+    egress_per_gb: Annotated[EgressPrice | None, Field(examples=[0.09])] = None
+    """What the owner of the store asks for each GB that a host reads from it, in dollars. Absent: the list price, by
+    the endpoint: AWS S3 0.09, Google 0.12, Backblaze B2 0.01, Cloudflare R2 and every other store 0. AWS hosts read S3
+    of their own region for nothing, of another region for 0.02 at most. It counts where machines are ranked, in moves,
+    budgets and receipts; no ceiling holds it."""
 
     flood_objects: Annotated[int, Field(ge=1_000, le=100_000_000)] = 1_000_000
     """How many objects one machine may write for each day, or part of one, that it has lasted; one that writes more is

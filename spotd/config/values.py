@@ -19,6 +19,8 @@ HINTED: Final = "spotd_hinted"
 """The type of validation errors whose context carries our own hint."""
 
 SCALE_MAX: Final = 1_000_000
+EGRESS_MAX: Final = 1_000_000
+"""Micro-dollars per gigabyte."""
 _FEE_LEAST: Final = Fraction(1, 2)
 _FEE_MOST: Final = Fraction(5)
 
@@ -107,6 +109,13 @@ def _fee(value: object) -> int:
     return -(-factor.numerator * PPM // factor.denominator)
 
 
+def _egress(value: object) -> int:
+    price = units.parse_money(value)
+    if price > EGRESS_MAX:
+        raise BadValue(f"{value} is more than a dollar for each GB", hint="write dollars per GB like 0.09; 0 for none")
+    return price
+
+
 def _scale(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= SCALE_MAX:
         raise BadValue(f"{value!r} is not a number from 1 to {SCALE_MAX}", hint="write time_scale = 1.0 for real time")
@@ -127,5 +136,7 @@ CeilingPrice = Annotated[int, _reading(_ceiling)]
 """Written in dollars per GPU-hour, held in micro-dollars."""
 FeePpm = Annotated[int, _reading(_fee)]
 """Written as a factor, held in parts per million, rounded up."""
+EgressPrice = Annotated[int, _reading(_egress)]
+"""Written in dollars per decimal gigabyte, held in micro-dollars; 0 for none."""
 Scale = Annotated[float, _reading(_scale)]
 """How much faster than the wall a clock runs."""

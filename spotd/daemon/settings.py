@@ -85,6 +85,7 @@ _AT_ONCE: Final = (
     ("raise_bids", "[bids] raise_running"),
     ("hold_max", "[bids] hold"),
     ("moves_max", "[moves] most"),
+    ("egress", "[store] egress_per_gb"),
     ("silence_limit", "[daemon] silence_limit"),
     ("save_limit", "[daemon] save_limit"),
 )

@@ -28,6 +28,7 @@ from spotd.daemon.hosts.flood import FloodLimits
 from spotd.daemon.ids import ALPHABET
 from spotd.daemon.settings import ChannelSettings, ProviderSettings, Settings
 from spotd.files import write_once
+from spotd.service.store_egress import store_egress
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.objects.s3 import open_bucket
@@ -83,6 +84,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         raise_bids=config.bids.raise_running,
         hold_max=config.bids.hold,
         moves_max=config.moves.most,
+        egress=store_egress(config.store),
         silence_limit=config.daemon.silence_limit,
         save_limit=config.daemon.save_limit,
         flood=FloodLimits(

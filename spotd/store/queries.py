@@ -38,6 +38,7 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import PastJob, UnreadableRow, World
 from spotd.core.metering.calibration import BilledMachine
 from spotd.core.plans.plan import Event
+from spotd.core.pricing.effective_price import egress_cost
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, instant_out
@@ -333,7 +334,8 @@ class Reads:
 
     def billed_machines(self, *, limit: int) -> tuple[BilledMachine, ...]:
         """Return the newest machines whose bill is known and none of whose time was free."""
-        columns = (ATTEMPTS.c.provider, ATTEMPTS.c.billed.label("bill"), *(c for c in ATTEMPT_COSTS.c))
+        own = (ATTEMPTS.c.provider, ATTEMPTS.c.quote, ATTEMPTS.c.restored_bytes, ATTEMPTS.c.billed.label("bill"))
+        columns = (*own, *(c for c in ATTEMPT_COSTS.c))
         query = (
             select(*columns)
             .join_from(ATTEMPTS, ATTEMPT_COSTS, _OF_COST)
@@ -518,11 +520,13 @@ def _events_of(job_id: JobId | None) -> Select[Any]:
 
 def _billed_machine(row: Row) -> BilledMachine:
     sums = rows.COST_SUMS.read(row)
+    # No provider bills what the owner of the checkpoint store asks.
+    read = egress_cost(rows.quote_in(row.quote), row.restored_bytes)
     return BilledMachine(
         provider=row.provider,
         bare=MicroUsd(sums.gpu + sums.disk),
-        traffic=sums.traffic,
-        booked=sums.booked,
+        traffic=MicroUsd(max(0, sums.traffic - read)),
+        booked=MicroUsd(sums.booked - read),
         billed=MicroUsd(row.bill),
     )
 

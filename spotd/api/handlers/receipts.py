@@ -30,7 +30,7 @@ from spotd.core.machines.orphans import stray_cost
 from spotd.core.metering.interruption_credit import machines_in_use
 from spotd.core.metering.metering import on_demand_spent, spent, spent_in_month, spent_on_day, unsettled_sums
 from spotd.core.plans.plan import Event
-from spotd.core.pricing.effective_price import traffic_cost
+from spotd.core.pricing.effective_price import egress_cost, moved_cost
 from spotd.core.pricing.words import dollar_words
 from spotd.store import JobView, Reads, Totals
 from spotd_providers.contract.money import MicroUsd, as_usd
@@ -212,7 +212,8 @@ def _line(item: Attempt, sums: CostSums, now: datetime) -> AttemptCostResponse:
         spent_usd=as_usd(spent(item, now)),
         free_usd=as_usd(sums.free),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
-        traffic_usd=as_usd(traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)),
+        traffic_usd=as_usd(moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)),
+        egress_usd=as_usd(egress_cost(item.quote, item.restored_bytes)),
         uploaded_bytes=item.uploaded_bytes,
         restored_bytes=item.restored_bytes,
         reason=None if item.end_reason is None else item.end_reason.value,

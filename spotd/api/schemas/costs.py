@@ -11,7 +11,8 @@ class AttemptCostResponse(TypedDict):
     """One line of a receipt. `seconds` is metered machine time.
 
     `free_usd` of it was not billed, as the provider took the machine soon after its launch; it is not in `spent_usd`.
-    `traffic_usd` is, for the bytes that were uploaded and restored.
+    `traffic_usd` is, for the bytes that were uploaded and restored; `egress_usd` of it is what the owner of the
+    checkpoint store asks for those that were restored, which no provider bills.
     `gpu_usd` (the machine while it ran, with its disk), `disk_usd` (of the machine while it did not run) and `fee_usd`
     are the rest of what was booked; `corrected_usd` is what the provider's own bill then added, in `spent_usd`, too.
     `billed_usd` is that bill; null while it is not known.
@@ -32,6 +33,7 @@ class AttemptCostResponse(TypedDict):
     free_usd: float
     on_demand_usd: float
     traffic_usd: float
+    egress_usd: float
     uploaded_bytes: int
     restored_bytes: int
     reason: str | None

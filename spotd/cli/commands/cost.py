@@ -94,7 +94,7 @@ _SUMS: Final = (
 _ATTEMPT_KEYS: Final = (
     *("attempt", "provider", "host", "gpu", "gpu_count", "market", "effective_usd_h", "on_demand_usd_h"),
     *("started_at", "ended_at", "reason", "seconds", "gpu_usd", "disk_usd", "traffic_usd", "fee_usd", "free_usd"),
-    *("corrected_usd", "spent_usd", "on_demand_usd", "uploaded_bytes", "restored_bytes"),
+    *("egress_usd", "corrected_usd", "spent_usd", "on_demand_usd", "uploaded_bytes", "restored_bytes"),
 )
 
 
@@ -261,7 +261,9 @@ def _split_text(line: AttemptCostResponse) -> str:
 
 def _traffic_text(line: AttemptCostResponse) -> str:
     moved = f"{size_text(line['uploaded_bytes'])} uploaded and {size_text(line['restored_bytes'])} downloaded"
-    return clean(f"{dollars(line['traffic_usd'])} of attempt {line['attempt']} for {moved}")
+    egress = line.get("egress_usd", 0)
+    owner = f", {dollars(egress)} of it to the owner of the checkpoint store" if egress else ""
+    return clean(f"{dollars(line['traffic_usd'])} of attempt {line['attempt']} for {moved}{owner}")
 
 
 def _fallback_text(one: FallbackResponse) -> str:

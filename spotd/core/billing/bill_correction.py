@@ -27,7 +27,7 @@ from spotd.core.metering.closing import with_paid
 from spotd.core.metering.metering import with_correction
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import traffic_cost
+from spotd.core.pricing.effective_price import egress_cost, traffic_cost
 from spotd_providers.contract.money import MicroUsd, as_usd, cost
 
 _HOUR: Final = timedelta(hours=1)
@@ -68,7 +68,7 @@ def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bi
     known, note = item.billed, refusal
     if bill is None:
         note = item.bill_note
-    elif not refusal and (bill.amount == item.meter.settled or is_final or bill.amount == item.bill_read):
+    elif not refusal and (bill.amount == _booked_there(item) or is_final or bill.amount == item.bill_read):
         _correct(builder, job, item, booked, bill.amount)
         known, tries = bill.amount, DONE if is_final else tries
     elif refusal and refusal != item.bill_note:
@@ -92,6 +92,11 @@ def _readings_until(item: Attempt, policy: Policy, at: datetime) -> int:
     return max(item.bill_tries + 1, sum(closed + after < at for after in READ_AFTER))
 
 
+def _booked_there(item: Attempt) -> MicroUsd:
+    """Return what is booked and the provider bills: all but what the owner of the checkpoint store asks for."""
+    return MicroUsd(item.meter.settled - egress_cost(item.quote, item.restored_bytes))
+
+
 def _is_final_at_once(world: World, item: Attempt) -> bool:
     rules = world.policy.providers.get(item.provider)
     return rules is not None and not rules.bill_open_for
@@ -106,7 +111,7 @@ def _refusal(item: Attempt, bill: Bill) -> str:
         return f"{who} adds up to ${as_usd(bill.amount):.4f}, which no machine costs"
     if bill.amount > _most(item):
         return f"{who} is ${as_usd(bill.amount):.4f}, more than {PLAUSIBLE} times what was agreed"
-    if bill.amount < item.meter.settled and not _is_whole(item, bill):
+    if bill.amount < _booked_there(item) and not _is_whole(item, bill):
         return f"{who} is lower than what was booked and does not cover all of its time"
     return ""
 
@@ -126,7 +131,7 @@ def _most(item: Attempt) -> int:
 
 
 def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Charge], billed: MicroUsd) -> None:
-    settled = item.meter.settled
+    settled = _booked_there(item)
     missing = billed - settled
     # A correction stands beside a charge of its day; one that was moved over midnight to be apart cannot bear it.
     own = sorted(

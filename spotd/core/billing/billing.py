@@ -21,7 +21,7 @@ from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.policy import Policy
 from spotd.core.metering.billing_limits import outlives, proven_until
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import PPM, halted_rate, metered_rate, on_demand_rate, traffic_cost
+from spotd.core.pricing.effective_price import PPM, halted_rate, metered_rate, moved_cost, on_demand_rate
 from spotd.core.pricing.hysteresis import borne_until
 from spotd.core.pricing.words import per_gpu_words
 from spotd_providers.contract.money import MicroUsdPerHour, per_gpu
@@ -149,8 +149,8 @@ def last_lived(seen_at: datetime, report: HostStatus | None) -> datetime:
 
 def has_booked_time(item: Attempt) -> bool:
     """Whether time of the machine is booked, not its traffic alone."""
-    offer, meter = item.quote.offer, item.meter
-    return meter.settled > traffic_cost(offer, item.uploaded_bytes, item.restored_bytes) - meter.traffic
+    meter = item.meter
+    return meter.settled > moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes) - meter.traffic
 
 
 def charge_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> None:

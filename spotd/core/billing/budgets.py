@@ -25,11 +25,10 @@ from spotd.core.domain.world import World
 from spotd.core.metering.billing_limits import is_past_lease
 from spotd.core.metering.metering import day_start, job_spent, spent_in_month, spent_on_day
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import restore_cost, save_cost, traffic_cost
+from spotd.core.pricing.effective_price import moved_cost, restore_cost, save_cost
 from spotd.core.pricing.usefulness import useful_run
 from spotd.core.pricing.words import dollar_words
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
-from spotd_providers.contract.values import Offer
 
 MINUTE: Final = timedelta(minutes=1)
 MONTH: Final = timedelta(days=32)
@@ -62,11 +61,10 @@ def _traffic_to_end(job: Job, item: Attempt) -> MicroUsd:
         return MicroUsd(0)
     if item.stop is not None:
         return _last_save(job, item, item.stop)
-    offer = item.quote.offer
     restore = 0
     if item.running_at is None:
-        restore = max(0, restore_cost(job, offer) - traffic_cost(offer, 0, item.restored_bytes))
-    return MicroUsd(restore + SAVES * save_cost(job, offer))
+        restore = max(0, restore_cost(job, item.quote) - moved_cost(item.quote, 0, item.restored_bytes))
+    return MicroUsd(restore + SAVES * save_cost(job, item.quote.offer))
 
 
 def _last_save(job: Job, item: Attempt, stop: StopOrder) -> MicroUsd:
@@ -168,13 +166,13 @@ class BudgetGuard:
 
     def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str, datetime | None] | None:
         """Why this launch may not be made now, and when its budget begins anew where that is enough."""
-        needed = self._needed(job, quote.offer, quote.price.total)
+        needed = self._needed(job, quote, quote.price.total)
         budget = job.budget
         if budget is not None:
             total = job_spent(self._world, job, self._now)
             if total + needed > budget:
                 why = f"{_used('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
-                why += f"{_traffic_words(job, quote.offer)}; waits for a lower price"
+                why += f"{_traffic_words(job, quote)}; waits for a lower price"
                 return VerdictKind.BUDGET_JOB, f"{why}, or for spotctl budget {job.name} +USD", None
         for one in self._budgets:
             why = _used(one.period, one.limit, one.spent)
@@ -184,7 +182,7 @@ class BudgetGuard:
                 return one.kind, why, begins if needed <= one.limit else None
             if one.spent + self._promised + needed > one.limit:
                 why = f"{why}, ${as_usd(self._promised):.4f} promised"
-                if words := _traffic_words(job, quote.offer):
+                if words := _traffic_words(job, quote):
                     why = f"{why}; a launch needs ${as_usd(needed):.4f}{words}"
                 if needed > one.limit:
                     return one.kind, f"{why}; waits for a larger budget, or less traffic", None
@@ -209,7 +207,7 @@ class BudgetGuard:
 
     def lacking(self, job: Job, quote: Quote) -> int | None:
         """Return how much must be freed for this launch; `None` where nothing that is freed would admit it."""
-        needed = self._needed(job, quote.offer, quote.price.total)
+        needed = self._needed(job, quote, quote.price.total)
         if any(self.is_held(one.kind, one.limit) or one.spent + needed > one.limit for one in self._budgets):
             return None
         return max((one.spent + self._promised + needed - one.limit for one in self._budgets), default=0)
@@ -250,25 +248,26 @@ class BudgetGuard:
             return ""
         return f"{_used('job', budget, total)}; a useful run needs ${as_usd(needed):.4f} even at a low price"
 
-    def _needed(self, job: Job, offer: Offer | None, rate: MicroUsdPerHour) -> MicroUsd:
+    def _needed(self, job: Job, quote: Quote | None, rate: MicroUsdPerHour) -> MicroUsd:
+        offer = None if quote is None else quote.offer
         time = cost(rate, _horizon(self._world, job) + useful_run(job, offer, self._world.policy))
-        return time if offer is None else MicroUsd(time + traffic_of_a_run(job, offer))
+        return time if quote is None else MicroUsd(time + traffic_of_a_run(job, quote))
 
     def commit(self, job: Job, quote: Quote) -> None:
         """Promise the money of a launch that was admitted."""
-        aside = cost(quote.price.total, _horizon(self._world, job)) + traffic_of_a_run(job, quote.offer)
+        aside = cost(quote.price.total, _horizon(self._world, job)) + traffic_of_a_run(job, quote)
         self._committed += aside
         self._committed_by_job[job.id] += aside
-        self._promised += self._needed(job, quote.offer, quote.price.total)
+        self._promised += self._needed(job, quote, quote.price.total)
 
 
-def traffic_of_a_run(job: Job, offer: Offer) -> MicroUsd:
+def traffic_of_a_run(job: Job, quote: Quote) -> MicroUsd:
     """Return what a machine moves at the least: its restore, and the checkpoints that are promised."""
-    return MicroUsd(restore_cost(job, offer) + SAVES * save_cost(job, offer))
+    return MicroUsd(restore_cost(job, quote) + SAVES * save_cost(job, quote.offer))
 
 
-def _traffic_words(job: Job, offer: Offer) -> str:
-    traffic = traffic_of_a_run(job, offer)
+def _traffic_words(job: Job, quote: Quote) -> str:
+    traffic = traffic_of_a_run(job, quote)
     return f", ${as_usd(traffic):.4f} of it for its restore and uploads" if traffic else ""
 
 

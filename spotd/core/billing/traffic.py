@@ -23,7 +23,7 @@ from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import EndReason
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import DEFAULT_CHECKPOINT_INTERVAL, PPM, traffic_cost
+from spotd.core.pricing.effective_price import DEFAULT_CHECKPOINT_INTERVAL, PPM, moved_cost, traffic_cost
 from spotd.core.pricing.words import per_gpu_words
 from spotd.core.requests import stop_attempt
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost, whole_machine
@@ -62,9 +62,9 @@ def meter_outputs(builder: PlanBuilder, attempt: AttemptId, size: int) -> None:
 
 def _add_moved(builder: PlanBuilder, item: Attempt, uploaded: int, restored: int) -> Meter:
     """Meter so many bytes uploaded besides, and so many restored in all."""
-    offer, total = item.quote.offer, item.uploaded_bytes + uploaded
-    before = traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)
-    added = traffic_cost(offer, total, restored) - before
+    total = item.uploaded_bytes + uploaded
+    before = moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)
+    added = moved_cost(item.quote, total, restored) - before
     meter = replace(item.meter, traffic=MicroUsd(item.meter.traffic + added))
     builder.put_attempt(replace(item, uploaded_bytes=total, restored_bytes=restored, meter=meter))
     return meter

@@ -220,11 +220,11 @@ class JobPlacement:
 
         The best offer by the hour may take more for one checkpoint than a budget has left.
         """
-        least = traffic_of_a_run(job, chosen.offer)
+        least = traffic_of_a_run(job, chosen)
         for candidate, ceiling in self._carried_quotes(job, offers, defaultdict(int)):
             if not least:
                 return
-            traffic = traffic_of_a_run(job, candidate.offer)
+            traffic = traffic_of_a_run(job, candidate)
             if traffic < least:
                 least = traffic
                 yield candidate, ceiling

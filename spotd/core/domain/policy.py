@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
+from spotd.core.domain.egress import FREE_EGRESS, StoreEgress
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.values import InstallId, ProviderName
 
@@ -72,6 +73,8 @@ class UserLimits:
     """How long an outbid machine that is kept by its provider is waited for at most."""
     moves_max: int = 0
     """How often one job moves to a cheaper machine."""
+    egress: StoreEgress = FREE_EGRESS
+    """What reading the checkpoint store costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd.core.domain.egress import NO_CHARGE
+from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import Offer
 
 
@@ -36,3 +37,5 @@ class Quote:
     on_demand: MicroUsdPerHour | None
     """Effective price of the same hardware on-demand, the receipt's comparison."""
     at: datetime
+    egress_price: MicroUsdPerGb = NO_CHARGE
+    """What the owner of the checkpoint store asks for what a host there reads; in no effective price."""

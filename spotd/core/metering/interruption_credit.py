@@ -21,7 +21,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.metering.billing_limits import is_past_lease
-from spotd.core.pricing.effective_price import halted_rate, traffic_cost
+from spotd.core.pricing.effective_price import halted_rate, moved_cost
 from spotd_providers.contract.money import MicroUsd, cost
 from spotd_providers.contract.values import Instance, Loss
 
@@ -57,7 +57,7 @@ def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> Mic
     if taken_at - item.launched_at >= rules.free_if_taken_within:
         return MicroUsd(0)
     owed = cost(halted_rate(item.quote), now - item.intended_at)
-    moved = traffic_cost(item.quote.offer, item.uploaded_bytes, item.restored_bytes)
+    moved = moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)
     return MicroUsd(max(0, item.meter.settled - owed - moved))
 
 

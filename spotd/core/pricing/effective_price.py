@@ -16,6 +16,7 @@ from typing import Final
 
 from spotd.core.domain.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
 from spotd.core.domain.disk import GB, disk_gb_for
+from spotd.core.domain.egress import NO_CHARGE
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.quotes import PriceBreakdown, Quote
@@ -149,7 +150,7 @@ def _fee(base: int, fee_ppm: int) -> MicroUsdPerHour:
     return MicroUsdPerHour(_up(base * (fee_ppm - PPM), PPM))
 
 
-def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
+def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime, egress_price: MicroUsdPerGb = NO_CHARGE) -> Quote:
     """Return the offer with its effective price for these needs."""
     on_demand = offer.on_demand_price
     if on_demand is None and offer.market is Market.ON_DEMAND:
@@ -159,6 +160,7 @@ def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
         price=breakdown(offer, offer.gpu_price, needs, fee_ppm),
         on_demand=None if on_demand is None else MicroUsdPerHour(total_per_hour(offer, needs, fee_ppm, on_demand)),
         at=at,
+        egress_price=egress_price,
     )
 
 
@@ -204,15 +206,36 @@ def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> Micr
     return MicroUsd(min(exact, MOVED_COST_MAX))
 
 
+def egress_cost(quote: Quote, restored_bytes: int) -> MicroUsd:
+    """Return what the owner of the checkpoint store asks for so many bytes that this host reads, rounded up."""
+    return MicroUsd(min(_up(restored_bytes * quote.egress_price, GB), MOVED_COST_MAX))
+
+
+def moved_cost(quote: Quote, uploaded_bytes: int, restored_bytes: int) -> MicroUsd:
+    """Return what so many bytes cost in all: at the host's prices, and at that of the store's owner."""
+    moved = traffic_cost(quote.offer, uploaded_bytes, restored_bytes)
+    return MicroUsd(min(moved + egress_cost(quote, restored_bytes), MOVED_COST_MAX))
+
+
+def egress_per_hour(price: MicroUsdPerGb, needs: Needs) -> MicroUsdPerHour:
+    """Return what reading the store for the one restore in each usual stay costs per hour."""
+    return _traffic(needs.restore_bytes_per_hour, price)
+
+
 def save_cost(job: Job, offer: Offer) -> MicroUsd:
     """Return what the upload of the job's next checkpoint costs, as far as those that are kept show its size."""
     return traffic_cost(offer, bytes_within(max((saved.bytes for saved in job.checkpoints), default=0)), 0)
 
 
-def restore_cost(job: Job, offer: Offer) -> MicroUsd:
-    """Return what a new machine of this offer downloads before it works."""
+def restore_cost(job: Job, there: Quote) -> MicroUsd:
+    """Return what a new machine of this quote costs for what it reads before it works."""
+    return moved_cost(there, 0, restored_bytes(job))
+
+
+def restored_bytes(job: Job) -> int:
+    """Return what a new machine reads before it works."""
     newest = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
-    return traffic_cost(offer, 0, newest + bytes_within(job.delivered_bytes))
+    return newest + bytes_within(job.delivered_bytes)
 
 
 def halted_rate(agreed: Quote) -> MicroUsdPerHour:

@@ -173,7 +173,8 @@ class CandidateCatalogue:
         if made is None:
             offer = offers.entries[index]
             fee = self._policy.providers[offer.provider].fee_ppm
-            made = offers.quotes[index] = quote(offer, offers.key.needs, fee, self._now)
+            egress = self._policy.egress.price_for(offer)
+            made = offers.quotes[index] = quote(offer, offers.key.needs, fee, self._now, egress)
         return made
 
     def ranked(self, offers: RankedOffers, passed_over: defaultdict[str, int] | None = None) -> Iterator[Quote]:

@@ -7,12 +7,14 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.disk import GB
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.records import ONE
 from spotd.core.domain.world import World
 from spotd.core.experience.hazards import PPM
+from spotd.core.pricing.effective_price import egress_cost, restored_bytes
 from spotd.core.pricing.words import dollar_words, machine_words, span_words
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.ceilings import ceiling_for, is_admissible
@@ -23,6 +25,7 @@ from spotd.core.ranking.remaining_work import RemainingWork, WorkSource, remaini
 from spotd_providers.contract.money import MicroUsd, as_usd
 
 KINDS_SHOWN: Final = 3
+CENT: Final = 10_000
 READ_MAX: Final = 500
 """So many offers are read for the best of each kind."""
 NOTHING_KNOWN: Final = "cheapest first; add [work] and [speed] to rank by total cost"
@@ -39,7 +42,7 @@ def cost_words(job: Job, world: World, market: MarketSnapshot, now: datetime) ->
     best = list(_best_of_each_kind(job, catalogue, offers, world))
     if not best:
         return tuple(running)
-    losses = _loss_words(best[0], catalogue)
+    losses = (*_loss_words(best[0], catalogue), *_read_words(job, best[0][0]))
     if left is None and not offers.terms.speeds.is_known:
         return (NOTHING_KNOWN, *losses)
     compared = _compared_words(job, best, left, offers)
@@ -122,6 +125,17 @@ def _loss_words(best: tuple[Quote, Expectation, bool], catalogue: CandidateCatal
         )
     elif span >= _HOUR:
         yield f"no preemption at {provider} in {span / _HOUR:.0f} machine hours so far, so none is counted"
+
+
+def _read_words(job: Job, best: Quote) -> Iterator[str]:
+    """Yield what reading the checkpoint store costs, where that is a cent or more."""
+    size = restored_bytes(job)
+    whole = egress_cost(best, size)
+    if whole >= CENT:
+        yield (
+            f"a restore reads {size / GB:.1f} GB of the checkpoint store, for which its owner asks"
+            f" {dollar_words(whole)} (${as_usd(best.egress_price):.4f}/GB), on top of the price per hour"
+        )
 
 
 _SOURCES: Final = {

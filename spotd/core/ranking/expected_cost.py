@@ -6,7 +6,8 @@ repeated. So an hour of work costs, and whatever W hours of it are left cost W t
 
     (P (1 + h L) + what restores cost beyond those in P) / S
 
-P holds one restore in each usual stay already; where more losses than that are to be expected, the rest is added.
+P holds the host's price of one restore in each usual stay already; where more losses than that are to be expected, the
+rest is added. What the store's owner asks for them (`domain.egress`) is in no P, and all of it is added.
 Two more things count that have no place in the formula of the field: that a provider is not sure of its capacity, and
 that a host let jobs down (`experience.hosts`), each as a bounded share of P.
 
@@ -39,6 +40,7 @@ from spotd.core.pricing.effective_price import (
     PPM,
     Needs,
     checkpoint_interval,
+    egress_per_hour,
     restore_per_hour,
 )
 from spotd.core.ranking.machine_speed import UNKNOWN, Speeds, speeds_of
@@ -82,7 +84,7 @@ class Expectation:
         loss: machine time that a loss costs.
         risk_ppm: what losses add to the price, in millionths of it.
         premium_ppm: the same with scarcity and the host's own faults.
-        restores: what restores cost per hour beyond those in the price.
+        restores: what restores cost per hour beyond what is in the price.
         speed_ppm: hours of work at speed 1.0 in an hour of the machine, in millionths.
     """
 
@@ -167,11 +169,25 @@ class Costing:
         return found
 
     def _restores(self, offer: Offer, needs: Needs, hazard_ppm: int) -> int:
-        """Return what restores cost per hour beyond the one in each usual stay that the price holds."""
-        if not needs.restore_bytes_per_hour or not offer.download_price:
+        """Return what restores cost per hour: of the host's traffic what the price lacks, and of the store all."""
+        egress = self.policy.egress.price_for(offer)
+        if not needs.restore_bytes_per_hour or not (offer.download_price or egress):
             return 0
-        beyond = self._in_a_stay(hazard_ppm) - PPM
-        return min(HOURLY_MAX, restore_per_hour(offer, needs) * beyond // PPM) if beyond > 0 else 0
+        losses = self._in_a_stay(hazard_ppm)
+        read = egress_per_hour(egress, needs) * max(PPM, losses) // PPM
+        beyond = restore_per_hour(offer, needs) * max(0, losses - PPM) // PPM
+        return min(HOURLY_MAX, read + beyond)
+
+    def reads_store(self, needs: Needs) -> bool:
+        """Whether what such a job reads of the store costs anything, at some host."""
+        return bool(needs.restore_bytes_per_hour and self.policy.egress.highest)
+
+    def reads_max(self, needs: Needs) -> int:
+        """Return what reading the store costs per hour on no machine more than."""
+        if not self.reads_store(needs):
+            return 0
+        losses = max(PPM, self._in_a_stay(self.hazards.highest))
+        return egress_per_hour(self.policy.egress.highest, needs) * losses // PPM + 1
 
     def _in_a_stay(self, hazard_ppm: int) -> int:
         """Return how many losses are to be expected in a usual stay, in millionths."""

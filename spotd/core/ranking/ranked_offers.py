@@ -49,7 +49,7 @@ class RankedOffers:
 
     Attributes:
         is_by_price: offers rank as their prices do, but for the little that their providers state of them.
-        behind_ppm: how far behind its price, over its speed, an offer can rank at most.
+        behind_ppm: how far behind its price, over its speed, an offer can rank at most, but for what it reads.
         speed_min: of the kinds of machine that may fit, in millionths.
     """
 
@@ -84,6 +84,8 @@ class RankedOffers:
         self.speed_min = min(self._speeds, default=PPM)
         premium = costing.premium_max_ppm(self.providers, key.needs, self.terms)
         self.behind_ppm = (PPM + premium) * (PPM + headroom_ppm) // PPM
+        self._reads_store = costing.reads_store(key.needs)
+        self._reads_max = costing.reads_max(key.needs)
         self._next: list[tuple[int, int, int]] = []
         self._priced: list[tuple[int, int, str, str, Offer]] = []
         for number, (rules, _, group) in enumerate(groups):
@@ -116,17 +118,15 @@ class RankedOffers:
 
     def highest_rank(self, total: int, kinds: Iterable[tuple[Kind, int]] = ()) -> int:
         """Return what the rank of no offer is above that costs at most so much, or so much for each of these kinds."""
-        if self.is_by_price:
-            return total * self.behind_ppm // PPM
         if not self._knows_speeds:
-            return total * self.behind_ppm // PPM + 1
+            return total * self.behind_ppm // PPM + self._reads_max + (0 if self.is_by_price else 1)
         per_speed = [most * PPM // self.terms.speeds.of(*kind) + 1 for kind, most in kinds]
         highest = max(per_speed) if per_speed else total * PPM // self.speed_min
-        return highest * self.behind_ppm // PPM + 1
+        return highest * self.behind_ppm // PPM + self._reads_max * PPM // self.speed_min + 1
 
     def lowest_total_from(self, quote: Quote) -> int:
         """Return what no offer that ranks at or behind this one costs less than."""
-        return self.least_rank(quote) * self.speed_min // self.behind_ppm
+        return max(0, self.least_rank(quote) * self.speed_min - self._reads_max * PPM) // self.behind_ppm
 
     def expect(self, offer: Offer) -> Expectation:
         return self.costing.expect(offer, self.key.needs, self.terms)
@@ -135,7 +135,7 @@ class RankedOffers:
         """Return what an hour of work costs on the machine, at what would be agreed for it."""
         gpu_price = usual_bid(offer, self._headroom_ppm) if offer.pays_bid else offer.gpu_price
         total = total_per_hour(offer, self.key.needs, fee_ppm, gpu_price)
-        if self.is_by_price and offer.capacity_score is None and offer.hazard_ppm is None:
+        if self.is_by_price and offer.capacity_score is None and offer.hazard_ppm is None and not self._reads_store:
             return total
         return rank(total, self.expect(offer))
 

@@ -2,7 +2,8 @@
 
     staying = rate now x time left here
     moving  = rate there x (time left there + start) + rate now x stop + bytes saved and restored
-              + losses that a fresh machine suffers more than one of this age, each a start and half a save interval
+              + losses that a fresh machine suffers more than one of this age, each a start, half a save interval and
+                a restore
 
 The time left is the job's own estimate (`remaining_work`), from its newest checkpoint, so that what is not saved counts
 as work to be repeated. Where it is not known what is left, the job is taken to go on for as long as it has run on this
@@ -112,13 +113,15 @@ def compare(
     rate_there = running_rate(there)
     start = max(startup(job, offer), min(START_MAX, max(usual_start, _start_took(item))))
     stop = job.spec.checkpoint.stop_grace + STOP_TAKES
-    moved = save_cost(job, here) + restore_cost(job, offer)
+    restored = restore_cost(job, there)
+    moved = save_cost(job, here) + restored
     lost = (job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL) / 2 + start
     more_losses = 0
     if offer.interruption is not Interruption.NEVER:
         fresh = _raised(expected_losses(timedelta(0), there_left), hazard_there_ppm)
         more_losses = max(0, fresh - _raised(expected_losses(_age(item, now), there_left), hazard_here_ppm))
-    fixed = cost(rate, stop) + cost(rate_there, start) + moved + more_losses * cost(rate_there, lost) // PPM
+    each_loss = cost(rate_there, lost) + restored
+    fixed = cost(rate, stop) + cost(rate_there, start) + moved + more_losses * each_loss // PPM
     return Comparison(
         left=here_left,
         is_estimate=left is not None,

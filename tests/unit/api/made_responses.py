@@ -335,6 +335,7 @@ def attempt_cost(**given: Any) -> AttemptCostResponse:
         "spent_usd": 4.62,
         "on_demand_usd": 7.8,
         "traffic_usd": 0.0,
+        "egress_usd": 0.0,
         "uploaded_bytes": 0,
         "restored_bytes": 0,
         "reason": "preempted",

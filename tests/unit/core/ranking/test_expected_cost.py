@@ -14,6 +14,7 @@ from spotd.core.billing.budgets import BudgetGuard
 from spotd.core.decide import decide
 from spotd.core.decision.placement import JobPlacement
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.egress import ELSEWHERE, StoreEgress
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job, PaceSample
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
@@ -110,6 +111,14 @@ PACES = st.sampled_from(
         ),
     ]
 )
+EGRESS = st.sampled_from(
+    [
+        StoreEgress(),
+        StoreEgress(per_gb=MicroUsdPerGb(90_000)),
+        StoreEgress(per_gb=MicroUsdPerGb(90_000), near={(SHOP, ""): MicroUsdPerGb(0)}),
+        StoreEgress(per_gb=MicroUsdPerGb(1_000_000), near={(POD, ELSEWHERE): MicroUsdPerGb(5)}),
+    ]
+)
 PRICES = st.builds(PriceLimit, per_gpu_hour=st.integers(20_000, 3_000_000)) | st.builds(
     PriceLimit, machine_hour=st.integers(20_000, 3_000_000)
 )
@@ -127,6 +136,11 @@ JOBS = st.builds(
 )
 
 
+def reading(state: World, egress: StoreEgress) -> World:
+    """The same where the owner of the checkpoint store asks for what is read."""
+    return replace(state, policy=replace(state.policy, egress=egress))
+
+
 def by_hand(state: World, wanted: Job, offers: list[Offer]) -> list[tuple[int, int, str, str]]:
     """Every offer with its rank, best first, by the formula and nothing else."""
     costing = Costing.of(state.policy, state.experience, (), NOW)
@@ -142,12 +156,12 @@ def by_hand(state: World, wanted: Job, offers: list[Offer]) -> list[tuple[int, i
 
 
 @settings(max_examples=50, deadline=None)
-@given(OFFERS, JOBS, PRICES, experiences([SHOP, POD], HOSTS, POOLS))
+@given(OFFERS, JOBS, PRICES, experiences([SHOP, POD], HOSTS, POOLS), EGRESS)
 def test_what_is_found_by_reading_little_is_what_reading_all_finds(
-    offers: list[Offer], wanted: Job, price: PriceLimit, known: Experience
+    offers: list[Offer], wanted: Job, price: PriceLimit, known: Experience, egress: StoreEgress
 ) -> None:
     wanted = replace(wanted, spec=replace(wanted.spec, price=price))
-    state = world(wanted, known=known)
+    state = reading(world(wanted, known=known), egress)
     shelves = catalogue(state, offers)
     ranked = [(q.offer.provider, q.offer.offer_id) for q in shelves.ranked(shelves.list_for(shelves.key_of(wanted)))]
     expected = by_hand(state, wanted, offers)
@@ -168,9 +182,11 @@ def test_what_is_found_by_reading_little_is_what_reading_all_finds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(OFFERS, JOBS, experiences([SHOP, POD], HOSTS, POOLS))
-def test_the_bounds_of_a_rank_hold_for_every_offer(offers: list[Offer], wanted: Job, known: Experience) -> None:
-    state = world(wanted, known=known)
+@given(OFFERS, JOBS, experiences([SHOP, POD], HOSTS, POOLS), EGRESS)
+def test_the_bounds_of_a_rank_hold_for_every_offer(
+    offers: list[Offer], wanted: Job, known: Experience, egress: StoreEgress
+) -> None:
+    state = reading(world(wanted, known=known), egress)
     shelves = catalogue(state, offers)
     fitting = shelves.list_for(shelves.key_of(wanted))
     ranked = [(q, shelves.ranked_total(fitting, q.offer)) for q in shelves.ranked(fitting)]
