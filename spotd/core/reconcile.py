@@ -6,7 +6,8 @@ it died is missed. What a list shows of an instance is recorded first (`RECORDS`
 end; last, the attempt is judged by the row of its state and what was observed (`JUDGEMENTS`). `docs/states.md` shows
 both tables, of `listed` and `judgements`. A machine that no attempt owns is ended (`orphans`).
 
-How list and heartbeat are weighed against each other is the theory of `loss_evidence`.
+How list and heartbeat are weighed against each other is the theory of `loss_evidence`, and of `confirmation` where a
+row contradicts a host that lives.
 
 An incomplete listing proves what it shows and nothing else; with no listing and no read, everything is held. Most
 reads are a liveness check of all hosts (`HostStatus.liveness_check`): it keeps an attempt alive, and what would end
@@ -27,6 +28,7 @@ from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
 from spotd.core.machines.absence import InstancesByKey, held_back, instances_by_key
 from spotd.core.machines.bids import note_bid
+from spotd.core.machines.confirmation import as_unknown, is_doubted
 from spotd.core.machines.host_reports import absorb, exited
 from spotd.core.machines.judgements import Case, judge
 from spotd.core.machines.launch_calls import record_instance
@@ -36,7 +38,7 @@ from spotd.core.machines.orphans import end_orphans
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
-from spotd_providers.contract.values import Instance, InstanceState, Listing, ProviderName
+from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, ProviderName
 
 
 def reconcile(
@@ -69,6 +71,7 @@ class _Reconciliation:
         listings, self.held = self._usable(listings)
         builder.listed_at = {provider: listing.at for provider, listing in listings.items()}
         listed = instances_by_key(listings)
+        self._owned = {a.ref: a.id for a in builder.attempts() if a.ref is not None and a.state.counts}
         for item in builder.attempts():
             self._judge_alone(item, listings.get(item.provider), listed)
         end_orphans(builder, listings)
@@ -107,10 +110,13 @@ class _Reconciliation:
     def _judge(self, attempt_id: AttemptId, listing: Listing | None, listed: InstancesByKey) -> None:
         builder, report = self.builder, self.reports.get(attempt_id)
         item = builder.attempt(attempt_id)
-        mine = _pick(builder, item, listed.get((item.provider, item.key), ()))
+        mine = _pick(builder, item, listed.get((item.provider, item.key), ()), self._owned)
         if mine is not None and item.ref is None:
             _adopt(builder, attempt_id, mine)
-        if mine is not None and (mine.state is InstanceState.GONE or not is_outdated(builder, item, listing)):
+        item = builder.attempt(attempt_id)
+        if mine is not None and listing is not None and is_doubted(builder, item, mine, listing, report, self.evidence):
+            mine = as_unknown(mine)
+        elif mine is not None and (mine.state is InstanceState.GONE or not is_outdated(builder, item, listing)):
             note_bid(builder, attempt_id, mine, listing)
             record(builder, attempt_id, mine)
         if builder.attempt(attempt_id).state.counts and report is not None and report.exit_cause is not None:
@@ -130,8 +136,14 @@ class _Reconciliation:
         )
 
 
-def _pick(builder: PlanBuilder, item: Attempt, found: tuple[Instance, ...]) -> Instance | None:
-    """Return the machine of this attempt among those that carry its key; the others are doubles and are ended."""
+def _pick(
+    builder: PlanBuilder, item: Attempt, found: tuple[Instance, ...], owned: Mapping[InstanceRef, AttemptId]
+) -> Instance | None:
+    """Return the machine of this attempt among those that carry its key; the others are doubles and are ended.
+
+    The machine of another attempt that counts is none, whatever key a row gives it.
+    """
+    found = tuple(i for i in found if owned.get(i.ref, item.id) == item.id)
     if item.ref is not None:
         chosen = next((i for i in found if i.ref == item.ref), None)
     else:

@@ -65,6 +65,7 @@ BUNDLED: Final = Schema(
         "0010": "5905416695274e22",
         "0011": "322c0e6d464fe23e",
         "0012": "94566034b00ba5b8",
+        "0013": "c1dbfba001480f3d",
     },
     folders=(_FOLDER / "versions",),
 )

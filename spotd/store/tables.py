@@ -196,6 +196,9 @@ class AttemptRow(Base, table=True):
     bill_read: int | None = _big(nullable=True)
     bill_note: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
     proven_at: int | None = _big(nullable=True)
+    over_since: int | None = _big(nullable=True)
+    notices_lapsed: int = _zero()
+    notice_lapsed_at: int | None = _big(nullable=True)
 
 
 class CheckpointRow(Base, table=True):

@@ -81,6 +81,9 @@ class Attempt:
         watch: what is known of its progress, where its job is watched.
         bidding: the bids for its machine, where a bid is paid.
         freshness: how old its newest checkpoint is, where its job states how often it saves.
+        over_since: the first of the consecutive listings which state that the machine is over, or another one.
+        notices_lapsed: how many interruption notices did not come true.
+        notice_lapsed_at: the instant that the newest of them named.
     """
 
     id: AttemptId
@@ -130,6 +133,9 @@ class Attempt:
     freshness: Freshness | None = None
     bidding: Bidding = field(default_factory=Bidding)
     ceiling_set: MicroUsdPerGpuHour | None = None
+    over_since: datetime | None = None
+    notices_lapsed: int = 0
+    notice_lapsed_at: datetime | None = None
 
     @property
     def provider(self) -> ProviderName:

@@ -12,11 +12,11 @@ from spotd.core.billing.traffic import meter_outputs, meter_traffic
 from spotd.core.checkpoints.checkpoint_advice import with_save_time
 from spotd.core.checkpoints.outputs import note_outputs, pin_outputs
 from spotd.core.checkpoints.retention import note_fallbacks, with_fresh
-from spotd.core.domain.bounds import notice_within
 from spotd.core.domain.host_status import ExitCause, HostStatus
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.lineage import with_progress
 from spotd.core.domain.states import AttemptState, EndReason, JobState, require_rows
+from spotd.core.machines.notices import drop_lapsed_notice, note_notice
 from spotd.core.machines.watchdog import note_freshness, note_progress
 from spotd.core.plans.learning import learn_from_start
 from spotd.core.plans.plan_builder import PlanBuilder
@@ -104,6 +104,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     note_progress(builder, attempt_id, report, is_new=moved)
     if report.notice_at is not None:
         note_notice(builder, attempt_id, report.notice_at)
+    drop_lapsed_notice(builder, attempt_id)
     _extend_stop(builder, attempt_id, report)
     item = builder.attempt(attempt_id)
     if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
@@ -149,17 +150,6 @@ def _running(builder: PlanBuilder, attempt_id: AttemptId) -> None:
             started_at=job.started_at or builder.now,
             image_errors=0,
         )
-
-
-def note_notice(builder: PlanBuilder, attempt_id: AttemptId, at: datetime) -> None:
-    item = builder.attempt(attempt_id)
-    if item.notice_at is not None:
-        return
-    at = notice_within(at, builder.now)
-    builder.put_attempt(replace(item, notice_at=at))
-    seconds = max(0, int((at - builder.now).total_seconds()))
-    builder.event("attempt.notice", f"the provider will take the machine in {seconds} s", attempt=attempt_id)
-    builder.list_again(item.provider)
 
 
 def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:

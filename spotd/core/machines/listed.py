@@ -21,7 +21,7 @@ from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import IntentState, terminate_intent_id
 from spotd.core.domain.states import AttemptState, require_rows
-from spotd.core.machines.host_reports import note_notice
+from spotd.core.machines.notices import note_notice
 from spotd.core.metering.interruption_credit import free_of
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import halted_rate, metered_rate, on_demand_rate, repriced

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -16,6 +16,7 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.intents import IntentKind, IntentState
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.machines.listed import STOPPED
 from spotd.core.machines.outcomes import LaunchFailure, launch_refused, launch_unknown
 from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
@@ -91,6 +92,12 @@ CELLS = {
 }
 
 
+def former(cell: Cell) -> datetime | None:
+    """When a former list said the same of a machine that runs: one row alone ends none."""
+    is_over = cell.theirs is not None and cell.theirs.state in STOPPED
+    return NOW - MINUTE if is_over and cell.ours is not A.ENDING else None
+
+
 def after(world: World, plan: Plan) -> tuple[AttemptState, JobState]:
     attempt = next(iter(plan.attempts.values()), next(iter(world.attempts.values())))
     job = plan.jobs.get(J, world.jobs[J])
@@ -105,7 +112,7 @@ def ends(plan: Plan) -> list[str]:
 def test_each_cell_of_ours_against_theirs(cell: Cell) -> None:
     # Of a launch without an answer absence means that two lists lack it: this one, and one a minute ago.
     lacked = {"missing_since": NOW - timedelta(minutes=1)} if cell.reason is EndReason.NEVER_LAUNCHED else {}
-    world = world_with(cell.ours, **lacked)
+    world = world_with(cell.ours, over_since=former(cell), **lacked)
     shown = listing() if cell.theirs is None else listing(cell.theirs)
     plan = reconcile(world, shown, report(), NOW)
     assert after(world, plan) == (cell.attempt, cell.job)
@@ -143,7 +150,7 @@ def test_an_incomplete_or_missing_listing_proves_no_loss(ours: AttemptState) -> 
 
 
 def test_an_incomplete_listing_proves_what_it_shows() -> None:
-    world = world_with(A.RUNNING)
+    world = world_with(A.RUNNING, over_since=NOW - MINUTE)
     plan = reconcile(world, listing(instance(S.PAUSED, loss=Loss.OUTBID), complete=False), report(), NOW)
     assert after(world, plan)[0] is A.ENDING
 
@@ -269,7 +276,7 @@ def test_silence_is_ours_while_the_store_does_not_answer() -> None:
 
 
 def test_checkpoints_published_before_the_loss_are_taken_in_with_it() -> None:
-    world = world_with(A.RUNNING)
+    world = world_with(A.RUNNING, over_since=NOW - MINUTE)
     saved = Checkpoint(name="step-2", attempt=1, step=2, bytes=10, at=NOW - MINUTE, manifest_key="k", sha256="0" * 64)
     plan = reconcile(world, listing(instance(S.PAUSED, loss=Loss.OUTBID)), report(seq=6, checkpoints=(saved,)), NOW)
     assert plan.jobs[J].checkpoints == (saved,)
@@ -323,7 +330,7 @@ def test_a_second_machine_under_one_key_is_ended() -> None:
 def test_a_machine_sold_in_another_market_than_agreed_is_ended() -> None:
     for ours in (A.INTENDED, A.RUNNING):
         sold = replace(instance(S.RUNNING), market=Market.ON_DEMAND)
-        plan = reconcile(world_with(ours), listing(sold), report(), NOW)
+        plan = reconcile(world_with(ours, over_since=NOW - MINUTE), listing(sold), report(), NOW)
         assert next(iter(plan.attempts.values())).end_reason is EndReason.CONTRACT_BROKEN
         assert ends(plan) == ["terminate:shop::m1"]
 
@@ -339,7 +346,7 @@ def test_a_price_that_moved_is_booked_from_now_on() -> None:
 
 def test_every_changed_state_has_its_event() -> None:
     for cell in CELLS.values():
-        world = world_with(cell.ours)
+        world = world_with(cell.ours, over_since=former(cell))
         shown = listing() if cell.theirs is None else listing(cell.theirs)
         plan = reconcile(world, shown, report(), NOW)
         if any(j.state is not world.jobs[i].state for i, j in plan.jobs.items()):

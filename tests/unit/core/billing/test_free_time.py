@@ -32,7 +32,8 @@ def world(*, free: timedelta = timedelta(hours=1), launched: datetime = NOW - 10
     """A machine at $0.40 an hour plus a cent for its disk, of a provider that bills none of its first hour."""
     agreed = quote(offer(storage_price=DISK), needs_of(job(), shop_policy()), 1_000_000, launched)
     assert agreed.price.total == 410_000
-    base = world_with(AttemptState.RUNNING, quote=agreed, launched_at=launched, intended_at=launched, **changes)
+    known = {"quote": agreed, "launched_at": launched, "intended_at": launched, "over_since": NOW - MINUTE}
+    base = world_with(AttemptState.RUNNING, **{**known, **changes})
     (item,) = base.attempts.values()
     meter = replace(item.meter, rate=agreed.price.total, since=launched)
     rules = replace(base.policy.providers[SHOP], free_if_taken_within=free)
@@ -122,7 +123,8 @@ def test_every_other_end_is_paid_for(before: World, loss: Loss | None) -> None:
 def test_what_was_booked_before_midnight_is_taken_back_from_that_day() -> None:
     launched = datetime(2026, 3, 1, 23, 40, tzinfo=UTC)
     at = datetime(2026, 3, 2, 0, 10, tzinfo=UTC)
-    after, plan = seen(world(launched=launched, heartbeat_seen_at=at), InstanceState.GONE, Loss.PREEMPTED, at)
+    before = world(launched=launched, heartbeat_seen_at=at, over_since=at - MINUTE)
+    after, plan = seen(before, InstanceState.GONE, Loss.PREEMPTED, at)
     assert [day for day, _ in taken_back(plan)] == [date(2026, 3, 1), date(2026, 3, 2)]
     # Half an hour of disk is half a cent, two thirds of it yesterday's.
     assert after.spent_by_day == {date(2026, 3, 1): 3_333, date(2026, 3, 2): 1_667}

@@ -155,8 +155,10 @@ def taken_after(span: timedelta, loss: Loss = Loss.PREEMPTED, saves: bool = Fals
         made = Checkpoint(name=name, attempt=number, step=number, bytes=1, at=at, manifest_key=name, sha256="0" * 64)
         told = HostStatus(attempt=attempt, read_at=at, seq=1, phase="run", checkpoints=(made,) if saves else ())
         taken = replace(machine(attempt.number, now, InstanceState.GONE), loss=loss)
-        seen = Listing(instances=(taken,), complete=True, at=at)
-        world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, at))
+        first = Listing(instances=(taken,), complete=True, at=at - SECOND)
+        seen = replace(first, at=at)  # of a host that spoke a moment ago, two lists must say it
+        for one in (first, seen):
+            world = applied(world, reconcile(world, {SHOP: one}, {attempt: told}, at))
         return applied(world, reconcile(world, {SHOP: seen}, {}, at))
 
     return answer

@@ -60,23 +60,29 @@ def test_traffic_grows_with_the_checkpoint_until_the_highest_price_there_is() ->
 
 @pytest.mark.parametrize("at", [YEAR_9999, datetime(1, 1, 1, tzinfo=UTC)], ids=["9999", "1"])
 @pytest.mark.parametrize("by_host", [True, False], ids=["host", "listing"])
-def test_a_notice_for_any_instant_is_taken_in_and_ends_in_time(at: datetime, *, by_host: bool) -> None:
-    world = world_with(AttemptState.RUNNING, phase="done")
+def test_a_notice_for_any_instant_ends_nothing_and_no_machine_outlives_it(at: datetime, *, by_host: bool) -> None:
+    world = world_with(AttemptState.RUNNING, phase="done", over_since=NOW)
     runs = instance(InstanceState.RUNNING)
     shown = listing(runs if by_host else replace(runs, notice_at=at))
     plan = reconcile(world, shown, report(seq=9, notice_at=at if by_host else None), NOW)
     world = applied(world, plan)
     [item] = world.attempts.values()
-    assert item.notice_at is not None
-    assert abs(item.notice_at - NOW) <= timedelta(days=2)
-    gone = reconcile(world, listing(instance(InstanceState.PAUSED)), report(seq=9), NOW)
-    assert not applied(world, gone).attempts[item.id].state.counts
+    assert item.state.counts
+    assert item.notice_at is None, "neither holds bids, moves and the watchdog back for a moment"
+    later = NOW + timedelta(minutes=1)
+    for seconds in (0, 1):
+        shown = listing(instance(InstanceState.PAUSED), at=later + timedelta(seconds=seconds))
+        world = applied(world, reconcile(world, shown, report(seq=9), later + timedelta(seconds=2)))
+    assert world.attempts[item.id].state.counts, "what its host wrote since is still to be read"
+    heard = {i: replace(r, read_at=later + timedelta(seconds=3)) for i, r in report(seq=9).items()}
+    world = applied(world, reconcile(world, shown, heard, later + timedelta(seconds=3)))
+    assert not world.attempts[item.id].state.counts
 
 
 @pytest.mark.parametrize("wait", [timedelta(days=1), timedelta.max, timedelta(0), timedelta(days=-3), None], ids=str)
 @pytest.mark.parametrize("tries", [0, 1, 10, 10**6])
 def test_an_end_is_tried_again_within_minutes_whatever_wait_is_asked_for(wait: timedelta | None, tries: int) -> None:
-    world = world_with(AttemptState.RUNNING)
+    world = world_with(AttemptState.RUNNING, over_since=NOW - timedelta(minutes=1))
     ended = reconcile(world, listing(instance(InstanceState.PAUSED)), report(), NOW)
     world = applied(world, ended)
     [intent] = world.intents.values()

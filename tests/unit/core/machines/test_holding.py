@@ -29,6 +29,8 @@ SAVED = Checkpoint(name="s", attempt=1, step=1, bytes=1, at=NOW - 5 * MINUTE, ma
 
 def world(*, hold: timedelta = 10 * MINUTE, checkpoints: tuple[Checkpoint, ...] = (SAVED,), **known: Any) -> World:
     some = bid_world(known=Bidding(placed=(usd(0.44),), **known))
+    item = replace(some.attempts[FIRST], over_since=NOW - MINUTE)
+    some = replace(some, attempts={FIRST: item})
     owner = replace(some.jobs[FIRST.job], checkpoints=checkpoints)
     policy = replace(some.policy, raise_bids=False, hold_max=hold)
     return replace(some, policy=policy, jobs={owner.id: owner})
@@ -145,7 +147,7 @@ def test_a_machine_that_wakes_and_stays_silent_is_left() -> None:
 
 
 def test_a_cancelled_or_stopped_job_holds_nothing() -> None:
-    some = world_with(AttemptState.STOPPING)
+    some = world_with(AttemptState.STOPPING, over_since=NOW - MINUTE)
     some = replace(some, policy=replace(some.policy, hold_max=10 * MINUTE))
     assert outbid(some).attempts[FIRST].end_reason is EndReason.CANCELLED
 

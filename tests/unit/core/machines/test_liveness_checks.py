@@ -25,8 +25,8 @@ WOULD_END = {
     "silent": (world_with(A.RUNNING, heartbeat_seen_at=NOW - timedelta(minutes=35)), RUNS),
     "never heard of": (world_with(A.STARTING, launched_at=LONG_AGO, heartbeat_seen_at=None), RUNS),
     "stopping for too long": (world_with(A.STOPPING, stop=STOP), RUNS),
-    "outbid": (world_with(A.RUNNING), (instance(S.PAUSED, loss=Loss.OUTBID),)),
-    "gone": (world_with(A.RUNNING), (instance(S.GONE, loss=Loss.PREEMPTED),)),
+    "outbid": (world_with(A.RUNNING, over_since=NOW - timedelta(minutes=1)), (instance(S.PAUSED, loss=Loss.OUTBID),)),
+    "gone": (world_with(A.RUNNING, over_since=NOW - timedelta(minutes=1)), (instance(S.GONE, loss=Loss.PREEMPTED),)),
     "absent": (
         world_with(A.RUNNING, missing_since=NOW - timedelta(minutes=1), heartbeat_seen_at=NOW - timedelta(seconds=45)),
         (),

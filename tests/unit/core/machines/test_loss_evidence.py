@@ -216,9 +216,11 @@ def test_a_lone_host_is_kept_while_the_daemon_itself_cannot_write() -> None:
 
 
 @pytest.mark.parametrize("loss", [Loss.PREEMPTED, Loss.OUTBID, None])
-def test_a_provider_that_says_so_ends_a_machine_at_once(loss: Loss | None) -> None:
+def test_a_provider_that_says_so_twice_ends_a_machine_at_once(loss: Loss | None) -> None:
     watch = Watch(fleet(3))
     rows = [*machines(watch.world, 1, 2), *machines(watch.world, 3, state=InstanceState.PAUSED, loss=loss)]
+    watch.run(timedelta(seconds=10), *rows)
+    assert watch.alive == {1, 2, 3}
     watch.run(timedelta(seconds=10), *rows)
     assert watch.alive == {1, 2}
 
