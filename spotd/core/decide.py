@@ -29,6 +29,7 @@ from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.words import quote_words, witness_words
 from spotd.core.quarantine import guarded, in_words
+from spotd.core.running.author import MachineVerdicts
 from spotd.core.schedule.opening import closing_words, enforce_windows
 
 
@@ -39,8 +40,9 @@ def decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
 
 def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     builder, budget_guard = PlanBuilder(world, now), BudgetGuard(world, now)
-    placement = JobPlacement(builder, world, market, budget_guard)
-    enforcement = Enforcement(builder, world, budget_guard)
+    machine_verdicts = MachineVerdicts(builder, world, market)
+    placement = JobPlacement(builder, world, market, budget_guard, machine_verdicts)
+    enforcement = Enforcement(builder, world, budget_guard, machine_verdicts)
     enforcement.enforce_budgets()
     enforcement.enforce_ceilings()
     enforce_windows(builder, world)
@@ -60,6 +62,7 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
         if (error := builder.attempted(partial(_explain_running, placement, job, item))) is not None:
             builder.note_contained(f"the verdict on job {job.id}", in_words(error))
     relocation.move_to_cheaper()
+    machine_verdicts.finish()
     builder.wake(min([now + world.policy.recheck_every, *placement.catalogue.waits]))
     return replace(builder.plan(), verdicts=placement.verdicts)
 
@@ -79,6 +82,7 @@ def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) ->
 def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
     notes = (
         placement.pacer.words(job),
+        placement.machine_verdicts.words(job),
         closing_words(job, item, placement.now),
         witness_words(item, placement.policy, placement.now),
         hold_words(item, placement.policy, placement.now),

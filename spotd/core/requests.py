@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
-from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job, Pacing
-from spotd.core.domain.states import AttemptState, EndKind, EndReason, InvariantBroken, JobState
+from spotd.core.domain.states import EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.words import dollar_words, limit_words
 from spotd.core.ranking.ceilings import ceiling_for
+from spotd.core.running.author import order_stop
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import MicroUsd
 
@@ -35,58 +35,6 @@ def submit_all(world: World, jobs: Iterable[Job], now: datetime) -> Plan:
         begins = f", to begin from checkpoint {job.checkpoints[0].name} of another job" if job.checkpoints else ""
         builder.event("job.submitted", f"{job.name} is queued{begins}", job=job.id, name=job.name)
     return builder.plan()
-
-
-READ_IS_FRESH: Final = timedelta(minutes=1)
-"""A machine that had not spoken so long ago has saved nothing yet."""
-SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
-
-
-def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str, *, flush: bool = True) -> None:
-    """Order the runner to save and stop; a machine that is not known yet is let go as soon as it is.
-
-    Without `flush` it stops at once and uploads nothing more.
-    """
-    if item.stop is not None:
-        return
-    grace = builder.job(item.id.job).spec.checkpoint.stop_grace
-    order = StopOrder(
-        reason=reason,
-        detail=detail,
-        ordered_at=builder.now,
-        deadline=builder.now + grace + builder.policy.save_allowance,
-        limit=None if reason.traits.kind is EndKind.FOR_MONEY else builder.now + grace + builder.policy.save_limit,
-    )
-    order = order if flush else without_save(builder, order)
-    if item.running_at is None and not _may_have_run(item, builder.now):
-        builder.put_attempt(replace(item, stop=order))
-        builder.end_attempt(item.id, reason, detail)
-        return
-    state = item.state if item.state is AttemptState.INTENDED else AttemptState.STOPPING
-    builder.put_attempt(replace(item, stop=order, state=state))
-    builder.event(
-        "attempt.stopping",
-        f"ordered to {'save and stop' if flush else SAVES_NO_MORE}: {reason.sentence(detail)}",
-        attempt=item.id,
-        reason=reason.value,
-    )
-    builder.wake(order.deadline)
-
-
-def without_save(builder: PlanBuilder, order: StopOrder) -> StopOrder:
-    """Return the same order for a machine that stops at once and uploads nothing more."""
-    return replace(order, flush=False, deadline=builder.now + builder.policy.save_allowance, limit=None)
-
-
-def _may_have_run(item: Attempt, now: datetime) -> bool:
-    """Whether its machine may have run and saved since it was read last: the daemon or the store may have been away.
-
-    A host that speaks before its launch is settled runs, though the attempt does not say so yet.
-    """
-    if item.ref is None and item.heartbeat_seen_at is not None:
-        return True
-    known = item.read_at or item.launched_at or item.intended_at
-    return (item.ref is not None or item.outcome_unknown) and now - known > READ_IS_FRESH
 
 
 def cancel(world: World, job_id: JobId, now: datetime) -> Plan:
@@ -111,7 +59,7 @@ def _cancel(builder: PlanBuilder, job: Job, counting: Attempt | None) -> None:
         builder.move_job(job.id, JobState.CANCELLED, EndReason.CANCELLED.traits.sentence)
         return
     builder.move_job(job.id, JobState.CANCELLING, "cancelled: the machine saves and stops")
-    stop_attempt(builder, counting, EndReason.CANCELLED, "")
+    order_stop(builder, counting, EndReason.CANCELLED, "")
 
 
 def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:

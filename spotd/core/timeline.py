@@ -22,6 +22,7 @@ from spotd.core.billing.budgets import redated_hold
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.charges import Charge
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.jobs import Job
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.world import World
 from spotd.core.metering.metering import settled
@@ -124,7 +125,7 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
             charges.extend(booked)
         attempts.append(_shifted(after, moved))
     return Plan(
-        jobs={job.id: _shifted(job, moved) for job in world.jobs.values() if not job.state.is_final},
+        jobs={job.id: _job(job, moved) for job in world.jobs.values() if not job.state.is_final},
         attempts={item.id: item for item in attempts},
         intents={intent.id: _shifted(intent, moved) for intent in world.intents.values()},
         cooldowns=tuple(_cooling(cooldown, moved, _plus(now, step)) for cooldown in world.cooldowns),
@@ -145,6 +146,13 @@ def _shifted(value: _T, moved: Callable[[datetime], datetime]) -> _T:
         changed = {name: after for name, one in held.items() if (after := _shifted(one, moved)) != one}
         result = replace(value, **changed) if changed else value
     return result  # type: ignore[no-any-return]  # of the type it was given, which `replace` cannot tell
+
+
+def _job(job: Job, moved: Callable[[datetime], datetime]) -> Job:
+    """Return the job; what it proposed begins anew, since the readings that the proposal rests on keep their dates."""
+    if job.moves.proposed is not None:
+        job = replace(job, moves=replace(job.moves, proposed=None))
+    return _shifted(job, moved)
 
 
 def _cooling(cooldown: Cooldown, moved: Callable[[datetime], datetime], fresh: datetime) -> Cooldown:

@@ -27,6 +27,7 @@ from spotd.core.decide import decide
 from spotd.core.domain.host_status import HostStatus
 from spotd.core.domain.ids import AttemptId, JobId
 from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.states import InvariantBroken, JobState
 from spotd.core.domain.verdicts import Verdict
 from spotd.core.domain.world import World
@@ -192,7 +193,7 @@ class ControlLoop:
             first = combine(ended, reconcile(applied(world, ended), listings, fresh, now))
             if self.only_reconciles:
                 return replace(first, events=first.events + notes)
-            second = decide(applied(world, first), self._offer_cache.snapshot(), now)
+            second = decide(applied(world, first), self._market(reports), now)
             both = combine(first, second)
             return replace(both, events=both.events + notes)
 
@@ -228,6 +229,16 @@ class ControlLoop:
             self._list_again(provider)
         self.cycles += 1
         return self._pause_s(committed)
+
+    def _market(self, reports: Mapping[AttemptId, HostStatus]) -> MarketSnapshot:
+        """Return the market with all that cannot be reached at the moment."""
+        market = self._offer_cache.snapshot()
+        away = self._host_monitor.last_error or self._grant_writer.store_error
+        if not away and any(report.store_takes_no_writes for report in reports.values()):
+            away = "it takes no writes"
+        if not away or market.readings is None:
+            return market
+        return replace(market, readings=replace(market.readings, store_away=away))
 
     def _tell_contained(self, contained: Iterable[Contained]) -> None:
         """Log each failure that was kept from everything else, when it begins."""

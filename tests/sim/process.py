@@ -255,6 +255,10 @@ class Hosts:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
+    @property
+    def last_error(self) -> str:
+        return "" if self._daemon.can_read else "it does not answer"
+
     async def read_hosts(self, _world: World, _closely: frozenset[AttemptId]) -> Mapping[AttemptId, HostStatus]:
         return self._daemon.look()
 
@@ -275,6 +279,10 @@ class Grants:
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self.prepared: dict[AttemptKey, tuple[Attempt, Task]] = {}
+
+    @property
+    def store_error(self) -> str:
+        return "" if self.daemon.can_write else "it takes no writes"
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
         await anyio.sleep(self.daemon.rng.uniform(0, 1))

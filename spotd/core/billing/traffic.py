@@ -25,7 +25,7 @@ from spotd.core.domain.states import EndReason
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import DEFAULT_CHECKPOINT_INTERVAL, PPM, moved_cost, traffic_cost
 from spotd.core.pricing.words import per_gpu_words
-from spotd.core.requests import stop_attempt
+from spotd.core.running.author import order_stop
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost, whole_machine
 
 WINDOW_MIN: Final = timedelta(hours=1)
@@ -90,7 +90,7 @@ def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) 
     if item.stop is None and item.state.counts and debt > cost(paid_off_per_hour, max(WINDOW_MIN, every)):
         accepted = per_gpu_words(item.ceiling_now)
         moved = traffic_cost(item.quote.offer, item.uploaded_bytes, 0)
-        stop_attempt(
+        order_stop(
             builder,
             builder.attempt(attempt),
             EndReason.PRICE_ROSE,

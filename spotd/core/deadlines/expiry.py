@@ -18,7 +18,7 @@ from spotd.core.domain.world import World
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.words import span_words
 from spotd.core.quarantine import contain
-from spotd.core.requests import stop_attempt
+from spotd.core.running.author import order_stop
 
 
 def words_of_expiry(job: Job, now: datetime) -> str:
@@ -43,7 +43,7 @@ def _enforce(builder: PlanBuilder, item: Attempt) -> None:
     patience = builder.policy.save_limit if item.ends_itself else timedelta(0)
     over = _over(job, due, left, now, patience)
     if over is not None:
-        stop_attempt(builder, item, *over)
+        order_stop(builder, item, *over)
         return
     if due is not None:
         builder.wake(due + patience)

@@ -9,9 +9,9 @@ Ceilings and budgets hold whatever the deadline needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -22,6 +22,7 @@ from spotd.core.deadlines.spot_runs import with_spot
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job, Pacing
+from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
@@ -32,10 +33,12 @@ from spotd.core.policies.shield import is_safe
 from spotd.core.policies.slack_pacing import reserve_s, slack_s
 from spotd.core.pricing.words import quote_words
 from spotd.core.quarantine import contain
-from spotd.core.requests import stop_attempt
+from spotd.core.running.author import MachineVerdicts
+from spotd.core.running.table import pause_of
 from spotd_jobs.spec.model import MarketChoice
+from spotd_providers.contract.money import MicroUsdPerGpuHour
 
-DWELL: Final = timedelta(minutes=15)
+DWELL: Final = pause_of(MachineVerdict.BACK_TO_SPOT)
 """On-demand that was paid for is used at least so long before spot is tried again."""
 UNKNOWN_WORK: Final = (
     "[work] says neither time nor steps, so how much is left is not known, and the deadline can only end the job"
@@ -56,12 +59,14 @@ class Pacer:
         quotes: Quotes,
         cheapest: Callable[[Job], Quote | None],
         budget_guard: BudgetGuard,
+        machine_verdicts: MachineVerdicts,
     ) -> None:
         self._builder = builder
         self._world = world
         self._quotes = quotes
         self._cheapest = cheapest
         self._budget_guard = budget_guard
+        self._machine_verdicts = machine_verdicts
         self._words: dict[JobId, str] = {}
         self.reason = ""
 
@@ -125,9 +130,22 @@ class Pacer:
         chosen = self._choice(job, ahead)
         holds = ahead.seen.holds
         if holds is Action.SPOT and chosen.action is Action.ON_DEMAND and ahead.on_demand is not None:
-            stop_attempt(self._builder, item, EndReason.MIGRATED, f"to on-demand, since {chosen.sentence}")
+            self._machine_verdicts.stop(
+                item,
+                MachineVerdict.GO_ON_DEMAND,
+                EndReason.MIGRATED,
+                f"to on-demand, since {chosen.sentence}",
+                target=ahead.on_demand.offer,
+            )
         elif holds is Action.ON_DEMAND and chosen.action is Action.SPOT and self._may_return(ahead, item):
-            stop_attempt(self._builder, item, EndReason.MIGRATED, f"back to spot: {chosen.sentence}")
+            target = None if ahead.spot is None else ahead.spot.offer
+            self._machine_verdicts.stop(
+                item,
+                MachineVerdict.BACK_TO_SPOT,
+                EndReason.MIGRATED,
+                f"back to spot: {chosen.sentence}",
+                target=target,
+            )
 
     def _may_return(self, ahead: Outlook, item: Attempt) -> bool:
         has_dwelt = item.running_at is not None and self._builder.now - item.running_at >= DWELL
@@ -137,7 +155,8 @@ class Pacer:
         """Return how the job stands, note what changed, and warn once if its deadline slips."""
         is_auto = job.spec.resources.market is MarketChoice.AUTO
         now = self._builder.now
-        ahead = outlook(job, item, self._world, now, self._quotes if is_auto else None)
+        quotes = self._quotes if item is None else self._quotes_elsewhere
+        ahead = outlook(job, item, self._world, now, quotes if is_auto else None)
         if ahead is None:
             self._words[job.id] = f"{self.words(job)}; {UNKNOWN_WORK}"
             return None
@@ -149,6 +168,10 @@ class Pacer:
             self._put(job, with_spot(job.pacing, now, is_up=is_up, recoveries=job.recoveries))
         self._note(job, ahead, barred)
         return ahead
+
+    def _quotes_elsewhere(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Yield the quotes for which a machine that runs may be left."""
+        return (one for one in self._quotes(job) if not self._machine_verdicts.refuses(one[0].offer))
 
     def _note(self, job: Job, ahead: Outlook, barred: str) -> None:
         slack = f"{hours_words(max(0, slack_s(ahead.seen)))} of slack" if ahead.slack_s >= 0 else _late_words(ahead)

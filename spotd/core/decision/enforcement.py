@@ -13,20 +13,24 @@ from spotd.core.billing.billing import words_over_ceiling
 from spotd.core.billing.budgets import BudgetGuard, hold
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import JobId
+from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.verdicts import VerdictKind
 from spotd.core.domain.world import World
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.plans.stalls import stall_words
 from spotd.core.quarantine import contain
-from spotd.core.requests import SAVES_NO_MORE, stop_attempt, without_save
+from spotd.core.running.author import SAVES_NO_MORE, MachineVerdicts, order_stop, without_save
 
 
 class Enforcement:
     """Budgets and ceilings, held against what runs, in one decision."""
 
-    def __init__(self, builder: PlanBuilder, world: World, budget_guard: BudgetGuard) -> None:
+    def __init__(
+        self, builder: PlanBuilder, world: World, budget_guard: BudgetGuard, machine_verdicts: MachineVerdicts
+    ) -> None:
         self.builder = builder
+        self.machine_verdicts = machine_verdicts
         self.world = world
         self.budget_guard = budget_guard
         self.shortage = budget_guard.shortage()
@@ -46,7 +50,7 @@ class Enforcement:
     def _enforce_ceiling(self, item: Attempt) -> None:
         over = words_over_ceiling(self.builder, item)
         if over:
-            stop_attempt(self.builder, item, EndReason.PRICE_ROSE, over)
+            order_stop(self.builder, item, EndReason.PRICE_ROSE, over)
 
     def enforce_progress(self) -> None:
         """Stop each machine on which its job gets nowhere, where its owner wants that watched."""
@@ -59,7 +63,8 @@ class Enforcement:
     def _enforce_progress(self, item: Attempt) -> None:
         words = stall_words(item, self.world.jobs[item.id.job])
         if words:
-            stop_attempt(self.builder, item, EndReason.STALLED, words)
+            verdict = MachineVerdict.STALL
+            self.machine_verdicts.stop(item, verdict, EndReason.STALLED, words, reading=f"heartbeat of {item.key}")
 
     def enforce_budgets(self) -> None:
         """Stop each machine that a budget carries no longer, and buy nothing more on a budget that is used up."""
@@ -109,4 +114,4 @@ class Enforcement:
         if own or self.shortage:
             reason = EndReason.OVER_BUDGET if own else EndReason.BUDGET_PAUSED
             why = own or (self.shortage[1] if self.shortage else "")
-            stop_attempt(self.builder, item, reason, why, flush=self.budget_guard.carries_save(item))
+            order_stop(self.builder, item, reason, why, flush=self.budget_guard.carries_save(item))

@@ -43,6 +43,7 @@ from spotd.core.ranking.ceilings import agree, ceiling_for, ceilings_of_kinds, h
 from spotd.core.ranking.expected_cost import total_at
 from spotd.core.ranking.ranked_offers import TOO_LITTLE_DISK, RankedOffers
 from spotd.core.ranking.why_not import all_blocked, all_too_expensive, nothing_fits, too_expensive
+from spotd.core.running.author import MachineVerdicts
 from spotd.core.schedule.preemption import Preemption
 from spotd.core.schedule.turn import WAITS_FOR_ITS_TURN, Turns
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
@@ -65,8 +66,16 @@ _WAITS_FOR_PRICE = frozenset(
 class JobPlacement:
     """The jobs that want a machine, in one decision; `place` is called for each in its turn."""
 
-    def __init__(self, builder: PlanBuilder, world: World, market: MarketSnapshot, budget_guard: BudgetGuard) -> None:
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        world: World,
+        market: MarketSnapshot,
+        budget_guard: BudgetGuard,
+        machine_verdicts: MachineVerdicts,
+    ) -> None:
         self.builder = builder
+        self.machine_verdicts = machine_verdicts
         self.world = world
         self.now = builder.now
         self.policy = world.policy
@@ -75,8 +84,10 @@ class JobPlacement:
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
         self.turns = Turns(builder, world)
-        self.preemption = Preemption(builder, world, budget_guard)
-        self.pacer = Pacer(builder, world, self.quotes, lambda job: self._free_offers(job)[1], budget_guard)
+        self.preemption = Preemption(builder, world, budget_guard, machine_verdicts)
+        self.pacer = Pacer(
+            builder, world, self.quotes, lambda job: self._free_offers(job)[1], budget_guard, machine_verdicts
+        )
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
@@ -183,16 +194,16 @@ class JobPlacement:
                 return
         self._wait(job, *self.preemption.money_for(job, agreed, refusal), best=chosen, ceiling=ceiling)
 
-    def _could_start(self, job: Job) -> bool:
-        """Whether price, pace and budgets would let the job have a machine at once, were one free."""
+    def _could_start(self, job: Job) -> Quote | None:
+        """Return the machine that price, pace and budgets would let the job have at once, were one free."""
         paced = self.pacer.paced(job)
         if paced is None:
-            return False
+            return None
         offers = self._free_offers(paced)[0]
         chosen = next(self._carried_quotes(paced, offers, defaultdict(int)), None)
         others = () if chosen is None else (chosen, *self._needing_less(paced, offers, chosen[0]))
         agreed = (agree(paced, one, ceiling, None, self.policy)[0] for one, ceiling in others)
-        return any(self.budget_guard.refusal(paced, one) is None for one in agreed)
+        return next((one for one in agreed if self.budget_guard.refusal(paced, one) is None), None)
 
     def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
         return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)

@@ -27,26 +27,29 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.lineage import unsaved_time
-from spotd.core.domain.moves import Moves
+from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.experience.starts import usual_start
-from spotd.core.machines.bids import bid_limit, change_bid, lowered_bid, may_change, pays_bid, raised_bid
+from spotd.core.machines.bids import bid_limit, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.machines.holding import hold_is_over
 from spotd.core.pricing.effective_price import breakdown, needs_of, repriced
 from spotd.core.pricing.words import dollar_words, machine_words, span_words
 from spotd.core.quarantine import contain
 from spotd.core.ranking.ceilings import agree
 from spotd.core.ranking.relocating import Comparison, compare, running_rate
-from spotd.core.requests import stop_attempt
+from spotd.core.running.author import order_stop
+from spotd.core.running.table import pause_of
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
-from spotd_providers.contract.values import Market
+from spotd_providers.contract.values import Market, Offer
 
 MARGIN_PERCENT: Final = 15
 SAVING_MIN: Final = 50_000
 """Micro-dollars: less is not worth any disturbance."""
-DWELL: Final = timedelta(hours=1)
+DWELL: Final = pause_of(MachineVerdict.MOVE)
 MOVES_AT_ONCE: Final = 4
+PROPOSED_AT_ONCE: Final = 16
+"""So many moves wait for a second reading; more are compared once those are decided."""
 COMPARED_MAX: Final = 20
 """How many of the best other machines are compared."""
 REACH_PERCENT: Final = 125
@@ -63,7 +66,8 @@ class Relocation:
         self._builder = placement.builder
         self._policy = placement.policy
         self._now = placement.now
-        self._moved = 0
+        self._moved = self._proposed = 0
+        self._verdicts = placement.machine_verdicts
         self._awaited = self._awaited_machines()
 
     def change_bids(self) -> None:
@@ -79,7 +83,8 @@ class Relocation:
         if not self._policy.moves_max or self._policy.launches_paused:
             return
         for item in self._running():
-            if self._moved < MOVES_AT_ONCE and item.notice_at is None and self._may_move(item):
+            is_full = self._moved >= MOVES_AT_ONCE or self._proposed >= PROPOSED_AT_ONCE
+            if not is_full and item.notice_at is None and self._may_move(item):
                 contain(self._builder, item.id.job, partial(self._move, item), "its move cannot be judged")
 
     def _running(self) -> list[Attempt]:
@@ -100,6 +105,8 @@ class Relocation:
             if offer.provider == here.provider and (offer.host_id or offer.offer_id) == (here.host_id or here.offer_id):
                 continue
             if self._awaited.get((offer.provider, offer.offer_id), job.id) != job.id:
+                continue
+            if self._verdicts.refuses(offer):
                 continue
             is_same_kind = (offer.gpu, offer.gpu_count) == (here.gpu, here.gpu_count)
             if rate_max is not None and is_same_kind and running_rate(candidate) > rate_max:
@@ -169,7 +176,7 @@ class Relocation:
             return
         floor, saved = item.bidding.floor or bid, dollar_words(MicroUsd(found.saving))
         why = f"the lowest that wins is ${as_usd(floor):.4f}, and even with a restart that saves {saved}"
-        change_bid(self._builder, item, bid, f"{why} over the next {span_words(found.left)}")
+        self._verdicts.change_bid(item, bid, f"{why} over the next {span_words(found.left)}")
 
     def _on_demand_today(self, item: Attempt) -> int | None:
         """Return what the same host costs on-demand by its newest offers, which may be less than at the launch."""
@@ -200,7 +207,7 @@ class Relocation:
         )
         guards = (self._placement.prepaid_guard, self._placement.budget_guard)
         if all(guard.carries_raise(job, item, higher.price.total) for guard in guards):
-            change_bid(self._builder, item, bid, why)
+            self._verdicts.change_bid(item, bid, why)
 
     def _leaves_held(self, job: Job, item: Attempt) -> bool:
         """Leave an outbid machine once another one is as good, or once it was waited for long enough.
@@ -211,26 +218,31 @@ class Relocation:
         Args:
             item: with the quote that would hold if it came back.
         """
-        why = "" if item.bidding.held_since is None else self._why_not_held(job, item)
-        if why:
-            stop_attempt(self._builder, self._builder.attempt(item.id), EndReason.OUTBID, why)
+        why, target = ("", None) if item.bidding.held_since is None else self._why_not_held(job, item)
+        if not why:
+            return False
+        is_over = item.bidding.woke_at is None and bool(hold_is_over(item, self._policy, self._now))
+        if is_over:
+            order_stop(self._builder, self._builder.attempt(item.id), EndReason.OUTBID, why)
+        if is_over or self._verdicts.stop(item, MachineVerdict.LEAVE, EndReason.OUTBID, why, target=target):
             self._builder.list_again(item.provider)
             message = f"its outbid machine is not waited for any longer: {why}"
             self._builder.event("attempt.left", message, attempt=item.id)
-        return bool(why)
+        return True
 
-    def _why_not_held(self, job: Job, item: Attempt) -> str:
+    def _why_not_held(self, job: Job, item: Attempt) -> tuple[str, Offer | None]:
         over = hold_is_over(item, self._policy, self._now)
         if over or item.bidding.woke_at is not None:
-            return over
+            return over, None
         floor, limit = item.bidding.floor, bid_limit(item, job, self._policy)
         if floor is not None and floor * 100 > limit * REACH_PERCENT:
-            return f"the lowest bid that wins is ${as_usd(floor):.4f}, at most ${as_usd(limit):.4f} may be bid"
+            return f"the lowest bid that wins is ${as_usd(floor):.4f}, at most ${as_usd(limit):.4f} may be bid", None
         before = running_rate(item.quote)
         other = next(self._elsewhere(job, item), None)
         if other is not None and running_rate(other) * 100 <= before * HOLD_PERCENT:
-            return f"another costs ${as_usd(running_rate(other)):.4f} per hour, this one ${as_usd(before):.4f}"
-        return ""
+            words = f"another costs ${as_usd(running_rate(other)):.4f} per hour, this one ${as_usd(before):.4f}"
+            return words, other.offer
+        return "", None
 
     # --- moves ---
 
@@ -265,7 +277,13 @@ class Relocation:
             return
         words = move_words(there, found, MicroUsdPerHour(rate_here))
         offer = there.offer
-        moves = Moves(
+        self._placement.catalogue.take(offer)
+        if not self._verdicts.stop(item, MachineVerdict.MOVE, EndReason.MIGRATED, words, target=offer):
+            self._proposed += 1
+            return
+        job = self._builder.job(job.id)
+        moves = replace(
+            job.moves,
             count=job.moves.count + 1,
             at=self._now,
             attempt=item.id.number,
@@ -274,9 +292,7 @@ class Relocation:
             host=offer.host_id or "",
             rate=running_rate(there),
         )
-        self._builder.put_job(replace(self._builder.job(job.id), moves=moves))
-        stop_attempt(self._builder, item, EndReason.MIGRATED, words)
-        self._placement.catalogue.take(offer)
+        self._builder.put_job(replace(job, moves=moves))
         self._moved += 1
 
 

@@ -35,6 +35,8 @@ class CooldownScope(StrEnum):
     PROVIDER = "provider"
     STORE = "store"
     """No launch can be prepared anywhere, since the checkpoint store takes no grant."""
+    TARGET = "target"
+    """A machine for which a healthy one was stopped, and that could not be had; others may be launched there."""
     BUDGET = "budget"
     """A budget of all jobs together is used up for its day or month."""
 

@@ -64,12 +64,29 @@ class ProviderOffers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """How new what is known is, and what cannot be reached at the moment.
+
+    Attributes:
+        listed_at: of each provider, the instant of its newest list of our machines.
+        away: of providers whose newest list failed, why.
+        store_away: why an order to a host would not reach it, empty while the store takes and gives all it should.
+    """
+
+    listed_at: Mapping[ProviderName, datetime] = field(default_factory=dict)
+    away: Mapping[ProviderName, str] = field(default_factory=dict)
+    store_away: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSnapshot:
     """The offers of all providers at one time.
 
     Attributes:
         lows: the lowest price of the GPU part of the last days, by canonical GPU and count.
+        readings: `None` where the prices are a record: none of them can be wrong, and nothing can be away.
     """
 
     offer_cache: Mapping[ProviderName, ProviderOffers] = field(default_factory=dict)
     lows: Mapping[tuple[str, int], MicroUsdPerHour] = field(default_factory=dict)
+    readings: Readings | None = None

@@ -22,10 +22,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.bidding import is_echo, with_bid, with_floor
+from spotd.core.domain.bidding import is_echo, with_floor
 from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.intents import Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.machines.holding import note_awake
@@ -42,10 +43,11 @@ from spotd.core.pricing.effective_price import (
     usual_bid,
 )
 from spotd.core.ranking.ceilings import ceiling_for, total_ceiling
+from spotd.core.running.table import pause_of
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd, shares, whole_machine
 from spotd_providers.contract.values import Instance, Listing, Market
 
-RAISE_EVERY: Final = timedelta(minutes=5)
+RAISE_EVERY: Final = pause_of(MachineVerdict.RAISE)
 RAISE_HELD_EVERY: Final = timedelta(minutes=1)
 """The same for a machine that is outbid already, which only a higher bid brings back."""
 ROUNDING_PPM: Final = 2_000
@@ -104,39 +106,6 @@ def may_change(item: Attempt, builder: PlanBuilder) -> bool:
 def owed_bid(item: Attempt) -> MicroUsdPerHour:
     """Return the newest bid, which its provider may not have taken yet; a lower one counts only once it has."""
     return item.bidding.placed[-1] if item.bidding.placed else item.price_max
-
-
-def change_bid(builder: PlanBuilder, item: Attempt, bid: MicroUsdPerHour, why: str) -> None:
-    """Owe the change of the bid. From here on ceilings and budgets count the new one, if it is the higher one."""
-    before = item.quote.price.gpu
-    floor = item.bidding.floor
-    known = with_bid(item.bidding, before, bid, builder.now)
-    if bid > before:
-        offer = item.quote.offer if floor is None else replace(item.quote.offer, gpu_price=floor)
-        item = replace(item, quote=repriced(replace(item.quote, offer=offer), bid), price_max=bid, bidding=known)
-    else:
-        item = replace(item, bidding=replace(known, before=None))
-    builder.put_attempt(item)
-    builder.put_intent(
-        Intent(
-            id=bid_intent_id(item.key),
-            account=item.account,
-            kind=IntentKind.CHANGE_BID,
-            provider=item.provider,
-            key=item.key,
-            state=IntentState.OPEN,
-            created_at=builder.now,
-            attempt=item.id,
-            ref=item.ref,
-        )
-    )
-    builder.event(
-        "bid.raising" if bid > before else "bid.lowering",
-        f"its bid goes from ${as_usd(before):.4f} to ${as_usd(bid):.4f} per hour: {why}",
-        attempt=item.id,
-        before_microusd_h=before,
-        bid_microusd_h=bid,
-    )
 
 
 # --- what became of it -----------------------------------------------------------------------------------------------

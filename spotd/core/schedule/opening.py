@@ -22,7 +22,7 @@ from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.usefulness import transfer_time, useful_run
 from spotd.core.pricing.words import span_words
 from spotd.core.quarantine import contain
-from spotd.core.requests import stop_attempt
+from spotd.core.running.author import order_stop
 from spotd.core.schedule.windows import OpenSpan, open_spans, zone_of
 from spotd_jobs.spec.model import Schedule
 from spotd_jobs.spec.windows import window_words
@@ -77,7 +77,7 @@ def _enforce(builder: PlanBuilder, item: Attempt) -> None:
         earlier, save_at = _why_to_save(job, item, builder.policy, zone, now - patience)
         why, save_at = (why if earlier else ""), None if save_at is None else save_at + patience
     if why:
-        stop_attempt(builder, item, EndReason.WINDOW_CLOSED, why)
+        order_stop(builder, item, EndReason.WINDOW_CLOSED, why)
     elif save_at is not None:
         builder.wake(save_at)
 

@@ -11,13 +11,13 @@ and prices that rise and fall cost a machine at most a stop in each such span.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Final
 
 from spotd.core.billing.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.states import EndReason
 from spotd.core.domain.verdicts import VerdictKind
@@ -25,10 +25,11 @@ from spotd.core.domain.world import World
 from spotd.core.metering.interruption_credit import machines_in_use
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.words import span_words
-from spotd.core.requests import stop_attempt
+from spotd.core.running.author import MachineVerdicts
+from spotd.core.running.table import pause_of
 from spotd.core.schedule.turn import TurnWait
 
-DWELL: Final = timedelta(minutes=15)
+DWELL: Final = pause_of(MachineVerdict.MAKE_ROOM)
 """A machine that was launched so recently is not stopped for another job: its start would be paid for nothing."""
 _OF_ALL: Final = frozenset({VerdictKind.BUDGET_DAY, VerdictKind.BUDGET_MONTH})
 
@@ -36,8 +37,11 @@ _OF_ALL: Final = frozenset({VerdictKind.BUDGET_DAY, VerdictKind.BUDGET_MONTH})
 class Preemption:
     """Which machines are stopped for jobs of higher priority, in one decision."""
 
-    def __init__(self, builder: PlanBuilder, world: World, budget_guard: BudgetGuard) -> None:
+    def __init__(
+        self, builder: PlanBuilder, world: World, budget_guard: BudgetGuard, machine_verdicts: MachineVerdicts
+    ) -> None:
         self._builder = builder
+        self._machine_verdicts = machine_verdicts
         self._world = world
         self._budget_guard = budget_guard
         self._waiting = 0
@@ -45,13 +49,16 @@ class Preemption:
         self._freed = 0
         """Micro-dollars that were freed for jobs of this decision."""
 
-    def machine_for(self, job: Job, why: TurnWait, could_start: Callable[[], bool]) -> TurnWait:
+    def machine_for(self, job: Job, why: TurnWait, could_start: Callable[[], Quote | None]) -> TurnWait:
         """Stop one machine for the job where all are in use, unless enough of them end already.
 
         Returns:
             What the job waits for now.
         """
-        if why[0] is not VerdictKind.MACHINES or not job.spec.schedule.preempt or not could_start():
+        if why[0] is not VerdictKind.MACHINES or not job.spec.schedule.preempt:
+            return why
+        target = could_start()
+        if target is None:
             return why
         ending = machines_in_use(self._world, self._builder.now) - len(list(self._running()))
         stopped = sum(self._builder.attempt(item.id).stop is not None for item in self._running())
@@ -59,7 +66,7 @@ class Preemption:
         if ending + stopped >= self._waiting:
             return why[0], f"{why[1]}; it waits for one of those that end", None
         victim = next(iter(self._victims(job)), None)
-        return self._stopped(job, [] if victim is None else [victim], why)
+        return self._stopped(job, [] if victim is None else [victim], target, why)
 
     def money_for(self, job: Job, quote: Quote, why: TurnWait) -> TurnWait:
         """Stop as many machines as free what the job lacks of a budget of all jobs; none where all do not."""
@@ -81,7 +88,7 @@ class Preemption:
         if left > 0:
             return why
         self._freed += lacking
-        return self._stopped(job, chosen, why)
+        return self._stopped(job, chosen, quote, why)
 
     def _goes_on(self, item: Attempt) -> bool:
         return item.state.counts and item.stop is None
@@ -103,16 +110,21 @@ class Preemption:
         spec = self._world.jobs[item.id.job].spec
         # A job with a deadline may have no time to lose: its policy decides about that.
         is_lower = spec.priority < job.spec.priority and spec.schedule.deadline is None
-        is_stopped = self._builder.attempt(item.id).stop is not None
-        return is_lower and not is_stopped and self._builder.now - item.intended_at >= DWELL
+        if not is_lower or self._builder.now - item.intended_at < DWELL:
+            return False
+        return not self._machine_verdicts.held_back(item, MachineVerdict.MAKE_ROOM)
 
-    def _stopped(self, job: Job, victims: list[Attempt], why: TurnWait) -> TurnWait:
+    def _stopped(self, job: Job, victims: list[Attempt], target: Quote, why: TurnWait) -> TurnWait:
         if not victims:
             none = f"no job of lower priority and without a deadline had its machine for {span_words(DWELL)}"
             return why[0], f"{why[1]}; {none}", why[2]
+        verdict, verdicts = MachineVerdict.MAKE_ROOM, self._machine_verdicts
+        if not verdicts.may_stop_for(job, verdict, target.offer, victims):
+            return why[0], f"{why[1]}; {verdicts.words(job)}", why[2]
         names = []
         for item in victims:
             owner = self._world.jobs[item.id.job]
-            stop_attempt(self._builder, item, EndReason.MADE_ROOM, f"{job.name}, priority {job.spec.priority}")
+            made = f"{job.name}, priority {job.spec.priority}"
+            verdicts.give(item, verdict, EndReason.MADE_ROOM, made, gains=job, target=target.offer)
             names.append(f"{owner.name} (priority {owner.spec.priority})")
         return why[0], f"{why[1]}; {', '.join(names)} saves and stops to make room", None

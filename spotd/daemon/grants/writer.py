@@ -85,6 +85,8 @@ class GrantWriter:
         """How many writes of each attempt were begun."""
         self._late: set[AttemptId] = set()
         """Whose newest grant an older write may have replaced."""
+        self.store_error = ""
+        """Why the store did not take the newest grant, empty once it took one."""
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
         """Write the grant and return the start script that reads it.
@@ -192,10 +194,14 @@ class GrantWriter:
     async def _try(self, work: Callable[[], None]) -> str:
         try:
             await self._call(work)
-        except (StoreError, SecretsMissing, InputsMissing) as exc:
+        except StoreError as exc:
+            self.store_error = str(exc)
+            return str(exc)
+        except (SecretsMissing, InputsMissing) as exc:
             return str(exc)
         except Exception as exc:  # noqa: BLE001 - one grant that cannot be written must not keep all others from it
             return f"a grant cannot be written: {type(exc).__name__}: {exc}"
+        self.store_error = ""
         return ""
 
     async def _call(self, work: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from spotd.core.domain.cooldowns import CooldownEnd
-from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Readings, build_offer_index
 from spotd.core.plans.plan import Event
 from spotd.daemon.market.evidence import Evidence
 from spotd.daemon.wake import WakeEvent
@@ -62,7 +62,11 @@ class OfferCache:
 
     def snapshot(self) -> MarketSnapshot:
         offer_cache = {name: self.evidence.on(provider_offers) for name, provider_offers in self._offer_cache.items()}
-        return MarketSnapshot(offer_cache=offer_cache, lows=self.evidence.lows())
+        readings = Readings(
+            listed_at={name: seen.listing.at for name, seen in self._machines.items() if seen.listing is not None},
+            away={name: seen.error for name, seen in self._machines.items() if seen.error},
+        )
+        return MarketSnapshot(offer_cache=offer_cache, lows=self.evidence.lows(), readings=readings)
 
     def listings(self) -> Mapping[ProviderName, Listing]:
         """Return the newest listing of each provider that ever answered."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from enum import StrEnum
 from typing import TypeVar
 
+from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
 from spotd.core.machines.judgements import JUDGEMENTS, Observed
 from spotd.core.machines.listed import RECORDS
+from spotd.core.pricing.words import span_words
+from spotd.core.running.table import PATIENCE_FIRST, VERDICTS, Need
 
 State = TypeVar("State", bound=StrEnum)
 
@@ -40,7 +44,7 @@ def page() -> str:
         [
             "# States",
             "",
-            "Generated from `spotd/core/domain/states.py`, `listed.py` and `judgements.py` by",
+            "Generated from `spotd/core/domain/states.py`, `listed.py`, `judgements.py` and `running/table.py` by",
             "`python -m tests.unit.core.diagram > docs/states.md`; a test fails when this page and the tables differ.",
             "",
             "## Jobs",
@@ -84,12 +88,48 @@ def page() -> str:
             "",
             *(f"* `{to.__name__}`: {_purpose(to)}." for to in judges),
             "",
+            "## What is done to a machine that runs",
+            "",
+            "From the table of `spotd/core/running/table.py`. Each decision gives a machine one of these, earlier rows",
+            "first. A verdict yields to another one that is given in the same decision or is still open. What a stop",
+            "needs beside what must be seen:",
+            "",
+            *(f"* {need.name.lower()}: {need.value}" for need in Need),
+            "",
+            "| verdict | what follows | seen before | needs | yields to | at most once in | costs |",
+            "|---|---|---|---|---|---|---|",
+            *(_verdict(verdict) for verdict in VERDICTS),
+            "",
+            "Where a job does not get the machine that a healthy one was stopped for, no other one is stopped for it",
+            f"within {span_words(PATIENCE_FIRST)}, twice as long each time in a row, up to",
+            ", ".join(f"{span_words(one)} ({words})" for one, words in _patience().items()) + ".",
+            "",
         ]
     )
 
 
 def _judgements(state: AttemptState) -> str:
     return f"| {state.value} | {' | '.join(f'`{JUDGEMENTS[state][observed].__name__}`' for observed in Observed)} |"
+
+
+def _verdict(verdict: MachineVerdict) -> str:
+    row = VERDICTS[verdict]
+    needs = ", ".join(need.name.lower() for need in Need if need in row.needs)
+    yields = ", ".join(other.value for other in VERDICTS if other in row.yields_to)
+    if len(row.yields_to) == len(MachineVerdict) - 1:
+        yields = "all others"
+    every = "" if row.every is None else span_words(row.every)
+    return f"| {verdict.value} | {row.does} | {row.seen} | {needs} | {yields} | {every} | {row.costs} |"
+
+
+def _patience() -> dict[timedelta, str]:
+    """Return the longest patience of each verdict that is for another machine, with the verdicts that have it."""
+    found: dict[timedelta, str] = {}
+    for verdict, row in VERDICTS.items():
+        if Need.TARGET in row.needs:
+            known = found.get(row.patience_max)
+            found[row.patience_max] = verdict.value if known is None else f"{known}, {verdict.value}"
+    return found
 
 
 def _purpose(function: Callable[..., None]) -> str:

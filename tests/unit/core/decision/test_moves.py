@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from spotd.core.decide import decide
 from spotd.core.domain.checkpoints import Checkpoint
 from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.moves import Moves, target_words
+from spotd.core.domain.machine_verdicts import MachineVerdict
+from spotd.core.domain.moves import Claim, Moves, target_words
 from spotd.core.domain.records import RecordKind
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
@@ -23,7 +24,7 @@ from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import needs_of, quote
 from spotd.core.ranking.relocating import HAZARD_MEAN, compare, expected_losses
 from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
-from spotd_providers.contract.money import MicroUsdPerGb
+from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.experiences import experience, record
 
@@ -66,7 +67,16 @@ def test_a_job_moves_for_a_clear_saving_and_says_every_figure() -> None:
         "1 x RTX_4090 at shop/host-o2 for $0.2000 per hour instead of $0.4000: $1.10 instead of $2.00 over the next"
         " 5 h 0 min, since it is not known what is left, $0.09 of it for the move"
     )
-    assert plan.jobs[FIRST.job].moves == MOVED
+    moves = plan.jobs[FIRST.job].moves
+    claim = Claim(
+        verdict=MachineVerdict.MOVE,
+        at=NOW,
+        attempt=1,
+        provider="shop",
+        subject="spot host-o2",
+        rate=MicroUsdPerHour(400_000),
+    )
+    assert (replace(moves, claim=None), moves.claim) == (MOVED, claim)
     assert len(plan.attempts) == 1, "no machine is launched beside it"
 
 

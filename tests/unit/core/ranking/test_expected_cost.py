@@ -27,6 +27,7 @@ from spotd.core.pricing.effective_price import PPM, needs_of, quote, total_per_h
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.ceilings import ceiling_for, is_admissible
 from spotd.core.ranking.expected_cost import USUAL, Costing, rank, total_at
+from spotd.core.running.author import MachineVerdicts
 from spotd_jobs.spec.model import GpuAlternative, GpuSpeed, MarketChoice, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
 from spotd_providers.contract.values import HostId, Interruption, Market, Offer, OfferId, PoolId, ProviderName
@@ -175,7 +176,9 @@ def test_what_is_found_by_reading_little_is_what_reading_all_finds(
         priced = quote(one, needs_of(wanted, state.policy), fee, NOW)
         if is_admissible(priced, ceiling_for(one.gpu, one.gpu_count, price, state.policy), price):
             admissible.append((one.provider, one.offer_id))
-    placement = JobPlacement(PlanBuilder(state, NOW), state, snapshot(offers), BudgetGuard(state, NOW))
+    builder, market = PlanBuilder(state, NOW), snapshot(offers)
+    verdicts = MachineVerdicts(builder, state, market)
+    placement = JobPlacement(builder, state, market, BudgetGuard(state, NOW), verdicts)
     fitting = placement.catalogue.list_for(placement.catalogue.key_of(wanted))
     found = [q.offer for q, _ in placement._admissible_quotes(wanted, fitting, defaultdict(int))]
     assert [(o.provider, o.offer_id) for o in found] == admissible

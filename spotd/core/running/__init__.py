@@ -1,0 +1,1 @@
+"""What is done to machines that run: one table of verdicts, and the one place that gives them."""
