@@ -69,9 +69,10 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
 
 def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) -> None:
     stopping = job.state is JobState.CANCELLING or (item is not None and item.stop is not None)
+    is_held = item is not None and item.bidding.held_since is not None
     placement.verdicts[job.id] = Verdict(
         job=job.id,
-        kind=VerdictKind.STOPPING if stopping else VerdictKind.RUNNING,
+        kind=VerdictKind.STOPPING if stopping else VerdictKind.HELD if is_held else VerdictKind.RUNNING,
         sentence=job.reason if item is None else _running_words(placement, job, item),
         at=placement.now,
         best=item.quote if item is not None else None,
@@ -80,15 +81,15 @@ def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) ->
 
 
 def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
+    held = hold_words(item, placement.policy, placement.now)
     notes = (
         placement.pacer.words(job),
         placement.machine_verdicts.words(job),
         closing_words(job, item, placement.now),
         witness_words(item, placement.policy, placement.now),
-        hold_words(item, placement.policy, placement.now),
         late_words(item.freshness, job.checkpoints[0].name if job.checkpoints else "", placement.now),
     )
-    return "; ".join([job.reason, f"agreed at {quote_words(item.quote)}", *(note for note in notes if note)])
+    return "; ".join([held or job.reason, f"agreed at {quote_words(item.quote)}", *(note for note in notes if note)])
 
 
 def _serving_order(jobs: Iterable[Job]) -> list[Job]:

@@ -350,7 +350,8 @@ def why(*, ref: str, output: str) -> None:
         return
     shape: WhyResponse = answer["why"]
     best, ceiling = shape["best"], shape["ceiling_usd_gpu_h"]
-    lines = [clean(f"{shape['name']} ({shape['id']}) is {shape['state']}: {shape['sentence']}")]
+    state = "HELD" if shape["kind"] == "held" else shape["state"]
+    lines = [clean(f"{shape['name']} ({shape['id']}) is {state}: {shape['sentence']}")]
     if (stage := shape.get("stage")) is not None:
         lines.append(f"  machine   {clean(stage_text(stage, answer['now']))}")
     if ceiling is not None:

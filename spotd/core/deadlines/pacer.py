@@ -24,7 +24,7 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.quotes import Quote
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.policies.library import WITH_DEADLINE, choose
@@ -133,7 +133,6 @@ class Pacer:
             self._machine_verdicts.stop(
                 item,
                 MachineVerdict.GO_ON_DEMAND,
-                EndReason.MIGRATED,
                 f"to on-demand, since {chosen.sentence}",
                 target=ahead.on_demand.offer,
             )
@@ -142,7 +141,6 @@ class Pacer:
             self._machine_verdicts.stop(
                 item,
                 MachineVerdict.BACK_TO_SPOT,
-                EndReason.MIGRATED,
                 f"back to spot: {chosen.sentence}",
                 target=target,
             )

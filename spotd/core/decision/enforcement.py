@@ -64,7 +64,7 @@ class Enforcement:
         words = stall_words(item, self.world.jobs[item.id.job])
         if words:
             verdict = MachineVerdict.STALL
-            self.machine_verdicts.stop(item, verdict, EndReason.STALLED, words, reading=f"heartbeat of {item.key}")
+            self.machine_verdicts.stop(item, verdict, words, reading=f"heartbeat of {item.key}")
 
     def enforce_budgets(self) -> None:
         """Stop each machine that a budget carries no longer, and buy nothing more on a budget that is used up."""

@@ -61,6 +61,18 @@ _WAITS_FOR_PRICE = frozenset(
         VerdictKind.PACED,
     }
 )
+_SAYS_NOTHING_OF_PRICES = frozenset(
+    {
+        VerdictKind.MACHINES,
+        VerdictKind.LAUNCH_LIMIT,
+        VerdictKind.ARRAY,
+        VerdictKind.COOLING,
+        VerdictKind.BACKING_OFF,
+        VerdictKind.RECONCILING,
+        VerdictKind.PAUSED,
+    }
+)
+"""What comes and goes with machines and launches: a job that waits for a price does so behind it, too."""
 
 
 class JobPlacement:
@@ -390,13 +402,18 @@ class JobPlacement:
         if is_over:
             return
         self.turns.note_wait(job, sentence)
-        if kind in _WAITS_FOR_PRICE and not (
-            job.state is JobState.RECOVERING and kind not in {VerdictKind.ABOVE_CEILING, VerdictKind.PACED}
-        ):
-            state = JobState.WAITING_PRICE
-        elif job.state is JobState.RECOVERING and kind not in WAITS_FOR_ITS_TURN:
-            return
-        else:
-            state = JobState.QUEUED
+        state = _state_of_waiting(job, kind)
         if state is not job.state:
             self.builder.move_job(job.id, state, sentence)
+
+
+def _state_of_waiting(job: Job, kind: VerdictKind) -> JobState:
+    """Return the state of a job that waits for this; what comes and goes with machines changes none."""
+    is_recovering = job.state is JobState.RECOVERING
+    if kind in _WAITS_FOR_PRICE and not (is_recovering and kind not in {VerdictKind.ABOVE_CEILING, VerdictKind.PACED}):
+        return JobState.WAITING_PRICE
+    if is_recovering and kind not in WAITS_FOR_ITS_TURN:
+        return job.state
+    if job.state is JobState.WAITING_PRICE and kind in _SAYS_NOTHING_OF_PRICES:
+        return job.state
+    return JobState.QUEUED

@@ -29,7 +29,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.quotes import Quote
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState
 from spotd.core.experience.starts import usual_start
 from spotd.core.machines.bids import bid_limit, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.machines.holding import hold_is_over
@@ -38,7 +38,6 @@ from spotd.core.pricing.words import dollar_words, machine_words, span_words
 from spotd.core.quarantine import contain
 from spotd.core.ranking.ceilings import agree
 from spotd.core.ranking.relocating import Comparison, compare, running_rate
-from spotd.core.running.author import order_stop
 from spotd.core.running.table import pause_of
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Market, Offer
@@ -222,9 +221,8 @@ class Relocation:
         if not why:
             return False
         is_over = item.bidding.woke_at is None and bool(hold_is_over(item, self._policy, self._now))
-        if is_over:
-            order_stop(self._builder, self._builder.attempt(item.id), EndReason.OUTBID, why)
-        if is_over or self._verdicts.stop(item, MachineVerdict.LEAVE, EndReason.OUTBID, why, target=target):
+        verdict = MachineVerdict.RELEASE if is_over else MachineVerdict.LEAVE
+        if self._verdicts.stop(item, verdict, why, target=target):
             self._builder.list_again(item.provider)
             message = f"its outbid machine is not waited for any longer: {why}"
             self._builder.event("attempt.left", message, attempt=item.id)
@@ -278,7 +276,7 @@ class Relocation:
         words = move_words(there, found, MicroUsdPerHour(rate_here))
         offer = there.offer
         self._placement.catalogue.take(offer)
-        if not self._verdicts.stop(item, MachineVerdict.MOVE, EndReason.MIGRATED, words, target=offer):
+        if not self._verdicts.stop(item, MachineVerdict.MOVE, words, target=offer):
             self._proposed += 1
             return
         job = self._builder.job(job.id)

@@ -23,6 +23,8 @@ class VerdictKind(StrEnum):
     PLACED = "placed"
     RUNNING = "running"
     STOPPING = "stopping"
+    HELD = "held"
+    """Its machine is outbid, and waited for."""
     ABOVE_CEILING = "above_ceiling"
     NO_CEILING = "no_ceiling"
     NO_MATCH = "no_match"

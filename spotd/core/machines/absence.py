@@ -9,7 +9,7 @@ from dataclasses import replace
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import IntentState
-from spotd.core.machines.loss_evidence import LossEvidence
+from spotd.core.machines.loss_evidence import LossEvidence, is_mute
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, ProviderName
@@ -77,6 +77,9 @@ def _note_missing(builder: PlanBuilder, item: Attempt, how_many: str) -> None:
 def _list_when_it_decides(builder: PlanBuilder, item: Attempt, listing: Listing, evidence: LossEvidence) -> None:
     """Ask for another list as soon as one can decide."""
     sign, missing_since = evidence.sign(item), item.missing_since
+    if is_mute(item) and not evidence.hosts_cannot_write:
+        builder.list_again(item.provider)
+        return
     if sign is not None:
         due = sign + builder.policy.silence_max
     elif missing_since is not None:

@@ -16,7 +16,7 @@ from spotd.core.domain.states import AttemptState, EndReason, require_rows
 from spotd.core.machines.absence import is_missing_for_long, is_missing_twice, proves_absence, settle_until_missing
 from spotd.core.machines.holding import is_kept, keep_outbid
 from spotd.core.machines.listed import STOPPED
-from spotd.core.machines.loss_evidence import LossEvidence
+from spotd.core.machines.loss_evidence import LossEvidence, is_mute
 from spotd.core.machines.timeouts import watch_timeouts
 from spotd.core.metering.billing_limits import lease_and_save
 from spotd.core.plans.plan_builder import PlanBuilder
@@ -173,6 +173,8 @@ def end_absent(case: Case) -> None:
         case.end(item.stop.reason, item.stop.detail)
     elif item.notice_at is not None:
         case.end(EndReason.PREEMPTED)
+    elif is_mute(item):
+        case.end(EndReason.OUTBID, "the provider lists it no more")
     else:
         case.end(EndReason.HOST_LOST, "the provider lists it no more")
 

@@ -6,6 +6,7 @@ and the daemon can read. So neither ends a machine alone, unless for very long:
 * A machine that a complete list lacks is kept as long as its heartbeats arrive. It is lost once it is silent, too. One
   that never gave a sign of life must be missing for as long as lists may lag. Where a list lacks more than a third of
   a provider's machines, the next list must lack them, too.
+* One that is outbid and held cannot speak: two complete lists that lack it are enough, unless hosts cannot write.
 * A machine that is silent is kept as long as its provider does not say that it is gone, up to `silence_limit`: its own
   lease ends it before, if it lives at all. Where the provider itself has lost sight of it, the time a list may lag is
   enough.
@@ -46,8 +47,8 @@ class LossEvidence:
         self._signs: dict[AttemptId, datetime] = {}
         for item in builder.attempts():
             report = reports.get(item.id)
-            if item.bidding.held_since is not None:
-                continue  # an outbid machine that is kept cannot speak
+            if is_mute(item):
+                continue
             if item.state.counts and report is not None and item.heartbeat_seen_at is not None:
                 self._signs[item.id] = last_sign_of_life(item.heartbeat_seen_at, report)
         self._shared = self._silent_together(builder)
@@ -102,6 +103,8 @@ class LossEvidence:
         """
         missing = listing.at - (item.missing_since or listing.at)
         sign = self.sign(item)
+        if is_mute(item):
+            return missing > (self._builder.policy.list_lag(item.provider) if self.hosts_cannot_write else timedelta(0))
         if sign is None:
             return item.heartbeat_seen_at is None and missing >= self._builder.policy.list_lag(item.provider)
         if not self.is_silent(item) or listing.at <= sign:
@@ -129,3 +132,9 @@ class LossEvidence:
             silent = f"{len(self._shared)} of {len(self._signs)} machines fell silent at once"
             return (f"{silent}: that is taken for an outage of the checkpoint store, and none of them for lost",)
         return ()
+
+
+def is_mute(item: Attempt) -> bool:
+    """Whether it is an outbid machine that is held: it cannot speak before it wakes."""
+    since, spoke = item.bidding.held_since, item.heartbeat_seen_at
+    return since is not None and (spoke is None or spoke <= since)

@@ -22,7 +22,7 @@ from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import repriced
 from spotd.core.pricing.words import span_words
 from spotd.core.running.claims import claim_of, patience_left, settle_claims, subject_of
-from spotd.core.running.table import BID_CHANGES, RANK, VERDICTS, VOLUNTARY_STOPS, Need
+from spotd.core.running.table import BID_CHANGES, RANK, VERDICTS, Need
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Offer, ProviderName
 
@@ -36,11 +36,11 @@ _AWAITED: Final = "it waits for a second reading of what is sold and of its mach
 
 
 def order_stop(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str, *, flush: bool = True) -> None:
-    """Order the machine to save and stop, for a limit that its owner set: no rule holds that back.
+    """Order the machine to save and stop, for a limit that its owner set: nothing holds that back.
 
     Without `flush` it stops at once and uploads nothing more.
     """
-    if reason not in VERDICTS[MachineVerdict.STOP].reasons:
+    if any(row.reason is reason for row in VERDICTS.values()):
         raise InvariantBroken(f"{reason.value} is no limit of an owner")
     _order(builder, item, reason, detail, flush=flush)
 
@@ -171,12 +171,14 @@ class MachineVerdicts:
         self, job: Job, verdict: MachineVerdict, target: Offer | None, machines: list[Attempt], reading: str
     ) -> str:
         needs, now = VERDICTS[verdict].needs, self._builder.now
+        if not needs:
+            return ""
         if self._world.policy.launches_paused:
             return self._world.policy.launches_paused
         if Need.TARGET in needs and target is not None:
             if job.moves.claim is not None:
                 return "it waits for the machine that another one was stopped for"
-            left = patience_left(job, verdict, now)
+            left = patience_left(job, now)
             if left:
                 return f"it did not get the last one; asked again in {span_words(left)}"
             if self.refuses(target):
@@ -241,7 +243,6 @@ class MachineVerdicts:
         self,
         item: Attempt,
         verdict: MachineVerdict,
-        reason: EndReason,
         detail: str,
         *,
         target: Offer | None = None,
@@ -255,14 +256,13 @@ class MachineVerdicts:
             return False
         if not self.may_stop_for(job, verdict, target, (item,), reading=reading):
             return False
-        self.give(item, verdict, reason, detail, gains=job, target=target)
+        self.give(item, verdict, detail, gains=job, target=target)
         return True
 
     def give(
         self,
         item: Attempt,
         verdict: MachineVerdict,
-        reason: EndReason,
         detail: str,
         *,
         gains: Job,
@@ -270,8 +270,8 @@ class MachineVerdicts:
     ) -> None:
         """Stop one machine for a job, which may be its own; what holds it back was asked before."""
         row, builder = VERDICTS[verdict], self._builder
-        if verdict not in VOLUNTARY_STOPS or reason not in row.reasons or self.held_back(item, verdict):
-            raise InvariantBroken(f"{verdict.value} with {reason.value} was not to be given")
+        if row.reason is None or self.held_back(item, verdict):
+            raise InvariantBroken(f"{verdict.value} was not to be given")
         self._given[item.id] = verdict
         if Need.TARGET in row.needs and target is not None:
             job = builder.job(gains.id)
@@ -279,7 +279,7 @@ class MachineVerdicts:
             claim = claim_of(verdict, job, target, rate, builder.now)
             builder.put_job(replace(job, moves=replace(job.moves, claim=claim, proposed=None)))
         self._words.pop(gains.id, None)
-        _order(builder, builder.attempt(item.id), reason, detail)
+        _order(builder, builder.attempt(item.id), row.reason, detail)
 
     def change_bid(self, item: Attempt, bid: MicroUsdPerHour, why: str) -> bool:
         """Owe the change of the bid. From here on ceilings and budgets count the new one, if it is the higher one."""

@@ -129,9 +129,9 @@ def _remember(builder: PlanBuilder, job: Job, claim: Claim) -> None:
     builder.event("job.claim_failed", why, job=job.id, refusals=refusals)
 
 
-def patience_left(job: Job, verdict: MachineVerdict, now: datetime) -> timedelta:
+def patience_left(job: Job, now: datetime) -> timedelta:
     """How long no healthy machine is stopped for this job; an instant further ahead is by another clock."""
     until = job.moves.not_before
-    if until is None or until - now > max(VERDICTS[verdict].patience_max, timedelta(hours=4)):
+    if until is None or until - now > max(row.patience_max for row in VERDICTS.values()):
         return timedelta(0)
     return max(timedelta(0), until - now)

@@ -30,7 +30,7 @@ from typing import Final
 from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.states import EndReason, InvariantBroken
 
-PATIENCE_FIRST: Final = timedelta(minutes=15)
+PATIENCE_FIRST: Final = timedelta(minutes=75)
 """After a first claim that failed; doubled with each one in a row."""
 
 
@@ -55,7 +55,7 @@ class VerdictRow:
         does: what follows, as a part of a sentence.
         seen: what must be seen before it.
         costs: what it costs the job.
-        reasons: with which the attempt ends.
+        reason: with which the attempt ends; `None` where it does not end, or by what its owner limits.
         needs: what must hold; empty for what no rule may hold back.
         yields_to: it is not given in a decision that gives one of these, nor while one of them is open.
         every: least time since the machine began, or since the same was done to it.
@@ -66,15 +66,16 @@ class VerdictRow:
     does: str
     seen: str
     costs: str
-    reasons: frozenset[EndReason] = frozenset()
+    reason: EndReason | None = None
     needs: frozenset[Need] = frozenset()
     yields_to: frozenset[MachineVerdict] = frozenset()
     every: timedelta | None = None
-    patience_max: timedelta = timedelta(hours=4)
+    patience_max: timedelta = timedelta(hours=12)
     lapses: timedelta | None = None
 
 
 _OVER: Final = frozenset({MachineVerdict.END, MachineVerdict.STOP})
+_ENDED: Final = _OVER | {MachineVerdict.RELEASE}
 _BIDS: Final = frozenset({MachineVerdict.RAISE, MachineVerdict.LOWER})
 _LEAVES: Final = frozenset(
     {
@@ -95,45 +96,40 @@ VERDICTS: Final[Mapping[MachineVerdict, VerdictRow]] = {
         costs="what was not saved",
     ),
     MachineVerdict.STOP: VerdictRow(
-        does="it saves and stops, for its owner: budget, ceiling, window, deadline, `[bids] hold`, cancel",
+        does="it saves and stops, for a limit that its owner set: budget, ceiling, window, deadline, cancel",
         seen="the limit is reached; a price that leaps, in two lists",
         costs="a save",
-        reasons=frozenset(
-            {
-                EndReason.OVER_BUDGET,
-                EndReason.BUDGET_PAUSED,
-                EndReason.PRICE_ROSE,
-                EndReason.WINDOW_CLOSED,
-                EndReason.DEADLINE_PASSED,
-                EndReason.MAX_DURATION,
-                EndReason.CANCELLED,
-                EndReason.OUTBID,
-            }
-        ),
         yields_to=frozenset({MachineVerdict.END}),
+    ),
+    MachineVerdict.RELEASE: VerdictRow(
+        does="an outbid machine was waited for as long as `[bids] hold` allows, and saves and stops if it runs",
+        seen="that time is over",
+        costs="a start and a restore",
+        reason=EndReason.OUTBID,
+        yields_to=_OVER,
     ),
     MachineVerdict.STALL: VerdictRow(
         does="it saves and stops, since its job gets nowhere there",
         seen="the limit of `[watchdog]` in two heartbeats",
         costs=_RESTART,
-        reasons=frozenset({EndReason.STALLED}),
+        reason=EndReason.STALLED,
         needs=VOLUNTARY - {Need.TARGET},
-        yields_to=_OVER | _BIDS,
+        yields_to=_ENDED | _BIDS,
     ),
     MachineVerdict.LEAVE: VerdictRow(
         does="an outbid machine is not waited for any longer",
         seen="another machine as cheap, a bid out of reach, or that it woke and stays silent",
         costs=_RESTART,
-        reasons=frozenset({EndReason.OUTBID}),
+        reason=EndReason.OUTBID,
         needs=VOLUNTARY,
-        yields_to=_OVER | _BIDS | {MachineVerdict.STALL},
+        yields_to=_ENDED | _BIDS | {MachineVerdict.STALL},
     ),
     MachineVerdict.RAISE: VerdictRow(
         does="more is bid for it, within every limit",
         seen="a lowest bid that uses up half of the headroom, and no cheaper machine",
         costs="the difference, per hour",
         needs=frozenset({Need.ANSWER}),
-        yields_to=_OVER | _LEAVES | _BIDS,
+        yields_to=_ENDED | _LEAVES | _BIDS,
         every=timedelta(minutes=5),
     ),
     MachineVerdict.LOWER: VerdictRow(
@@ -141,51 +137,51 @@ VERDICTS: Final[Mapping[MachineVerdict, VerdictRow]] = {
         seen="a saving that a loss of the machine would not use up",
         costs="an earlier loss",
         needs=frozenset({Need.ANSWER}),
-        yields_to=_OVER | _LEAVES | _BIDS,
+        yields_to=_ENDED | _LEAVES | _BIDS,
         every=timedelta(hours=1),
     ),
     MachineVerdict.MAKE_ROOM: VerdictRow(
         does="it saves and stops for a job of higher priority that asks for it",
         seen="a machine that this job would get at once",
         costs="a save, and a wait",
-        reasons=frozenset({EndReason.MADE_ROOM}),
+        reason=EndReason.MADE_ROOM,
         needs=VOLUNTARY,
-        yields_to=_OVER | _BIDS | {MachineVerdict.STALL, MachineVerdict.LEAVE},
+        yields_to=_ENDED | _BIDS | {MachineVerdict.STALL, MachineVerdict.LEAVE},
         every=timedelta(minutes=15),
     ),
     MachineVerdict.GO_ON_DEMAND: VerdictRow(
         does="it saves and stops, and the job goes on on-demand",
         seen="no time is left to lose before the deadline",
         costs=f"{_RESTART}, and the price of on-demand",
-        reasons=frozenset({EndReason.MIGRATED}),
+        reason=EndReason.MIGRATED,
         needs=VOLUNTARY,
-        yields_to=_OVER | _BIDS | {MachineVerdict.STALL, MachineVerdict.LEAVE, MachineVerdict.MAKE_ROOM},
-        patience_max=timedelta(hours=1),
+        yields_to=_ENDED | _BIDS | {MachineVerdict.STALL, MachineVerdict.LEAVE, MachineVerdict.MAKE_ROOM},
+        patience_max=timedelta(hours=5),
         lapses=timedelta(minutes=20),
     ),
     MachineVerdict.BACK_TO_SPOT: VerdictRow(
         does="it saves and stops, and the job goes on on a spot machine",
         seen="spot that costs less and seems to last",
         costs=_RESTART,
-        reasons=frozenset({EndReason.MIGRATED}),
+        reason=EndReason.MIGRATED,
         needs=VOLUNTARY,
-        yields_to=_OVER | _BIDS | {MachineVerdict.STALL, MachineVerdict.LEAVE, MachineVerdict.MAKE_ROOM},
+        yields_to=_ENDED | _BIDS | {MachineVerdict.STALL, MachineVerdict.LEAVE, MachineVerdict.MAKE_ROOM},
         every=timedelta(minutes=15),
     ),
     MachineVerdict.MOVE: VerdictRow(
         does="it saves and stops, and the job goes on on a cheaper machine",
         seen="a saving of 15 % over what is left, with all that the move costs",
         costs=_RESTART,
-        reasons=frozenset({EndReason.MIGRATED}),
+        reason=EndReason.MIGRATED,
         needs=VOLUNTARY,
-        yields_to=_OVER | _BIDS | (_LEAVES - {MachineVerdict.MOVE}),
+        yields_to=_ENDED | _BIDS | (_LEAVES - {MachineVerdict.MOVE}),
         every=timedelta(hours=1),
     ),
     MachineVerdict.HOLD: VerdictRow(
         does="an outbid machine is waited for",
         seen="a list that shows it as outbid and paused, and a checkpoint",
         costs="its disk, per hour",
-        yields_to=_OVER | _LEAVES,
+        yields_to=_ENDED | _LEAVES,
     ),
     MachineVerdict.KEEP: VerdictRow(
         does="nothing",

@@ -19,7 +19,6 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.machine_verdicts import MachineVerdict
 from spotd.core.domain.quotes import Quote
-from spotd.core.domain.states import EndReason
 from spotd.core.domain.verdicts import VerdictKind
 from spotd.core.domain.world import World
 from spotd.core.metering.interruption_credit import machines_in_use
@@ -125,6 +124,6 @@ class Preemption:
         for item in victims:
             owner = self._world.jobs[item.id.job]
             made = f"{job.name}, priority {job.spec.priority}"
-            verdicts.give(item, verdict, EndReason.MADE_ROOM, made, gains=job, target=target.offer)
+            verdicts.give(item, verdict, made, gains=job, target=target.offer)
             names.append(f"{owner.name} (priority {owner.spec.priority})")
         return why[0], f"{why[1]}; {', '.join(names)} saves and stops to make room", None

@@ -13,6 +13,7 @@ from spotd.core.domain.bidding import Bidding
 from spotd.core.domain.checkpoints import Checkpoint
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.verdicts import VerdictKind
 from spotd.core.domain.world import World
 from spotd.core.machines.holding import SPEAKS_WITHIN, hold_words
 from spotd.core.plans.applied import applied
@@ -171,3 +172,72 @@ def test_a_machine_whose_host_gave_notice_before_is_left_in_time_too() -> None:
     some = world(held_since=NOW - 11 * MINUTE)
     noticed = replace(some.attempts[FIRST], notice_at=NOW - 12 * MINUTE)
     assert left(replace(some, attempts={FIRST: noticed})) == "it was kept for 10 min"
+
+
+def lacking(some: World, *, minutes: float, read: bool = True, **changes: Any) -> Plan:
+    """A complete list without it, and a full read of its host."""
+    at = NOW + timedelta(minutes=minutes)
+    reports = {i: replace(one, read_at=at, **changes) for i, one in report(seq=5, phase="run").items()}
+    return reconcile(some, listing(at=at), reports if read else {}, at)
+
+
+def held_for(minutes: float = 1, **known: Any) -> World:
+    """A machine that is held, and was heard before."""
+    some = world(held_since=NOW - minutes * MINUTE, **known)
+    spoke = replace(some.attempts[FIRST], heartbeat_seen_at=NOW - (minutes + 1) * MINUTE)
+    return replace(some, attempts={FIRST: spoke})
+
+
+def test_a_held_machine_that_two_complete_lists_lack_frees_its_job() -> None:
+    some = held_for()
+    once = lacking(some, minutes=1)
+    assert once.list_again, "another list decides"
+    after = applied(some, once)
+    assert after.attempts[FIRST].state is AttemptState.RUNNING, "one list may lack a row"
+    assert applied(after, lacking(after, minutes=1)).attempts[FIRST].state is AttemptState.RUNNING, "the same list"
+    gone = applied(after, lacking(after, minutes=2))
+    item = gone.attempts[FIRST]
+    assert (item.end_reason, item.end_detail) == (EndReason.OUTBID, "the provider lists it no more")
+
+
+def test_a_held_machine_that_is_listed_again_in_between_stays() -> None:
+    some = held_for()
+    back = applied(some, lacking(some, minutes=1))
+    back = applied(back, outbid(back, minutes=2))
+    back = applied(back, lacking(back, minutes=3))
+    assert back.attempts[FIRST].state is AttemptState.RUNNING
+    assert back.attempts[FIRST].missing_since == NOW + 3 * MINUTE
+
+
+def test_a_held_machine_that_was_left_and_is_listed_no_more_ends_by_the_second_list() -> None:
+    some = held_for(11)
+    left_it = applied(some, decide(some, bid_market(), NOW))
+    assert left_it.attempts[FIRST].state is AttemptState.STOPPING
+    once = applied(left_it, lacking(left_it, minutes=0.2))
+    assert once.attempts[FIRST].state is AttemptState.STOPPING
+    twice = applied(once, lacking(once, minutes=0.4))
+    assert twice.attempts[FIRST].end_reason is EndReason.OUTBID
+
+
+def test_a_held_machine_that_woke_and_speaks_is_not_lost_by_lists() -> None:
+    some = held_for(5, woke_at=NOW - 2 * MINUTE)
+    spoke = replace(some.attempts[FIRST], heartbeat_seen_at=NOW)
+    some = replace(some, attempts={FIRST: spoke})
+    for minutes in (0.2, 0.4, 0.6):
+        some = applied(some, lacking(some, minutes=minutes))
+    assert some.attempts[FIRST].state is AttemptState.RUNNING
+
+
+def test_while_hosts_cannot_write_a_held_machine_may_have_woken() -> None:
+    some = held_for()
+    for minutes in (1.0, 2.0, 3.0):
+        some = applied(some, lacking(some, minutes=minutes, store_takes_no_writes=True))
+    assert some.attempts[FIRST].state is AttemptState.RUNNING
+    late = applied(some, lacking(some, minutes=6, store_takes_no_writes=True))
+    assert late.attempts[FIRST].end_reason is EndReason.OUTBID
+
+
+def test_why_says_that_a_machine_is_held() -> None:
+    verdict = decide(held_for(), bid_market(), NOW).verdicts[FIRST.job]
+    assert verdict.kind is VerdictKind.HELD
+    assert verdict.sentence.startswith("outbid: it is kept for 9 min more")

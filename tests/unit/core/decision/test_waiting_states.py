@@ -1,0 +1,82 @@
+"""A job that waits says what for, and does not change that as machines come and go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from spotd.core.decide import decide
+from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.ids import JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
+from spotd_jobs.spec.model import Schedule, Window
+from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
+from tests.unit.core.schedule.test_preemption import running
+
+WAITS: Final = JobId("j9")
+DEAR: Final = (offer("a", price=900_000),)
+
+
+def cycle(world: World, minutes: float, **policy: Any) -> tuple[World, VerdictKind, list[str]]:
+    """Return the world after a decision, what the job waits for, and the events of its state."""
+    now = NOW + minutes * MINUTE
+    world = replace(world, policy=replace(world.policy, **policy))
+    plan = decide(world, market(*DEAR, at=now), now)
+    changed = [event.kind for event in plan.events if event.job == WAITS and event.kind.startswith("job.")]
+    return applied(world, plan), plan.verdicts[WAITS].kind, changed
+
+
+def waiting(**changes: Any) -> World:
+    owner, item = running(1)
+    late: Job = replace(job(9, name="late"), **changes)
+    return World(policy=shop_policy(), jobs={owner.id: owner, late.id: late}, attempts={item.id: item}, intents={})
+
+
+def test_a_job_that_waits_for_a_price_does_so_while_all_machines_are_in_use() -> None:
+    world, kinds, events = waiting(), [], []
+    for n in range(80):
+        world, kind, changed = cycle(world, n, machines_max=1 + n % 2)
+        kinds.append(kind)
+        events += changed
+    assert kinds == [VerdictKind.MACHINES, VerdictKind.ABOVE_CEILING] * 40, "why says what it is at the moment"
+    assert events == ["job.waiting_price"]
+    assert world.jobs[WAITS].state is JobState.WAITING_PRICE
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        pytest.param({"launches_paused": "the state cannot be written"}, {}, id="nothing may be launched"),
+        pytest.param({"launches_per_cycle_max": 0}, {}, id="enough launches"),
+        pytest.param({}, {"not_before": NOW + MINUTE}, id="it backs off"),
+    ],
+)
+def test_a_pause_of_launches_changes_no_waiting_state(policy: dict[str, Any], changes: dict[str, Any]) -> None:
+    world = waiting(state=JobState.WAITING_PRICE, **changes)
+    after, kind, events = cycle(world, 0, **policy)
+    assert kind is not VerdictKind.ABOVE_CEILING
+    assert (after.jobs[WAITS].state, events) == (JobState.WAITING_PRICE, [])
+
+
+def test_a_job_whose_offers_cool_down_goes_on_waiting_for_a_price() -> None:
+    known = Cooldown(
+        provider=SHOP, scope=CooldownScope.PROVIDER, subject="", until=NOW + 5 * MINUTE, reason="x", since=NOW
+    )
+    world = replace(waiting(state=JobState.WAITING_PRICE), cooldowns=(known,))
+    after, kind, events = cycle(world, 0)
+    assert (kind, after.jobs[WAITS].state, events) == (VerdictKind.COOLING, JobState.WAITING_PRICE, [])
+
+
+def test_a_window_that_closes_makes_a_job_wait_for_its_turn() -> None:
+    shut = Schedule(windows=(Window(days=(6,), start_min=0, end_min=60),), timezone="UTC")
+    world = waiting(state=JobState.WAITING_PRICE)
+    owner = world.jobs[WAITS]
+    owner = replace(owner, spec=replace(owner.spec, schedule=shut))
+    after, kind, events = cycle(replace(world, jobs={**world.jobs, WAITS: owner}), 0)
+    assert (kind, after.jobs[WAITS].state, events) == (VerdictKind.WINDOW, JobState.QUEUED, ["job.queued"])
