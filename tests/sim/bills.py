@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import accumulate
@@ -14,6 +15,7 @@ from tests.sim.machines import OWED_UNIT, Machine
 from tests.sim.nature import Nature
 
 HOUR = timedelta(hours=1)
+YEN_PER_DOLLAR = 150
 DAY = timedelta(days=1)
 ALL_STATED_AFTER = DAY + 4 * HOUR
 """From the end of a machine to its whole bill, in the slowest of the manners."""
@@ -34,6 +36,7 @@ class Manner(StrEnum):
     LATE = "late"
     TWICE = "twice"
     """Each row stands in the list twice."""
+    YEN = "yen"
 
 
 def charges(cloud: Nature, manner: Manner, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
@@ -67,6 +70,8 @@ def rows_of(m: Machine, manner: Manner, now: datetime) -> Iterator[ProviderCharg
             yield _row(m, m.born, m.died, m.billed)
         case Manner.TWICE:
             yield from (_row(m, m.born, m.died, m.billed) for _ in range(2))
+        case Manner.YEN:
+            yield replace(_row(m, m.born, m.died, m.billed * YEN_PER_DOLLAR), currency="JPY")
 
 
 def by_day(m: Machine) -> list[ProviderCharge]:

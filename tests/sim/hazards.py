@@ -108,7 +108,7 @@ class Hazard(StrEnum):
     HOURLY = "hourly"
     """A market as EC2's: a minute is billed at least, prices change by the hour, losses are announced."""
     BILLS = "bills"
-    """Providers bill by day, late, with credits, nothing at first, or each row twice."""
+    """Providers bill by day, late, with credits, nothing at first, each row twice, or in another currency."""
 
 
 HARSH: Final = frozenset(

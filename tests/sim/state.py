@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -76,16 +76,17 @@ class MemoryTx:
     def charges_of(self, job: JobId) -> tuple[Charge, ...]:
         return tuple(charge for charge in self._daemon.told.charges if charge.attempt.job == job)
 
-    def unchecked_bills(
-        self, provider: ProviderName, *, since: datetime, until: datetime, limit: int
+    def unread_bills(
+        self, provider: ProviderName, *, since: datetime, until: Sequence[datetime], limit: int
     ) -> tuple[Attempt, ...]:
         found = [
-            item
+            (item.ended_at, item)
             for item in self._daemon.attempts_ever.values()
             if item.state is AttemptState.ENDED and item.provider == provider and item.ref is not None
-            if item.bill_tries >= 0 and item.ended_at is not None and since <= item.ended_at <= until
+            if not item.machine.may_compute and item.ended_at is not None and since <= item.ended_at
+            if 0 <= item.bill_tries < len(until) and item.ended_at <= until[item.bill_tries]
         ]
-        return tuple(sorted(found, key=lambda item: item.ended_at or until)[:limit])
+        return tuple(item for _, item in sorted(found, key=lambda row: row[0])[:limit])
 
     def commit(self, plan: Plan) -> None:
         self._require_space()

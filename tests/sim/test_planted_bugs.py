@@ -9,6 +9,7 @@ from tests.sim import (
     money,
     oracles,
     planted,
+    planted_bills,
     planted_lives,
     planted_moves,
     planted_plans,
@@ -28,6 +29,7 @@ BUGS = {
     **planted_lives.LIVES,
     **planted_moves.MOVES,
     **planted_plans.PLANS,
+    **planted_bills.BILLS,
 }
 AT_ONCE = (
     oracles.said_by_the_core,
