@@ -101,8 +101,9 @@ class Daemon:
     def shell(self, ref: str) -> ShellResponse:
         return self._transport.json("GET", _job(ref, "shell"), timeout_s=PATIENT_S)
 
-    def logs(self, ref: str, query: Query | None = None) -> Iterator[LogResponse]:
-        return self._transport.lines(_job(ref, "logs"), query=query)
+    def logs(self, ref: str, query: Query | None = None, *, follow: bool = False) -> Iterator[LogResponse]:
+        """Yield what the job wrote; with `follow`, go on until it has ended."""
+        return self._transport.lines(_job(ref, "logs"), query=_streaming(query, follow=follow))
 
     def cancel(self, ref: str) -> JobOrArrayAnswer:
         return self._transport.json("POST", _job(ref, "cancel"))
@@ -126,8 +127,9 @@ class Daemon:
     def history(self, query: Query | None = None) -> HistoryResponse:
         return self._transport.json("GET", "/v1/history", query=query)
 
-    def events(self, query: Query | None = None) -> Iterator[EventResponse]:
-        return self._transport.lines("/v1/events", query=query)
+    def events(self, query: Query | None = None, *, follow: bool = False) -> Iterator[EventResponse]:
+        """Yield events, oldest first; with `follow`, go on as they happen."""
+        return self._transport.lines("/v1/events", query=_streaming(query, follow=follow))
 
     def cost(self, ref: str | None = None) -> CostResponse:
         return self._transport.json("GET", "/v1/cost" if ref is None else _job(ref, "cost"))
@@ -195,3 +197,7 @@ def _job(ref: str, part: str = "") -> str:
     if not ref or "/" in ref or ref in {".", ".."} or not ref.isprintable():
         raise DaemonRefused(f"there is no job {ref!r}", code="not_found", hint="spotctl ls")
     return f"/v1/jobs/{quote(ref, safe='')}" + (f"/{part}" if part else "")
+
+
+def _streaming(query: Query | None, *, follow: bool) -> Query | None:
+    return {**(query or {}), "follow": 1} if follow else query

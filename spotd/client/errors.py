@@ -17,7 +17,10 @@ class ClientProblem:
 
 
 class ClientError(Exception):
-    """A request that was not fulfilled. The message ends without a full stop; `hint` is a way out or empty."""
+    """A request that was not fulfilled. The message ends without a full stop; `hint` is a way out or empty.
+
+    As text it is all three on lines of their own, so that a notebook's traceback says what to change.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -25,6 +28,10 @@ class ClientError(Exception):
         self.hint = hint
         self.rows: Sequence[tuple[str, str]] = ()
         """What is wrong in what the user wrote, a sentence and its way out each."""
+
+    def __str__(self) -> str:
+        rows = [f"  {sentence}{f' ({way_out})' if way_out else ''}" for sentence, way_out in self.rows]
+        return "\n".join([self.message, *rows, *([f"hint: {self.hint}"] if self.hint else [])])
 
 
 class DaemonUnreachable(ClientError):

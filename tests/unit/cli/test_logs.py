@@ -12,6 +12,7 @@ import pytest
 from spotd import words
 from spotd.api.requests import LogQuery
 from spotd.cli.follow import PATIENCE_S, Waiting, followed
+from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import AttemptState
@@ -230,3 +231,14 @@ def test_a_string_that_another_sequence_breaks_off_hides_nothing_behind_it() -> 
 
 def test_a_single_line_stays_a_single_line() -> None:
     assert clean("  a\n\x1b[1mb\r\nc\td ") == "a b c d"
+
+
+def test_a_script_follows_a_job_to_its_end(ctl: Ctl) -> None:
+    ctl.monkeypatch.setattr("spotd.api.handlers.logs.FOLLOW_PAUSE_S", 0.01)
+    ctl.place.write(worlds.ended(name="llama-lora", ident=JobId(worlds.RUNNING_ID)))
+    ctl.rig.host(JobId(worlds.RUNNING_ID), 1).log("step 1\n")
+    followed_to_end = [record["kind"] for record in Daemon().logs("llama-lora", {"tail": 1}, follow=True)]
+    assert followed_to_end[-2:] == ["log", "end"]
+    assert [record["text"] for record in Daemon().logs("llama-lora", follow=False) if record["kind"] == "log"] == [
+        "step 1\n"
+    ]

@@ -517,3 +517,15 @@ def test_the_daemon_itself_refuses_a_spot_job_that_saves_nothing(ctl: Ctl, job_f
     with pytest.raises(DaemonRefused, match=r"would run 24\.0 h"):
         daemon.submit(draft, code_sha256=None, secrets={})
     assert daemon.submit(draft, code_sha256=None, secrets={}, i_know=True)["job"]["name"] == "llama-lora"
+
+
+def test_the_text_of_a_refusal_says_all_that_is_wrong_and_what_to_do(ctl: Ctl) -> None:
+    draft = {
+        "data": {"name": "x", "run": "true", "image": "i", "nmae": 1, "resources": {"gpu": ["H100:1"], "dsk": "1GB"}}
+    }
+    with pytest.raises(DaemonRefused) as caught:
+        Daemon().plan(draft)
+    text = str(caught.value)
+    assert 'nmae: unknown key (did you mean "name"?)' in text
+    assert 'resources.dsk: unknown key (did you mean "disk"?)' in text
+    assert text.splitlines()[0] == caught.value.message
