@@ -55,6 +55,7 @@ class ShelfProvider:
         self._client = client
         self._clock = services.clock
         self._prefix = f"spotd-{services.install}-"
+        self._known: set[str] = set()
 
     @property
     def name(self) -> ProviderName:
@@ -90,7 +91,9 @@ class ShelfProvider:
             "disk_gb": request.disk_gb,
             "start": request.start_script,
         }
-        return Launched(instance=instance_of(await self._client.rent(order, key=request.key)))
+        instance = instance_of(await self._client.rent(order, key=request.key))
+        self._known.add(instance.ref.instance_id)
+        return Launched(instance=instance)
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
         """Every machine under the key that is not gone."""
@@ -105,7 +108,11 @@ class ShelfProvider:
         return Listing(instances=rows, complete=complete, at=self._clock.now())
 
     async def terminate(self, ref: InstanceRef) -> None:
-        """The shop has the machine back."""
+        """The shop has the machine back. One that was listed under another name than ours is not given back."""
+        if ref.instance_id not in self._known:
+            rows = [row for row in await self._client.rentals() if _number(row) == ref.instance_id]
+            if rows and not self._ours(rows)[0]:
+                raise RequestRejected(f"rental {ref.instance_id} is another's", field="ref", reason="not ours")
         await self._client.give_back(ref.instance_id)
 
     async def check(self) -> Sequence[CheckLine]:
@@ -140,4 +147,9 @@ class ShelfProvider:
                 continue
             if row.name.startswith(self._prefix):
                 ours.append(instance_of(row))
+        self._known.update(instance.ref.instance_id for instance in ours)
         return tuple(ours), complete
+
+
+def _number(raw: object) -> object:
+    return raw.get("number") if isinstance(raw, dict) else None

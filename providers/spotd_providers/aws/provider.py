@@ -200,16 +200,7 @@ class AwsProvider:
 
     async def terminate(self, ref: InstanceRef) -> None:
         """End this machine; an absent one is a success, and one that is not ours is refused."""
-        region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
-        if ref.instance_id not in self._ours:
-            for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
-                row = row_or_none(AwsInstanceRow, raw)
-                if row is None or key_in(row, self._services.install) is None:
-                    raise RequestRejected(
-                        f"the machine {ref.instance_id} does not carry the tags of this installation",
-                        field="ref",
-                        reason="not ours",
-                    )
+        region = await self._region_of_ours(ref)
         with contract_errors("terminate_instances", self._services.rng, unless="InvalidInstanceID.NotFound") as refused:
             answer = await self._sdk.call("ec2", region.name, "terminate_instances", InstanceIds=[str(ref.instance_id)])
         if refused:
@@ -223,7 +214,7 @@ class AwsProvider:
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the machine's console as AWS kept it, minutes late, without anything that resembles a secret."""
-        region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
+        region = await self._region_of_ours(ref)
         answer = await region.ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
         encoded = answer.get("Output")
         try:
@@ -242,6 +233,24 @@ class AwsProvider:
         return await doctor.examine(
             self._sdk, tuple(self._regions.values()), self._volumes, self._settings, self._services
         )
+
+    async def _region_of_ours(self, ref: InstanceRef) -> Region:
+        """Return the region of a machine of ours, or of one that AWS does not list.
+
+        Raises:
+            RequestRejected: the machine is another's.
+        """
+        region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
+        if ref.instance_id not in self._ours:
+            for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
+                row = row_or_none(AwsInstanceRow, raw)
+                if row is None or key_in(row, self._services.install) is None:
+                    raise RequestRejected(
+                        f"the machine {ref.instance_id} does not carry the tags of this installation",
+                        field="ref",
+                        reason="not ours",
+                    )
+        return region
 
     def _region(self, name: str) -> Region:
         return Region(name, self._sdk, self._settings, self._services, self._pace)

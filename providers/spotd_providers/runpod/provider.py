@@ -140,20 +140,11 @@ class RunpodProvider:
 
     async def terminate(self, ref: InstanceRef) -> None:
         """Delete this pod; an absent one is a success, and one that is not ours is refused."""
-        pod_id = _pod_id(ref)
-        if ref.instance_id not in self._listing.ours:
-            raw = await self._client.pod(pod_id)
-            if raw is not None and (
-                not isinstance(raw, dict) or key_of(raw.get("name"), self._services.install) is None
-            ):
-                raise RequestRejected(
-                    f"RunPod pod {pod_id} does not carry the name of this installation", field="ref", reason="not ours"
-                )
-        await self._delete(pod_id)
+        await self._delete(await self._our_pod(ref))
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the container's last lines, or the host's where the container printed nothing; no secrets."""
-        pod_id = _pod_id(ref)
+        pod_id = await self._our_pod(ref)
         found = await self._client.log_lines(pod_id, source="container", lines=lines)
         if not found:
             found = await self._client.log_lines(pod_id, source="system", lines=lines)
@@ -182,6 +173,23 @@ class RunpodProvider:
     async def check(self) -> Sequence[CheckLine]:
         """Check key, clock, catalogue and billing, one line each."""
         return await doctor.examine(self._client, self._settings, self._services)
+
+    async def _our_pod(self, ref: InstanceRef) -> str:
+        """Return the id of a pod of ours, or of one that RunPod does not list.
+
+        Raises:
+            RequestRejected: the pod is another's.
+        """
+        pod_id = _pod_id(ref)
+        if ref.instance_id not in self._listing.ours:
+            raw = await self._client.pod(pod_id)
+            if raw is not None and (
+                not isinstance(raw, dict) or key_of(raw.get("name"), self._services.install) is None
+            ):
+                raise RequestRejected(
+                    f"RunPod pod {pod_id} does not carry the name of this installation", field="ref", reason="not ours"
+                )
+        return pod_id
 
     async def _create(self, request: LaunchRequest, body: Mapping[str, object]) -> PodRow:
         try:

@@ -102,7 +102,8 @@ class MarketKnobs:
         """Add running machines that are not ours, and return their ids.
 
         One has no label, one is of another install whose name begins with ours (`spotd-lab2-...`), one has a label of
-        a person's own.
+        a person's own. Where the cloud takes bids they are machines with a bid, and where it keeps logs they have one:
+        the cloud itself would do all that is asked of it with them.
         """
         raise Undecided
 

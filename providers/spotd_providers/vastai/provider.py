@@ -149,24 +149,12 @@ class VastProvider:
 
     async def terminate(self, ref: InstanceRef) -> None:
         """Destroy this machine; an absent one is a success, and one that is not ours is refused."""
-        contract = _contract(ref)
-        if ref.instance_id not in self._listing.ours:
-            row = await self._client.instance(contract)
-            if row is None:
-                # Absent, or not listed yet: destroying an id that the daemon has recorded is harmless if absent.
-                await self._client.destroy(contract)
-                return
-            if not isinstance(row, dict) or key_of(row.get("label"), self._services.install) is None:
-                raise RequestRejected(
-                    f"vast.ai instance {contract} does not carry the label of this installation",
-                    field="ref",
-                    reason="not ours",
-                )
-        await self._client.destroy(contract)
+        # What is absent may be not listed yet: destroying an id that the daemon has recorded is harmless if absent.
+        await self._client.destroy(await self._our_contract(ref))
 
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
         """Set the machine's bid to `price` for all its GPUs."""
-        contract = _contract(ref)
+        contract = await self._our_contract(ref)
         row = await self._row(contract)
         gpus = max(1, (row.num_gpus if row else None) or 1)
         price_max = 32 * gpus * MICRO
@@ -187,7 +175,7 @@ class VastProvider:
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the container's last lines as vast.ai kept them, without anything that resembles a secret."""
-        return await self._console(_contract(ref), lines)
+        return await self._console(await self._our_contract(ref), lines)
 
     async def account(self) -> str:
         """Return the number of the user; empty where vast.ai does not state it."""
@@ -216,6 +204,24 @@ class VastProvider:
             raise ContractViolation("vast.ai named a log address that is not https")
         text = await self._client.fetch_log(url)
         return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
+
+    async def _our_contract(self, ref: InstanceRef) -> int:
+        """Return the number of a machine of ours, or of one that vast.ai does not list.
+
+        Raises:
+            RequestRejected: the machine is another's.
+        """
+        contract = _contract(ref)
+        if ref.instance_id in self._listing.ours:
+            return contract
+        row = await self._client.instance(contract)
+        if row is not None and (not isinstance(row, dict) or key_of(row.get("label"), self._services.install) is None):
+            raise RequestRejected(
+                f"vast.ai instance {contract} does not carry the label of this installation",
+                field="ref",
+                reason="not ours",
+            )
+        return contract
 
     async def _row(self, contract: int) -> InstanceRow | None:
         row = await self._client.instance(contract)

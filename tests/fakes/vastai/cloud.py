@@ -96,11 +96,13 @@ class VastCloud(FakeCloud):
             for contract in self._existing():
                 self._halt(contract, Phase.STOPPED, self.clock.now(), "no credit")
 
-    def add_foreign(self, label: str | None, *, ask: Ask | None = None) -> Contract:
+    def add_foreign(self, label: str | None, *, ask: Ask | None = None, is_bid: bool = False) -> Contract:
         """Somebody's own machine in the same account, running without a process."""
         with self.lock:
             sold = ask or Ask(ask_id=0, machine_id=17_000 + len(self.contracts))
-            contract = self._contract(sold, {"label": label, "image": "foreign", "disk": 10}, is_bid=False)
+            contract = self._contract(
+                sold, {"label": label, "image": "foreign", "disk": 10, "price": sold.min_bid}, is_bid=is_bid
+            )
             contract.phase = Phase.RUNNING
             return contract
 

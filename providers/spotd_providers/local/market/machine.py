@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import InstanceState, Loss, Market
 from spotd_providers.kit.files import write_atomically
+from spotd_providers.kit.keys import begins_like_ours
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +52,10 @@ class Machine:
     @property
     def exists(self) -> bool:
         return self.state is not InstanceState.GONE
+
+    def belongs_to(self, install: str) -> bool:
+        """Whether it carries this install's label and a key of its."""
+        return self.install == install and begins_like_ours(self.key, install)
 
     @property
     def occupies(self) -> bool:

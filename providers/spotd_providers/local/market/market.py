@@ -163,7 +163,7 @@ class LocalMarket:
         """End the machine; one that does not exist is a success."""
         self.advance()
         machine = self.memory.machines.get(machine_id)
-        if machine is not None and machine.exists and machine.install == install:
+        if machine is not None and machine.exists and machine.belongs_to(install):
             self.floor.end(machine, self.memory.reached, None, "terminated by its owner")
             self._save()
 
@@ -197,7 +197,7 @@ class LocalMarket:
         """
         self.advance()
         machine = self.memory.machines.get(machine_id)
-        if machine is None or machine.install != install or not machine.exists:
+        if machine is None or not machine.belongs_to(install) or not machine.exists:
             raise Refused(Refusal.NO_MACHINE, f"there is no machine {machine_id}")
         return machine
 

@@ -162,7 +162,7 @@ class MarketApp:
 
         def read() -> list[str]:
             machine: Machine | None = self.market.memory.machines.get(machine_id)
-            if machine is None or machine.install != install:
+            if machine is None or not machine.belongs_to(install):
                 raise Refused(Refusal.NO_MACHINE, f"there is no machine {machine_id}")
             return self.market.machines.console(machine_id, lines=lines)
 

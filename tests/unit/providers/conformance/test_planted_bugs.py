@@ -6,6 +6,7 @@ named behaviour fails with it, and that the same behaviour passes without it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from spotd_providers.contract import provider as contract_of_providers
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
@@ -31,11 +33,18 @@ from spotd_providers.contract.values import (
     OfferQuery,
     Power,
     Rejected,
+    ShellAddress,
 )
 from spotd_providers.kit.http import AnswerLost, HttpAnswer
 from spotd_providers.kit.retry import retry_read
+from spotd_providers.runpod.provider import RunpodProvider
 from spotd_providers.testkit import BEHAVIOURS, Behaviour, run
+from spotd_providers.testkit.behaviours import foreign
+from spotd_providers.testkit.harness import HarnessFactory
+from spotd_providers.vastai.provider import VastProvider
 from tests.unit.providers.conformance.shelf import client, open_harness, provider, translate, wire
+from tests.unit.providers.runpod.harness import open_harness as runpod_harness
+from tests.unit.providers.vastai.harness import open_harness as vast_harness
 
 ShelfClient = client.ShelfClient
 ShelfProvider = provider.ShelfProvider
@@ -301,7 +310,73 @@ def _script_is_cut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShelfProvider, "launch", launch)
 
 
+def _ends_anyones_machine(patch: pytest.MonkeyPatch) -> None:
+    async def terminate(self: Any, ref: InstanceRef) -> None:
+        await self._client.give_back(ref.instance_id)
+
+    patch.setattr(ShelfProvider, "terminate", terminate)
+
+
+def _takes_what_was_listed_for_its_own(patch: pytest.MonkeyPatch) -> None:
+    true = ShelfProvider._ours
+
+    def ours(self: Any, rows: Sequence[Any]) -> Any:
+        self._known.update(row["number"] for row in rows)
+        return true(self, rows)
+
+    patch.setattr(ShelfProvider, "_ours", ours)
+
+
+def _ends_all_of_the_label(patch: pytest.MonkeyPatch) -> None:
+    async def terminate(self: Any, _ref: InstanceRef) -> None:
+        for row in await self._client.rentals():
+            if row["name"].startswith(self._prefix):
+                await self._client.give_back(row["number"])
+
+    patch.setattr(ShelfProvider, "terminate", terminate)
+
+
+def _vast_asks_not_whose_it_is(patch: pytest.MonkeyPatch) -> None:
+    async def our_contract(_self: Any, ref: InstanceRef) -> int:
+        return int(ref.instance_id)
+
+    patch.setattr(VastProvider, "_our_contract", our_contract)
+
+
+def _vast_changes_every_bid(patch: pytest.MonkeyPatch) -> None:
+    true = VastProvider.change_bid
+
+    async def change_bid(self: Any, _ref: InstanceRef, price: MicroUsdPerHour) -> None:
+        for machine in (await self.instances()).instances:
+            await true(self, machine.ref, price)
+
+    patch.setattr(VastProvider, "change_bid", change_bid)
+
+
+def _runpod_asks_not_whose_it_is(patch: pytest.MonkeyPatch) -> None:
+    async def our_pod(_self: Any, ref: InstanceRef) -> str:
+        return str(ref.instance_id)
+
+    async def shell(_self: Any, _ref: InstanceRef) -> ShellAddress:
+        return ShellAddress(host="host", port=22, user="root")
+
+    patch.setattr(RunpodProvider, "_our_pod", our_pod)
+    patch.setattr(RunpodProvider, "shell", shell)
+
+
+BUGS_ELSEWHERE: list[tuple[HarnessFactory, Plant, str]] = [
+    (vast_harness, _vast_asks_not_whose_it_is, "a_reference_to_a_foreign_machine_is_not_acted_on[terminate]"),
+    (vast_harness, _vast_asks_not_whose_it_is, "a_reference_to_a_foreign_machine_is_not_acted_on[change_bid]"),
+    (vast_harness, _vast_asks_not_whose_it_is, "a_reference_to_a_foreign_machine_is_not_acted_on[logs]"),
+    (vast_harness, _vast_changes_every_bid, "a_change_of_one_machine_changes_no_other[change_bid]"),
+    (runpod_harness, _runpod_asks_not_whose_it_is, "a_reference_to_a_foreign_machine_is_not_acted_on[logs]"),
+    (runpod_harness, _runpod_asks_not_whose_it_is, "a_reference_to_a_foreign_machine_is_not_acted_on[shell]"),
+]
+"""Bugs of powers that the example provider lacks."""
 BUGS: list[tuple[Plant, str]] = [
+    (_ends_anyones_machine, "a_reference_to_a_foreign_machine_is_not_acted_on[terminate]"),
+    (_takes_what_was_listed_for_its_own, "a_reference_to_a_foreign_machine_is_not_acted_on[terminate]"),
+    (_ends_all_of_the_label, "a_change_of_one_machine_changes_no_other[terminate]"),
     (_launch_repeats, "a_lost_answer_means_unknown_and_one_machine[connection lost]"),
     (_lost_means_failed, "a_lost_answer_means_unknown_and_one_machine[gateway error]"),
     (_lost_means_failed, "a_purchase_that_never_happened_is_unknown_until_find_says_so[no answer]"),
@@ -339,9 +414,9 @@ BUGS: list[tuple[Plant, str]] = [
 BY_NAME = {one.name: one for one in BEHAVIOURS}
 
 
-def _passes(one: Behaviour, folder: Path) -> bool:
+def _passes(one: Behaviour, folder: Path, harness: HarnessFactory = open_harness) -> bool:
     try:
-        run(one, open_harness, folder)
+        run(one, harness, folder)
     except (AssertionError, ProviderError):
         return False
     return True
@@ -352,6 +427,31 @@ def test_a_planted_bug_is_caught(plant: Plant, name: str, tmp_path: Path, monkey
     assert _passes(BY_NAME[name], tmp_path / "sound")
     plant(monkeypatch)
     assert not _passes(BY_NAME[name], tmp_path / "planted")
+
+
+@pytest.mark.parametrize(
+    ("harness", "plant", "name"),
+    BUGS_ELSEWHERE,
+    ids=[f"{plant.__name__[1:]}: {name}" for _, plant, name in BUGS_ELSEWHERE],
+)
+def test_a_planted_bug_of_a_bundled_provider_is_caught(
+    harness: HarnessFactory, plant: Plant, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _passes(BY_NAME[name], tmp_path / "sound", harness)
+    plant(monkeypatch)
+    assert not _passes(BY_NAME[name], tmp_path / "planted", harness)
+
+
+def test_every_call_of_the_contract_that_names_a_machine_is_made_on_foreign_ones() -> None:
+    taking = {
+        name
+        for protocol in vars(contract_of_providers).values()
+        if inspect.isclass(protocol) and protocol.__module__ == contract_of_providers.__name__
+        for name, method in inspect.getmembers(protocol, inspect.isfunction)
+        if "InstanceRef" in {str(kind) for kind in method.__annotations__.values()}
+    }
+    assert taking == set(foreign.CALLS), "a new call that takes a reference needs a case here"
+    assert {"terminate", "change_bid"} <= taking
 
 
 def test_the_suite_holds_thirty_behaviours_and_each_says_what_it_is() -> None:

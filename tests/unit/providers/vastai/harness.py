@@ -147,7 +147,7 @@ class VastHarness(Harness):
 
     def add_foreign_machines(self) -> Sequence[str]:
         labels = (None, f"spotd-{self.install}2-j0b1-1", "my notebook")
-        return [self.cloud.add_foreign(label).machine for label in labels]
+        return [self.cloud.add_foreign(label, is_bid=True).machine for label in labels]
 
     def preempt(self, machine_id: str) -> None:
         self.cloud.outbid(int(machine_id))
