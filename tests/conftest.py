@@ -6,6 +6,9 @@ that what failed for one fails for all. The longer targets draw new ones: HYPOTH
 Tiers: a test is `quick` by its folder, unless it is marked `process`, `long`, `slow` or `system`. A quick test
 that starts a process or really sleeps fails, whatever runs it.
 
+Surroundings: every test process, and so every process that a test starts, begins with the same signals, umask and
+environment, whoever started it; see `tests/inherited.py`.
+
 Order: every worker begins with what takes long. As many as there are processors compute, the others mostly wait for
 processes; so no processor idles meanwhile, and no long test is left for the end.
 """
@@ -24,9 +27,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import inherited
+
 if TYPE_CHECKING:
     from tests.fakes.seaweed import Weed
 
+inherited.settle()
 settings.register_profile(
     "same",
     max_examples=50,

@@ -25,13 +25,19 @@ from tests.unit.cli.conftest import Ctl
 _RUN = "import sys; from spotd.cli.client import main; sys.exit(main())"
 
 
-def spotctl(*arguments: str, stdout: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def spotctl(*arguments: str, stdout: IO[str] | int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+    """Start it; whatever the test finds, it is over afterwards."""
+    with subprocess.Popen(
         [sys.executable, "-c", _RUN, *arguments],
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_help_shows_every_command(ctl: Ctl) -> None:
@@ -186,19 +192,18 @@ def test_a_socket_of_another_user_is_not_spoken_to(ctl: Ctl, monkeypatch: pytest
 def test_a_reader_who_leaves_is_not_an_error(ctl: Ctl) -> None:
     rows = [made_responses.job(id=f"6k{number:08d}") for number in range(2000)]
     ctl.place.answers("jobs.page", {"jobs": rows, "more": False, "paused": ""})
-    process = spotctl("ls", "-o", "json")
-    assert process.stdout is not None
-    assert process.stdout.read(1) == "{"
-    process.stdout.close()
-    _, err = process.communicate(timeout=30)
+    with spotctl("ls", "-o", "json") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == "{"
+        process.stdout.close()
+        _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (141, "")
 
 
 @pytest.mark.process
 def test_a_full_disk_behind_stdout_is_said(ctl: Ctl) -> None:
     ctl.place.write(worlds.running())
-    with Path("/dev/full").open("w") as full:
-        process = spotctl("ls", stdout=full)
+    with Path("/dev/full").open("w") as full, spotctl("ls", stdout=full) as process:
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (74, "error: cannot write the output: No space left on device\n")
 
@@ -206,11 +211,11 @@ def test_a_full_disk_behind_stdout_is_said(ctl: Ctl) -> None:
 @pytest.mark.process
 def test_ctrl_c_is_quiet_and_exit_130(ctl: Ctl) -> None:
     ctl.place.write(worlds.waiting())
-    process = spotctl("events", "-f")
-    assert process.stdout is not None
-    assert "job.submitted" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    with spotctl("events", "-f") as process:
+        assert process.stdout is not None
+        assert "job.submitted" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "")
 
 
