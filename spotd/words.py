@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from spotd_providers.contract.printable import HIDDEN, MarkLimit, without_piles
+if TYPE_CHECKING:
+    from spotd_providers.contract.printable import MarkLimit
 
 NOTHING: Final = "-"
 WITHOUT_CEILING: Final = "no ceiling applies to this GPU"
@@ -36,8 +37,9 @@ _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
 
-# Controls of C0 and C1 and all that is hidden: with these, text from a rented host could forge what the terminal shows.
-_UNSAFE: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{HIDDEN}]")
+# Controls of C0 and C1: with these, text from a rented host could forge what the terminal shows, as it could with what
+# `spotd_providers.contract.printable` lists.
+_CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SPACES: Final = re.compile(r"\s+")
 # A string ends at the next control that could begin another sequence, as it does in a terminal. So no character is
 # examined by more than two of the searches, and a text of nothing but beginnings costs no more than any other.
@@ -54,7 +56,24 @@ _HELD_MAX: Final = 4096
 
 def clean(text: str) -> str:
     """Return the text on one line, without anything that a terminal would obey."""
-    return _SPACES.sub(" ", without_piles(_UNSAFE.sub("", _SEQUENCE.sub("", text)))).strip()
+    return _SPACES.sub(" ", _Shown().feed(_SEQUENCE.sub("", text))).strip()
+
+
+class _Shown:
+    """What may be shown of a text without sequences, also where it comes in pieces."""
+
+    _others: MarkLimit | None = None
+
+    def feed(self, text: str) -> str:
+        """Return the piece without controls and what is hidden."""
+        text = _CONTROLS.sub("", text)
+        if self._others is None:
+            if text.isascii():
+                return text
+            from spotd_providers.contract.printable import MarkLimit  # most texts need none of it
+
+            self._others = MarkLimit()
+        return self._others.feed(text)
 
 
 class ControlFilter:
@@ -66,7 +85,7 @@ class ControlFilter:
     def __init__(self) -> None:
         self._held = ""
         self._after_return = False
-        self._marks = MarkLimit()
+        self._shown = _Shown()
 
     def feed(self, text: str) -> str:
         """Return what may be shown of the text so far."""
@@ -89,7 +108,7 @@ class ControlFilter:
             text = text[1:]
         if text:
             self._after_return = text.endswith("\r")
-        return self._marks.feed(_UNSAFE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+        return self._shown.feed(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def folded(text: str, room: int, indent: int) -> str:

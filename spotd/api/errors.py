@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
-from spotd_jobs.spec.problems import Problem
+from spotd_jobs.spec.problems import Problem, listed_problems
+
+TEXT_CHARS_MAX: Final = 8_000
+"""Of what a refusal says: it may name what the request named, which may be very much."""
 
 
 class RefusalCode(StrEnum):
@@ -24,10 +28,10 @@ class ApiRefusal(Exception):
     code: RefusalCode
 
     def __init__(self, message: str, *, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.problems = problems
+        super().__init__(message[:TEXT_CHARS_MAX])
+        self.message = message[:TEXT_CHARS_MAX]
+        self.hint = hint[:TEXT_CHARS_MAX]
+        self.problems = listed_problems(problems)
 
 
 class NotFound(ApiRefusal):

@@ -13,6 +13,7 @@ from spotd.api.errors import Invalid
 from spotd.api.requests import BudgetChange, JobRequest
 from spotd.api.responses import BodyTooLong
 from spotd.api.schemas.bodies import DraftBody
+from spotd_jobs.spec.fields import shown
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money, parse_price
@@ -25,6 +26,8 @@ CONFIG_CEILING: Final = "config"
 CEILING_HINT: Final = "write 2.40 per GPU-hour, 19.20/h for the machine, or config for the ceiling of the config"
 BUDGET_HINT: Final = "write +20 to add dollars, or 140 to set them"
 NAME_LENGTH_MAX: Final = 1000
+PATH_LENGTH_MAX: Final = 8_192
+"""Of the names of a file and a folder of the client, which are repeated with each problem."""
 NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
 _SPAN: Final = re.compile(r"(\d{1,7})-(\d{1,7})", re.ASCII)
 SHA256_PATTERN: Final = "^[0-9a-f]{64}$"
@@ -50,7 +53,7 @@ async def read_json(request: Request, kind: type) -> Mapping[str, Any]:
         raise Invalid("the request is not a JSON object")
     for key in body:
         if key not in kind.__annotations__:
-            raise Invalid(f"the request holds the unknown key {key!r}")
+            raise Invalid(f"the request holds the unknown key {shown(key)}")
     return body
 
 
@@ -60,13 +63,14 @@ def read_draft(body: Mapping[str, Any]) -> JobRequest:
         raise Invalid("the request has no draft")
     unknown = set(draft) - set(DraftBody.__annotations__)
     if unknown:
-        raise Invalid(f"the draft holds the unknown key {min(unknown)!r}")
+        raise Invalid(f"the draft holds the unknown key {shown(min(unknown))}")
     data, flags = draft.get("data", {}), draft.get("flags", {})
     source, base_dir = draft.get("source", ""), draft.get("base_dir", "")
     if not isinstance(data, dict) or not isinstance(flags, dict):
         raise Invalid("data and flags of a draft are objects")
-    if not isinstance(source, str) or not isinstance(base_dir, str):
-        raise Invalid("source and base_dir of a draft are text")
+    for name, text in (("source", source), ("base_dir", base_dir)):
+        if not isinstance(text, str) or len(text) > PATH_LENGTH_MAX:
+            raise Invalid(f"{name} of a draft is text of at most {PATH_LENGTH_MAX:,} characters")
     return JobRequest(data=data, flags=flags, source=source, base_dir=base_dir)
 
 

@@ -60,8 +60,9 @@ def _files(place: Path) -> list[Path]:
     try:
         if place.is_dir():
             files = sorted(path for path in place.iterdir() if _kind(path) and path.is_file())
+            _require_no_way_out(place, files)
         elif place.exists():
-            files = [place] if _kind(place) else []
+            files = [place] if _kind(place) and place.is_file() else []
         else:
             raise BacktestRefused(f"{place} does not exist", hint="--history DIR, or --history own")
         size = sum(path.stat().st_size for path in files)
@@ -77,6 +78,18 @@ def _files(place: Path) -> list[Path]:
     if len(files) > FILES_MAX:
         raise BacktestRefused(f"{place} holds {len(files):,} files", hint=f"put them into at most {FILES_MAX:,}")
     return files
+
+
+def _require_no_way_out(place: Path, files: list[Path]) -> None:
+    """Require that no link leads out of the folder: an error shows a piece of the line that it is about.
+
+    Raises:
+        BacktestRefused: one does.
+    """
+    inside = place.resolve()
+    for path in files:
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise BacktestRefused(f"{path} is a link that leads out of the folder", hint="put the file itself there")
 
 
 def _kind(path: Path) -> str:

@@ -13,10 +13,12 @@ from spotd.backtest.refusals import BacktestRefused
 
 BYTES_MAX: Final = 4_000_000_000
 """Of all files of a history together, unpacked."""
+_BLANK_BYTES_MAX: Final = 64
 LINE_MAX: Final = 1_000_000
 DOCUMENT_MAX: Final = 200_000_000
 """Of one trace, which is a single JSON document."""
-_CHUNK: Final = 1 << 20
+EMPTY_LINES_MAX: Final = 100_000
+"""Of all files together: two hundred million of them are two hundred kilobytes of gzip and a minute of work."""
 
 
 class Reader:
@@ -24,6 +26,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.bytes_read = 0
+        self.empty_lines = 0
 
     def lines(self, path: Path) -> Iterator[tuple[int, str]]:
         """Yield number and text of each line.
@@ -43,6 +46,8 @@ class Reader:
                     self.bytes_read += size
                     if self.bytes_read > BYTES_MAX:
                         self._count(path, 0)
+                    if size <= _BLANK_BYTES_MAX and not line.strip():
+                        self._count_empty(path, number)
                     if size > LINE_MAX:
                         raise BacktestRefused(
                             f"{path}:{number}: the line is longer than {LINE_MAX:,} bytes", hint="check the file"
@@ -70,6 +75,13 @@ class Reader:
             raise BacktestRefused(f"{path}: not UTF-8 text", hint="save the file as UTF-8") from exc
         except (OSError, EOFError, zlib.error) as exc:
             raise _unreadable(path, exc) from exc
+
+    def _count_empty(self, path: Path, number: int) -> None:
+        self.empty_lines += 1
+        if self.empty_lines > EMPTY_LINES_MAX:
+            raise BacktestRefused(
+                f"{path}:{number}: more than {EMPTY_LINES_MAX:,} empty lines", hint="delete the empty lines"
+            )
 
     def _count(self, path: Path, size: int) -> None:
         self.bytes_read += size

@@ -25,6 +25,9 @@ STREAM_S: Final = 45.0
 """A followed stream sends an empty line every 10 s; several missing mean that the daemon is gone."""
 SCHEMA: Final = 1
 _LINE_BYTES_MAX: Final = 16 * 2**20
+_ANSWER_BYTES_MAX: Final = 512 * 2**20
+_EMPTY_LINES_MAX: Final = 1_000_000
+"""In a row: a stream in which nothing happens for a hundred days has fewer."""
 _CHUNK: Final = 1 << 18
 
 Query = Mapping[str, str | int | list[str] | None]
@@ -75,7 +78,7 @@ class Transport:
         """
         data = None if body is None else json.dumps(body).encode()
         with self._exchange(method, target, query=query, body=data, timeout_s=timeout_s) as response:
-            return response.read()
+            return self._whole(response)
 
     def json(
         self,
@@ -101,7 +104,7 @@ class Transport:
         """
         headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
         with self._exchange("PUT", target, body=content, headers=headers, timeout_s=PATIENT_S) as response:
-            return self._parsed(response.read())
+            return self._parsed(self._whole(response))
 
     def lines(self, target: str, *, query: Query | None = None) -> Iterator[Json]:
         """Yield the records of a stream as they come, without the empty lines that keep it alive.
@@ -110,10 +113,12 @@ class Transport:
             DaemonUnreachable, DaemonRefused: also in the middle.
         """
         with self._exchange("GET", target, query=query, timeout_s=STREAM_S) as response:
+            empty = 0
             while (line := response.readline(_LINE_BYTES_MAX)) and not self.is_closing:
-                if not line.endswith(b"\n"):
+                empty = 0 if line.strip() else empty + 1
+                if not line.endswith(b"\n") or empty > _EMPTY_LINES_MAX:
                     raise self._garbled()
-                if line.strip():
+                if not empty:
                     yield self._parsed(line)
 
     def chunks(self, target: str, *, query: Query | None = None) -> Iterator[bytes]:
@@ -159,9 +164,17 @@ class Transport:
             connection.close()
 
     def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
-        body = self._parsed(response.read(), check_error=False)
+        body = self._parsed(self._whole(response), check_error=False)
         error = body.get("error")
         return refused(error) if isinstance(error, dict) else self._garbled()
+
+    def _whole(self, response: http.client.HTTPResponse) -> bytes:
+        body = response.read(_ANSWER_BYTES_MAX + 1)
+        if len(body) > _ANSWER_BYTES_MAX:
+            raise self._garbled()
+        if response.length:
+            raise http.client.IncompleteRead(body, response.length)  # which a bounded read does not raise
+        return body
 
     def _parsed(self, raw: bytes, *, check_error: bool = True) -> Json:
         try:

@@ -23,7 +23,7 @@ from spotd.config.notify import NOTIFY, is_in_the_clear, read_channels
 from spotd.config.plugins import InstalledPlugins, Plugins
 from spotd.config.refusals import ConfigError, known_keys, problems_of
 from spotd_jobs.spec.files import read_toml
-from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_key
+from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_keys
 from spotd_providers.contract.gpus import UnknownGpu, resolve
 from spotd_providers.contract.provider import ProviderPlugin
 from spotd_providers.contract.values import NO_GPU
@@ -102,7 +102,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
     """
     problems: list[Problem] = []
     known = {*SECTIONS, _PROVIDERS, NOTIFY}
-    problems += [unknown_key((key,), known, elsewhere=_HOMES.get(key)) for key in data if key not in known]
+    problems += unknown_keys(data, known, elsewhere=_HOMES)
     tables: dict[str, Any] = {name: _section(model, data, name, problems) for name, model in SECTIONS.items()}
     ceilings: CeilingsSection = tables.pop("ceilings")
     problems += _unknown_gpus(data.get("ceilings"))
@@ -213,7 +213,7 @@ def _checked_provider(
     except ValidationError as exc:
         problems += problems_of(exc, place, ProviderSection)
     known = {*_COMMON, *known_keys(model, ())}
-    problems += [unknown_key((*place, key), known) for key in table if key not in known]
+    problems += unknown_keys(table, known, place)
     try:
         settings = model.model_validate({key: value for key, value in table.items() if key in known - _COMMON})
     except ValidationError as exc:

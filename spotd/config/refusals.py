@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spotd.config.values import HINTED
-from spotd_jobs.spec.problems import FileProblems, Problem, key_path, unknown_key
+from spotd_jobs.spec.problems import PROBLEMS_MAX, FileProblems, Problem, key_path, unknown_key
 
 _SEE: Final = "see `spotd config example` for every key with its meaning"
 _KINDS: Final[Mapping[str, str]] = {
@@ -38,7 +38,12 @@ class ConfigError(FileProblems):
 
 def problems_of(error: ValidationError, path: Sequence[str], model: type[BaseModel]) -> list[Problem]:
     """Return each error as a problem; `path` is where the model's table stands."""
-    return [_problem(detail, path, model) for detail in error.errors(include_url=False, include_input=False)]
+    details = error.errors(include_url=False, include_input=False)
+    found = [_problem(detail, path, model) for detail in details[:PROBLEMS_MAX]]
+    if len(details) > PROBLEMS_MAX:
+        more = f"has {len(details) - PROBLEMS_MAX:,} more errors"
+        found.append(Problem(key=key_path(path), message=more, hint="mend the others first"))
+    return found
 
 
 def _problem(detail: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> Problem:

@@ -121,6 +121,24 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
+def has_own_tables(connection: sqlite3.Connection) -> bool:
+    """Whether the file holds the tables of a price history and nothing else.
+
+    A file from elsewhere may call a view `points` that never ends, or a column what takes a gigabyte to compute.
+    """
+    blank = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        _make_tables(blank)
+        return _schema(connection) <= _schema(blank)
+    finally:
+        blank.close()
+
+
+def _schema(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    rows = connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_schema LIMIT 100")
+    return {(kind, name, " ".join(sql.split())) for kind, name, sql in rows}
+
+
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether the file itself is wrong, and not its disk or the moment."""
     return getattr(error, "sqlite_errorcode", 0) & _CODE_MASK in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}

@@ -21,6 +21,10 @@ from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import Market, ProviderName
 
 _BUSY_S: Final = 10.0
+TEXT_BYTES_MAX: Final = 1_000_000
+"""Of one value; the longest that spotd writes is a name."""
+POINTS_MAX: Final = 2_000_000
+"""Of one offer: a change in each minute for four years."""
 
 
 class PastUnreadable(Exception):
@@ -67,11 +71,15 @@ def read_past(path: Path, is_wanted: Callable[[str, int], bool], work: Callable[
         with closing(
             sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=_BUSY_S)
         ) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, TEXT_BYTES_MAX)
+            connection.execute("PRAGMA trusted_schema = OFF")
             found = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if (found, version) != (APPLICATION_ID, VERSION):
                 raise PastUnreadable(f"it is not a price history of version {VERSION}")
             connection.execute("BEGIN")
+            if not file.has_own_tables(connection):
+                raise PastUnreadable("it holds other tables or views than a price history does")
             work(_past(connection, is_wanted))
     except sqlite3.Error as exc:
         name = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
@@ -109,7 +117,10 @@ def _of_kind(
                 (series, exact_from // SLOT_S),
             )
         ]
-        points = connection.execute("SELECT at, price FROM points WHERE series = ? ORDER BY at", (series,)).fetchall()
+        limited = "SELECT at, price FROM points WHERE series = ? ORDER BY at LIMIT ?"
+        points = connection.execute(limited, (series, POINTS_MAX + 1)).fetchall()
+        if len(points) > POINTS_MAX:
+            raise PastUnreadable(f"one of its offers has more than {POINTS_MAX:,} changes")
         exact = spans.spells(points, known, since=exact_from, until=until)
         yield OfferPast(
             provider=kind.provider,

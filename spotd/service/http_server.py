@@ -25,6 +25,8 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
     sys.modules.setdefault("watchfiles", None)  # type: ignore[arg-type]  # what an import takes for absent
     import uvicorn
 
+    from spotd.slow_requests import TimedH11Protocol
+
     class Server(uvicorn.Server):
         """uvicorn without its own signal handlers: signals are the daemon's."""
 
@@ -37,7 +39,7 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
         lifespan="off",
         log_config=None,
         access_log=False,
-        http="h11",  # the same parser whatever else is installed
+        http=TimedH11Protocol,  # the same parser whatever else is installed
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, and_, delete, desc, func, insert, or_, select, update
 
-from spotd.core.notifications.values import Notification, Queued
+from spotd.core.notifications.values import Notification, Queued, Severity
 from spotd.store import rows
 from spotd.store.columns import instant_out
 from spotd.store.conditions import chunks
@@ -18,6 +19,8 @@ from spotd.store.tables import NOTIFICATIONS
 
 SENT_MAX: Final = 2_000
 """So many that were sent are remembered, for their keys."""
+KEPT_SHARE: Final = 10
+"""One part in so many of a queue is kept for each severity that could be displaced."""
 _PREFIX: Final = "notification."
 _QUEUED: Final = RowMap(
     Queued,
@@ -25,6 +28,31 @@ _QUEUED: Final = RowMap(
     words=(f"{_PREFIX}title", f"{_PREFIX}text", f"{_PREFIX}key"),
 )
 _T: Final = NOTIFICATIONS.c
+
+
+class _WaitingIds:
+    """What waits in one channel's queue, by severity, oldest first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._ids: dict[Severity, deque[int]] = {severity: deque() for severity in Severity}
+
+    def hold(self, ident: int, severity: Severity) -> None:
+        """Count one that waits."""
+        self._ids[severity].append(ident)
+
+    def take(self, ident: int, severity: Severity) -> int | None:
+        """Let one more wait; return the one for which there is no room: another, the new one, or `None`."""
+        if sum(map(len, self._ids.values())) < self._most:
+            self.hold(ident, severity)
+            return None
+        for lower in Severity:
+            if lower.rank >= severity.rank:
+                return ident
+            if len(self._ids[lower]) > self._most // KEPT_SHARE:
+                self.hold(ident, severity)
+                return self._ids[lower].popleft()
+        return ident
 
 
 class Outbox:
@@ -39,22 +67,42 @@ class Outbox:
         return tuple(kept(_QUEUED.read, rows.fetch(self._connection, query)))
 
     def add(self, found: Iterable[tuple[str, Notification]], *, waiting_max: int) -> dict[str, int]:
-        """Queue these by channel; return how many each had no room for."""
-        query = select(_T.channel, func.count()).where(_T.sent_at.is_(None)).group_by(_T.channel)
-        waiting: dict[str, int] = dict(self._connection.execute(query).all())
+        """Queue these by channel; return how many each had no room for.
+
+        In a full queue a notification takes the place of the oldest one of the lowest severity below its own, so that a
+        thousand preemptions hold back no budget that is spent. A tenth of the queue is kept for each lower severity
+        that fills it: what is urgent may come in thousands, too.
+        """
         number = int(self._connection.execute(select(func.max(_T.id))).scalar() or 0)
+        queues: dict[str, _WaitingIds] = {}
+        values: dict[int, dict[str, Any]] = {}
+        displaced: list[int] = []
         left_out: dict[str, int] = {}
-        values = []
         for channel, one in found:
-            waiting[channel] = waiting.get(channel, 0) + 1
-            if waiting[channel] > waiting_max:
-                left_out[channel] = left_out.get(channel, 0) + 1
-                continue
+            queue = queues.get(channel)
+            if queue is None:
+                queue = queues[channel] = self._waiting(channel, waiting_max)
             number += 1
-            values.append(_QUEUED.out(Queued(id=number, channel=channel, notification=one)))
+            gone = queue.take(number, one.severity)
+            if gone is not None:
+                left_out[channel] = left_out.get(channel, 0) + 1
+                if gone == number:
+                    continue
+                if values.pop(gone, None) is None:
+                    displaced.append(gone)
+            values[number] = _QUEUED.out(Queued(id=number, channel=channel, notification=one))
+        self.remove(displaced)
         if values:
-            self._connection.execute(insert(NOTIFICATIONS), values)
+            self._connection.execute(insert(NOTIFICATIONS), list(values.values()))
         return left_out
+
+    def _waiting(self, channel: str, waiting_max: int) -> _WaitingIds:
+        waits = (_T.channel == channel) & _T.sent_at.is_(None)
+        query = select(_T.id, _T.severity).where(waits).order_by(_T.id)
+        queue = _WaitingIds(waiting_max)
+        for ident, severity in self._connection.execute(query):
+            queue.hold(int(ident), _severity(severity))
+        return queue
 
     def mark_sent(self, ids: Iterable[int], at: datetime) -> None:
         """Note that these were sent."""
@@ -76,3 +124,11 @@ class Outbox:
     def forget_other_channels(self, channels: Collection[str]) -> None:
         """Delete the queues of channels that the config has no more."""
         self._connection.execute(delete(NOTIFICATIONS).where(_T.channel.not_in(channels)))
+
+
+def _severity(text: str) -> Severity:
+    """Return the stored severity; that of a row which cannot be understood is the lowest."""
+    try:
+        return Severity(text)
+    except ValueError:
+        return Severity.INFO

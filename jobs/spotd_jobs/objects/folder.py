@@ -95,14 +95,14 @@ class FolderStore:
     def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:  # noqa: ARG002  # a folder has no pages
         folder, _, _ = prefix.rpartition("/")
         if folder:
-            self._path(folder)
+            self._path(f"{folder}/-")  # not the folder itself either
         with self._store_errors("list"):
             yield from self._below(f"{folder}/" if folder else "", prefix, os.fsencode(after))
 
     def stored(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every file below the prefix, unfinished writes of hosts too."""
         with self._store_errors("list"):
-            for folder, _, names in os.walk(self._path(prefix.rpartition("/")[0])):
+            for folder, _, names in os.walk(self._path(f"{prefix.rpartition('/')[0]}/-").parent):
                 for name in names:
                     path = Path(folder) / name
                     key = str(path.relative_to(self._root))

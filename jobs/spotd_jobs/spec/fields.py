@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from spotd_jobs.spec.problems import BadValue, Problem, key_path, nearest, unknown_key
+from spotd_jobs.spec.problems import BadValue, Problem, key_path, nearest, unknown_keys
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -265,9 +265,7 @@ class Table:
 
         `elsewhere` gives the full path of keys that belong into another table.
         """
-        for key in self._data:
-            if key not in known:
-                self._problems.append(unknown_key((*self._path, key), known, elsewhere=elsewhere.get(key)))
+        self._problems += unknown_keys(self._data, known, self._path, elsewhere=elsewhere)
 
     def _converted(self, place: tuple[str | int, ...], value: object, convert: Convert[T], default: D) -> T | D:
         try:

@@ -8,9 +8,12 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Final
 
-from spotd_jobs.spec.problems import FileProblems, Problem
+from spotd_jobs.spec.problems import DEPTH_HINT, FileProblems, Problem, require_few_values
 
 BYTES_MAX: Final = 1_000_000
+_PART: Final = r"""(?>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_DEEP_KEY: Final = re.compile(rf"(?:^|[\[{{,])[ \t\[]*+(?>{_PART}\.[ \t]*+){{20}}", re.MULTILINE)
+"""A parser of TOML takes time by the square of a key's parts."""
 _PLACE: Final = re.compile(
     r"^(?P<what>.*?) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|(?P<end>end of document))\)$"
 )
@@ -35,9 +38,6 @@ def read_toml(path: Path, *, refusal: type[FileProblems]) -> tuple[dict[str, Any
     except OSError as exc:
         problem = Problem(key="", message=f"cannot be read: {exc.strerror}", hint="check the file's owner and mode")
         raise refusal(source, [problem]) from exc
-    if len(raw) > BYTES_MAX:
-        problem = Problem(key="", message="larger than 1 MB", hint="no file meant for spotd is so large")
-        raise refusal(source, [problem])
     return parse_toml(raw, source=source, refusal=refusal)
 
 
@@ -45,8 +45,11 @@ def parse_toml(raw: bytes, *, source: str, refusal: type[FileProblems]) -> tuple
     """Return the data of a TOML document and its text.
 
     Raises:
-        FileProblems: of the class `refusal`; not UTF-8 or not TOML.
+        FileProblems: of the class `refusal`; too large, not UTF-8 or not TOML.
     """
+    if len(raw) > BYTES_MAX:
+        problem = Problem(key="", message="larger than 1 MB", hint="no file meant for spotd is so large")
+        raise refusal(source, [problem])
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -54,14 +57,18 @@ def parse_toml(raw: bytes, *, source: str, refusal: type[FileProblems]) -> tuple
         problem = Problem(key="", message="not UTF-8 text", hint="save the file as UTF-8", line=line)
         raise refusal(source, [problem]) from exc
     text = text.replace("\r\n", "\n")
+    if (deep := _DEEP_KEY.search(text)) is not None:
+        line = text.count("\n", 0, deep.start()) + 1
+        problem = Problem(key="", message="a key of too many parts", hint=DEPTH_HINT, line=line)
+        raise refusal(source, [problem])
     try:
-        return tomllib.loads(text), text
+        data = tomllib.loads(text)
+        require_few_values(data, source, refusal=refusal)
+        return data, text
     except tomllib.TOMLDecodeError as exc:
         raise refusal(source, [_syntax_problem(str(exc), text)]) from exc
     except RecursionError as exc:
-        problem = Problem(
-            key="", message="lists or tables are nested too deeply", hint="no key needs more than three levels"
-        )
+        problem = Problem(key="", message="lists or tables are nested too deeply", hint=DEPTH_HINT)
         raise refusal(source, [problem]) from exc
 
 

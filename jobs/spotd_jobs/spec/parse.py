@@ -16,7 +16,7 @@ from spotd_jobs.spec.deadlines import DEADLINE_HINT
 from spotd_jobs.spec.fields import Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
 from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, PolicyName, Resources, Schedule, WatchdogPolicy, Work
-from spotd_jobs.spec.problems import Problem, SpecError
+from spotd_jobs.spec.problems import Problem, SpecError, require_few_values
 from spotd_jobs.spec.windows import WINDOW_HINT, ZONE_HINT
 
 _TABLES: Final = {key.path.rpartition(".")[0] for key in FILE_ORDER}
@@ -46,6 +46,7 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
     Raises:
         SpecError: with every problem found.
     """
+    require_few_values(data, source, refusal=SpecError)
     problems: list[Problem] = []
     top = Table(data, (), problems)
     tables = {name: top.table(name, example=f"[{name}] on a line of its own") if name else top for name in KNOWN}

@@ -7,13 +7,21 @@ problems of a file are reported together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from spotd_jobs.spec.toml_text import line_of
+from spotd_jobs.spec.toml_text import lines_of
 
+PROBLEMS_MAX: Final = 50
+"""So many are listed; a person mends some and asks again."""
+VALUES_MAX: Final = 10_000
+"""Keys and values of one file, far more than any that a person wrote."""
+DEPTH_MAX: Final = 16
+DEPTH_HINT: Final = "no key needs more than three levels"
+_KEY_CHARS_MAX: Final = 300
+_TEXT_CHARS_MAX: Final = 1_000
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -51,17 +59,63 @@ class FileProblems(Exception):
     """A file was refused; `problems` holds all reasons, at least one."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        self.source = source
-        self.problems = tuple(problems)
-        super().__init__("\n".join(_with_hint(problem, source) for problem in self.problems))
+        self.source = source[:_TEXT_CHARS_MAX]
+        self.problems = listed_problems(problems)
+        super().__init__("\n".join(_with_hint(problem, self.source) for problem in self.problems))
 
     def located(self, toml_text: str) -> Self:
         """Return the same refusal with the line of each problem filled in from the text that was read."""
+        lines = lines_of(toml_text, [problem.key for problem in self.problems])
         problems = [
-            problem if problem.line is not None else replace(problem, line=line_of(toml_text, problem.key))
-            for problem in self.problems
+            problem if problem.line is not None else replace(problem, line=line)
+            for problem, line in zip(self.problems, lines, strict=True)
         ]
         return type(self)(self.source, sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def listed_problems(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Return those that are listed, each cut to a length that can be read; the last says how many are not."""
+    if len(problems) > PROBLEMS_MAX:
+        more = Problem(key="", message=f"and {len(problems) - PROBLEMS_MAX + 1:,} more", hint="mend these first")
+        problems = [*problems[: PROBLEMS_MAX - 1], more]
+    return tuple(
+        replace(
+            one,
+            key=_cut(one.key, _KEY_CHARS_MAX),
+            message=_cut(one.message, _TEXT_CHARS_MAX),
+            hint=_cut(one.hint, _TEXT_CHARS_MAX),
+        )
+        for one in problems
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def require_few_values(data: Mapping[str, Any], source: str, *, refusal: type[FileProblems]) -> None:
+    """Require that a file holds no more keys and values than are judged one by one, and no deeper ones.
+
+    Raises:
+        FileProblems: of the class `refusal`; it holds more.
+    """
+    count, waiting = 0, [iter(data.values())]
+    while waiting:
+        for value in waiting[-1]:
+            count += 1
+            if count > VALUES_MAX:
+                hint = "no file meant for spotd has so many; data belongs into files that the job reads"
+                raise refusal(source, [Problem(key="", message=f"holds more than {VALUES_MAX:,} values", hint=hint)])
+            if len(waiting) > DEPTH_MAX:
+                raise refusal(source, [Problem(key="", message="is nested too deeply", hint=DEPTH_HINT)])
+            if isinstance(value, Mapping):
+                waiting.append(iter(value.values()))
+                break
+            if isinstance(value, list | tuple):
+                waiting.append(iter(value))
+                break
+        else:
+            waiting.pop()
 
 
 class SpecError(FileProblems):
@@ -101,7 +155,7 @@ def unknown_key(path: Sequence[str | int], known: Iterable[str], *, elsewhere: s
     `elsewhere` is the full path of a known key of the same name in another table.
     """
     names = sorted(known)
-    match = nearest(str(path[-1]), names)
+    match = nearest(str(path[-1])[:_KEY_CHARS_MAX], names)
     if elsewhere is not None:
         hint = f'did you mean "{elsewhere}"?'
     elif match is not None:
@@ -109,3 +163,23 @@ def unknown_key(path: Sequence[str | int], known: Iterable[str], *, elsewhere: s
     else:
         hint = f"known keys here: {', '.join(names)}"
     return Problem(key=key_path(path), message="unknown key", hint=hint)
+
+
+def unknown_keys(
+    given: Iterable[str],
+    known: Collection[str],
+    path: tuple[str | int, ...] = (),
+    *,
+    elsewhere: Mapping[str, str] | None = None,
+) -> list[Problem]:
+    """Return a refusal of each key that is not known; of very many the first ones, and how many more there are.
+
+    A search for the nearest known key costs a fifth of a millisecond: a hundred thousand of them would take a minute.
+    """
+    unknown = [key for key in given if key not in known]
+    homes = elsewhere or {}
+    found = [unknown_key((*path, key), known, elsewhere=homes.get(key)) for key in unknown[:PROBLEMS_MAX]]
+    if len(unknown) > PROBLEMS_MAX:
+        more = f"holds {len(unknown) - PROBLEMS_MAX:,} more unknown keys"
+        found.append(Problem(key=key_path(path), message=more, hint="mend the others first"))
+    return found

@@ -1,13 +1,13 @@
 """Reading TOML so that errors can name a line.
 
-`tomllib` parses and does not report where a key stood. `line_of` finds that out afterwards with a small scanner over
+`tomllib` parses and does not report where a key stood. `lines_of` finds that out afterwards with a small scanner over
 text that is already known to be valid TOML, and only when there is an error to report.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 _Path = tuple["str | int", ...]
@@ -32,17 +32,29 @@ class _Lost(Exception):
 
 
 def line_of(toml_text: str, key: str) -> int | None:
-    """Return the line, counted from one, where the key stands; else that of the nearest table or list that holds it.
+    """Return the line of one key, as `lines_of` does."""
+    return lines_of(toml_text, [key])[0]
 
-    `key` is a path as `problems.key_path` writes it: `resources.gpu[1]`, `env."a.b"`.
+
+def lines_of(toml_text: str, keys: Sequence[str]) -> list[int | None]:
+    """Return for each key the line, counted from one, where it stands; else that of what holds it most nearly.
+
+    A key is a path as `problems.key_path` writes it: `resources.gpu[1]`, `env."a.b"`. The text is scanned once.
     """
-    wanted = _parse_path(key)
-    best: tuple[int, int] | None = None
+    wanted = [_parse_path(key) for key in keys]
+    if not any(wanted):
+        return [None] * len(wanted)
+    heads = {path[:depth] for path in wanted for depth in range(1, len(path) + 1)}
+    offsets: dict[_Path, int] = {}
     for path, offset in _walk(toml_text):
-        depth = len(path)
-        if 0 < depth <= len(wanted) and path == wanted[:depth] and (best is None or depth > best[0]):
-            best = (depth, offset)
-    return None if best is None else toml_text.count("\n", 0, best[1]) + 1
+        if path in heads:
+            offsets.setdefault(path, offset)
+    return [_line(toml_text, path, offsets) for path in wanted]
+
+
+def _line(toml_text: str, path: _Path, offsets: Mapping[_Path, int]) -> int | None:
+    found = next((offsets[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in offsets), None)
+    return None if found is None else toml_text.count("\n", 0, found) + 1
 
 
 def _parse_path(key: str) -> _Path:

@@ -27,19 +27,22 @@ HIDDEN: Final = f"{DIRECTIONS}{WITHOUT_INK}{HALVES}"
 _NOT_ASCII: Final = re.compile("[^\x00-\x7f]")
 
 
+_HIDDEN: Final = re.compile(f"[{HIDDEN}]")
+
+
 class MarkLimit:
-    """Takes piled combining marks out of a text, also where it comes in pieces."""
+    """Takes what is hidden and piled combining marks out of a text, also where it comes in pieces."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def feed(self, text: str) -> str:
-        """Return the piece with no more than `MARKS_MAX` marks in a row."""
+        """Return the piece without what is hidden, and with no more than `MARKS_MAX` marks in a row."""
         if _NOT_ASCII.search(text) is None:
             self._count = 0 if text else self._count
             return text
         kept: list[str] = []
-        for character in text:
+        for character in _HIDDEN.sub("", text):
             is_mark = character > "\x7f" and unicodedata.category(character) in ("Mn", "Me")
             self._count = self._count + 1 if is_mark else 0
             if self._count <= MARKS_MAX:

@@ -37,7 +37,7 @@ from spotd.words import count
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.parse import merge, parse_job
-from spotd_jobs.spec.problems import Problem, SpecError
+from spotd_jobs.spec.problems import Problem, SpecError, require_few_values
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import ProviderName
@@ -51,8 +51,10 @@ def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[Provid
     Raises:
         Invalid: with every problem found.
     """
-    merged = merge(draft.data, draft.flags)
     try:
+        for part in (draft.data, draft.flags):
+            require_few_values(part, draft.source or "the job", refusal=SpecError)
+        merged = merge(draft.data, draft.flags)
         spec = parse_job(merged, draft.source or "the job", base=Path(draft.base_dir) if draft.base_dir else None)
     except SpecError as exc:
         problems = tuple(exc.problems)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.cli.failures import CommandFailed, unusable
-from spotd_jobs.spec.files import json_ready, parse_toml, read_toml
+from spotd_jobs.spec.files import BYTES_MAX, json_ready, parse_toml, read_toml
 from spotd_jobs.spec.keys import FLAGS
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import Problem, SpecError
@@ -104,7 +104,7 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
         return JobDraft(flags=_with_name(flags), base_dir=os.getcwd())  # noqa: PTH109 - the text, not a path to work with
     try:
         if file == STDIN:
-            data, text = parse_toml(sys.stdin.buffer.read(), source="stdin", refusal=SpecError)
+            data, text = parse_toml(sys.stdin.buffer.read(BYTES_MAX + 1), source="stdin", refusal=SpecError)
         else:
             data, text = read_toml(Path(file), refusal=SpecError)
     except SpecError as exc:

@@ -2,7 +2,7 @@
 
 An answer is computed at most once in `KEPT_S`, by one task, whatever number of scrapers ask. Each connection is one
 request and one answer within a deadline, and no more than `CONNECTIONS_MAX` are open: one that is slow, silent or
-hostile costs a socket for a few seconds. uvicorn, which serves the API to its owner alone, has no such deadlines.
+hostile costs a socket for a few seconds, and one that has not asked yet makes room for the next.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class MetricsListener:
         self._turn = anyio.Lock()
         self._text: bytes | None = None
         self._computed_s = -KEPT_S
-        self._open = 0
+        self._open: dict[object, anyio.CancelScope | None] = {}
+        """Each open connection, oldest first, with what ends it while its request has not arrived."""
 
     @property
     def last_error(self) -> str:
@@ -79,21 +80,37 @@ class MetricsListener:
 
     async def answer(self, stream: anyio.abc.ByteStream) -> None:
         """Answer one connection and close it."""
-        self._open += 1
+        mine = object()
+        is_served = self._make_room()
+        if is_served:
+            self._open[mine] = None
         try:
             async with stream:
-                if self._open > CONNECTIONS_MAX:
+                if not is_served:
                     await self._send(stream, 503, "too many connections; ask less often", lingers=False)
                     return
                 head: bytes | None = None
-                with anyio.move_on_after(REQUEST_WITHIN_S):
+                with anyio.move_on_after(REQUEST_WITHIN_S) as asking:
+                    self._open[mine] = asking
                     head = await _head_of(stream)
-                if head:
+                if head and mine in self._open:
+                    self._open[mine] = None
                     await self._send(stream, *await self._reply_to(head))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError):
             pass  # it went away, which is its own affair
         finally:
-            self._open -= 1
+            self._open.pop(mine, None)
+
+    def _make_room(self) -> bool:
+        """Return whether one more can be served; the oldest that has not asked yet ends for it."""
+        if len(self._open) < CONNECTIONS_MAX:
+            return True
+        for silent, asking in self._open.items():
+            if asking is not None:
+                asking.cancel()
+                del self._open[silent]
+                return True
+        return False
 
     async def _reply_to(self, head: bytes) -> tuple[int, str | bytes]:
         lines = head.decode("latin-1").split("\r\n")

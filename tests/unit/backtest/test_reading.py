@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from spotd.backtest.recorded import GONE, UNKNOWN
 from spotd.backtest.refusals import BacktestRefused
 from spotd.backtest.traces import TraceDefaults
 from spotd.history import History
+from spotd.history.file import open_file
 from spotd_jobs.spec.model import GpuAlternative
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Market, ProviderName
@@ -280,3 +283,60 @@ def test_too_many_changes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         found.add(at, number, 5)
     with pytest.raises(BacktestRefused, match="more than 3 changes"):
         found.add(4, number, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("x.csv.gz", "\n"), ("x.csv", "\r\n"), ("x.jsonl.gz", "\n"), ("x.jsonl", " \t\n")]
+)
+def test_empty_lines_without_end_are_refused_before_they_are_all_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: str
+) -> None:
+    monkeypatch.setattr(texts, "EMPTY_LINES_MAX", 1_000)
+    reader = texts.Reader()
+    monkeypatch.setattr("spotd.backtest.folder.Reader", lambda: reader)
+    data = (HEAD + ROW if "csv" in name else "").encode() + line.encode() * 100_000
+    with pytest.raises(BacktestRefused, match="more than 1,000 empty lines"):
+        read(written(tmp_path, gzip.compress(data) if name.endswith(".gz") else data, name))
+    assert reader.bytes_read < 5_000
+
+
+def test_a_few_empty_lines_are_nothing(tmp_path: Path) -> None:
+    assert len(read(written(tmp_path, HEAD + "\n" * 900 + ROW + "\n\n" + LATER)).market.series) == 1
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT"
+FORGED = {
+    "points": "VIEW points AS ENDLESS 1 AS series, x AS at, 1 AS price FROM n",
+    "slots": "VIEW slots AS ENDLESS 1 AS series, x AS slot, 1 AS typical, 1 AS offered_s FROM n",
+    "series": "VIEW series AS ENDLESS x AS id, 1 AS kind, 'a' AS offer, 'b' AS pool, 1 AS storage FROM n",
+    "kinds": "VIEW kinds AS ENDLESS x AS id, 'v' AS provider, 'g' AS gpu, 1 AS gpu_count, 'spot' AS market FROM n",
+    "watched": "VIEW watched AS ENDLESS 'v' AS provider, x AS since, x AS until FROM n",
+    "kept": "TABLE kept (name TEXT, value INTEGER AS (length(zeroblob(1000000000))))",
+}
+
+
+@pytest.mark.parametrize("table", FORGED)
+def test_a_price_history_that_holds_a_view_or_a_computed_column_is_refused(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "prices.sqlite"
+    open_file(path, bytes_max=10**9).close()
+    with closing(sqlite3.connect(path)) as forged:
+        forged.execute(f"DROP TABLE {table}")
+        forged.execute("CREATE " + FORGED[table].replace("ENDLESS", ENDLESS))
+        forged.commit()
+    with pytest.raises(BacktestRefused, match="other tables or views than a price history"):
+        read(path)
+
+
+def test_a_link_out_of_the_folder_is_refused_without_a_line_of_what_it_leads_to(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "history", tmp_path / "shadow"
+    folder.mkdir()
+    secret.write_text("hunter2,x\nhunter2\n")
+    written(folder, HEAD + ROW + LATER)
+    (folder / "same.csv").symlink_to("prices.csv")
+    read(folder)
+    for name in ("z.csv", "z.jsonl", "z.json", "z.sqlite"):
+        (folder / name).symlink_to(secret)
+        with pytest.raises(BacktestRefused, match="is a link that leads out of the folder") as refused:
+            read(folder)
+        assert "hunter2" not in str(refused.value)
+        (folder / name).unlink()

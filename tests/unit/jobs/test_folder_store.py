@@ -80,7 +80,13 @@ def test_links_and_pipes_that_a_host_left_are_no_objects(store: FolderStore, tmp
         assert store.head(key) is None
         with pytest.raises(ObjectMissing):
             store.get(key, bytes_max=MUCH)
-    for call in (lambda: store.get("a/folder/key", bytes_max=MUCH), lambda: store.put("a/folder/new", b"x")):
+    for call in (
+        lambda: store.get("a/folder/key", bytes_max=MUCH),
+        lambda: store.put("a/folder/new", b"x"),
+        lambda: list(store.list("a/folder/")),
+        lambda: list(store.list("a/folder/k")),
+        lambda: list(store.stored("a/folder/")),
+    ):
         with pytest.raises(StoreError, match="behind a link"):
             call()
     assert [path.name for path in secret.iterdir()] == ["key"]

@@ -130,7 +130,7 @@ async def test_many_scrapers_at_once_cost_one_computation() -> None:
 
 async def test_slow_scrapers_are_dropped_and_those_beyond_the_limit_are_refused() -> None:
     served = listener(Source())
-    slow = [Peer(b"GET /", stays=True), *(Peer(GET, stays=True, reads=False) for _ in range(CONNECTIONS_MAX - 1))]
+    slow = [Peer(GET, stays=True, reads=False) for _ in range(CONNECTIONS_MAX)]
     async with anyio.create_task_group() as group:
         for peer in slow:
             group.start_soon(served.answer, peer)
@@ -144,6 +144,28 @@ async def test_slow_scrapers_are_dropped_and_those_beyond_the_limit_are_refused(
         late = Peer(GET)
         await served.answer(late)
         assert late.status == 200
+
+
+async def test_silent_connections_make_room_oldest_first_and_those_that_are_answered_stay() -> None:
+    served = listener(Source(takes_s=1.0))
+    asking = [Peer(GET) for _ in range(CONNECTIONS_MAX - 2)]
+    silent = [Peer(b"GET /", stays=True), Peer(stays=True)]
+    async with anyio.create_task_group() as group:
+        for peer in (*asking, *silent):
+            group.start_soon(served.answer, peer)
+            await anyio.sleep(0.01)
+        newest = Peer(GET)
+        group.start_soon(served.answer, newest)
+        await anyio.sleep(0.1)
+        assert [peer.is_closed for peer in silent] == [True, False]
+        flood = [Peer(stays=True) for _ in range(10 * CONNECTIONS_MAX)]
+        for peer in flood:
+            group.start_soon(served.answer, peer)
+        await anyio.sleep(0.1)
+        assert sum(not peer.is_closed for peer in (*asking, newest, *flood)) <= CONNECTIONS_MAX
+        last = Peer(GET)
+        group.start_soon(served.answer, last)
+    assert {peer.status for peer in (*asking, newest, last)} == {200}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -290,7 +291,7 @@ def test_a_peer_is_an_address_a_network_of_ipv6_or_what_a_proxy_states(
 def test_a_peer_with_many_connections_gets_no_more_and_loopback_gets_all_that_there_are() -> None:
     class Transport:
         def __init__(self, address: str) -> None:
-            self.address, self.is_closed = address, False
+            self.address, self.is_closed, self.owes = address, False, False
 
         def get_extra_info(self, _name: str) -> tuple[str, int]:
             return self.address, 1
@@ -298,11 +299,14 @@ def test_a_peer_with_many_connections_gets_no_more_and_loopback_gets_all_that_th
         def is_closing(self) -> bool:
             return self.is_closed
 
+        def abort(self) -> None:
+            self.is_closed = True
+
     gate = Gate()
 
     def opened(address: str, count: int) -> int:
         made.extend(cast("Any", Transport(address)) for _ in range(count))
-        return sum(gate.admits(one) for one in made[-count:])
+        return sum(gate.admits(one, partial(getattr, one, "owes")) for one in made[-count:])
 
     made: list[Any] = []
     assert opened("192.0.2.7", 2 * OPEN_PER_PEER_MAX) == OPEN_PER_PEER_MAX
@@ -311,6 +315,38 @@ def test_a_peer_with_many_connections_gets_no_more_and_loopback_gets_all_that_th
     assert opened("192.0.2.9", 1) == 0
     made[0].is_closed = True
     assert opened("192.0.2.7", 2) == 1
+    made[5].owes = made[9].owes = True
+    assert opened("192.0.2.9", 1) == 1, "who owes a request makes room, the oldest first"
+    assert (made[5].is_closed, made[9].is_closed) == (True, False)
+    assert opened("192.0.2.7", 2) == 1, "also in what one address may have"
+    assert made[9].is_closed
+
+
+def test_trickled_requests_do_not_lock_the_owner_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "OPEN_MAX", 4)
+
+    async def run() -> None:
+        config = uvicorn.Config(
+            PlainTextResponse("inside"), http=Gate().protocol(), lifespan="off", log_config=None, ws="none"
+        )
+        server = uvicorn.Server(config)
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            await server.startup(sockets=[bound])
+            port = bound.getsockname()[1]
+            trickled = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for _, writer in trickled:
+                writer.write(b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
+                await writer.drain()
+            reader, owner = await asyncio.open_connection("127.0.0.1", port)
+            owner.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await asyncio.wait_for(reader.read(64), 5)).startswith(b"HTTP/1.1 200")
+            for _, writer in (*trickled, (reader, owner)):
+                writer.close()
+            await server.shutdown(sockets=[bound])
+
+    asyncio.run(run())
 
 
 def test_a_silent_connection_and_one_too_many_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,11 +369,11 @@ def test_a_silent_connection_and_one_too_many_are_closed(monkeypatch: pytest.Mon
         with socket.create_server(("127.0.0.1", 0)) as bound:
             await server.startup(sockets=[bound])
             port = bound.getsockname()[1]
-            connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            connections = [await asyncio.open_connection("127.0.0.1", port)]
             connections[0][1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            answers = [await ends(reader) for reader, _ in connections]
-            assert answers[0].startswith(b"HTTP/1.1 200")
-            assert answers[1:] == [b"", b""]
+            assert (await ends(connections[0][0])).startswith(b"HTTP/1.1 200")
+            connections += [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            assert [await ends(reader) for reader, _ in connections[1:]] == [b"", b""]
             for _, writer in connections:
                 writer.close()
             await server.shutdown(sockets=[bound])
