@@ -1,7 +1,7 @@
 """What the demo plays: an evening in a small market, and three jobs that are interrupted in different ways.
 
 The evening runs 120 times faster than the wall. Two machines are taken away at fixed times, so that a viewer need not
-rely on chance: the first launch's host is outbid without notice, the second's gives the two minutes' notice of AWS.
+rely on chance: one host is outbid without notice, the other gives the two minutes' notice of AWS.
 """
 
 from __future__ import annotations
@@ -21,16 +21,54 @@ NIGHT_TARIFF_S: Final = 5_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedLoss:
+    """How the first machine on a host is taken away: the sentence and the market's event follow from the same values."""
+
+    host: str
+    delay: str
+    notice: bool
+
+    @property
+    def sentence(self) -> str:
+        if self.notice:
+            return f"its first host, {self.host}, will give two minutes' notice"
+        return f"its first host, {self.host}, will be outbid without warning"
+
+    def event(self) -> str:
+        """Return the event as a table of the market's settings."""
+        return f"""
+[[providers.local.events]]
+do = "preempt"
+host = "{self.host}"
+after_launch = 1
+delay = "{self.delay}"
+notice = {str(self.notice).lower()}
+lasting = "2h"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoJob:
-    """One job of the demo; `flags` go to the training script, here and in the uninterrupted run."""
+    """One job of the demo; `flags` go to the training script, here and in the uninterrupted run.
+
+    Attributes:
+        habit: what is special about it.
+        loss: how its first host is taken away, `None` where it is not.
+    """
 
     name: str
-    about: str
+    habit: str
     gpu: str
     max_price: float
     priority: int
     flags: tuple[str, ...]
     pace: float
+    loss: ScriptedLoss | None = None
+
+    @property
+    def about(self) -> str:
+        """What a viewer is to expect."""
+        return self.habit if self.loss is None else f"{self.habit}; {self.loss.sentence}"
 
     def draft(self, workdir: Path) -> dict[str, Any]:
         """Return the job in the shape of a job file."""
@@ -52,7 +90,8 @@ def jobs(seed: int) -> tuple[DemoJob, ...]:
     return (
         DemoJob(
             name="numpy-net",
-            about="saves every few seconds; its first host will be outbid without warning",
+            habit="saves every few seconds",
+            loss=ScriptedLoss(host="attic-1", delay="25m", notice=False),
             gpu="RTX_4090",
             max_price=0.50,
             priority=10,
@@ -61,7 +100,8 @@ def jobs(seed: int) -> tuple[DemoJob, ...]:
         ),
         DemoJob(
             name="stubborn",
-            about="ignores SIGTERM; its first host will give two minutes' notice",
+            habit="ignores SIGTERM",
+            loss=ScriptedLoss(host="campus-1", delay="30m", notice=True),
             gpu="L40S",
             max_price=1.00,
             priority=5,
@@ -70,7 +110,7 @@ def jobs(seed: int) -> tuple[DemoJob, ...]:
         ),
         DemoJob(
             name="night-owl",
-            about="its ceiling is below the market until the night price comes",
+            habit="its ceiling is below the market until the night price comes",
             gpu="H100_SXM",
             max_price=2.00,
             priority=0,
@@ -103,6 +143,7 @@ spot = {{ kind = "seeded", base = {price:.4f}, volatility = 0.02, spikes = 0.0, 
         host("campus-1", "L40S", "notice", 0.62 + rng.random() / 50, 1.29),
         host("harbour-1", "L40S", "notice", 0.70 + rng.random() / 50, 1.29),
     ]
+    events = "".join(job.loss.event() for job in jobs(seed) if job.loss is not None)
     return f"""[daemon]
 install = "demo"
 poll_every = "60s"
@@ -123,18 +164,4 @@ region = "tower"
 flavour = "notice"
 on_demand = 3.49
 spot = {{ kind = "csv", path = "{tariff}" }}
-
-[[providers.local.events]]
-do = "preempt"
-after_launch = 1
-delay = "25m"
-notice = false
-lasting = "2h"
-
-[[providers.local.events]]
-do = "preempt"
-after_launch = 2
-delay = "30m"
-notice = true
-lasting = "2h"
-"""
+{events}"""

@@ -181,7 +181,9 @@ class EventSpec(_Model):
     at: Annotated[AwareDatetime | Duration | None, BeforeValidator(_no_number)] = Field(
         default=None, description="an instant, or since the market was opened"
     )
-    after_launch: int | None = Field(default=None, ge=1, description="counts the market's launches from 1")
+    after_launch: int | None = Field(
+        default=None, ge=1, description="counts launches from 1: of the host, or of the market"
+    )
     delay: Duration = Field(default=timedelta(0), description="with after_launch: so long after it")
     host: str | None = Field(default=None, description="by default the host of that launch")
     notice: bool | None = Field(default=None, description="preempt: by default as the host's flavour is")

@@ -26,6 +26,7 @@ class Machine:
         visible_at: when it shows up in lists.
         doomed_at: when it will be taken away, once that is certain.
         number: which launch of the market this was, from 1.
+        host_number: which launch on its host, from 1.
     """
 
     machine_id: str
@@ -48,6 +49,7 @@ class Machine:
     loss: Loss | None = None
     detail: str = ""
     gone_at: datetime | None = None
+    host_number: int = 0
 
     @property
     def exists(self) -> bool:
@@ -95,6 +97,7 @@ class MachineMemory:
     opened_at: datetime
     reached: datetime
     launches: int = 0
+    launches_by_host: dict[str, int] = field(default_factory=dict)
     machines: dict[str, Machine] = field(default_factory=dict)
     disturbances: list[Disturbance] = field(default_factory=list)
     fired: list[int] = field(default_factory=list)

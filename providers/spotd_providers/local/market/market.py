@@ -118,6 +118,8 @@ class LocalMarket:
         if price_max < price:
             raise Refused(Refusal.PRICE_MOVED, f"{host.name} costs more than {price_max} micro-dollars per hour now")
         self.memory.launches += 1
+        host_number = self.memory.launches_by_host.get(host.name, 0) + 1
+        self.memory.launches_by_host[host.name] = host_number
         machine = Machine(
             machine_id=f"m-{self.memory.launches:06d}",
             number=self.memory.launches,
@@ -134,6 +136,7 @@ class LocalMarket:
             created_at=now,
             ready_at=now + self.spec.provisioning,
             visible_at=now + self.spec.list_lag,
+            host_number=host_number,
         )
         self.memory.machines[machine.machine_id] = machine
         try:
@@ -298,20 +301,29 @@ class LocalMarket:
 
     def _open_events(self) -> Iterator[tuple[int, datetime]]:
         """Yield the scripted events that have not happened, with their instants as far as they are known."""
-        created = {machine.number: machine.created_at for machine in self.memory.machines.values()}
         for index, event in enumerate(self.spec.events):
             if index in self.memory.fired:
                 continue
             at = event_time(event, self.memory.opened_at)
-            if event.after_launch is not None and event.after_launch in created:
-                at = created[event.after_launch] + event.delay
+            if (launched := self._launch_of(event)) is not None:
+                at = launched.created_at + event.delay
             if at is not None:
                 yield index, at
 
+    def _launch_of(self, event: EventSpec) -> Machine | None:
+        """Return the machine whose launch an event follows: of its host where one is named, else of the market."""
+        if event.after_launch is None:
+            return None
+        for machine in self.memory.machines.values():
+            number = machine.number if event.host is None else machine.host_number
+            if number == event.after_launch and event.host in {None, machine.host}:
+                return machine
+        return None
+
     def _happen(self, event: EventSpec, now: datetime) -> None:
-        launched = [m for m in self.memory.machines.values() if m.number == event.after_launch]
-        host = event.host or launched[0].host
-        victims = launched if event.host is None else [m for m in self.floor.existing() if m.host == host]
+        launched = self._launch_of(event)
+        host = event.host or ("" if launched is None else launched.host)
+        victims = [m for m in self.floor.existing() if m.host == host] if launched is None else [launched]
         if event.do is Happening.PRICE and event.price is not None:
             price = MicroUsdPerHour(event.price)
             self.disturb(Disturbance(host=host, start=now, end=now + event.lasting, price=price, exact=True))

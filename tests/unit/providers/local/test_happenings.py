@@ -27,6 +27,16 @@ def test_the_second_launch_is_preempted_as_scripted_and_wakes_when_the_cause_has
         assert b.market.machines.status(second.machine_id).boots == 2
 
 
+def test_an_event_of_a_host_counts_the_launches_on_that_host(tmp_path: Path) -> None:
+    event = {"do": "crash", "host": "oslo", "after_launch": 2, "delay": "10m"}
+    with bench(tmp_path, hosts=[host(slots=2), host("oslo", slots=3)], events=[event]) as b:
+        bought = [b.buy(f"{name}:spot") for name in ("oslo", "kyiv", "kyiv", "oslo", "oslo")]
+        b.reopen()
+        b.advance(11 * MINUTE)
+        states = [b.market.memory.machines[one.machine_id].state for one in bought]
+        assert [state is InstanceState.RUNNING for state in states] == [True, True, True, False, True]
+
+
 def test_a_scripted_preemption_in_a_notice_market_gives_notice_first(tmp_path: Path) -> None:
     event = {"do": "preempt", "after_launch": 1, "delay": "10m"}
     with bench(tmp_path, hosts=[host(flavour="notice")], events=[event]) as b:
