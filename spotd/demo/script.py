@@ -22,7 +22,7 @@ NIGHT_TARIFF_S: Final = 5_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedLoss:
-    """How the first machine on a host is taken away: the sentence and the market's event follow from the same values."""
+    """How the first machine on a host is taken away: one value for sentence and event."""
 
     host: str
     delay: str
