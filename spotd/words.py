@@ -158,6 +158,23 @@ def compared_text(costs: Mapping[str, Any], usd: float) -> str:
     return NOTHING if uncompared and uncompared >= costs["spent_usd"] else money(usd)
 
 
+def saved_text(job: Mapping[str, Any]) -> str:
+    """Return what a job saved; nothing for one that failed, which saved nothing."""
+    return NOTHING if job["state"] == "FAILED" else compared_text(job, job["saved_usd"])
+
+
+def failure_lines(failure: Mapping[str, Any]) -> list[str]:
+    """Return why a job failed and what to do, each on a line, the last lines of its output between."""
+    code = "" if failure["exit_code"] is None else f"exit code {failure['exit_code']}"
+    reason = clean(failure["reason"])
+    parts = [reason, "" if code in reason else code, clean(failure["meaning"])]
+    return [
+        "; ".join(part for part in parts if part),
+        *(f"| {clean(line)}" for line in failure["output"]),
+        f"Try: {clean(failure['next_step'])}",
+    ]
+
+
 def on_demand_text(costs: Mapping[str, Any]) -> str:
     """Return what on-demand would have cost, without what was spent where that price is not known."""
     return compared_text(costs, costs["on_demand_usd"] - costs.get("uncompared_usd", 0))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.api.handlers import HandlerContext, Handlers
+from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
@@ -37,6 +39,7 @@ from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
 from spotd.daemon.grants.secrets import SecretFiles
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.gpu_use import use_of
+from spotd.daemon.hosts.last_lines import last_lines
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.housekeeping import Housekeeping
 from spotd.daemon.ids import JobIds
@@ -58,7 +61,7 @@ from spotd.service.lifecycle import Lifecycle, Reload, signals
 from spotd.service.systemd import SystemdNotifier
 from spotd.store import Store
 from spotd_jobs.bundle import build_runner
-from spotd_jobs.objects.api import ObjectStore
+from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.start import SCRIPT_BYTES_MAX, start_script
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import ProviderName
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
 
 TAKING_STOCK: Final = "spotd has just started and first asks every provider which machines run"
 STOCK_DEADLINE_S: Final = 10.0
+OUTPUT_S: Final = 15.0
 API_CLOSE_S: Final = 3.0
 WRITABLE_CHECK: Final = timedelta(seconds=10)
 HISTORY_FILE: Final = "prices.sqlite"
@@ -384,6 +388,13 @@ class _Daemon:
         for warning in settings.warnings:
             log.warning("config.warning", warning=warning)
 
+    async def _output_of(self, attempt: AttemptId) -> list[str]:
+        """Return the last lines of an attempt without any secret; none where the store does not give them soon."""
+        lines: list[str] = []
+        with anyio.move_on_after(OUTPUT_S), suppress(StoreError):
+            lines = await anyio.to_thread.run_sync(partial(last_lines, self._objects, attempt), abandon_on_cancel=True)
+        return [self._app.redactor.clean(line) for line in lines]
+
     def _add_notifications(self, channels: Sequence[ChannelSettings]) -> None:
         from spotd.daemon.notifications.channels import sender_of
         from spotd.daemon.notifications.notifier import Channel, Notifier
@@ -397,6 +408,7 @@ class _Daemon:
             world=lambda: None if loop.state is None else loop.state.world,
             market=self.offer_cache.snapshot,
             use_of=lambda attempt: use_of(hosts, attempt, self._clock.now()).gpu,
+            output_of=self._output_of,
         )
         self.controllers += notifier.controllers
 

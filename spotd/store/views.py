@@ -92,8 +92,11 @@ class JobView:
         """Return what sums the job up, empty before its end; the machine of its last attempt may cost more by then."""
         if not self.state.is_final:
             return ""
-        totals = replace(self.totals, uncompared=self.uncompared_at(now))
-        return closing_words(totals, self.spent_at(now), self.on_demand_at(now), self.recoveries, self.lost)
+        uncompared = self.uncompared_at(now)
+        # A failure is worth nothing, so that nothing was saved by a low price of it.
+        compared = uncompared if self.state is JobState.FAILED else self.on_demand_at(now)
+        totals = replace(self.totals, uncompared=uncompared)
+        return closing_words(totals, self.spent_at(now), compared, self.recoveries, self.lost)
 
     def spent_at(self, now: datetime) -> MicroUsd:
         """Return what the job has cost by now, over all attempts."""

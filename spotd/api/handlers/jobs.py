@@ -11,6 +11,7 @@ from typing import Final
 from spotd.api.errors import ApiUnavailable, NotFound, OverBudget, StateConflict
 from spotd.api.handlers.context import ContextHandlers, HandlerContext, find_array, get_job
 from spotd.api.handlers.deadlines import require_due_later
+from spotd.api.handlers.failures import FailureHandlers, failure_response
 from spotd.api.handlers.listing_anomalies import notes_of
 from spotd.api.handlers.render import (
     event_response,
@@ -40,6 +41,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import JobState
+from spotd.core.domain.verdicts import RENTING
 from spotd.core.domain.world import UnreadableRow, World
 from spotd.core.machines import recovery
 from spotd.core.plans.applied import combine
@@ -55,6 +57,9 @@ from spotd_jobs.spec.keys import job_file
 from spotd_providers.contract.money import as_usd
 
 EVENTS_WITH_WHY: Final = 10
+PLACED_KIND: Final = "attempt.intended"
+PLACED_MAX: Final = 5
+"""Of so many attempts, the newest, `why` states why they ran where they did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ class _Line:
 class JobHandlers(ContextHandlers):
     def __init__(self, context: HandlerContext) -> None:
         super().__init__(context)
+        self._failures = FailureHandlers(context)
         self._lines: dict[JobId, _Line] = {}
         """The list as it was shown last."""
 
@@ -94,7 +100,9 @@ class JobHandlers(ContextHandlers):
                 arrays=self._cut_arrays(reads, views) if more and not query.state else [],
             )
 
-        return await self._context.read(work)
+        page = await self._context.read(work)
+        await self._failures.complete(page["jobs"])
+        return page
 
     def _cut_arrays(self, reads: Reads, views: Iterable[JobView]) -> list[ArraySumResponse]:
         """Return the sums of the arrays of which a part is shown; whatever runs on a meter is in that part."""
@@ -166,7 +174,9 @@ class JobHandlers(ContextHandlers):
             job = None if any(row.attempt is None for row in aside) else get_job(reads, job_id)
             return self._detail(reads, job_id, job, attempts, aside)
 
-        return await self._context.read(work)
+        detail = await self._context.read(work)
+        await self._failures.complete([detail["job"]])
+        return detail
 
     def _detail(
         self,
@@ -249,12 +259,18 @@ class JobHandlers(ContextHandlers):
                 passed_over=passed_over_responses(verdict.passed_over) if verdict is not None else [],
                 boards=offers_responses(context.offer_cache.snapshot(), notes_of(context.offer_cache, context.clock)),
                 stage=self._stage(job),
+                placed=_placed_words(reads, job_id) if job.state.is_final else [],
+                failure=failure_response(job),
                 events=[
                     event_response(item, job.name) for item in reads.newest_events(job_id=job_id, limit=EVENTS_WITH_WHY)
                 ],
             )
 
-        return await context.read(work)
+        answer = await context.read(work)
+        if (failure := answer["failure"]) is not None:
+            line = await self.line(job_id)
+            answer["failure"] = line["failure"] or failure
+        return answer
 
     def _stage(self, job: JobView) -> StageResponse | None:
         attempts = self._context.world().attempts
@@ -387,7 +403,15 @@ class JobHandlers(ContextHandlers):
 
     async def line(self, job_id: JobId) -> JobResponse:
         """Return the job object as it is now."""
-        return await self._context.read(lambda reads: self._response(reads, job_id, reads.attempts_of(job_id)))
+        job = await self._context.read(lambda reads: self._response(reads, job_id, reads.attempts_of(job_id)))
+        await self._failures.complete([job])
+        return job
+
+
+def _placed_words(reads: Reads, job: JobId) -> list[str]:
+    """Return for each attempt why it ran where it did, the newest ones of many."""
+    chosen = reads.events_of_jobs([PLACED_KIND], [job])[-PLACED_MAX:]
+    return [f"attempt {item.event.attempt}: {item.event.message.removeprefix(RENTING)}" for item in chosen]
 
 
 def _jobs_of_array(reads: Reads, query: JobQuery) -> list[JobView]:

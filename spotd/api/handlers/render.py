@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from spotd.api.handlers.failures import failure_response
 from spotd.api.handlers.stages import Words, stage_response
 from spotd.api.schemas.jobs import (
     ArrayTaskResponse,
@@ -155,6 +156,7 @@ def job_response(
         moves=view.moves.count,
         submitted_by=view.submitted_by,
         gpu_wanted=view.gpu_wanted,
+        failure=failure_response(view),
     )
 
 

@@ -179,6 +179,24 @@ class ArrayResponse(TypedDict):
     next_index: int | None
 
 
+class FailureResponse(TypedDict):
+    """Why a job failed.
+
+    Attributes:
+        attempt: the number of its last attempt, 0 where it had none.
+        meaning: what its exit code and its output usually mean; empty where they mean nothing in particular.
+        output: the last lines that this attempt wrote, at most ten; a list states them of its newest failures.
+        next_step: what its owner can do.
+    """
+
+    attempt: int
+    reason: str
+    exit_code: int | None
+    meaning: str
+    output: list[str]
+    next_step: str
+
+
 class JobResponse(TypedDict):
     """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
 
@@ -193,6 +211,7 @@ class JobResponse(TypedDict):
     `ceiling_usd_gpu_h` is the one of its machine, else of the newest decision about it; null where neither is known.
     `stage` is null while its command runs, and without a machine.
     `moves` is how often it was moved to a cheaper machine.
+    `failure` is null for a job that did not fail.
     `submitted_by` is `agent` for a job that an agent queued, else empty.
     """
 
@@ -228,6 +247,7 @@ class JobResponse(TypedDict):
     moves: int
     submitted_by: str
     gpu_wanted: str
+    failure: FailureResponse | None
 
 
 class JobDetailResponse(Answer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from spotd.api.schemas.jobs import StageResponse
+from spotd.api.schemas.jobs import FailureResponse, StageResponse
 from spotd.api.schemas.prices import PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
 
@@ -72,7 +72,8 @@ class CodeResponse(TypedDict):
 class WhyResponse(TypedDict):
     """The answer to `why`, never empty. `kind` is a VerdictKind value or null for a final job.
 
-    `costs` are sentences on what finishing the job is expected to cost, empty for a final job.
+    `costs` are sentences on what finishing the job is expected to cost, empty for a final job. `placed` states for each
+    attempt of an ended job why it ran where it did; `failure` is null for a job that did not fail.
     """
 
     id: str
@@ -89,3 +90,5 @@ class WhyResponse(TypedDict):
     boards: list[PollResponse]
     events: list[EventResponse]
     stage: StageResponse | None
+    placed: list[str]
+    failure: FailureResponse | None

@@ -28,14 +28,15 @@ from spotd.words import (
     NOTHING,
     ceiling_text,
     clean,
-    compared_text,
     count,
     dollars,
+    failure_lines,
     gpu_text,
     local_text,
     money,
     price,
     run_span,
+    saved_text,
     seconds_between,
     short_span,
     size_text,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from spotd.api.schemas.prices import PollResponse, QuoteResponse
 
 WARNINGS_MAX = 5
+FAILURES_MAX = 3
+DAY_S = 86_400
 
 
 def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
@@ -69,7 +72,7 @@ def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
         Column("WHERE", where_text, least=5, drop=2),
         Column("$/H", lambda job: _rate_text(job["effective_usd_h"]), right=True),
         Column("SPENT", lambda job: money(job["spent_usd"]), right=True, drop=1),
-        Column("SAVED", lambda job: compared_text(job, job["saved_usd"]), right=True, drop=5),
+        Column("SAVED", saved_text, right=True, drop=5),
         Column("PREEMPT", lambda job: str(job["recoveries"]), right=True, drop=6),
         Column("CKPT", _checkpoint_text, least=5, drop=4),
         Column("AGE", lambda job: short_span(seconds_between(job["submitted_at"], now) or 0), right=True),
@@ -139,10 +142,28 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, output:
 
         lines = with_arrays_as_one(jobs, answer.get("arrays", ()))
     show_table(ls_columns(answer["now"]), lines)
+    for job in [job for job in jobs if has_failed_lately(job, answer["now"])][:FAILURES_MAX]:
+        show_failure(job)
     for job, words in [(job, words) for job in jobs if (words := warning_of(job))][:WARNINGS_MAX]:
         stderr.warning(f"{job['name']} ({job['id']}): {words}")
     if answer["more"]:
         stderr.note(f"only the newest ended jobs are read, {limit} of them; spotctl ls --limit {limit * 10} shows more")
+
+
+def has_failed_lately(job: JobResponse, now: str) -> bool:
+    """Whether it failed within a day."""
+    passed = seconds_between(job["ended_at"], now)
+    return job["failure"] is not None and passed is not None and passed < DAY_S
+
+
+def show_failure(job: JobResponse) -> None:
+    """Print why a job failed, the last line of its output and the next step, beside the data."""
+    failure = job["failure"]
+    if failure is not None:
+        first, *others, step = failure_lines(failure)
+        stderr.warning(f"{job['name']} ({job['id']}) failed: {first}")
+        for line in (*others[-1:], step):
+            stderr.note(line)
 
 
 def warning_of(job: JobResponse) -> str:
@@ -227,6 +248,10 @@ def show(*, ref: str, plot: Path | None, output: str) -> None:
         return
     for sentence in detail["set_aside"]:
         stderr.warning(sentence)
+    if detail["job"]["failure"] is not None:
+        for line in failure_lines(detail["job"]["failure"]):
+            stdout.line(line, indent=2)
+        stdout.line("")
     for key, value in _facts(detail, detail["now"]):
         stdout.line(f"{key + ':':<12}{clean(value)}", indent=12)
     if detail["job"]["attempts"]:
@@ -323,6 +348,8 @@ def _spent_text(detail: JobDetailResponse) -> str:
 
 def _saved_text(job: JobResponse) -> str:
     """Return what was saved against on-demand; nothing where no on-demand price is known."""
+    if job["state"] == "FAILED":
+        return ""
     uncompared = job.get("uncompared_usd", 0)
     on_demand = job["on_demand_usd"] - uncompared
     if on_demand <= 0 and (uncompared or not job["spent_usd"]):
@@ -352,6 +379,10 @@ def why(*, ref: str, output: str) -> None:
     best, ceiling = shape["best"], shape["ceiling_usd_gpu_h"]
     state = "HELD" if shape["kind"] == "held" else shape["state"]
     lines = [clean(f"{shape['name']} ({shape['id']}) is {state}: {shape['sentence']}")]
+    if shape["failure"] is not None:
+        lines = [clean(f"{shape['name']} ({shape['id']}) is {state}:")]
+        lines += [f"  {line}" for line in failure_lines(shape["failure"])]
+    lines += [f"  ran there {clean(sentence)}" for sentence in shape["placed"]]
     if (stage := shape.get("stage")) is not None:
         lines.append(f"  machine   {clean(stage_text(stage, answer['now']))}")
     if ceiling is not None:

@@ -42,12 +42,13 @@ RULES: Final[Mapping[str, Rule]] = {
 }
 
 
-def notification_of(event: Event, number: int, *, name: str, receipt: str) -> Notification | None:
+def notification_of(event: Event, number: int, *, name: str, receipt: str, failure: str = "") -> Notification | None:
     """Return what a person is notified of; `None` where the event is not such news.
 
     Args:
         number: of the event, which makes two of one job different.
         receipt: the line that sums up a job that is over.
+        failure: what the end of a job that failed means, and what to do.
     """
     rule = RULES.get(event.kind)
     if rule is None:
@@ -56,7 +57,7 @@ def notification_of(event: Event, number: int, *, name: str, receipt: str) -> No
         return None  # its first start
     if rule.topic is Topic.STRAY and event.job is not None:
         return None  # the usual end of a machine of a job
-    text = "\n".join(part for part in (event.message, receipt if rule.topic is Topic.FINISHED else "") if part)
+    text = "\n".join(part for part in (event.message, receipt if rule.topic is Topic.FINISHED else failure) if part)
     key = f"{event.kind}:{event.job or ''}:{number}"
     title = rule.title.replace("{name}", name)
     return notification(key, rule.topic, rule.severity, event.at, title, text, job=event.job, repeat_after=REMEMBERED)

@@ -20,6 +20,7 @@ import anyio
 from spotd.core.domain.ids import AttemptId, JobId
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.world import World
+from spotd.core.machines.exit_words import explain_exit
 from spotd.core.notifications.conditions import LowUse, conditions, low_uses
 from spotd.core.notifications.delivery import QUEUE_MAX, Message, fresh, next_step
 from spotd.core.notifications.of_events import RULES, notification_of
@@ -33,6 +34,11 @@ from spotd_providers.contract.provider import Clock, Logger
 COLLECT_S: Final = 3.0
 CONDITIONS_EVERY: Final = timedelta(minutes=1)
 SLEPT_AFTER: Final = timedelta(minutes=5)
+FAILED: Final = "job.failed"
+OUTPUT_LINES: Final = 5
+"""Of a failed job that a notification holds."""
+OUTPUTS_MAX: Final = 5
+"""Of so many failed jobs the output is read at a time."""
 EVENTS_MAX: Final = 500
 """So many are read at a time."""
 CURSOR: Final = "notify.cursor"
@@ -68,6 +74,8 @@ class ChannelStatus:
     uncounted: int = 0
 
 
+Outputs = Mapping[JobId, Sequence[str]]
+"""The last lines of jobs that failed."""
 _Stated = Callable[[], Iterable[Notification]]
 
 
@@ -88,6 +96,7 @@ class Notifier:
         world: Callable[[], World | None],
         market: Callable[[], MarketSnapshot],
         use_of: Callable[[AttemptId], float | None],
+        output_of: Callable[[AttemptId], Awaitable[Sequence[str]]] | None = None,
         collect_s: float = COLLECT_S,
     ) -> None:
         self._database = database
@@ -96,6 +105,7 @@ class Notifier:
         self._world = world
         self._market = market
         self._use_of = use_of
+        self._output_of = output_of
         self.channels = {one.rules.name: one for one in channels}
         self.status = {name: ChannelStatus(error=one.error) for name, one in self.channels.items()}
         self.waiting = dict.fromkeys(self.channels, 0)
@@ -149,13 +159,27 @@ class Notifier:
         more = True
         while more:
             since = self._cursor or 0
-            added, last, more = await self._database.read(partial(self._found, since, stated, now))
+            outputs = await self._outputs(since)
+            added, last, more = await self._database.read(partial(self._found, since, stated, outputs, now))
             stated = _nothing
             if added or last - since >= EVENTS_MAX:
                 self.status |= await self._database.tx(partial(self._queue, added, last, now))
                 for name in {channel for channel, _ in added}:
                     self._wake(name)
             self._cursor = last
+
+    async def _outputs(self, since: int) -> Outputs:
+        """Return the last lines of the jobs that failed since; a store that does not answer delays no notification."""
+        if self._output_of is None:
+            return {}
+
+        def failed(reads: Reads) -> list[AttemptId]:
+            events = reads.events(since=since, limit=EVENTS_MAX)
+            jobs = [one.event.job for one in events if one.event.kind == FAILED and one.event.job is not None]
+            views = (reads.job_view(job) for job in jobs[:OUTPUTS_MAX])
+            return [AttemptId(job=view.id, number=view.attempts_made) for view in views if view and view.attempts_made]
+
+        return {one.job: await self._output_of(one) for one in await self._database.read(failed)}
 
     async def _begin(self) -> None:
         """Go on where the last run stopped, or begin with what happens from now on."""
@@ -195,13 +219,16 @@ class Notifier:
             return []
 
     def _found(
-        self, since: int, stated: _Stated, now: datetime, reads: Reads
+        self, since: int, stated: _Stated, outputs: Outputs, now: datetime, reads: Reads
     ) -> tuple[list[tuple[str, Notification]], int, bool]:
         """Return what is to be queued, the number of the last event that was read, and whether there are more."""
         events = reads.events(since=since, limit=EVENTS_MAX)
         news = [view for view in events if view.event.kind in RULES]
         names = reads.names_of({view.event.job for view in news if view.event.job is not None})
-        found = [*self._stated(stated), *filter(None, (self._of_event(view, names, reads, now) for view in news))]
+        found = [
+            *self._stated(stated),
+            *filter(None, (self._of_event(view, names, outputs, reads, now) for view in news)),
+        ]
         last = events[-1].seq if events else since
         if not found:
             return [], last, len(events) == EVENTS_MAX
@@ -210,19 +237,29 @@ class Notifier:
         return fresh(rules, known, found, now), last, len(events) == EVENTS_MAX
 
     def _of_event(
-        self, view: EventView, names: Mapping[JobId, str], reads: Reads, now: datetime
+        self, view: EventView, names: Mapping[JobId, str], outputs: Outputs, reads: Reads, now: datetime
     ) -> Notification | None:
         event = view.event
         try:
-            receipt = ""
+            receipt = failure = ""
+            name = "" if event.job is None else names.get(event.job, event.job)
+            if event.job is not None and event.kind == FAILED:
+                failure = self._failure_words(reads, event.job, name, outputs.get(event.job, ()))
             if event.job is not None and RULES[event.kind].topic is Topic.FINISHED:
                 job = reads.job_view(event.job)
                 receipt = "" if job is None else job.closing_words(now)
-            name = "" if event.job is None else names.get(event.job, event.job)
-            return notification_of(event, view.seq, name=name, receipt=receipt)
+            return notification_of(event, view.seq, name=name, receipt=receipt, failure=failure)
         except Exception as exc:  # noqa: BLE001 - one odd event must not hold back all that follow
             self._log.error("notify.event_failed", event_number=view.seq, exc_info=exc)
             return None
+
+    def _failure_words(self, reads: Reads, job: JobId, name: str, output: Sequence[str]) -> str:
+        """Return the last lines that a failed job wrote, what its end means, and the next step, each on a line."""
+        view = reads.job_view(job)
+        if view is None:
+            return ""
+        known = explain_exit(view.exit_code, output, name)
+        return "\n".join(part for part in (known.meaning, *output[-OUTPUT_LINES:], f"Try: {known.step}") if part)
 
     def _queue(
         self, added: Sequence[tuple[str, Notification]], cursor: int, now: datetime, tx: Tx

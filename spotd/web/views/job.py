@@ -16,6 +16,7 @@ from spotd.words import (
     ceiling_text,
     clean,
     dollars,
+    failure_lines,
     price,
     run_span,
     size_text,
@@ -36,7 +37,8 @@ def heading(detail: Mapping[str, Any], why: Mapping[str, Any] | None) -> Node:
     return el(
         "div",
         el("p", state(job["state"]), el("code", job["id"]), cls="who"),
-        el("p", clean(sentence), cls="sentence"),
+        el("p", clean(sentence), cls="sentence") if job["failure"] is None else _failure(job["failure"]),
+        *(el("p", clean(text), cls="muted") for text in (why["placed"] if why else ())),
         *(el("p", clean(text), cls="muted") for text in costs if text),
         *(el("p", clean(text), cls="problem") for text in notices if text),
         cls="heading",
@@ -65,7 +67,7 @@ def summary(detail: Mapping[str, Any], now: datetime) -> Node:
             dollars(job["spent_usd"])
             + ("" if detail["budget_usd"] is None else f" of {dollars(detail['budget_usd'])}"),
         ),
-        ("Saved", dollars(job["saved_usd"]) + " against on-demand" if job["spent_usd"] else NOTHING),
+        ("Saved", _saved(job)),
         ("Preemptions", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
         ("Checkpoint", checkpoint),
         ("Now", "" if job["stage"] is None else clean(stage_text(job["stage"], now.isoformat()))),
@@ -78,6 +80,24 @@ def summary(detail: Mapping[str, Any], now: datetime) -> Node:
     ]
     return el(
         "div", facts(pairs), el("pre", _command(spec), cls="command", tabindex=0, aria_label="Command"), cls="panel"
+    )
+
+
+def _saved(job: Mapping[str, Any]) -> str:
+    if job["state"] == "FAILED":
+        return ""
+    return f"{dollars(job['saved_usd'])} against on-demand" if job["spent_usd"] else NOTHING
+
+
+def _failure(failure: Mapping[str, Any]) -> Node:
+    """Return why a job failed, the last lines of its output and the next step."""
+    first, *output, step = failure_lines(failure)
+    lines = "\n".join(line.removeprefix("| ") for line in output)
+    return el(
+        "div",
+        el("p", first, cls="problem", role="status"),
+        el("pre", lines, cls="command", tabindex=0, aria_label="The last lines of its output") if lines else None,
+        el("p", step, cls="sentence"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from spotd.web.markup import Node, el, job_link, table
 from spotd.web.views.parts import ON_MACHINES, WAITING, ago, doing, gpus, holds, state
-from spotd.words import FINAL_STATES, NOTHING, clean, dollars, price, where_text
+from spotd.words import FINAL_STATES, NOTHING, clean, dollars, failure_lines, price, where_text
 
 GROUPS: Final[Mapping[str, frozenset[str]]] = {
     "all": frozenset(),
@@ -58,10 +58,10 @@ def listing(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
             clean(where_text(job)),
             price(job["effective_usd_h"]),
             dollars(job["spent_usd"]),
-            dollars(job["saved_usd"]) if job["spent_usd"] else NOTHING,
+            dollars(job["saved_usd"]) if job["spent_usd"] and job["state"] != "FAILED" else NOTHING,
             str(job["recoveries"]),
             ago(job["submitted_at"], now),
-            clean(job["summary"] or job["verdict"]),
+            clean(failure_lines(job["failure"])[0] if job["failure"] else job["summary"] or job["verdict"]),
         ]
         for job in jobs
     ]

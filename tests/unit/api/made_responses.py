@@ -91,7 +91,6 @@ def job(**given: Any) -> JobResponse:
         "host": "h3",
         "gpu": "H100",
         "gpu_count": 1,
-        "gpu_wanted": "H100:1",
         "attempt": 1,
         "attempts": [attempt()],
         "effective_usd_h": 2.31,
@@ -115,6 +114,8 @@ def job(**given: Any) -> JobResponse:
         "stage": None,
         "moves": 0,
         "submitted_by": "",
+        "gpu_wanted": "H100:1",
+        "failure": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
@@ -266,6 +267,8 @@ def why(**given: Any) -> WhyResponse:
         "passed_over": [{"reason": "above the ceiling", "offers": 40}],
         "boards": [board()],
         "stage": None,
+        "placed": [],
+        "failure": None,
         "events": [event()],
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above

@@ -38,9 +38,9 @@ def test_ls_prints_the_columns_of_the_design_aligned_when_piped(stocked: Ctl) ->
         "ID          NAME        STATE          GPU     WHERE      $/H  SPENT  SAVED  PREEMPT  CKPT  AGE\n"
         "6k0a1b2c3d  llama-lora  RUNNING        H100:1  local/h3  2.31   4.62   3.18        0  1200   3h\n"
         "6k0a9zzzzz  prep        WAITING_PRICE  H100:1  -            -   0.00   0.00        0  -      3h\n"
-        "6j99ffffff  old         FAILED         H100:1  -            -   4.62   3.18        0  1200   3h\n"
+        "6j99ffffff  old         FAILED         H100:1  -            -   4.62      -        0  1200   3h\n"
     )
-    assert result.err == ""
+    assert "old (6j99ffffff) failed" in result.err
 
 
 @pytest.mark.parametrize("alias", ["ps", "queue"])
@@ -54,7 +54,7 @@ def test_ls_json_is_the_promised_job_object(stocked: Ctl) -> None:
     promised = (
         "id name state reason provider host gpu gpu_count attempt attempts effective_usd_h spent_usd on_demand_usd "
         "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer gpus "
-        "uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage moves submitted_by gpu_wanted"
+        "uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage moves submitted_by gpu_wanted failure"
     )
     assert list(body["jobs"][0]) == promised.split()
     assert set(body["jobs"][0]["checkpoint"]) >= {"name", "step", "bytes", "at"}

@@ -271,3 +271,17 @@ def test_the_machines_shown_are_those_that_count_against_their_limit(
     assert " ".join(("Machines now", *shown, "$/h now")) in text_of(
         overview.figures(status(machines=computing), (), cost)
     )
+
+
+def test_the_page_of_a_failed_job_begins_with_reason_output_and_next_step() -> None:
+    failure = {
+        "attempt": 2, "reason": "the command failed: exit code 137", "exit_code": 137, "meaning": "it was killed",
+        "output": ["step 7", "Killed"], "next_step": "ask for more memory",
+    }  # fmt: skip
+    row = made.job(state="FAILED", provider=None, host=None, failure=failure, summary="ran 2 h")
+    head = text_of(job_view.heading(made.detail(row), None))
+    order = ["the command failed: exit code 137; it was killed", "step 7\nKilled", "Try: ask for more memory"]
+    assert sorted(order, key=head.index) == order
+    assert "ran 2 h" not in head
+    assert "Saved" not in text_of(job_view.summary(made.detail(row), NOW))
+    assert "it was killed" in text_of(jobs.listing([row], NOW))

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import anyio
@@ -54,7 +55,7 @@ class Phone:
         return [message.title for message in self.got]
 
 
-def make(rig: Rig, phone: Phone, *others: Channel, **rules: object) -> Notifier:
+def make(rig: Rig, phone: Phone, *others: Channel, output_of: Any = None, **rules: object) -> Notifier:
     own = Channel(rules=ChannelRules(name="phone", **rules), sender=phone)  # type: ignore[arg-type]  # by name
     return Notifier(
         [own, *others],
@@ -64,6 +65,7 @@ def make(rig: Rig, phone: Phone, *others: Channel, **rules: object) -> Notifier:
         world=lambda: None if rig.control_loop.state is None else rig.control_loop.state.world,
         market=rig.offer_cache.snapshot,
         use_of=lambda _attempt: None,
+        output_of=output_of,
         collect_s=20.0,
     )
 
@@ -105,6 +107,27 @@ async def test_the_way_of_a_job_is_told_line_by_line(rig: Rig) -> None:
     assert "instead of" in phone.got[-1].text
     assert [message.job for message in phone.got] == [job_id] * 3
     assert len({message.key for message in phone.got}) == 3
+
+
+async def test_of_a_failed_job_meaning_last_lines_and_next_step_are_sent(rig: Rig) -> None:
+    phone, asked = Phone(), []
+
+    async def output_of(attempt: AttemptId) -> list[str]:
+        asked.append(attempt)
+        return [f"line {n}" for n in range(9)] + ["RuntimeError: CUDA out of memory"]
+
+    async with rig.ready(), sending(make(rig, phone, output_of=output_of)):
+        job_id = await rig.submit()
+        await rig.until_running(job_id, 1)
+        failed = Event(at=rig.clock.now(), kind="job.failed", message="the command failed: exit code 1", job=job_id)
+        record(rig, failed)
+        await minutes(rig, 1)
+    assert asked == [AttemptId(job=job_id, number=1)]
+    lines = phone.got[0].text.splitlines()
+    assert lines[0] == "the command failed: exit code 1"
+    assert "memory of the GPU" in lines[1]
+    assert lines[2:7] == ["line 5", "line 6", "line 7", "line 8", "RuntimeError: CUDA out of memory"]
+    assert lines[7].startswith("Try: take a smaller batch")
 
 
 async def test_what_happened_before_the_first_start_is_no_news(rig: Rig) -> None:
