@@ -36,12 +36,17 @@ class NotCurrent(Exception):
 
 
 class RunnerGrant:
-    """One grant.json. `raw` holds secrets and is never shown."""
+    """One grant.json. `raw` holds secrets and is never shown.
 
-    def __init__(self, raw: dict[str, Any]) -> None:
+    Attributes:
+        asked_at: when it was asked for. The lease counts from then: how long the answer took is not known to be less.
+    """
+
+    def __init__(self, raw: dict[str, Any], asked_at: float) -> None:
         if raw.get("schema") != 1:
             raise ValueError("this runner understands grants of schema 1 only")
         self.raw = raw
+        self.asked_at = asked_at
         self.job_id = str(raw["job"]["id"])
         self.job_name = str(raw["job"]["name"])
         self.attempt = int(raw["attempt"])
@@ -72,9 +77,10 @@ def read_grant(url: str) -> RunnerGrant:
     Raises:
         web.WebError: nothing that is a grant can be read there now.
     """
+    asked_at = steady()
     data = web.read(url, GRANT_BYTES_MAX)
     try:
-        return RunnerGrant(json.loads(data))
+        return RunnerGrant(json.loads(data), asked_at)
     except (ValueError, KeyError, TypeError, AttributeError):
         # Never the content: it holds the job's secrets.
         raise web.WebError("what is there is no grant") from None
@@ -132,7 +138,6 @@ class GrantKeeper:
         self._grant = grant
         self._first = grant
         self._wake = wake
-        self._renewed_at = steady()
         self._missing = 0
         self._foreign = False
         self._closing = threading.Event()
@@ -161,7 +166,7 @@ class GrantKeeper:
 
     def lease_left_s(self) -> float:
         """How long this attempt may still act; negative when it may not."""
-        return self._renewed_at + self._grant.lease_s - steady()
+        return self._grant.asked_at + self._grant.lease_s - steady()
 
     def _keep(self) -> None:
         while not self._closing.wait(min(self._grant.refresh_s, _MISSING_PAUSE_S if self._missing else 1e9)):
@@ -172,7 +177,6 @@ class GrantKeeper:
 
     def refresh(self) -> None:
         """Ask for the grant once, and take it if it is a newer one of this attempt."""
-        asked_at = steady()
         try:
             grant = read_grant(self._grant.url)
         except web.Missing:
@@ -189,7 +193,6 @@ class GrantKeeper:
             return
         self._foreign = False
         if grant.issued_at > self._grant.issued_at:
-            self._renewed_at = asked_at
             self._grant = grant
             self._mark_lease()
             if grant.stop is not None or grant.checkpoint_order:

@@ -15,12 +15,13 @@ from spotd_jobs.runner.restore import RestoreRun
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload
 from spotd_jobs.wire.client import names
+from spotd_jobs.wire.client.clocks import steady
 from tests.integration.runner.rig import Rig
 
 
 def runner_grant(rig: Rig, attempt: int = 1, **changes: Any) -> RunnerGrant:
     """A grant as the runner itself reads it."""
-    return RunnerGrant(rig.grant(["true"], attempt=attempt, **changes).model_dump(mode="json", by_alias=True))
+    return RunnerGrant(rig.grant(["true"], attempt=attempt, **changes).model_dump(mode="json", by_alias=True), steady())
 
 
 def store_of(grant: RunnerGrant, hopeless: Any = lambda: False) -> RunnerStore:

@@ -259,3 +259,22 @@ def test_many_that_go_at_once_are_told_in_one_line() -> None:
     plan = trim(replace(base, jobs={item.id: item}), [], NOW)
     (line,) = plan.events
     assert (line.kind, line.data["count"]) == ("checkpoint.dropped", 57)
+
+
+@pytest.mark.parametrize("errors", [pytest.param(1, id="at its last try"), pytest.param(0, id="with tries left")])
+def test_what_a_grant_offered_stays_in_reach_when_tries_are_added_or_used_up(errors: int) -> None:
+    """A grant at the job's last try offers the older generation first; one with tries left the newer one."""
+    written = a_job(*row(2, 9, 8, 7, doubted_by=(3,)), *row(1, 3, 2, 1), keep=1, errors=1)
+    written = replace(written, errors=errors)
+    offer_then = offered(written)
+    assert names(offer_then) == (["c3", "c2", "c9"] if errors else ["c9", "c8", "c3"])
+    later = replace(written, errors=1 - errors, checkpoints=(*row(5, 20, 19, 18), *written.checkpoints))
+    assert set(offer_then) <= in_reach(later, {4}), "the machine of attempt 4 is not gone yet"
+    assert set(offer_then) <= set(kept(later, {4}))
+    assert not in_reach(later, ())
+
+
+def test_what_a_grant_offers_now_is_in_reach_of_an_older_machine_that_is_not_gone() -> None:
+    item = a_job(*row(4, 20, 19, 18), *row(2, 9, 8, 7), *row(1, 3, 2, 1), keep=1)
+    assert names(offered(item)) == ["c20", "c19", "c9"]
+    assert sorted(names(in_reach(item, {2}))) == ["c1", "c18", "c19", "c2", "c20", "c3", "c9"]

@@ -66,3 +66,25 @@ def test_what_is_known_of_a_stray_machine_is_stored() -> None:
         (kept,) = store.read(lambda reads: reads.strays())
     assert {kept.id: kept} == plan.intents
     assert kept.stray_rate == RATE
+
+
+@pytest.mark.parametrize("seconds", [-120, -1, 0])
+def test_a_list_that_is_no_later_than_its_end_does_not_settle_a_stray_machine(seconds: int) -> None:
+    """A list that was asked for before the end was accepted may not show the machine yet, or not any more."""
+    world = stray()
+    (intent,) = world.intents.values()
+    accepted = NOW + 5 * MINUTE
+    world = applied(world, terminate_accepted(world, intent.id, accepted))
+    plan = reconcile(world, listing(at=accepted + timedelta(seconds=seconds)), {}, accepted + MINUTE)
+    assert not plan.events
+    assert applied(world, plan).intents[intent.id].is_open
+    plan = reconcile(world, listing(at=accepted + timedelta(seconds=1)), {}, accepted + MINUTE)
+    assert [event.kind for event in plan.events] == ["machine.gone"]
+
+
+def test_a_list_that_is_not_complete_does_not_settle_a_stray_machine() -> None:
+    world = stray()
+    (intent,) = world.intents.values()
+    world = applied(world, terminate_accepted(world, intent.id, NOW + MINUTE))
+    part = listing(at=NOW + 2 * MINUTE, complete=False)
+    assert not reconcile(world, part, {}, NOW + 2 * MINUTE).events
