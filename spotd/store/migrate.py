@@ -66,6 +66,7 @@ BUNDLED: Final = Schema(
         "0011": "322c0e6d464fe23e",
         "0012": "94566034b00ba5b8",
         "0013": "c1dbfba001480f3d",
+        "0014": "b7380712edd71c2d",
     },
     folders=(_FOLDER / "versions",),
 )

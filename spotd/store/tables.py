@@ -113,6 +113,7 @@ class JobRow(Base, table=True):
     pacing_past_runs: int = _zero()
     pacing_losses: int = _zero()
     pacing_is_slipping: bool = Field(sa_column=Column(Boolean, nullable=False, server_default=false()))
+    pacing_spot_wanted_since: int | None = _big(nullable=True)
     save_time: int | None = _big(nullable=True)
     paces: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
     """What its attempts showed, in JSON."""

@@ -40,6 +40,8 @@ class Resources:
     providers: tuple[str, ...] = ()
     market: MarketChoice | None = None
     """Absent: spot, and on-demand at providers without a spot market."""
+    on_demand_after: timedelta | None = None
+    """With `auto`: spot alone until the job has waited so long for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

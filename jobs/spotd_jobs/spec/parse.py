@@ -15,7 +15,16 @@ from typing import Any, Final
 from spotd_jobs.spec.deadlines import DEADLINE_HINT
 from spotd_jobs.spec.fields import Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
-from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, PolicyName, Resources, Schedule, WatchdogPolicy, Work
+from spotd_jobs.spec.model import (
+    CheckpointPolicy,
+    JobSpec,
+    MarketChoice,
+    PolicyName,
+    Resources,
+    Schedule,
+    WatchdogPolicy,
+    Work,
+)
 from spotd_jobs.spec.problems import Problem, SpecError, require_few_values
 from spotd_jobs.spec.windows import WINDOW_HINT, ZONE_HINT
 
@@ -99,6 +108,12 @@ def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapp
     elif "gpu" in resources and "gpu_count" in resources:
         hint = 'write the count after the name: gpu = "H100:8"'
         resources.report("gpu_count", "cannot stand beside gpu", hint)
+    if "on_demand_after" in resources:
+        if parts["resources"].get("market") is not MarketChoice.AUTO:
+            resources.report("on_demand_after", "changes the market", 'add market = "auto", or remove it')
+        elif "deadline" in tables["schedule"]:
+            hint = "remove one: with a deadline, its policy decides when on-demand is used"
+            resources.report("on_demand_after", "cannot stand beside a deadline", hint)
     if "best" in checkpoint and "metric" not in checkpoint:
         checkpoint.report("best", "says of no metric which value is the best", 'name it: metric = "eval_loss"')
     schedule, policy = tables["schedule"], parts["schedule"].get("policy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from spotd.core.checkpoints.checkpoint_advice import hazards_with_prior, states_checkpoints
@@ -14,6 +15,7 @@ from spotd.core.pricing.words import machine_words
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.ceilings import ceiling_for, is_admissible
 from spotd.core.ranking.remaining_work import remaining_on
+from spotd_jobs.spec.model import MarketChoice
 from spotd_providers.contract.values import Interruption
 
 _HOUR = timedelta(hours=1)
@@ -26,7 +28,7 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
     """
     if job.checkpoints or states_checkpoints(job.spec):
         return ""
-    catalogue = CandidateCatalogue(world, market, now)
+    job, catalogue = _on_first_market(job), CandidateCatalogue(world, market, now)
     offers = catalogue.list_for(catalogue.key_of(job))
     for quote in catalogue.ranked(offers):
         offer = quote.offer
@@ -49,6 +51,14 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
             " begin it anew"
         )
     return ""
+
+
+def _on_first_market(job: Job) -> Job:
+    """Return the job as it is placed at first: on spot alone where it waits for that before it takes on-demand."""
+    resources = job.spec.resources
+    if resources.on_demand_after is None:
+        return job
+    return replace(job, spec=replace(job.spec, resources=replace(resources, market=MarketChoice.SPOT)))
 
 
 HINT = (

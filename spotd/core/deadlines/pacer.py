@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
-from functools import partial
+from datetime import datetime, timedelta
+from functools import cached_property, partial
 from typing import Final
 
 from spotd.core.billing.budgets import BudgetGuard
 from spotd.core.deadlines.due import due_at, due_words
 from spotd.core.deadlines.outlook import Outlook, Quotes, on_market, outlook
 from spotd.core.deadlines.spot_runs import with_spot
+from spotd.core.deadlines.spot_wait import time_to_on_demand, wait_words, with_spot_wait
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job, Pacing
@@ -35,6 +36,7 @@ from spotd.core.pricing.words import quote_words
 from spotd.core.quarantine import contain
 from spotd.core.running.author import MachineVerdicts
 from spotd.core.running.table import pause_of
+from spotd.core.schedule.turn import is_untried
 from spotd_jobs.spec.model import MarketChoice
 from spotd_providers.contract.money import MicroUsdPerGpuHour
 
@@ -79,7 +81,7 @@ class Pacer:
         """Return what is to be said of the job's deadline; empty without one."""
         due = due_at(job)
         if due is None:
-            return ""
+            return self._words.get(job.id, "")
         left = hours_words((due - self._builder.now).total_seconds())
         return self._words.get(job.id, f"due {due_words(due)}, in {left}")
 
@@ -99,7 +101,7 @@ class Pacer:
     def paced(self, job: Job) -> Job | None:
         """Return the job as it is to be placed now, with the market that its policy chose; `None` if it is to wait."""
         if job.spec.schedule.deadline is None:
-            return job
+            return self._waiting_for_spot(job)
         ahead = self._outlook(job, None)
         if ahead is None or job.spec.resources.market is not MarketChoice.AUTO:
             return job
@@ -113,6 +115,35 @@ class Pacer:
         self.reason = chosen.sentence
         self._words[job.id] = ahead.words(self._builder.now)
         return None
+
+    def _waiting_for_spot(self, job: Job) -> Job:
+        """Return the job on spot alone while it waits for that; on both markets once it has waited for long enough."""
+        limit = job.spec.resources.on_demand_after
+        if limit is None:
+            return job
+        builder = self._builder
+        pacing = builder.job(job.id).pacing
+        if pacing.spot_wanted_since is None and job.array is not None and is_untried(job):
+            pacing = replace(pacing, spot_wanted_since=self._array_waits.get(job.array.id))
+        pacing = with_spot_wait(pacing, builder.now)
+        self._put(job, pacing)
+        left = time_to_on_demand(replace(job, pacing=pacing), limit, builder.now)
+        self._words[job.id] = wait_words(left, limit)
+        if left <= timedelta(0):
+            return job
+        builder.wake(builder.now + left)
+        return on_market(job, MarketChoice.SPOT)
+
+    @cached_property
+    def _array_waits(self) -> dict[JobId, datetime]:
+        """Since when the first job of each array waits for spot: those that come after it wait as long."""
+        waiting = (job for job in self._world.jobs.values() if job.array is not None and job.state.may_be_placed)
+        found: dict[JobId, datetime] = {}
+        for job in waiting:
+            since = job.pacing.spot_wanted_since
+            if job.array is not None and since is not None:
+                found[job.array.id] = min(since, found.get(job.array.id, since))
+        return found
 
     def keep_pace(self, job: Job, item: Attempt | None) -> bool:
         """Order the job's machine to stop if the other market is to be used; whether this could be judged."""

@@ -15,12 +15,12 @@ What is the host's, the offer's, the pool's, the account's or the provider's fau
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.states import Counted, EndReason
 
 RAN_FOR_A_WHILE: Final = timedelta(minutes=5)
@@ -64,6 +64,11 @@ def did_start(item: Attempt, job: Job, now: datetime) -> bool:
     return _ran(item, now) >= RAN_FOR_A_WHILE or has_saved(item, job)
 
 
+def got_somewhere(item: Attempt, job: Job, now: datetime) -> bool:
+    """Whether the machine was worth its launch: the job has a checkpoint of it, or its command ran for long enough."""
+    return has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE
+
+
 def has_saved(item: Attempt, job: Job) -> bool:
     """Whether the attempt has written a checkpoint that the job still has."""
     return bool(job.saved_by(item.id.number))
@@ -74,12 +79,12 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
     traits = reason.traits
     if traits.counted is Counted.NOTHING:
         return Setback(idle_launches=job.idle_launches, failed_starts=job.failed_starts, not_before=None)
-    got_somewhere = has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE
-    idle = 0 if got_somewhere else job.idle_launches + 1
+    is_further = got_somewhere(item, job, now)
+    idle = 0 if is_further else job.idle_launches + 1
     starts = 0 if did_start(item, job, now) else job.failed_starts + int(traits.is_failed_start)
     faults = starts if traits.is_failed_start else job.errors + 1 if traits.counted is Counted.ERROR else 0
     pause = timedelta(0)
-    if not got_somewhere and faults > 0:
+    if not is_further and faults > 0:
         pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)
     if idle > TRIES_AT_ONCE:
         longest = RETRY_MAX if item.launched_at is None else BOUGHT_MAX
@@ -90,6 +95,12 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
         not_before=now + pause if pause else None,
         gives_up=traits.is_failed_start and starts >= _starts_allowed(job, item, reason),
     )
+
+
+def pacing_after(job: Job, item: Attempt, now: datetime) -> Pacing:
+    """Return what the job remembers of its pace once this attempt has ended: progress ends its wait for spot."""
+    is_over = job.pacing.spot_wanted_since is not None and got_somewhere(item, job, now)
+    return replace(job.pacing, spot_wanted_since=None) if is_over else job.pacing
 
 
 def words_of_setback(back: Setback) -> str:

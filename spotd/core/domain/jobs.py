@@ -58,6 +58,7 @@ class Pacing:
         past_up, past_runs: how long, and how often, that was so before.
         losses: of its recoveries those that have ended such a run already.
         is_slipping: its owner was warned that the deadline may not be met.
+        spot_wanted_since: since when a job that may take on-demand later waits for spot; `None` while it does not.
     """
 
     counted_from: datetime | None = None
@@ -67,6 +68,7 @@ class Pacing:
     past_runs: int = 0
     losses: int = 0
     is_slipping: bool = False
+    spot_wanted_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd_jobs.spec.files import read_toml
+from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     GpuAlternative,
@@ -244,6 +245,41 @@ BAD: list[Any] = [
     pytest.param({"speed": {"H100": True}}, "speed.H100", "must be a number", "H100 = 1.0", id="speed bool"),
     pytest.param({"speed": {"": 1}}, 'speed.""', "not a name", "H100 = 1.0", id="speed no name"),
     pytest.param({"speed": {f"G{n}": 1 for n in range(65)}}, "speed", "more than 64", "name only", id="speeds"),
+    pytest.param(
+        {"resources": {"on_demand_after": "2h"}},
+        "resources.on_demand_after",
+        "market",
+        'market = "auto"',
+        id="patience",
+    ),
+    pytest.param(
+        {"resources": {"on_demand_after": "2h", "market": "spot"}},
+        "resources.on_demand_after",
+        "changes the market",
+        'market = "auto"',
+        id="patience on spot",
+    ),
+    pytest.param(
+        {"resources": {"on_demand_after": "2h", "market": "auto"}, "schedule": {"deadline": "36h"}},
+        "resources.on_demand_after",
+        "beside a deadline",
+        "remove one",
+        id="patience and deadline",
+    ),
+    pytest.param(
+        {"resources": {"on_demand_after": "31d", "market": "auto"}},
+        "resources.on_demand_after",
+        "between 0s and 30d",
+        "bounds",
+        id="patience of a month",
+    ),
+    pytest.param(
+        {"resources": {"on_demand_after": 2, "market": "auto"}},
+        "resources.on_demand_after",
+        "2 has no unit",
+        '"',
+        id="patience without unit",
+    ),
     pytest.param({"checkpoint": {"every": 15}}, "checkpoint.every", "15 has no unit of time", '"15m"', id="every"),
     pytest.param({"checkpoint": {"every": "0s"}}, "checkpoint.every", "between 1ms and 7d", "bounds", id="every 0"),
     pytest.param({"checkpoint": {"keep": 0}}, "checkpoint.keep", "0 is not between", "keep = 3", id="keep none"),
@@ -262,6 +298,17 @@ BAD: list[Any] = [
     pytest.param({"schedule": {"priority": "high"}}, "schedule.priority", '"high" is not a whole', "= 0", id="high"),
     pytest.param({"retry": {"errors": -1}}, "retry.errors", "-1 is not between 0 and 100", "errors = 1", id="retry"),
 ]
+
+
+def test_a_job_may_take_on_demand_after_a_while() -> None:
+    resources = {"gpu": "H100", "market": "auto", "on_demand_after": "2h"}
+    spec = parse_job({**LEAST, "resources": resources}, "")
+    assert spec.resources.on_demand_after == timedelta(hours=2)
+    assert job_file(spec)["resources"]["on_demand_after"] == "2h"
+    assert parse_job({**LEAST, "resources": {**resources, "on_demand_after": "0s"}}, "").resources.on_demand_after == (
+        timedelta(0)
+    )
+    assert parse_job(LEAST, "").resources.on_demand_after is None
 
 
 @pytest.mark.parametrize(("changes", "key", "message", "hint"), BAD)
