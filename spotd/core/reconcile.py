@@ -35,6 +35,7 @@ from spotd.core.machines.launch_calls import record_instance
 from spotd.core.machines.listed import STOPPED, is_outdated, record
 from spotd.core.machines.loss_evidence import LossEvidence
 from spotd.core.machines.orphans import end_orphans
+from spotd.core.machines.todays_terms import follow_fee
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
@@ -61,6 +62,8 @@ class _Reconciliation:
     def run(self, listings: Mapping[ProviderName, Listing]) -> Plan:
         builder = self.builder
         for item in builder.attempts():
+            if item.state.counts:
+                contain(builder, item.id.job, partial(follow_fee, builder, item.id), "its price cannot be stated")
             report = self.reports.get(item.id)
             if report is not None:
                 what = f"what the host of attempt {item.id.number} wrote cannot be judged"

@@ -267,13 +267,18 @@ class Executor:
             return
         else:
             await self._tell_passed_over(attempt)
-            if not await self._is_sent(attempt):
+            sent = await self._sent(attempt)
+            if sent is None:
                 return
+            attempt = sent
             answer = await self._buy(attempt, job, script)
         await self._settle_launch(attempt, answer)
 
-    async def _is_sent(self, attempt: Attempt) -> bool:
-        """Whether the call is to be made at once; its job may have gone while the launch waited for its turn."""
+    async def _sent(self, attempt: Attempt) -> Attempt | None:
+        """Return the launch as it is to be made at once, by the limits of today; `None` where it is not to be made.
+
+        Its job may have gone, and what it may cost may have changed, while the launch waited for its turn.
+        """
         committed = await self._commit(
             lambda world, now: launch_sent(world, attempt.id, now),
             (CrashPoint.BEFORE_COMMIT_LAUNCH_SENT, CrashPoint.AFTER_COMMIT_LAUNCH_SENT),
@@ -283,7 +288,8 @@ class Executor:
         is_sent = intent is not None and intent.state is IntentState.SENT
         if not is_sent:
             self._log.info("launch.not_sent", key=attempt.key, provider=attempt.provider)
-        return is_sent
+            return None
+        return committed.world.attempts.get(attempt.id, attempt)
 
     async def _contain_launch(self, attempt: Attempt, why: str) -> None:
         await self._commit(

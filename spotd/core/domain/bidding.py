@@ -26,6 +26,7 @@ class Bidding:
         placed: all of them, oldest first, those that a provider may not have taken too; the newest `PLACED_MAX`.
         changed_at: when the newest change was decided.
         before: what was bid before it, while it is not known whether the provider took it.
+        refused: how many changes in a row the provider refused.
         floor: the lowest bid that wins, as the newest listing stated it that was no echo.
         held_since: it was outbid then, and is kept.
         woke_at: the first listing since in which it ran.
@@ -34,6 +35,7 @@ class Bidding:
     placed: tuple[MicroUsdPerHour, ...] = ()
     changed_at: datetime | None = None
     before: MicroUsdPerHour | None = None
+    refused: int = 0
     floor: MicroUsdPerHour | None = None
     held_since: datetime | None = None
     woke_at: datetime | None = None

@@ -22,7 +22,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.backoff import doubled
 from spotd.core.domain.bidding import is_echo, with_floor
+from spotd.core.domain.cooldowns import former_bids
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job
@@ -31,6 +33,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.machines.holding import note_awake
 from spotd.core.machines.launch_calls import window_end
+from spotd.core.machines.todays_terms import at_todays_fee, ceiling_today, words_against_raise
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import (
@@ -42,7 +45,7 @@ from spotd.core.pricing.effective_price import (
     repriced,
     usual_bid,
 )
-from spotd.core.ranking.ceilings import ceiling_for, total_ceiling
+from spotd.core.ranking.ceilings import total_ceiling
 from spotd.core.running.table import pause_of
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd, shares, whole_machine
 from spotd_providers.contract.values import Instance, Listing, Market
@@ -50,6 +53,9 @@ from spotd_providers.contract.values import Instance, Listing, Market
 RAISE_EVERY: Final = pause_of(MachineVerdict.RAISE)
 RAISE_HELD_EVERY: Final = timedelta(minutes=1)
 """The same for a machine that is outbid already, which only a higher bid brings back."""
+REFUSALS_COUNTED: Final = 20
+REFUSED_MAX: Final = timedelta(hours=6)
+"""The pause doubles with each refusal in a row, up to this."""
 ROUNDING_PPM: Final = 2_000
 """What a provider may round a bid by."""
 
@@ -85,12 +91,12 @@ def lowered_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | No
 def bid_limit(item: Attempt, job: Job, policy: Policy) -> int:
     """Return the highest bid that the job accepts and that is less than the on-demand price of the same machine."""
     offer = item.quote.offer
-    today = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, policy)
-    ceiling = item.ceiling_now if today is None else min(item.ceiling_now, today)
-    limit = gpu_price_limit(item.quote, ceiling)
+    ceiling = ceiling_today(item, job, policy)
+    agreed = at_todays_fee(item, policy).quote
+    limit = gpu_price_limit(agreed, ceiling)
     allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
     if allowed < whole_machine(ceiling, offer.gpu_count):
-        limit = min(limit, gpu_price_within(item.quote, allowed))
+        limit = min(limit, gpu_price_within(agreed, allowed))
     return limit if offer.on_demand_price is None else min(limit, offer.on_demand_price - 1)
 
 
@@ -100,6 +106,7 @@ def may_change(item: Attempt, builder: PlanBuilder) -> bool:
     if known is not None and known.is_open:
         return False
     changed_at, pause = item.bidding.changed_at, RAISE_EVERY if item.bidding.held_since is None else RAISE_HELD_EVERY
+    pause = doubled(pause, item.bidding.refused, REFUSED_MAX)
     return changed_at is None or changed_at > builder.now or builder.now - changed_at >= pause
 
 
@@ -118,8 +125,11 @@ def bid_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
     if item is None or intent is None or intent.state is not IntentState.OPEN:
         return builder.plan()
     paused = world.policy.launches_paused
-    if not item.state.counts or item.stop is not None or paused:
+    job = world.jobs[item.id.job]
+    if not item.state.counts or item.stop is not None or job.cancel_requested or paused:
         _give_up(builder, item, intent, f"not sent: {paused or 'the machine is not wanted any more'}")
+    elif not _is_lowering(item) and (unfit := words_against_raise(world, item, now)):
+        _give_up(builder, item, intent, f"not sent: {unfit}")
     else:
         builder.put_intent(replace(intent, state=IntentState.SENT, tries=intent.tries + 1))
     return builder.plan()
@@ -136,11 +146,14 @@ def bid_changed(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
 
 
 def bid_refused(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
-    """Record that the bid is what it was."""
+    """Record that the bid is what it was, and that it is asked for less often each time."""
     builder = PlanBuilder(world, now)
     item, intent = _owed(builder, world, attempt_id)
     if item is not None and intent is not None:
         _give_up(builder, item, intent, detail)
+        item = builder.attempt(attempt_id)
+        refused = min(item.bidding.refused, REFUSALS_COUNTED) + 1
+        builder.put_attempt(replace(item, bidding=replace(item.bidding, refused=refused)))
     return builder.plan()
 
 
@@ -198,16 +211,22 @@ def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listin
 
 
 def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, ...]:
-    """Return our bids for other machines of the same host, as if for this one: the host may state them as its floor."""
+    """Return our bids for other machines of the same host, as if for this one: the host may state them as its floor.
+
+    Those of machines that are over, too: what a host states is up to an hour old.
+    """
     here = item.quote.offer
     found: list[MicroUsdPerHour] = []
     for other in builder.attempts():
         offer = other.quote.offer
         if here.host_id is None or (offer.provider, offer.host_id) != (here.provider, here.host_id):
             continue
-        if other.id != item.id and other.state.counts and offer.pays_bid:
+        if other.id != item.id and offer.pays_bid:
             bids = other.bidding.placed or (other.quote.price.gpu,)
             found += [MicroUsdPerHour(bid * shares(here.gpu_count) // shares(offer.gpu_count)) for bid in bids]
+    if here.host_id is not None:
+        former = former_bids(builder.cooldowns, here.provider, here.host_id)
+        found += [MicroUsdPerHour(bid * shares(here.gpu_count) // shares(count)) for bid, count in former]
     return tuple(found)
 
 
@@ -237,7 +256,8 @@ def _is_lowering(item: Attempt) -> bool:
 def _took_it(builder: PlanBuilder, item: Attempt, intent: Intent) -> None:
     kind, bid = "bid.lowered" if _is_lowering(item) else "bid.raised", owed_bid(item)
     builder.put_intent(replace(intent, state=IntentState.DONE, error=""))
-    item = replace(item, quote=repriced(item.quote, bid), price_max=bid, bidding=replace(item.bidding, before=None))
+    known = replace(item.bidding, before=None, refused=0)
+    item = replace(item, quote=repriced(item.quote, bid), price_max=bid, bidding=known)
     builder.put_attempt(item)
     if item.machine is MachineState.LIVE and item.bidding.held_since is None and item.meter.since is not None:
         builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote))

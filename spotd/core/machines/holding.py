@@ -15,11 +15,13 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.machines.todays_terms import words_above_ceiling
 from spotd.core.plans.learning import learn_from_hold
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import halted_rate
 from spotd.core.pricing.words import span_words
+from spotd.core.running.author import order_stop
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import Instance, InstanceState, Loss
 
@@ -36,7 +38,9 @@ def is_kept(builder: PlanBuilder, item: Attempt, mine: Instance) -> bool:
         return False
     if not job.checkpoints or job.cancel_requested:
         return False
-    return item.bidding.held_since is not None or not hold_is_over(item, builder.policy, builder.now)
+    if item.bidding.held_since is not None:
+        return True
+    return not hold_is_over(item, builder.policy, builder.now) and not words_above_ceiling(item, job, builder.policy)
 
 
 def keep_outbid(builder: PlanBuilder, item: Attempt) -> None:
@@ -48,14 +52,30 @@ def keep_outbid(builder: PlanBuilder, item: Attempt) -> None:
         disk = f"${as_usd(halted_rate(item.quote)):.4f} per hour for its disk"
         why = f"somebody bid more for the machine; it is kept for now, at {disk}"
         builder.event("attempt.held", why, attempt=item.id)
+    elif leave_above_ceiling(builder, item):
+        return
     elif known.woke_at is not None:
         builder.put_attempt(replace(item, bidding=replace(known, woke_at=None)))
+
+
+def leave_above_ceiling(builder: PlanBuilder, item: Attempt) -> bool:
+    """Whether the bid would cost more than is accepted today: a machine that woke by it would be billed so.
+
+    Then it is waited for no longer. It may have woken since it was listed, so it is ordered to save and stop.
+    """
+    why = words_above_ceiling(item, builder.job(item.id.job), builder.policy)
+    if not why or item.stop is not None:
+        return False
+    order_stop(builder, item, EndReason.PRICE_ROSE, why)
+    builder.list_again(item.provider)
+    builder.event("attempt.left", f"its outbid machine is not waited for any longer: {why}", attempt=item.id)
+    return True
 
 
 def note_awake(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
     """Record that a machine which was outbid runs again, and let it go on once its host has spoken."""
     known = item.bidding
-    if known.held_since is None or mine.state is not InstanceState.RUNNING:
+    if known.held_since is None or mine.state is not InstanceState.RUNNING or leave_above_ceiling(builder, item):
         return
     if known.woke_at is None:
         builder.put_attempt(replace(item, bidding=replace(known, woke_at=builder.now)))

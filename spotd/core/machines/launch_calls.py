@@ -18,12 +18,17 @@ from spotd.core.billing.billing import first_meter
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.ids import AttemptId, IntentId
 from spotd.core.domain.intents import Intent, IntentState, launch_intent_id
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.machines.todays_terms import at_todays_fee, ceiling_today, words_against_launch
 from spotd.core.metering.billing_limits import proven_until
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.effective_price import gpu_price_limit
 from spotd.core.quarantine import quarantine
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance, ProviderName
 
 RESTARTED: Final = "spotd was restarted before its turn came"
@@ -94,11 +99,20 @@ def launch_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
     job = world.jobs[attempt_id.job]
     if not item.state.counts or job.cancel_requested or job.state.is_final:
         not_sent(builder, item, intent, "its job does not want the machine any more")
-    elif world.policy.launches_paused:
-        not_sent(builder, item, intent, world.policy.launches_paused)
+    elif unfit := world.policy.launches_paused or words_against_launch(world, item, now):
+        not_sent(builder, item, intent, unfit)
     else:
+        builder.put_attempt(_within_today(item, job, world.policy))
         builder.put_intent(replace(intent, state=IntentState.SENT))
     return builder.plan()
+
+
+def _within_today(item: Attempt, job: Job, policy: Policy) -> Attempt:
+    """Return the attempt as it is launched: at today's fee, and for no more than is accepted today."""
+    item = at_todays_fee(item, policy)
+    ceiling = ceiling_today(item, job, policy)
+    limit = MicroUsdPerHour(min(item.price_max, max(item.quote.price.gpu, gpu_price_limit(item.quote, ceiling))))
+    return replace(item, ceiling=max(ceiling, item.quote.price.per_gpu), ceiling_set=None, price_max=limit)
 
 
 def not_sent(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> None:

@@ -169,6 +169,19 @@ def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
     return replace(agreed, price=_at_gpu_price(agreed.price, gpu_price, agreed.offer.gpu_count))
 
 
+def with_fee(agreed: Quote, fee_ppm: int) -> Quote:
+    """Return the same quote with another fee, of the machine and of the same hardware on-demand."""
+    gpu_count = agreed.offer.gpu_count
+    price = _at_gpu_price(replace(agreed.price, fee_ppm=fee_ppm), agreed.price.gpu, gpu_count)
+    on_demand = agreed.on_demand
+    if on_demand is not None:
+        # The fee is all that differs: what it was, as a part of the whole without traffic, is taken out first.
+        traffic = price.upload + price.restore
+        base = (on_demand - traffic) * PPM // agreed.price.fee_ppm
+        on_demand = MicroUsdPerHour(base + _fee(base, fee_ppm) + traffic)
+    return replace(agreed, price=price, on_demand=on_demand)
+
+
 def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHour:
     """Return the highest price of the GPU part at which the whole stays within the ceiling; 0 when none does."""
     return _highest(agreed, whole_machine(ceiling, agreed.offer.gpu_count), lambda price: price.per_gpu <= ceiling)

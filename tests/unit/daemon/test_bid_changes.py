@@ -15,10 +15,11 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.moves import Moves
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.plans.plan import Plan
+from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
-from tests.unit.core.builders import MINUTE, offer, shop_policy
+from tests.unit.core.builders import MINUTE, job, offer, shop_policy
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Fault, Hang
 
@@ -105,6 +106,39 @@ async def test_what_a_change_came_to_is_learned(rig: Rig, fault: Fault, bid: int
         await rig.until(lambda: kind in rig.kinds())
         assert rig.shop.counts["change_bid"] == 1
         assert rig.attempts(name)[0].price_max == bid
+
+
+async def test_a_fee_that_is_read_anew_while_a_raise_waits_for_its_turn_keeps_the_bid_under_the_ceiling(
+    rig: Rig,
+) -> None:
+    async with running(rig) as name:
+        rig.shop.faults["launch"].extend([Hang()] * CALLS_PER_PROVIDER)
+        rig.shop.offer_index = [offer(f"o{n}", price=400_000) for n in range(2, 2 + CALLS_PER_PROVIDER)]
+        for number in range(2, 2 + CALLS_PER_PROVIDER):
+            await rig.submit(job(number))
+        await rig.until(lambda: len(rig.shop.requests) == 1 + CALLS_PER_PROVIDER)
+        rig.shop.offer_index = []
+        floor(rig, 430_000)
+        await rig.until(lambda: "bid.raising" in rig.kinds())
+        policy = rig.commits.policy
+        rules = replace(policy.providers[rig.shop.name], fee_ppm=1_100_000)
+        rig.policy.reload(replace(policy, providers={rig.shop.name: rules}))
+        await rig.until(lambda: "bid.not_raised" in rig.kinds())
+        await rig.clock.sleep(MINUTE)
+        assert rig.shop.bids == []
+        [attempt] = rig.attempts(name)
+        assert (attempt.price_max, attempt.meter.rate) == (440_000, 484_000), "and is booked by that fee"
+
+
+async def test_a_refused_raise_is_not_asked_for_every_five_minutes(rig: Rig) -> None:
+    async with running(rig) as name:
+        rig.shop.faults["change_bid"].extend([RequestRejected("no", field="price", reason="no")] * 100)
+        floor(rig, 430_000)
+        for _ in range(6 * 60):
+            rig.host(name, 1).beat("run")
+            floor(rig, 430_000)
+            await rig.clock.sleep(MINUTE)
+        assert 3 <= rig.shop.counts["change_bid"] <= 7, "and not 72 times"
 
 
 async def test_an_outbid_machine_is_kept_and_its_grant_offers_what_to_go_on_from(rig: Rig) -> None:

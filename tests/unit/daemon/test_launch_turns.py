@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.states import EndReason, JobState
+from spotd.core.requests import set_ceiling
+from spotd.daemon.commits import cycle_points
 from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd.service.lifecycle import SHUTTING_DOWN
+from spotd_jobs.spec.model import PriceLimit
+from spotd_providers.contract.money import MicroUsdPerGpuHour
 from tests.unit.core.builders import job, offer
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Hang
@@ -39,6 +45,44 @@ async def test_a_job_cancelled_while_its_launch_waits_for_its_turn_is_never_boug
     assert len(rig.shop.requests) == CALLS_PER_PROVIDER
     assert {rig.job(name).state for name in waiting} == {JobState.CANCELLED}
     assert {rig.job(name).spent for name in waiting} == {0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"fee_ppm": 1_300_000}, "by now, accepted are $0.5000/GPU-h"),
+        ({"unusable": "shop is disabled in the config"}, "shop is disabled in the config"),
+    ],
+    ids=["fee", "provider"],
+)
+async def test_a_config_that_is_read_anew_while_launches_wait_for_their_turn_counts_for_them(
+    rig: Rig, changes: dict[str, Any], why: str
+) -> None:
+    async with rig.running():
+        waiting = await full_turns(rig)
+        policy = rig.commits.policy
+        rules = replace(policy.providers[rig.shop.name], **changes)
+        rig.policy.reload(replace(policy, providers={rig.shop.name: rules}))
+        await rig.until(lambda: rig.executor.busy == 0)
+        await rig.clock.sleep(timedelta(minutes=1))
+        assert len(rig.shop.requests) == CALLS_PER_PROVIDER
+        for name in waiting:
+            [attempt] = rig.attempts(name)
+            assert attempt.end_reason is EndReason.NOT_SENT
+            assert why in attempt.end_detail
+            assert rig.job(name).spent == 0
+
+
+async def test_what_a_launch_may_cost_at_most_is_the_ceiling_at_its_call(rig: Rig) -> None:
+    async with rig.running():
+        waiting = await full_turns(rig)
+        lower = PriceLimit(per_gpu_hour=MicroUsdPerGpuHour(450_000))
+        await rig.commits.commit(
+            lambda world, now: set_ceiling(world, [world.jobs[name] for name in waiting], lower, now), cycle_points
+        )
+        await rig.until(lambda: len(rig.shop.requests) == JOBS)
+    assert {request.price_max for request in rig.shop.requests[:CALLS_PER_PROVIDER]} == {500_000}
+    assert {request.price_max for request in rig.shop.requests[CALLS_PER_PROVIDER:]} == {450_000}
 
 
 async def test_launches_that_had_not_begun_at_the_end_are_not_made_and_come_first_in_the_next_life(rig: Rig) -> None:

@@ -143,7 +143,8 @@ def test_no_bid_ever_breaks_a_limit(floor: float, bid: float, on_demand: float |
     item = world.attempts[FIRST]
     price = replace(item.quote.price, fee_ppm=fee)
     item = replace(item, quote=repriced(replace(item.quote, price=price), item.quote.price.gpu))
-    found = bids.raised_bid(item, world.jobs[FIRST.job], world.policy)
+    rules = replace(world.policy.providers[SHOP], fee_ppm=fee)
+    found = bids.raised_bid(item, world.jobs[FIRST.job], replace(world.policy, providers={SHOP: rules}))
     if found is None:
         return
     assert found > item.quote.price.gpu
