@@ -20,6 +20,8 @@ far is no reason to start anew for little.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -42,6 +44,8 @@ START_MAX: Final = timedelta(hours=1)
 STOP_TAKES: Final = timedelta(minutes=2)
 """From the order to save to the end of the machine, besides what the job's stop_grace allows."""
 _HOUR: Final = timedelta(hours=1)
+_TICK: Final = timedelta(microseconds=1)
+_HOUR_TICKS: Final = _HOUR // _TICK
 _HAZARD: Final = (
     (timedelta(minutes=15), 1_270_000),
     (timedelta(minutes=30), 1_090_000),
@@ -148,13 +152,24 @@ def _raised(losses: int, hazard_ppm: int) -> int:
 
 def _losses_until(age: timedelta) -> int:
     """Return how often a machine is lost up to this age, in millionths: the hazard, summed."""
-    total, begun = 0, timedelta(0)
+    ticks = max(0, age // _TICK)
+    begun, rate, before = _SUMMED[bisect_left(_ENDS, ticks)]
+    return before + rate * (ticks - begun) // _HOUR_TICKS
+
+
+def _summed() -> Iterator[tuple[int, int, int]]:
+    """Yield each step of the table: when it begins, its hazard, and the losses before it."""
+    total, begun = 0, 0
     for ends, rate in _HAZARD:
-        if age <= ends:
-            return total + rate * max(timedelta(0), age - begun) // _HOUR
-        total += rate * (ends - begun) // _HOUR
-        begun = ends
-    return total + _HAZARD_LATER * (age - begun) // _HOUR
+        yield begun, rate, total
+        total += rate * (ends // _TICK - begun) // _HOUR_TICKS
+        begun = ends // _TICK
+    yield begun, _HAZARD_LATER, total
+
+
+_SUMMED: Final = tuple(_summed())
+"""A machine that may move is compared with many others: the sums are made once."""
+_ENDS: Final = tuple(ends // _TICK for ends, _ in _HAZARD)
 
 
 def _age(item: Attempt, now: datetime) -> timedelta:

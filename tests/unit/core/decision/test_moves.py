@@ -22,7 +22,7 @@ from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import needs_of, quote
-from spotd.core.ranking.relocating import HAZARD_MEAN, compare, expected_losses
+from spotd.core.ranking.relocating import _HAZARD, HAZARD_MEAN, compare, expected_losses
 from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
 from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
@@ -181,6 +181,16 @@ def test_the_hazard_falls_with_age() -> None:
     losses = [expected_losses(age, HOUR) for age in ages]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] == 100_000
+
+
+@pytest.mark.parametrize("minutes", [0, 0.001, 15, 20, 30, 59.9, 60, 100, 240, 470, 480, 481, 10**6])
+def test_the_losses_up_to_an_age_are_the_sum_of_the_steps_up_to_it(minutes: float) -> None:
+    total, begun = 0.0, timedelta(0)
+    for ends, rate in (*_HAZARD, (timedelta.max, 100_000)):
+        total += rate * (max(begun, min(ends, minutes * MINUTE)) - begun) / HOUR
+        begun = ends
+    assert expected_losses(timedelta(0), minutes * MINUTE) == pytest.approx(total, abs=len(_HAZARD) + 1)
+    assert expected_losses(-HOUR, timedelta(0)) == 0
 
 
 def test_the_mean_of_the_table_is_that_of_its_first_six_hours() -> None:
