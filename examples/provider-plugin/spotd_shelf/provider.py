@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from spotd_providers.contract.errors import ProviderError, RequestRejected
+from spotd_providers.contract.errors import ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsd, as_usd, micro_usd
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
@@ -27,6 +27,7 @@ from spotd_providers.contract.values import (
     ProviderName,
     Rejected,
 )
+from spotd_providers.kit.shapes import listed_reasons
 from spotd_shelf.client import ShelfClient
 from spotd_shelf.translate import NAME, instance_of, offer_of
 from spotd_shelf.wire import RentalRow
@@ -74,7 +75,7 @@ class ShelfProvider:
                 for row in rows
                 if isinstance(row, Offer) and row.market in query.markets and (not query.gpus or row.gpu in query.gpus)
             ),
-            rejected=tuple(row for row in rows if isinstance(row, Rejected)),
+            rejected=listed_reasons([row for row in rows if isinstance(row, Rejected)]),
             at=self._clock.now(),
         )
 
@@ -99,8 +100,11 @@ class ShelfProvider:
         """Every machine under the key that is not gone."""
         if not key.startswith(self._prefix):
             return ()
-        rows, _ = self._ours(await self._client.rentals(name=key))
-        return tuple(instance for instance in rows if instance.key == key)
+        rows, complete = self._ours(await self._client.rentals(name=key))
+        found = tuple(instance for instance in rows if instance.key == key)
+        if not found and not complete:
+            raise Unavailable("the shop's list has rows that cannot be read, so it proves no machine absent")
+        return found
 
     async def instances(self) -> Listing:
         """Every machine under our install label that the shop still lists."""

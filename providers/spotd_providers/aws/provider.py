@@ -9,6 +9,7 @@ import base64
 import binascii
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio
@@ -60,6 +61,7 @@ from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.plugin import capabilities
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean
+from spotd_providers.kit.threads import judge_apart
 
 NOT_VISIBLE_YET: Final = timedelta(minutes=5)
 AT_ONCE: Final = timedelta(seconds=1)
@@ -314,7 +316,8 @@ class AwsProvider:
         for market in (one for one in Market if one in query.markets):
             is_spot = market is Market.SPOT
             if is_spot:
-                prices, odd = current_prices(await region.price_rows())
+                rows = await region.price_rows()
+                prices, odd = await judge_apart(partial(current_prices, rows), rows=len(rows))
                 self._prices.update(prices)
             else:
                 pools = [pool for pool in await region.pools() if pool[0] in kinds.usable]

@@ -27,6 +27,9 @@ from spotd_providers.kit.shapes import row_or_none
 
 INTERVAL: Final = timedelta(seconds=0.4)
 PAGES_MAX: Final = 400
+PAGED_ROWS_MAX: Final = 100_000
+"""Of one question: a region has some thousand pairs of a type and a zone, each with a few products."""
+MACHINE_ROWS_MAX: Final = 10_000
 LINUX_PRODUCTS: Final = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 T = TypeVar("T")
 Pool = tuple[str, str]
@@ -147,7 +150,10 @@ class Region:
         """Return every instance that this filter matches, ended ones included as long as AWS lists them."""
         filters = [{"Name": name, "Values": [value]}]
         found = await self._pages("describe_instances", "Reservations", Filters=filters, MaxResults=1000)
-        return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
+        rows = [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
+        if len(rows) > MACHINE_ROWS_MAX:
+            raise Unavailable(f"AWS lists more than {MACHINE_ROWS_MAX:,} machines of ours, which no install has")
+        return rows
 
     async def spot_request_rows(self, name: str, value: str) -> Sequence[Any]:
         filters = [{"Name": name, "Values": [value]}]
@@ -186,6 +192,10 @@ class Region:
         while True:
             answer = await self.ask(service, operation, at=at, **params, **({"NextToken": token} if token else {}))
             rows.extend(rows_of(answer, name))
+            if len(rows) > PAGED_ROWS_MAX:
+                raise Unavailable(
+                    f"AWS answered {operation} with more than {PAGED_ROWS_MAX:,} rows, which no region has"
+                )
             token = str(answer.get("NextToken") or "")
             if not token:
                 return rows

@@ -6,12 +6,24 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsd, micro_usd
 from spotd_providers.contract.values import AttemptKey, InstanceId, ProviderCharge
 
 DOLLARS: Final = "USD"
 """What a row is in that names no currency."""
+CHARGE_ROWS_MAX: Final = 50_000
 TOTAL: Final = "total"
+
+
+def require_few_charges(rows: int, *, who: str) -> None:
+    """Require that a bill has no more rows than are judged: of a part of it nothing could be concluded.
+
+    Raises:
+        Unavailable: it has more.
+    """
+    if rows > CHARGE_ROWS_MAX:
+        raise Unavailable(f"{who} answered with a bill of more than {CHARGE_ROWS_MAX:,} rows, which no account has")
 
 
 def signed_micro_usd(amount: float) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import Capability, Power, ProviderName
+from spotd_providers.kit.boundary import keep_contract
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -29,8 +30,12 @@ class AdapterPlugin(Generic[S]):
     def traits(self, settings: Any) -> ProviderTraits:
         return self.traits_by(self._validate(settings))
 
-    def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
-        return self.open_by(self._validate(settings), services)
+    @asynccontextmanager
+    async def open(self, settings: Any, services: Services) -> AsyncIterator[Provider]:
+        """Open the provider; every error of it is one of the contract's, whatever went wrong inside."""
+        async with self.open_by(self._validate(settings), services) as provider:
+            keep_contract(type(provider))
+            yield provider
 
     def _validate(self, settings: Any) -> S:
         return settings if isinstance(settings, self.settings_model) else self.settings_model.model_validate(settings)

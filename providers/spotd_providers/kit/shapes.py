@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -15,6 +15,12 @@ from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.inflate import require_few_values
 
 REASON_CHARS_MAX: Final = 200
+ROWS_MAX: Final = 20_000
+"""Rows of one list that are judged; no marketplace has shown more than a few thousand."""
+REASONS_MAX: Final = 2_000
+"""Reasons of rejected rows that are kept; of the others only how many there are."""
+ROW_VALUES_MAX: Final = 5_000
+"""Values in one row. A row has a hundred; each that does not fit costs an error in memory."""
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -46,7 +52,9 @@ class Row(BaseModel):
 
 
 def row_or_none(model: type[_M], raw: Any) -> _M | None:
-    """Parse one row; `None` if it is not valid."""
+    """Parse one row; `None` if it is not valid, or holds more values than any row has."""
+    if not is_small(raw):
+        return None
     try:
         return model.model_validate(raw)
     except ValidationError:
@@ -59,18 +67,51 @@ class Rows(Generic[_R]):
 
     rows: tuple[_R, ...]
     rejected: tuple[Rejected, ...]
+    judged: int = 0
+    """How many rows were judged, those without a reason that is kept among them."""
+    is_cut: bool = False
+    """Whether there were more."""
 
     @property
     def count(self) -> int:
-        return len(self.rows) + len(self.rejected)
+        return max(self.judged, len(self.rows) + len(self.rejected))
+
+
+def is_small(raw: Any) -> bool:
+    """Whether one row holds no more values than can be judged."""
+    count, waiting = 0, [raw]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            count += len(value)
+            if count > ROW_VALUES_MAX:
+                return False
+            waiting.extend(
+                one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, dict | list)
+            )
+    return True
+
+
+def listed_reasons(rejected: Sequence[Rejected]) -> tuple[Rejected, ...]:
+    """Return the reasons that are kept; the last says how many are not."""
+    if len(rejected) <= REASONS_MAX:
+        return tuple(rejected)
+    more = f"and {len(rejected) - REASONS_MAX + 1:,} more rows that cannot be used"
+    return (*rejected[: REASONS_MAX - 1], Rejected(offer_id="more", reason=more))
 
 
 def distinct_rows(found: Iterable[_R | Rejected], *, what: str) -> Rows[_R]:
-    """Sort out what was rejected, and what is there twice."""
+    """Sort out what was rejected, and what is there twice; no more than `ROWS_MAX` rows are taken."""
     good: list[_R] = []
     rejected: list[Rejected] = []
     seen: set[Any] = set()
+    judged, is_cut = 0, False
     for row in found:
+        if judged == ROWS_MAX:
+            is_cut = True
+            rejected.insert(0, Rejected(offer_id="more", reason=f"rows after the first {ROWS_MAX:,} are not judged"))
+            break
+        judged += 1
         if isinstance(row, Rejected):
             rejected.append(row)
         elif row.id in seen:
@@ -78,7 +119,7 @@ def distinct_rows(found: Iterable[_R | Rejected], *, what: str) -> Rows[_R]:
         else:
             seen.add(row.id)
             good.append(row)
-    return Rows(tuple(good), tuple(rejected))
+    return Rows(tuple(good), listed_reasons(rejected), judged=judged, is_cut=is_cut)
 
 
 def decode_or_none(body: bytes, *, who: str) -> Any:

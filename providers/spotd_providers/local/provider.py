@@ -27,6 +27,7 @@ from spotd_providers.contract.values import (
     ProviderCharge,
 )
 from spotd_providers.kit.plugin import capabilities
+from spotd_providers.kit.threads import judge_apart
 from spotd_providers.local.client import MarketClient
 from spotd_providers.local.translate import as_instance, as_listing, as_page
 from spotd_providers.local.wire import PROVIDER, ChargeAnswer, LogAnswer, MachineAnswer, OfferAnswer, StatusAnswer
@@ -61,7 +62,8 @@ class LocalProvider:
         self._install = services.install
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        return as_page(await self._client.read(OfferAnswer, "/v1/offers"), query)
+        answer = await self._client.read(OfferAnswer, "/v1/offers")
+        return await judge_apart(lambda: as_page(answer, query), rows=len(answer.offers))
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """Buy a machine that carries the key. The market itself would sell a second one under the same key."""
@@ -99,7 +101,7 @@ class LocalProvider:
 
     async def instances(self) -> Listing:
         answer = await self._client.read(MachineAnswer, "/v1/machines", {"install": self._install})
-        return as_listing(answer, self._install)
+        return await judge_apart(lambda: as_listing(answer, self._install), rows=len(answer.machines))
 
     async def terminate(self, ref: InstanceRef) -> None:
         await self._client.change("DELETE", f"/v1/machines/{ref.instance_id}", params={"install": self._install})

@@ -21,7 +21,8 @@ from spotd_providers.contract.errors import (
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer, OfferPage, OfferQuery, Rejected
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.keys import begins_like_ours
-from spotd_providers.kit.shapes import first_fault
+from spotd_providers.kit.pages import PAGED_ROWS_MAX
+from spotd_providers.kit.shapes import ROWS_MAX, first_fault, is_small
 from spotd_providers.local.market.refusals import Refusal
 from spotd_providers.local.wire import INSTANCE, OFFER, ErrorAnswer, MachineAnswer, OfferAnswer
 
@@ -32,7 +33,10 @@ def as_page(answer: OfferAnswer, query: OfferQuery) -> OfferPage:
     """Return every valid row that was asked for, and the others with their reason."""
     offers: list[Offer] = []
     rejected: list[Rejected] = []
-    for row in answer.offers:
+    for row in answer.offers[:ROWS_MAX]:
+        if not is_small(row):
+            rejected.append(Rejected(offer_id=_name_of(row), reason="it holds more values than any row has"))
+            continue
         try:
             offer = OFFER.validate_json(json.dumps(row), strict=True)
         except ValidationError as exc:
@@ -42,14 +46,15 @@ def as_page(answer: OfferAnswer, query: OfferQuery) -> OfferPage:
             rejected.append(Rejected(offer_id=_name_of(row), reason="a price is zero or negative"))
         elif offer.market in query.markets:
             offers.append(offer)
-    return OfferPage(offers=tuple(offers), rejected=tuple(rejected), at=answer.now)
+    complete = len(answer.offers) <= ROWS_MAX
+    return OfferPage(offers=tuple(offers), rejected=tuple(rejected), complete=complete, at=answer.now)
 
 
 def as_listing(answer: MachineAnswer, install: str) -> Listing:
     """Return the machines of this install; incomplete if a row is missing or invalid."""
     instances: list[Instance] = []
-    complete = answer.count == len(answer.machines)
-    for row in answer.machines:
+    complete = answer.count == len(answer.machines) <= PAGED_ROWS_MAX
+    for row in answer.machines[:PAGED_ROWS_MAX]:
         try:
             instance = as_instance(row)
         except ValidationError:

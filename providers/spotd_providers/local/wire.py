@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AwareDatetime, TypeAdapter
+from pydantic import AwareDatetime, FailFast, TypeAdapter
 
 from spotd_providers.contract.values import Instance, Offer, ProviderCharge, ProviderName
 from spotd_providers.kit.shapes import Row
@@ -28,11 +28,11 @@ class MachineAnswer(Row):
 
 
 class ChargeAnswer(Row):
-    charges: tuple[ProviderCharge, ...]
+    charges: Annotated[tuple[ProviderCharge, ...], FailFast()]
 
 
 class LogAnswer(Row):
-    lines: list[str]
+    lines: Annotated[list[str], FailFast()]
 
 
 class StatusAnswer(Row):

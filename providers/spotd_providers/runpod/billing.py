@@ -6,11 +6,11 @@ from datetime import datetime
 
 from spotd_providers.contract.provider import Logger
 from spotd_providers.contract.values import ProviderCharge
-from spotd_providers.kit.charges import charges_of
+from spotd_providers.kit.charges import charges_of, require_few_charges
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.pod_keys import PodKeys
-from spotd_providers.runpod.wire import BillingRow
+from spotd_providers.runpod.wire import WHO, BillingRow
 
 
 async def charges_between(
@@ -18,12 +18,17 @@ async def charges_between(
 ) -> tuple[ProviderCharge, ...]:
     """Return what our pods were billed, hour by hour: one charge per kind (gpu, cpu, disk), or one `total`."""
     found: list[ProviderCharge] = []
-    for raw in (await client.billing(since, until)).records:
+    odd = 0
+    records = (await client.billing(since, until)).records
+    require_few_charges(len(records), who=WHO)
+    for raw in records:
         row = row_or_none(BillingRow, raw)
         if row is None:
-            log.warning("runpod.charge_unreadable")
+            odd += 1
         else:
             found.extend(as_charges(row, pod_keys))
+    if odd:
+        log.warning("runpod.charge_unreadable", rows=odd)
     return tuple(found)
 
 

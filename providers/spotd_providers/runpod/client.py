@@ -21,6 +21,7 @@ from spotd_providers.kit.pace import Rest
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.shapes import Rows, as_model, row_or_none
 from spotd_providers.kit.text import quote_safely
+from spotd_providers.kit.threads import judge_apart
 from spotd_providers.runpod.answers import (
     NOTHING_MADE_WORDS,
     RunpodRefused,
@@ -72,7 +73,11 @@ class RunpodClient:
             )
         except RunpodRefused as exc:
             raise Unavailable(f"RunPod refused the catalogue: {exc.detail or exc.status}") from exc
-        return gpu_rows(value)
+        listed = value.get("gpus")
+        rows = await judge_apart(lambda: gpu_rows(value), rows=len(listed) if isinstance(listed, list) else 0)
+        if rows.is_cut:
+            raise Unavailable(f"RunPod's catalogue has more than {rows.count:,} rows, which no answer has")
+        return rows
 
     async def create(self, body: Mapping[str, Any], *, key: str) -> PodRow:
         """Make one pod by one POST, never two.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.shapes import Lenient, Row, Rows, as_model, distinct_rows, first_fault
+from spotd_providers.kit.shapes import Lenient, Row, Rows, as_model, distinct_rows, first_fault, is_small
 
 WHO: Final = "RunPod"
 # A bound is a generous multiple of what was ever asked; beyond it a figure is a mistake or an attack.
@@ -143,6 +143,9 @@ def gpu_rows(value: Any) -> Rows[GpuRow]:
 
 def _each_gpu(value: Any) -> Iterator[GpuRow | Rejected]:
     for raw in as_model(GpuPage, value, who=WHO, what="its catalogue").gpus:
+        if not is_small(raw):
+            yield Rejected(offer_id=_id_of(raw), reason="it holds more values than any row has")
+            continue
         try:
             yield GpuRow.model_validate(raw)
         except ValidationError as exc:

@@ -9,13 +9,13 @@ from typing import Final
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import InstallId, ProviderCharge
-from spotd_providers.kit.charges import charges_of, signed_micro_usd
+from spotd_providers.kit.charges import charges_of, require_few_charges, signed_micro_usd
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.pages import PAGES_MAX
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
-from spotd_providers.vastai.wire import ChargeRow, instant
+from spotd_providers.vastai.wire import WHO, ChargeRow, instant
 
 _DAY: Final = timedelta(days=1)
 _COUNTED_DAYS: Final = re.compile(r"- (\d{1,4}) days?$")
@@ -43,20 +43,25 @@ async def charges_between(
     """Return what our machines were billed in a span: one charge per kind (gpu, disk, bwd, bwu), or one `total`."""
     found: list[ProviderCharge] = []
     after: str | None = None
+    judged = odd = 0
     for _ in range(PAGES_MAX):
         try:
             page = await client.charge_page(since, until, after=after)
         except VastRefused as exc:
             raise Unavailable(str(exc)) from exc
+        judged += len(page.results)
+        require_few_charges(judged, who=WHO)
         for raw in page.results:
             row = row_or_none(ChargeRow, raw)
             if row is None:
-                services.log.warning("vast.charge_unreadable")
+                odd += 1
             else:
                 found.extend(as_charges(row, services.install))
         if not page.next_token or page.next_token == after:
             break
         after = page.next_token
+    if odd:
+        services.log.warning("vast.charge_unreadable", rows=odd)
     return tuple(found)
 
 

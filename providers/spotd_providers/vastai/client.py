@@ -24,6 +24,7 @@ from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOption
 from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.shapes import as_model
+from spotd_providers.kit.threads import judge_apart
 from spotd_providers.vastai.answers import VastRefused, body_of, raise_for
 from spotd_providers.vastai.wire import (
     WHO,
@@ -134,7 +135,7 @@ class VastClient:
                 self._judge(answer, body_of(answer), VastEndpoint.SEARCH)
             except VastRefused as exc:
                 raise Unavailable(f"vast.ai refused the search: {exc.detail or exc.code or exc.status}") from exc
-        return offer_rows(answer.body)
+        return await judge_apart(lambda: offer_rows(answer.body), size=len(answer.body))
 
     @property
     def may_search_soon(self) -> bool:

@@ -46,6 +46,7 @@ from spotd_providers.kit.plugin import capabilities
 from spotd_providers.kit.settings import is_loopback
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean
+from spotd_providers.kit.threads import judge_apart
 from spotd_providers.vastai import doctor
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.billing import charges_between, money_left
@@ -54,7 +55,7 @@ from spotd_providers.vastai.instances import ref_of
 from spotd_providers.vastai.launching import refusal_of_purchase, request_body
 from spotd_providers.vastai.listing import InstanceListing
 from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, offers_of
-from spotd_providers.vastai.searching import OfferSearch
+from spotd_providers.vastai.searching import OfferSearch, SearchResult
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import InstanceRow
 
@@ -98,6 +99,9 @@ class VastProvider:
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return both markets' asks, priced or rejected; bids are compared with the on-demand prices."""
         found = await self._searcher.found(query)
+        return await judge_apart(lambda: self._page(found), rows=sum(map(len, found.rows.values())))
+
+    def _page(self, found: SearchResult) -> OfferPage:
         on_demand = OnDemandPrices(found.rows.get(Market.ON_DEMAND, ()))
         offers = []
         rejected = list(found.rejected)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.inflate import require_few_values
-from spotd_providers.kit.shapes import Lenient, Row, Rows, decode, distinct_rows, first_fault
+from spotd_providers.kit.shapes import ROWS_MAX, Lenient, Row, Rows, decode, distinct_rows, first_fault, is_small
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
 UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
@@ -139,7 +139,8 @@ OfferRows = Rows[OfferRow]
 
 
 class _FlawlessSearch(Row):
-    offers: list[OfferRow]
+    offers: Annotated[list[OfferRow], Field(max_length=ROWS_MAX), FailFast()]
+    """The first error ends it: seven hundred thousand empty rows would be seven million errors."""
 
 
 # Fields whose shape vast.ai has changed before and no price depends on: an odd one is unknown, not a reason to refuse
@@ -189,6 +190,9 @@ def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
         raise Unavailable("vast.ai's search answer holds no list of offers")
     validate = _OFFER_ROW.validator.validate_python
     for row in rows:
+        if not is_small(row):
+            yield Rejected(offer_id="unreadable", reason="it holds more values than any row has")
+            continue
         try:
             yield validate(row)
             continue

@@ -51,6 +51,7 @@ from spotd_providers.contract.values import (
     ProviderName,
     ShellAddress,
 )
+from spotd_providers.kit.threads import judge_apart
 
 T = TypeVar("T")
 
@@ -102,9 +103,12 @@ class GuardedProvider:
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         page = await self._called("offers", lambda: self.inner.offers(query))
-        checked = self._read(
-            "offers", lambda: plain.offer_page(page, self.name, now=self._now(), known=self._known_offers)
-        )
+        now, known = self._now(), self._known_offers
+
+        def read() -> OfferPage:
+            return self._read("offers", lambda: plain.offer_page(page, self.name, now=now, known=known))
+
+        checked = await judge_apart(read, rows=plain.row_count(page))
         self._known_offers = {offer.offer_id: offer for offer in checked.offers}
         return _scoped(checked, query)
 

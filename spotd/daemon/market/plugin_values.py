@@ -43,6 +43,7 @@ from spotd_providers.contract.values import (
     Rejected,
     ShellAddress,
 )
+from spotd_providers.kit.shapes import listed_reasons
 
 OFFERS_MAX: Final = 20_000
 """Offers of one poll. The largest marketplace has shown a few thousand in both its markets."""
@@ -202,12 +203,20 @@ def offer_page(
     )
     return OfferPage(
         offers=tuple(offers.values()),
-        rejected=tuple(refused),
+        rejected=listed_reasons(refused),
         complete=value.complete is True and not more,
         whole=_whole_groups(value.whole),
         note=text(value.note),
         at=instant(value.at) or now,
     )
+
+
+def row_count(value: Any) -> int:
+    """Return how many rows a page holds, as far as it says so."""
+    if not isinstance(value, OfferPage):
+        return 0
+    lists: tuple[Any, ...] = (value.offers, value.rejected)
+    return sum(len(rows) for rows in lists if isinstance(rows, tuple | list))
 
 
 def _whole_groups(value: Any) -> frozenset[tuple[str, int]]:

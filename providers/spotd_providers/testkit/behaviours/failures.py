@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
-from spotd_providers.contract.values import Instance, Listing, OfferPage
+from spotd_providers.contract.provider import Bills, ChangesBids, GivesShell, KnowsAccount, KnowsBalance, ReadsLogs
+from spotd_providers.contract.values import Instance, Listing, Offer, OfferPage
 from spotd_providers.testkit.expect import an_offer, attempt, buy_machine, expect, require_refusal
 from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, STRIKES, Call, Canned, Faults
 from spotd_providers.testkit.harness import Harness
+from spotd_providers.testkit.knobs import NotApplicable
 from spotd_providers.testkit.suite import behaviour
 
 REQUESTS_MAX: Final = 12
@@ -75,6 +81,106 @@ async def a_failed_read_is_a_leaf_and_never_a_false_none(h: Harness, case: Read)
         else:
             expect(outcome, f"{name}: find says that there is no machine")
     expect(await case.call(h, machine), "the call does not recover when the fault ends")
+
+
+_ODD_BODIES: Final = (
+    b"", b"null", b'"ok"', b"[null]", b"{}", b"[" * 50_000, b"\xff\xfe", b"<a><b/></a>",
+    b'{"id": {}, "success": [], "error": {"a": 1}, "message": 7, "detail": null, "errors": {}, "url": "http://["}',
+    b'{"result_url": "https://[", "credit": "\\ud800", "results": 7, "records": {}, "instances": {"a": []}}',
+    b'{"machines": [[]], "count": -1, "now": "x", "lines": {}, "charges": [7], "offers": {}, "pods": "x"}',
+)  # fmt: skip
+_ODD_STATUSES: Final = (204, 302, 400, 404, 422, 599)
+_ODD_HEADERS: Final = (
+    {"content-type": "application/json"},
+    {"content-type": "text/xml; charset=utf-9", "retry-after": "-1e9", "date": "yesterday", "location": "http://["},
+    {"content-encoding": "gzip", "retry-after": "9" * 400, "x-ratelimit-reset": "\u00b2", "content-type": ""},
+)
+EVERY_CALL: Final = (
+    "offers", "instances", "find", "launch", "terminate", "check", "account", "balance", "charges", "logs", "shell",
+    "change_bid",
+)  # fmt: skip
+
+
+@behaviour(cases=EVERY_CALL)
+async def whatever_the_cloud_answers_only_the_contract_is_raised(h: Harness, case: str) -> None:
+    """Any status with any headers and any body, on any call, ends in a result or in a leaf of the contract."""
+    offer = await an_offer(h)
+    _, machine = await buy_machine(h, offer)
+    calls = _every_call(h, offer, machine)
+    if case not in calls:
+        raise NotApplicable(f"this provider has no {case}")
+    whole = [(200, body) for body in _ODD_BODIES]
+    refused = [(status, _ODD_BODIES[number % len(_ODD_BODIES)]) for number, status in enumerate(_ODD_STATUSES)]
+    for number, (status, body) in enumerate([*whole, *refused]):
+        canned = Canned(status=status, body=body, headers=_ODD_HEADERS[number % len(_ODD_HEADERS)])
+        for call in Call:
+            h.faults.answer(call, canned, times=FOR_EVER)
+        await attempt(h, calls[case])
+        h.faults.clear()
+
+
+def _every_call(h: Harness, offer: Offer, machine: Instance) -> dict[str, Callable[[], Awaitable[Any]]]:
+    provider, now = h.provider, h.clock.now()
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "offers": partial(provider.offers, h.query()),
+        "instances": provider.instances,
+        "find": partial(provider.find, machine.key),
+        "launch": lambda: provider.launch(h.request(offer)),
+        "terminate": partial(provider.terminate, machine.ref),
+        "check": provider.check,
+    }
+    if isinstance(provider, KnowsAccount):
+        calls["account"] = provider.account
+    if isinstance(provider, KnowsBalance):
+        calls["balance"] = provider.balance
+    if isinstance(provider, Bills):
+        calls["charges"] = partial(provider.charges, now - timedelta(days=1), now)
+    if isinstance(provider, ReadsLogs):
+        calls["logs"] = partial(provider.logs, machine.ref, lines=10)
+    if isinstance(provider, GivesShell):
+        calls["shell"] = partial(provider.shell, machine.ref)
+    if isinstance(provider, ChangesBids):
+        calls["change_bid"] = partial(provider.change_bid, machine.ref, offer.gpu_price)
+    return calls
+
+
+FLOOD_ROWS: Final = 25_000
+REASONS_MAX: Final = 2_000
+"""Of one page of offers; of more rejected rows only the number is of use."""
+_ITEMS: Final = re.compile(rb"<item>.*</item>", re.DOTALL)
+
+
+@behaviour(cases=READS)
+async def a_flood_of_empty_rows_is_bounded(h: Harness, case: Read) -> None:
+    """A list of very many rows that say nothing keeps a bounded number of reasons, and is not called complete."""
+    _, machine = await buy_machine(h)
+    h.faults.edit(case.of, _flooded, times=FOR_EVER)
+    outcome = await attempt(h, partial(case.call, h, machine))
+    h.faults.clear()
+    if isinstance(outcome, OfferPage):
+        expect(len(outcome.rejected) <= REASONS_MAX, f"{len(outcome.rejected):,} reasons are kept")
+        expect(len(outcome.offers) <= FLOOD_ROWS, "more offers than rows")
+    elif isinstance(outcome, Listing):
+        expect(not outcome.complete, "a list of rows that cannot be understood is called complete")
+    else:
+        expect(isinstance(outcome, ProviderError) or outcome, "find says that there is no machine")
+    expect(await case.call(h, machine), "the call does not recover when the flood ends")
+
+
+def _flooded(true: Canned) -> Canned:
+    """Return the true answer with every list of objects in it replaced by one of very many empty ones."""
+    body = _ITEMS.sub(b"<item/>" * FLOOD_ROWS, true.body)
+    with suppress(ValueError):  # XML, or nothing that could hold a list
+        body = json.dumps(_with_floods(json.loads(true.body))).encode()
+    return Canned(status=true.status, body=body, headers=true.headers)
+
+
+def _with_floods(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_floods(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [{}] * FLOOD_ROWS
+    return value
 
 
 @behaviour(cases=READS)

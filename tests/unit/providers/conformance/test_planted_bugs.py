@@ -373,6 +373,20 @@ BUGS_ELSEWHERE: list[tuple[HarnessFactory, Plant, str]] = [
     (runpod_harness, _runpod_asks_not_whose_it_is, "a_reference_to_a_foreign_machine_is_not_acted_on[shell]"),
 ]
 """Bugs of powers that the example provider lacks."""
+
+
+def _reasons_without_end(patch: pytest.MonkeyPatch) -> None:
+    true = ShelfProvider.offers
+
+    async def offers(self: Any, query: OfferQuery) -> OfferPage:
+        page = await true(self, query)
+        odd = not page.offers
+        many = tuple(Rejected(offer_id="x", reason="odd") for _ in range(25_000 if odd else 0))
+        return replace(page, rejected=page.rejected + many)
+
+    patch.setattr(ShelfProvider, "offers", offers)
+
+
 BUGS: list[tuple[Plant, str]] = [
     (_ends_anyones_machine, "a_reference_to_a_foreign_machine_is_not_acted_on[terminate]"),
     (_takes_what_was_listed_for_its_own, "a_reference_to_a_foreign_machine_is_not_acted_on[terminate]"),
@@ -409,6 +423,8 @@ BUGS: list[tuple[Plant, str]] = [
     (_check_raises, "check_finds_failures_and_never_raises[gateway error]"),
     (_silent_capability, "every_power_is_declared"),
     (_naive_times, "pages_and_listings_carry_aware_times"),
+    (_foreign_errors_escape, "whatever_the_cloud_answers_only_the_contract_is_raised[instances]"),
+    (_reasons_without_end, "a_flood_of_empty_rows_is_bounded[offers]"),
     (_script_is_cut, "a_start_script_of_the_full_limit_is_accepted"),
 ]
 BY_NAME = {one.name: one for one in BEHAVIOURS}
