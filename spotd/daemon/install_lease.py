@@ -59,6 +59,10 @@ class LeaseFound:
     holder: Holder
     info: ObjectInfo
 
+    def is_held_by(self, me: Holder) -> bool:
+        """Whether this process wrote it. No other statement decides: each claim of another process has its nonce."""
+        return self.holder.nonce == me.nonce
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
@@ -202,7 +206,7 @@ def claim(
     objects.put(key, document(install, epoch, identity, me, renewed=0), create_only=True)
     # A store that ignores the condition keeps the last writer's: the others find out here or at their first renewal.
     written = find_lease(objects, install)
-    if written is None or written.epoch != epoch or written.holder.nonce != me.nonce:
+    if written is None or not written.is_held_by(me):
         raise Conflict(f"another spotd has just claimed the label {install}")
     former = [lease_key(install, epoch - 1)] if epoch > 1 else []
     objects.delete(former)
@@ -216,7 +220,7 @@ def renew(objects: ObjectStore, install: InstallId, me: Holder, held: Claimed, *
         StoreError: it is not known whether it is still this process's.
     """
     found = find_lease(objects, install)
-    if found is not None and (found.epoch > held.epoch or found.holder.nonce != me.nonce):
+    if found is not None and not found.is_held_by(me):
         return found
     # None: the store lost the object, and no process has claimed since.
     data = document(install, held.epoch, held.identity, me, renewed=renewed)
