@@ -1,19 +1,22 @@
 """What agents may queue: within figures that a person set, for no higher price than a person accepts.
 
 An agent's job has a budget always. All that agents have queued counts against their day: the whole budget of each job
-that has not ended, since a machine may spend it today, and what those have cost that ended today.
+that has not ended, since a machine may spend it today, or what it has cost where that is more, as where its budget was
+lowered or a bill was higher; and what those have cost that ended today.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 from spotd.core.domain.gpu_names import resolve_gpu
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
+from spotd.core.metering.metering import job_spent
 from spotd.core.pricing.words import dollar_words, per_gpu_words
 from spotd.core.ranking.ceilings import ceiling_for
 from spotd_jobs.spec.model import JobSpec
@@ -59,13 +62,13 @@ def _price_problem(spec: JobSpec, policy: Policy) -> str:
     return ""
 
 
-def day_problem(jobs: Sequence[Job], world: World, ended_today: MicroUsd) -> str:
+def day_problem(jobs: Sequence[Job], world: World, ended_today: MicroUsd, now: datetime) -> str:
     """Return why these jobs of an agent are too many for a day; empty where they are not."""
     live = [job for job in world.jobs.values() if job.submitted_by == AGENT and not job.state.is_final]
     if len(live) + len(jobs) > JOBS_MAX:
         return f"agents have {len(live)} jobs that have not ended, and may have {JOBS_MAX}"
     limit = world.policy.agent_day_budget or MicroUsd(0)
-    held = MicroUsd(ended_today + sum(job.budget or 0 for job in live))
+    held = MicroUsd(ended_today + sum(max(job.budget or 0, job_spent(world, job, now)) for job in live))
     wanted = MicroUsd(sum(job.budget or 0 for job in jobs))
     if held + wanted <= limit:
         return ""

@@ -78,6 +78,8 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         bills_from_running=traits.bills_from_running,
         bills_from_script=traits.bills_from_script,
         bill_open_for=traits.bill_open_for,
+        bills_at_least=traits.bills_at_least,
+        bills_by=traits.bills_by,
         ends_itself=bool(traits.ends_itself_by),
         runs_images=traits.runs_images,
     )

@@ -67,6 +67,7 @@ BUNDLED: Final = Schema(
         "0012": "94566034b00ba5b8",
         "0013": "c1dbfba001480f3d",
         "0014": "b7380712edd71c2d",
+        "0015": "f22a464d38b50426",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -81,6 +81,7 @@ _PLAIN_NUMBERS: Final = (
     "totals_ran",
     "totals_preemptions",
     "totals_uncompared",
+    "totals_estimated",
 )
 _JOBS: Final = select(JOBS).where(JOBS.c.id.in_(IDS))
 _NAMES: Final = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(IDS))

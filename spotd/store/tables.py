@@ -106,6 +106,7 @@ class JobRow(Base, table=True):
     """Names, in JSON."""
     totals_preemptions: int = _zero()
     totals_uncompared: int = _zero()
+    totals_estimated: int = _zero()
     pacing_counted_from: int | None = _big(nullable=True)
     pacing_ran_before: int = _zero()
     pacing_up_since: int | None = _big(nullable=True)
@@ -200,6 +201,7 @@ class AttemptRow(Base, table=True):
     over_since: int | None = _big(nullable=True)
     notices_lapsed: int = _zero()
     notice_lapsed_at: int | None = _big(nullable=True)
+    full_since: int | None = _big(nullable=True)
 
 
 class CheckpointRow(Base, table=True):

@@ -88,6 +88,11 @@ class JobView:
         running = sum(a.spent_at(now) for a in self.open if a.on_demand is None)
         return MicroUsd(self.totals.uncompared + running)
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether what it cost follows from what was observed, with no bill for all of it."""
+        return self.totals.estimated > 0 or any(a.meter.settled or a.meter.rate for a in self.open)
+
     def closing_words(self, now: datetime) -> str:
         """Return what sums the job up, empty before its end; the machine of its last attempt may cost more by then."""
         if not self.state.is_final:
@@ -95,7 +100,7 @@ class JobView:
         uncompared = self.uncompared_at(now)
         # A failure is worth nothing, so that nothing was saved by a low price of it.
         compared = uncompared if self.state is JobState.FAILED else self.on_demand_at(now)
-        totals = replace(self.totals, uncompared=uncompared)
+        totals = replace(self.totals, uncompared=uncompared, estimated=int(self.is_estimated))
         return closing_words(totals, self.spent_at(now), compared, self.recoveries, self.lost)
 
     def spent_at(self, now: datetime) -> MicroUsd:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.money import MICRO
+from spotd_providers.contract.money import MICRO, cost
 from spotd_providers.local.hosts import Segment
 
 ROUNDED_USD: Final = 0.0001
@@ -15,6 +16,15 @@ ROUNDED_USD: Final = 0.0001
 
 def bill_usd(spans: Iterable[Segment]) -> float:
     return sum(span.amount(span.end or span.start) for span in spans) / MICRO
+
+
+def least_usd(provider: str, spans: Iterable[Segment]) -> float:
+    """What a bill has beyond its ledger: EC2 bills a minute of each machine that ran at least, at its first price."""
+    ran = [span for span in spans if span.compute and not span.paused]
+    if provider != "aws" or not ran:
+        return 0.0
+    time = sum(((span.end or span.start) - span.start for span in ran), timedelta())
+    return cost(ran[0].compute, max(timedelta(0), timedelta(minutes=1) - time)) / MICRO
 
 
 def by_attempt(spans: Iterable[Segment]) -> dict[str, list[Segment]]:
@@ -41,7 +51,7 @@ def disagreements(
             own = billed.pop(f"{receipt['id']}-{line['attempt']}", [])
             if line["ended_at"] is None or any(span.end is None for span in own):
                 continue
-            differs = line["spent_usd"] + line["free_usd"] - bill_usd(own)
+            differs = line["spent_usd"] + line["free_usd"] - bill_usd(own) - least_usd(line.get("provider", ""), own)
             paid = (span.compute + span.storage for span in own)
             rate = max([line["effective_usd_h"], *(price / MICRO for price in paid)])
             bound = ROUNDED_USD + (0 if line["billed_usd"] is not None else rate * unseen_s / 3600)

@@ -48,6 +48,8 @@ def receipt(spent: float, **changes: Any) -> dict[str, Any]:
         pytest.param(receipt(0.5), [span(0, open_end=True)], False, id="a machine that is not ended yet"),
         pytest.param(receipt(0.5, ended_at=None), [span(10)], False, id="an attempt that is not over"),
         pytest.param(receipt(0.1), [], True, id="no machine at all"),
+        pytest.param(receipt(0.01, provider="aws", billed_usd=0.01), [span(0.15)], False, id="a minute at least"),
+        pytest.param(receipt(0.01, billed_usd=0.01), [span(0.15)], True, id="a minute elsewhere"),
     ],
 )
 def test_what_differs_is_found(found: dict[str, Any], spans: list[Segment], *, differs: bool) -> None:

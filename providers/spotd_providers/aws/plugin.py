@@ -33,6 +33,8 @@ def _traits(settings: AwsSettings) -> ProviderTraits:
         # Counted by EC2 from `running`, by us from the launch before it: never too long.
         free_if_taken_within=timedelta(hours=1),
         bills_from_running=True,
+        bills_at_least=timedelta(minutes=1),
+        bills_by=timedelta(seconds=1),
         # A fake cloud puts its own address into the environment of each machine.
         notice_imds="" if local else IMDS,
     )

@@ -205,6 +205,8 @@ class ProviderTraits:
         bills_from_running: only its disk is billed until a listing shows the machine as `RUNNING`.
         bills_from_script: the same, and it is `RUNNING` from the moment in which the start script begins, as where that
             is the first process of a container: then the runner's own age says since when.
+        bills_at_least: what the GPU part of each start is billed for however short it was: EC2 bills a minute.
+        bills_by: the unit to which that time is rounded up: a second, or an hour where hours are sold; 0 for none.
         bill_open_for: how long after its end a machine's bill (`Bills`) may still grow; 0 where it is final at once,
             and is believed without being read twice.
     """
@@ -224,6 +226,8 @@ class ProviderTraits:
     free_if_taken_within: timedelta = timedelta(0)
     bills_from_running: bool = False
     bills_from_script: bool = False
+    bills_at_least: timedelta = timedelta(0)
+    bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
 
 

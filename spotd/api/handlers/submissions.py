@@ -160,7 +160,7 @@ class SubmissionHandlers(ContextHandlers):
             jobs = [job] if tasks is None else tasks.of(job, ids, array_id)
             if submission.agent:
                 today = reads.spent_by(AGENT, ended_since=day_start(now.astimezone(UTC).date()))
-                if problem := day_problem(jobs, world, today):
+                if problem := day_problem(jobs, world, today, now):
                     raise OverBudget(problem, hint="jobs of agents that end free their budgets; a person may raise it")
             return requests.submit_all(world, jobs, now)
 

@@ -23,7 +23,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.metering.closing import with_paid
+from spotd.core.metering.closing import with_estimates, with_paid
 from spotd.core.metering.metering import with_correction
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
@@ -69,7 +69,13 @@ def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bi
     if bill is None:
         note = item.bill_note
     elif not refusal and (bill.amount == _booked_there(item) or is_final or bill.amount == item.bill_read):
-        _correct(builder, job, item, booked, bill.amount)
+        is_news = _correct(builder, job, item, booked, bill.amount)
+        if item.billed is None and item.meter.settled:
+            own = builder.job(job.id)
+            builder.put_job(replace(own, totals=with_estimates(own.totals, -1)))
+            is_news = is_news or not builder.job(job.id).totals.estimated
+        if is_news:
+            builder.close_job(job.id)
         known, tries = bill.amount, DONE if is_final else tries
     elif refusal and refusal != item.bill_note:
         builder.event("attempt.bill_refused", f"{refusal}: what was booked stays", attempt=item.id)
@@ -130,7 +136,8 @@ def _most(item: Attempt) -> int:
     return PLAUSIBLE * (time + traffic_cost(item.quote.offer, item.uploaded_bytes, item.restored_bytes))
 
 
-def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Charge], billed: MicroUsd) -> None:
+def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Charge], billed: MicroUsd) -> bool:
+    """Book what is missing, and take back what is too much; return whether that is worth a line."""
     settled = _booked_there(item)
     missing = billed - settled
     # A correction stands beside a charge of its day; one that was moved over midnight to be apart cannot bear it.
@@ -160,7 +167,7 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
         )
     )
     if abs(missing) < CENT:
-        return
+        return False
     way = "more was booked than that" if missing < 0 else "less was booked than that"
     builder.event(
         "attempt.billed",
@@ -169,7 +176,7 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
         attempt=item.id,
         amount_microusd=missing,
     )
-    builder.close_job(job.id)
+    return True
 
 
 def _first(item: Attempt, amount: int) -> Charge:

@@ -166,7 +166,8 @@ def charge_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> N
         since=min(item.intended_at, until),
         until=until,
     )
-    builder.put_attempt(replace(item, launched_at=item.launched_at or item.intended_at, meter=meter))
+    launched_at = item.launched_at or item.intended_at
+    builder.put_attempt(replace(item, launched_at=launched_at, meter=meter, full_since=meter.since))
     builder.set_rate(attempt, MicroUsdPerHour(0), None, at=until)
 
 
@@ -227,7 +228,7 @@ def start_billing_later(builder: PlanBuilder, attempt: AttemptId, script_began_a
     if since <= meter.since:
         return
     halted = replace(meter, rate=halted_rate(item.quote), on_demand_rate=MicroUsdPerHour(0))
-    builder.put_attempt(replace(item, meter=halted))
+    builder.put_attempt(replace(item, meter=halted, full_since=None))
     builder.set_rate(attempt, meter.rate, meter.on_demand_rate, at=since)
 
 

@@ -19,6 +19,7 @@ from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.cooldowns import EVERYWHERE, Cooldown, CooldownScope
 from spotd.core.domain.ids import AttemptId, JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.verdicts import VerdictKind
 from spotd.core.domain.world import World
@@ -29,6 +30,7 @@ from spotd.core.pricing.effective_price import moved_cost, restore_cost, save_co
 from spotd.core.pricing.usefulness import useful_run
 from spotd.core.pricing.words import dollar_words
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
+from spotd_providers.contract.values import ProviderName
 
 MINUTE: Final = timedelta(minutes=1)
 MONTH: Final = timedelta(days=32)
@@ -43,7 +45,14 @@ def committed(world: World, item: Attempt, now: datetime) -> MicroUsd:
     if not item.machine.may_compute or is_past_lease(item, now):
         return MicroUsd(0)
     job = world.jobs[item.id.job]
-    return MicroUsd(cost(_rate(item), _horizon(world, job)) + _traffic_to_end(job, item))
+    return MicroUsd(cost(_rate(item), _billed_to_end(world, item, now)) + _traffic_to_end(job, item))
+
+
+def _billed_to_end(world: World, item: Attempt, now: datetime) -> timedelta:
+    """Return the time that is still billed if the machine is ended now: its provider may bill more than it runs."""
+    horizon = _horizon(world, world.jobs[item.id.job])
+    ran = max(timedelta(0), now - (item.full_since or now))
+    return billed_time(world.policy, item.provider, ran + horizon) - ran
 
 
 def _rate(item: Attempt) -> MicroUsdPerHour:
@@ -250,15 +259,25 @@ class BudgetGuard:
 
     def _needed(self, job: Job, quote: Quote | None, rate: MicroUsdPerHour) -> MicroUsd:
         offer = None if quote is None else quote.offer
-        time = cost(rate, _horizon(self._world, job) + useful_run(job, offer, self._world.policy))
-        return time if quote is None else MicroUsd(time + traffic_of_a_run(job, quote))
+        span = _horizon(self._world, job) + useful_run(job, offer, self._world.policy)
+        if quote is None:
+            return cost(rate, span)
+        time = cost(rate, billed_time(self._world.policy, quote.offer.provider, span))
+        return MicroUsd(time + traffic_of_a_run(job, quote))
 
     def commit(self, job: Job, quote: Quote) -> None:
         """Promise the money of a launch that was admitted."""
-        aside = cost(quote.price.total, _horizon(self._world, job)) + traffic_of_a_run(job, quote)
+        horizon = billed_time(self._world.policy, quote.offer.provider, _horizon(self._world, job))
+        aside = cost(quote.price.total, horizon) + traffic_of_a_run(job, quote)
         self._committed += aside
         self._committed_by_job[job.id] += aside
         self._promised += self._needed(job, quote, quote.price.total)
+
+
+def billed_time(policy: Policy, provider: ProviderName, span: timedelta) -> timedelta:
+    """Return for how long a machine of this provider is billed that runs for so long."""
+    rules = policy.providers.get(provider)
+    return span if rules is None else rules.billed_time(span)
 
 
 def traffic_of_a_run(job: Job, quote: Quote) -> MicroUsd:

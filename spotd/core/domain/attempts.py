@@ -77,6 +77,7 @@ class Attempt:
         bill_read: what it said when it was read last.
         bill_note: why that was not believed, in a sentence; empty where it was, or may be when it says so again.
         billed: what it says, once it was believed.
+        full_since: since when its machine has billed in full, without a pause.
         proven_at: the newest instant at which something showed that the machine runs, to within a few minutes.
         watch: what is known of its progress, where its job is watched.
         bidding: the bids for its machine, where a bid is paid.
@@ -124,6 +125,7 @@ class Attempt:
     bill_read: MicroUsd | None = None
     bill_note: str = ""
     billed: MicroUsd | None = None
+    full_since: datetime | None = None
     proven_at: datetime | None = None
     save_every: timedelta | None = None
     """How often it is advised to save, where its owner states nothing."""

@@ -28,12 +28,14 @@ class RunTotals:
         hosts: names of the hosts on which it ran, `HOSTS_MAX` of them at most.
         preemptions: those of the recoveries where the provider took the machine back.
         uncompared: what of `spent` was paid for hosts whose on-demand price was not known at the launch.
+        estimated: how many attempts cost something whose provider's own bill is not known.
     """
 
     ran: timedelta = timedelta(0)
     hosts: tuple[str, ...] = ()
     preemptions: int = 0
     uncompared: MicroUsd = NOTHING
+    estimated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

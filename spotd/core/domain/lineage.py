@@ -44,6 +44,14 @@ def unsaved_time(job: Job, item: Attempt, until: datetime) -> timedelta:
     return max(timedelta(0), until - began)
 
 
+def repeated_time(job: Job, item: Attempt, now: datetime, silence_max: timedelta) -> timedelta:
+    """Return the unsaved work that a loss repeats: not the time in which its machine was outbid, or gave no sign."""
+    until, last = item.bidding.held_since or now, item.heartbeat_seen_at
+    if last is not None and now - last > 2 * silence_max:
+        until = min(until, last)
+    return unsaved_time(job, item, until)
+
+
 def generations(checkpoints: Iterable[Checkpoint]) -> list[Generation]:
     """Return the checkpoints of each attempt, in the order of the list."""
     found: dict[int, list[Checkpoint]] = {}

@@ -25,6 +25,7 @@ class ProviderPolicy:
         free_if_taken_within: a machine that the provider takes back this soon after its launch costs nothing.
         bills_from_running: a machine that only starts costs its disk and nothing else.
         bills_from_script: it runs from the moment in which its start script begins.
+        bills_at_least, bills_by: the least time that a start is billed for, and the unit to which it is rounded up.
         bill_open_for: how long after its end a machine's bill may still grow.
         runs_images: a machine there runs the job's container image.
         ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
@@ -39,11 +40,18 @@ class ProviderPolicy:
     free_if_taken_within: timedelta = timedelta(0)
     bills_from_running: bool = False
     bills_from_script: bool = False
+    bills_at_least: timedelta = timedelta(0)
+    bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
     ends_itself: bool = True
     runs_images: bool = True
     account: str = ""
     """What names the account of the key in use; empty where the provider does not state it, or has not yet."""
+
+    def billed_time(self, span: timedelta) -> timedelta:
+        """Return for how long a machine is billed in full that ran for so long without a pause."""
+        units = -(-span // self.bills_by) * self.bills_by if self.bills_by else span
+        return max(units, self.bills_at_least)
 
     def is_other_account(self, account: str) -> bool:
         """Whether a machine of this account is out of the sight of the key in use."""

@@ -26,7 +26,7 @@ from spotd.core.machines.todays_terms import at_todays_fee, ceiling_today, words
 from spotd.core.metering.billing_limits import proven_until
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import gpu_price_limit
+from spotd.core.pricing.effective_price import gpu_price_limit, halted_rate
 from spotd.core.quarantine import quarantine
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance, ProviderName
@@ -48,6 +48,7 @@ def record_instance(
     Nothing else makes an attempt launched. A machine whose attempt ended meanwhile is ended.
     """
     starts = item.state is AttemptState.INTENDED
+    meter = first_meter(item, instance.state, billed_since, builder)
     builder.put_attempt(
         replace(
             item,
@@ -57,7 +58,8 @@ def record_instance(
             machine=MachineState.LIVE,
             start_deadline=_late_start(builder, item, launched_at),
             state=AttemptState.STARTING if starts else item.state,
-            meter=first_meter(item, instance.state, billed_since, builder),
+            meter=meter,
+            full_since=meter.since if meter.rate > halted_rate(item.quote) else None,
         )
     )
     finish_launch(builder, item, instance)
@@ -167,7 +169,8 @@ def launch_contained(
             ref = item.ref if made is None else made.ref
             limit = item.meter.until or proven_until(item, world.jobs[attempt_id.job], world.policy, now)
             meter = replace(item.meter, rate=item.quote.price.total, since=item.meter.since or now, until=limit)
-            state, changed = IntentState.DONE, replace(item, ref=ref, machine=MachineState.LIVE, meter=meter)
+            made_so = replace(item, ref=ref, machine=MachineState.LIVE, meter=meter)
+            state, changed = IntentState.DONE, replace(made_so, full_since=item.full_since or meter.since)
         case LaunchOutcome.UNKNOWN:
             state, changed = IntentState.UNKNOWN, replace(item, outcome_unknown=True)
         case _:

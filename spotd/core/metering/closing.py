@@ -37,6 +37,11 @@ def with_paid(totals: RunTotals, item: Attempt, paid: int) -> RunTotals:
     return replace(totals, uncompared=MicroUsd(totals.uncompared + paid))
 
 
+def with_estimates(totals: RunTotals, more: int) -> RunTotals:
+    """Return the totals with so many more attempts whose cost is an estimate, or fewer."""
+    return replace(totals, estimated=max(0, totals.estimated + more))
+
+
 def _host_name(item: Attempt) -> str:
     """Return what names the host; a machine of a provider that shows no hosts is one of its own."""
     machine = item.ref.instance_id if item.ref is not None else str(item.id.number)
@@ -50,7 +55,7 @@ def closing_words(totals: RunTotals, spent: MicroUsd, on_demand: MicroUsd, recov
     """
     if not totals.hosts and not spent:
         return ""
-    parts = [_ran_words(totals), _money_words(spent, on_demand, totals.uncompared)]
+    parts = [_ran_words(totals), _money_words(spent, on_demand, totals)]
     if recoveries:
         parts.append(_count(recoveries, "preemption"))
     if lost > timedelta(0):
@@ -66,19 +71,21 @@ def _ran_words(totals: RunTotals) -> str:
     return f"ran {_span(totals.ran)} on {hosts}"
 
 
-def _money_words(spent: MicroUsd, on_demand: MicroUsd, uncompared: MicroUsd) -> str:
+def _money_words(spent: MicroUsd, on_demand: MicroUsd, totals: RunTotals) -> str:
     """Return what was spent; compared with on-demand as far as that price was known at each launch."""
+    uncompared = totals.uncompared
     paid, other = spent - uncompared, on_demand - uncompared
-    words = dollar_words(spent)
+    words = dollar_words(spent) + (" (estimated)" if totals.estimated and spent else "")
     if other <= 0:
         return words
     if uncompared:
         words += f", {dollar_words(MicroUsd(paid))} of it"
     if paid == other:
         return f"{words} as on demand"
+    # The machines of an on-demand market would have started and repeated less: these are the hours that were paid for.
     percent = (100 * abs(other - paid) + other // 2) // other
     saved = f"saved {percent} %" if other > paid else f"{percent} % more"
-    return f"{words} instead of {dollar_words(MicroUsd(other))} on demand: {saved}"
+    return f"{words} instead of {dollar_words(MicroUsd(other))} on demand for the same machine hours: {saved}"
 
 
 def _span(span: timedelta) -> str:

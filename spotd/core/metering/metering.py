@@ -11,6 +11,7 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.charges import NOTHING, Charge, ChargePart, CostSums, Meter, sums_of
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.pricing.effective_price import PPM, halted_rate
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
@@ -135,6 +136,32 @@ def settled(
         until=meter.until if rate > 0 else None,
     )
     return replace(attempt, meter=fresh, on_demand_settled=MicroUsd(compared)), tuple(charges)
+
+
+def with_least_time(
+    before: Attempt, after: Attempt, policy: Policy, now: datetime
+) -> tuple[Attempt, tuple[Charge, ...]]:
+    """Note since when the machine bills in full; where that ends, charge what its provider bills beyond its time."""
+    full = halted_rate(before.quote)
+    at = metered_until(before.meter, now)
+    if after.meter.rate > full:
+        began = before.full_since if before.meter.rate > full and before.meter.since is not None else None
+        return replace(after, full_since=began or after.meter.since), ()
+    meter, began, rules = before.meter, before.full_since, policy.providers.get(before.provider)
+    if began is None or meter.since is None or meter.rate <= full:
+        return replace(after, full_since=None), ()
+    span = max(timedelta(0), at - began)
+    beyond = timedelta(0) if rules is None else rules.billed_time(span) - span
+    on_demand_rate = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate
+    amount = cost(MicroUsdPerHour(meter.rate - full), beyond)
+    compared = cost(MicroUsdPerHour(max(0, on_demand_rate - full)), beyond)
+    if not amount:
+        return replace(after, full_since=None), ()
+    charge = _charge(before, ChargePart.MACHINE, at, at, amount, compared)
+    settled_sum = MicroUsd(after.meter.settled + amount)
+    compared_sum = MicroUsd(after.on_demand_settled + (amount if charge.on_demand is None else charge.on_demand))
+    meter = replace(after.meter, settled=settled_sum)
+    return replace(after, meter=meter, on_demand_settled=compared_sum, full_since=None), (charge,)
 
 
 def unsettled_sums(attempt: Attempt, now: datetime) -> Mapping[date, CostSums]:

@@ -24,12 +24,13 @@ from spotd.core.domain.cooldowns import BID_ECHOES_FOR, Cooldown, CooldownEnd, C
 from spotd.core.domain.disk import disk_gb_after
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.domain.lineage import unsaved_time
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.lineage import repeated_time
 from spotd.core.domain.states import AttemptState, Blame, Counted, EndKind, EndReason, JobState
 from spotd.core.metering.billing_limits import with_limit
-from spotd.core.metering.closing import with_paid, with_run
+from spotd.core.metering.closing import with_estimates, with_paid, with_run
 from spotd.core.metering.interruption_credit import taken_by_provider_until
-from spotd.core.metering.metering import booked_back, settled, with_correction
+from spotd.core.metering.metering import booked_back, settled, with_correction, with_least_time
 from spotd.core.plans.learning import learn_from_end
 from spotd.core.plans.stalls import stalls_after, words_after
 from spotd.core.plans.working_copy import WorkingCopy
@@ -101,7 +102,8 @@ class PlanBuilder(WorkingCopy):
         item = self.attempt(attempt)
         item = with_limit(item, self.job(attempt.job), self.policy)
         after, charges = settled(item, at or self.now, rate, on_demand_rate)
-        self._charges.extend(charges)
+        after, more = with_least_time(item, after, self.policy, at or self.now)
+        self._charges.extend((*charges, *more))
         self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
 
     def add_charge(self, charge: Charge) -> None:
@@ -179,7 +181,7 @@ class PlanBuilder(WorkingCopy):
                 job,
                 spent=MicroUsd(job.spent + paid),
                 on_demand=MicroUsd(job.on_demand + item.on_demand_settled),
-                totals=with_paid(job.totals, item, paid),
+                totals=with_estimates(with_paid(job.totals, item, paid), 1 if paid and item.billed is None else 0),
             )
         )
         self.close_job(job.id)
@@ -290,10 +292,13 @@ class PlanBuilder(WorkingCopy):
             pacing=pacing_after(job, item, self.now),
             disk_gb_seen=disk_gb_after(job, reason),
             recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
-            lost=job.lost + (unsaved_time(job, item, self.now) if traits.is_recovery else timedelta(0)),
+            lost=job.lost + (self._repeated(job, item) if traits.is_recovery else timedelta(0)),
             exit_code=item.exit_code if traits.kind is EndKind.COMMAND else job.exit_code,
             totals=with_run(job.totals, item, reason, self.now),
         )
+
+    def _repeated(self, job: Job, item: Attempt) -> timedelta:
+        return repeated_time(job, item, self.now, self.policy.silence_max)
 
     def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:
         """Doubt what the attempt resumed from, which may be why it failed: the next one begins with what is older."""

@@ -221,4 +221,11 @@ class WorkingCopy:
         if not item.state.is_final or any(self.attempt(i).state is not AttemptState.ENDED for i in own):
             return
         if words := closing_words(item.totals, item.spent, item.on_demand, item.recoveries, item.lost):
-            self.event("job.closed", words, job=job, spent_microusd=item.spent, on_demand_microusd=item.on_demand)
+            self.event(
+                "job.closed",
+                words,
+                job=job,
+                spent_microusd=item.spent,
+                on_demand_microusd=item.on_demand,
+                estimated=item.totals.estimated > 0,
+            )

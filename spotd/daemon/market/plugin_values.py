@@ -526,6 +526,8 @@ _TRAIT_SPANS: Final = (
     ("offers_every_min", _NONE, _DAY),
     ("machines_every_min", _NONE, timedelta(hours=1)),
     ("free_if_taken_within", _NONE, _DAY),
+    ("bills_at_least", _NONE, _DAY),
+    ("bills_by", _NONE, _DAY),
     ("bill_open_for", _NONE, 3 * _DAY),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -103,3 +104,22 @@ def test_what_is_in_force_to_the_hundredth_is_not_suggested_again() -> None:
     assert found.measured_ppm + found.spread_ppm < 1_100_000
     assert found.suggested_ppm is None
     assert found.sentence.endswith("x1.100 is in force and agrees")
+
+
+@pytest.mark.parametrize("image", [30_000, 140_000, 900_000])
+def test_what_each_start_costs_is_not_taken_for_a_fee(image: int) -> None:
+    """The download of an image is billed with every start, whatever the machine then costs."""
+    rows = [replace(one, billed=MicroUsd(one.billed + image)) for one in bills(1.0, 30, noise=0.005)]
+    found = calibration(rows, X120)
+    assert found.suggested_ppm in {1_000_000, 1_010_000}
+    assert "for each start" in found.sentence
+    assert calibration(rows, 1_000_000).suggested_ppm is None
+
+
+def test_machines_that_cost_the_same_cannot_tell_a_start_from_a_fee() -> None:
+    found = calibration([machine(1_000_000, 1_140_000 + 10 * n) for n in range(12)], 1_000_000)
+    assert (found.measured_ppm, found.suggested_ppm) == (None, None)
+    assert "too alike" in found.sentence
+    chance = Random(3)
+    nearly = [machine(1_000_000 + 20_000 * n, 1_140_000 + 20_000 * n + chance.randrange(40_000)) for n in range(12)]
+    assert calibration(nearly, 1_000_000).suggested_ppm is None

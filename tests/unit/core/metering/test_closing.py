@@ -33,15 +33,21 @@ NEVER = timedelta(0)
 LINES = {
     "the whole line": (
         (LONG, 41_200_000, 118_600_000, 3, timedelta(minutes=14)),
-        "ran 31.4 h on 4 hosts, $41.20 instead of $118.60 on demand: saved 65 %, 3 preemptions, 14 min repeated",
+        (
+            "ran 31.4 h on 4 hosts, $41.20 instead of $118.60 on demand for the same machine hours: saved 65 %, "
+            "3 preemptions, 14 min repeated"
+        ),
     ),
     "one host, no loss": (
         (SHORT, 1_000_000, 4_000_000, 0, NEVER),
-        "ran 14 min on 1 host, $1.00 instead of $4.00 on demand: saved 75 %",
+        "ran 14 min on 1 host, $1.00 instead of $4.00 on demand for the same machine hours: saved 75 %",
     ),
     "a machine that was lost": (
         (replace(SHORT, preemptions=1), 1_000_000, 2_000_000, 2, timedelta(seconds=40)),
-        "ran 14 min on 1 host, $1.00 instead of $2.00 on demand: saved 50 %, 2 preemptions, 40 s repeated",
+        (
+            "ran 14 min on 1 host, $1.00 instead of $2.00 on demand for the same machine hours: saved 50 %, "
+            "2 preemptions, 40 s repeated"
+        ),
     ),
     "no on-demand price is known": (
         (replace(SHORT, uncompared=MicroUsd(1_000_000)), 1_000_000, 1_000_000, 0, NEVER),
@@ -49,20 +55,24 @@ LINES = {
     ),
     "known for a part": (
         (replace(SHORT, uncompared=MicroUsd(1_000_000)), 3_000_000, 9_000_000, 0, NEVER),
-        "ran 14 min on 1 host, $3.00, $2.00 of it instead of $8.00 on demand: saved 75 %",
+        "ran 14 min on 1 host, $3.00, $2.00 of it instead of $8.00 on demand for the same machine hours: saved 75 %",
     ),
     "more than on-demand": (
         (SHORT, 5_000_000, 4_000_000, 0, NEVER),
-        "ran 14 min on 1 host, $5.00 instead of $4.00 on demand: 25 % more",
+        "ran 14 min on 1 host, $5.00 instead of $4.00 on demand for the same machine hours: 25 % more",
+    ),
+    "no bill is known": (
+        (replace(SHORT, estimated=2), 1_000_000, 4_000_000, 0, NEVER),
+        "ran 14 min on 1 host, $1.00 (estimated) instead of $4.00 on demand for the same machine hours: saved 75 %",
     ),
     "bought on-demand": ((SHORT, 4_000_000, 4_000_000, 0, NEVER), "ran 14 min on 1 host, $4.00 as on demand"),
     "all of it free": (
         (SHORT, 0, 4_000_000, 0, NEVER),
-        "ran 14 min on 1 host, $0.00 instead of $4.00 on demand: saved 100 %",
+        "ran 14 min on 1 host, $0.00 instead of $4.00 on demand for the same machine hours: saved 100 %",
     ),
     "it never ran": (
         (RunTotals(), 500_000, 1_000_000, 0, NEVER),
-        "its command never ran, $0.50 instead of $1.00 on demand: saved 50 %",
+        "its command never ran, $0.50 instead of $1.00 on demand for the same machine hours: saved 50 %",
     ),
     "it ran for less than a second": (
         (replace(SHORT, ran=timedelta(milliseconds=400)), 1_000_000, 1_000_000, 1, timedelta(milliseconds=300)),
@@ -71,7 +81,7 @@ LINES = {
     "nothing happened": ((RunTotals(), 0, 0, 0, NEVER), ""),
     "very many hosts": (
         (RunTotals(ran=timedelta(hours=9), hosts=hosts(HOSTS_MAX)), 1_000_000, 2_000_000, 0, NEVER),
-        "ran 9.0 h on 100 or more hosts, $1.00 instead of $2.00 on demand: saved 50 %",
+        "ran 9.0 h on 100 or more hosts, $1.00 instead of $2.00 on demand for the same machine hours: saved 50 %",
     ),
 }
 
@@ -95,7 +105,8 @@ def test_a_finished_job_ends_with_the_line_in_its_last_event() -> None:
     _, plan = ended(world_with(AttemptState.RUNNING))
     [job] = plan.jobs.values()
     assert (job.state, plan.events[-1].kind, plan.events[-1].job) == (JobState.SUCCEEDED, "job.closed", job.id)
-    assert job.totals == RunTotals(ran=timedelta(minutes=9), hosts=("shop/host-o1",))
+    assert job.totals == RunTotals(ran=timedelta(minutes=9), hosts=("shop/host-o1",), estimated=1)
+    assert plan.events[-1].data["estimated"] is True
     assert plan.events[-1].message.startswith("ran 9 min on 1 host, $")
     assert plan.events[-1].data["spent_microusd"] == job.spent
 
@@ -156,6 +167,8 @@ def test_a_bill_that_is_lower_invents_no_savings(known: bool) -> None:
     assert after.spent == billed
     assert after.on_demand == (job.on_demand if known else billed)
     assert after.totals.uncompared == (0 if known else billed)
+    assert after.totals.estimated == 0
+    assert "estimated" not in corrected.events[-1].message
     assert ("saved" in corrected.events[-1].message) is known
 
 

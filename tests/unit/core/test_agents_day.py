@@ -1,0 +1,30 @@
+"""What agents' jobs hold of their day: the larger of what each may cost and what it has cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotd.core.agents import AGENT, day_problem
+from spotd.core.domain.states import AttemptState
+from spotd_providers.contract.money import MicroUsd
+from tests.unit.core.builders import NOW, world_with
+
+USD = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("budget", "cost", "free"),
+    [(10, 0, 15), (10, 9, 15), (10, 20, 5), (1, 20, 5)],
+    ids=["new", "in", "over", "lowered"],
+)
+def test_a_job_that_has_cost_more_than_its_budget_holds_what_it_cost(budget: int, cost: int, free: int) -> None:
+    world = world_with(AttemptState.RUNNING)
+    (job,) = world.jobs.values()
+    live = replace(job, submitted_by=AGENT, budget_set=MicroUsd(budget * USD), spent=MicroUsd(cost * USD))
+    policy = replace(world.policy, agent_day_budget=MicroUsd(25 * USD))
+    world = replace(world, jobs={job.id: live}, attempts={}, policy=policy)
+    more = replace(job, budget_set=MicroUsd(free * USD))
+    assert day_problem([more], world, MicroUsd(0), NOW) == ""
+    assert "hold" in day_problem([replace(more, budget_set=MicroUsd(free * USD + 1))], world, MicroUsd(0), NOW)
