@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -73,6 +73,8 @@ _SAYS_NOTHING_OF_PRICES = frozenset(
     }
 )
 """What comes and goes with machines and launches: a job that waits for a price does so behind it, too."""
+PRICE_DWELL: Final = timedelta(minutes=30)
+"""A job that waits for a price does so at least so long, unless its window or its turn is the reason to wait."""
 
 
 class JobPlacement:
@@ -402,18 +404,20 @@ class JobPlacement:
         if is_over:
             return
         self.turns.note_wait(job, sentence)
-        state = _state_of_waiting(job, kind)
+        state = _state_of_waiting(job, kind, self.now)
         if state is not job.state:
             self.builder.move_job(job.id, state, sentence)
 
 
-def _state_of_waiting(job: Job, kind: VerdictKind) -> JobState:
+def _state_of_waiting(job: Job, kind: VerdictKind, now: datetime) -> JobState:
     """Return the state of a job that waits for this; what comes and goes with machines changes none."""
     is_recovering = job.state is JobState.RECOVERING
     if kind in _WAITS_FOR_PRICE and not (is_recovering and kind not in {VerdictKind.ABOVE_CEILING, VerdictKind.PACED}):
         return JobState.WAITING_PRICE
     if is_recovering and kind not in WAITS_FOR_ITS_TURN:
         return job.state
-    if job.state is JobState.WAITING_PRICE and kind in _SAYS_NOTHING_OF_PRICES:
-        return job.state
+    if job.state is JobState.WAITING_PRICE and kind not in {VerdictKind.WINDOW, VerdictKind.AFTER}:
+        is_new = timedelta(0) <= now - job.state_since < PRICE_DWELL
+        if is_new or kind in _SAYS_NOTHING_OF_PRICES:
+            return job.state
     return JobState.QUEUED

@@ -16,9 +16,11 @@ from spotd.core.domain.verdicts import VerdictKind
 from spotd.core.domain.world import World
 from spotd.core.plans.applied import applied
 from spotd_jobs.spec.model import Schedule, Window
+from spotd_providers.contract.money import MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 from tests.unit.core.schedule.test_preemption import running
 
+HOUR: Final = 60 * MINUTE
 WAITS: Final = JobId("j9")
 DEAR: Final = (offer("a", price=900_000),)
 
@@ -80,3 +82,20 @@ def test_a_window_that_closes_makes_a_job_wait_for_its_turn() -> None:
     owner = replace(owner, spec=replace(owner.spec, schedule=shut))
     after, kind, events = cycle(replace(world, jobs={**world.jobs, WAITS: owner}), 0)
     assert (kind, after.jobs[WAITS].state, events) == (VerdictKind.WINDOW, JobState.QUEUED, ["job.queued"])
+
+
+def test_a_used_up_budget_and_a_blind_market_in_turn_change_the_state_a_few_times_an_hour() -> None:
+    """A daemon that starts again and again sees no prices first, and then that the day's budget is used up."""
+    world = waiting()
+    world = replace(world, policy=replace(world.policy, budget_day=MicroUsd(1)), attempts={})
+    world = replace(world, jobs={WAITS: world.jobs[WAITS]})
+    kinds, events = set(), []
+    for n in range(120):
+        now = NOW + n * MINUTE / 2
+        shown = market(at=now - HOUR) if n % 4 == 0 else market(offer("a"), at=now)
+        plan = decide(world, shown, now)
+        kinds.add(plan.verdicts[WAITS].kind)
+        events += [event.kind for event in plan.events if event.job == WAITS and event.kind.startswith("job.")]
+        world = applied(world, plan)
+    assert kinds == {VerdictKind.NO_OFFERS, VerdictKind.BUDGET_DAY}
+    assert len(events) <= 4
