@@ -1,0 +1,257 @@
+"""Healthy machines over the daemon's own parts: no wrong page, outage or refusal has them stopped for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from spotd.core.decision import relocation
+from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.running import claims
+from spotd.core.schedule import preemption
+from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
+from spotd_jobs.objects.folder import FolderStore
+from spotd_jobs.spec.model import Schedule
+from spotd_jobs.wire.grant import Grant
+from spotd_providers.contract.errors import OfferGone, Unavailable
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstanceState,
+    Launched,
+    LaunchRequest,
+    Loss,
+    Offer,
+    ProviderName,
+)
+from tests.unit.core.builders import MINUTE, SHOP, job, offer, shop_policy
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.host import Host
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Shop
+
+pytestmark = pytest.mark.anyio
+OTHER = ProviderName("other")
+HERE, CHEAP = offer("o1"), offer("o2", price=100_000)
+
+
+class Refusing(Shop):
+    """Lists what it never sells."""
+
+    refused: frozenset[str] = frozenset()
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        if request.offer.offer_id in self.refused:
+            self.requests.append(request)
+            raise OfferGone("it is not for sale")
+        return await super().launch(request)
+
+
+class Interruptible(FolderStore):
+    """A store that can be away for the daemon alone."""
+
+    is_away = False
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.startswith("_") or name == "is_away" or not callable(value) or not self.is_away:
+            return value
+
+        def fail(*_args: Any, **_kwargs: Any) -> Any:
+            raise StoreUnavailable("the store does not answer")
+
+        return fail
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines may be moved, or stopped for another job, minutes after their launch, and any saving is worth it."""
+    monkeypatch.setattr(relocation, "DWELL", 3 * MINUTE)
+    monkeypatch.setattr(preemption, "DWELL", 3 * MINUTE)
+    monkeypatch.setattr(relocation, "_is_worth", lambda _found: True)
+
+
+def rig_of(folder: Path, *, shops: Callable[[VirtualClock], list[Shop]] | None = None, **policy: Any) -> Rig:
+    clock = VirtualClock()
+    sold = [Refusing(clock, offers=[HERE])] if shops is None else shops(clock)
+    rules = shop_policy(moves_max=100, **policy)
+    known = {SHOP: rules.providers[SHOP], OTHER: replace(rules.providers[SHOP], name=OTHER)}
+    return Rig(
+        folder,
+        clock=clock,
+        shops=sold,
+        policy=replace(rules, providers=known),
+        objects=Interruptible(folder / "objects"),
+        read_every_s=20.0,
+        list_every_s=20.0,
+    )
+
+
+async def work(rig: Rig, folder: Path) -> None:
+    """Every host beats, saves now and then, and saves and exits when it is ordered to."""
+    objects, hosts, turn = FolderStore(folder / "objects"), dict[AttemptId, Host](), 0
+    while True:
+        await rig.clock.sleep(MINUTE / 3)
+        turn += 1
+        for machine in [m for shop in rig.shops for m in shop.alive()]:
+            _, _, name, number = machine.key.split("-")
+            identity = AttemptId(job=JobId(name), number=int(number))
+            host = hosts.setdefault(identity, Host(objects, identity))
+            try:
+                data = objects.get(f"jobs/{name}/attempts/{number}/grant.json", bytes_max=1_000_000)
+            except ObjectMissing:
+                continue
+            is_first = host.seq < 0
+            host.beat("run")
+            if is_first or turn % 3 == 0:
+                host.checkpoint(f"{number}-{turn:05d}", b"x", created_at=rig.clock.now().isoformat())
+            if Grant.model_validate_json(data).orders.stop is not None:
+                host.exit("stopped", code=143)
+
+
+@asynccontextmanager
+async def running(rig: Rig, folder: Path) -> AsyncIterator[JobId]:
+    """A job that has run for so long that it may move."""
+    async with rig.running(), anyio.create_task_group() as group:
+        group.start_soon(work, rig, folder)
+        name = await rig.submit()
+        await rig.until(lambda: bool(rig.attempts(name)) and rig.attempts(name)[-1].running_at is not None)
+        await rig.clock.sleep(5 * MINUTE)
+        yield name
+        group.cancel_scope.cancel()
+
+
+def stop_reasons(rig: Rig, name: JobId) -> list[EndReason]:
+    return [item.stop.reason for item in rig.attempts(name) if item.stop is not None]
+
+
+async def show(rig: Rig, offers: Sequence[Offer], *, pages: int) -> None:
+    """Let so many polls read these offers."""
+    before, seen = rig.offer_cache.snapshot().offer_cache[SHOP].at, set()
+    rig.shops[0].offer_index = list(offers)
+    while len(seen) < pages:
+        await rig.clock.sleep(timedelta(seconds=1))
+        at = rig.offer_cache.snapshot().offer_cache[SHOP].at
+        if at != before and rig.offer_cache.page(SHOP) is not None:
+            seen.add(at)
+
+
+async def test_one_page_of_prices_a_hundred_times_lower_moves_nothing(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    calm = [HERE, offer("o2", price=450_000)]
+    wild = [replace(one, gpu_price=MicroUsdPerHour(one.gpu_price // 100)) for one in calm]
+    async with running(rig, tmp_path) as name:
+        for _ in range(3):
+            await show(rig, calm, pages=2)
+            await show(rig, wild, pages=1)
+        await show(rig, calm, pages=4)
+        assert stop_reasons(rig, name) == []
+        assert len(rig.shop.requests) == 1
+        await show(rig, [HERE, CHEAP], pages=2)
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
+
+
+async def test_a_machine_stays_while_the_store_is_away_and_something_is_cheaper(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    async with running(rig, tmp_path) as name:
+        assert isinstance(rig.objects, Interruptible)
+        rig.objects.is_away = True
+        await rig.clock.sleep(2 * MINUTE)
+        rig.shop.offer_index = [HERE, CHEAP]
+        await rig.clock.sleep(20 * MINUTE)
+        assert stop_reasons(rig, name) == []
+        rig.objects.is_away = False
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
+
+
+async def test_no_machine_is_stopped_for_another_job_while_the_store_is_away(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, machines_max=1)
+    urgent = replace(job(9, name="urgent"), spec=replace(job(9).spec, priority=10, schedule=Schedule(preempt=True)))
+    async with running(rig, tmp_path) as name:
+        rig.shop.offer_index = [HERE, offer("o3", price=390_000)]
+        assert isinstance(rig.objects, Interruptible)
+        rig.objects.is_away = True
+        await rig.clock.sleep(2 * MINUTE)
+        await rig.submit(urgent)
+        await rig.clock.sleep(20 * MINUTE)
+        assert stop_reasons(rig, name) == []
+        rig.objects.is_away = False
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MADE_ROOM])
+
+
+async def test_a_machine_stays_while_its_provider_is_away_and_another_one_is_cheaper(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, shops=lambda clock: [Shop(clock, offers=[HERE]), Shop(clock, name=OTHER, offers=[])])
+    async with running(rig, tmp_path) as name:
+        first, second = rig.shops
+        first.always["instances"] = first.always["offers"] = first.always["terminate"] = Unavailable("away")
+        await rig.clock.sleep(2 * MINUTE)
+        second.offer_index = [replace(CHEAP, provider=OTHER)]
+        await rig.clock.sleep(35 * MINUTE)
+        assert stop_reasons(rig, name) == []
+        assert rig.attempts(name)[-1].state is AttemptState.RUNNING
+        first.always.clear()
+        await rig.until(lambda: any(m.key.endswith("-2") for m in second.alive()))
+        assert stop_reasons(rig, name) == [EndReason.MIGRATED]
+
+
+async def test_a_job_is_moved_seldom_to_what_is_listed_and_never_sold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "PATIENCE_FIRST", 10 * MINUTE)
+    rig = rig_of(tmp_path)
+    assert isinstance(rig.shop, Refusing)
+    rig.shop.refused = frozenset({"o2"})
+    async with running(rig, tmp_path) as name:
+        rig.shop.offer_index = [HERE, CHEAP]
+        await rig.clock.sleep(25 * MINUTE)
+        stops = [item.stop.ordered_at for item in rig.attempts(name) if item.stop is not None]
+        assert len(stops) == 2
+        assert stops[1] - stops[0] >= 10 * MINUTE
+        assert rig.kinds().count("job.claim_failed") == 2
+        moves = rig.job(name).moves
+        assert (moves.refusals, moves.claim) == (2, None)
+    later = rig.reborn()
+    async with later.running():
+        await later.clock.sleep(10 * MINUTE)
+        assert later.job(name).moves.not_before == moves.not_before, "it is remembered over a restart"
+
+
+async def test_a_proposal_is_seen_twice_across_a_restart(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    async with running(rig, tmp_path) as name:
+        rig.shop.offer_index = [HERE, CHEAP]
+        await rig.until(lambda: rig.job(name).moves.proposed is not None)
+        proposed = rig.job(name).moves.proposed
+        assert proposed is not None
+        assert dict(proposed.readings).keys() == {"offers of shop", "machines of shop"}
+        assert stop_reasons(rig, name) == []
+    later = rig.reborn()
+    assert later.job(name).moves.proposed == proposed
+    async with later.running():
+        await later.until(lambda: stop_reasons(later, name) == [EndReason.MIGRATED])
+
+
+async def test_a_held_machine_that_vanishes_frees_its_job_and_why_says_that_it_is_held(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, hold_max=30 * MINUTE)
+    rig.shop.offer_index = [replace(HERE, pays_bid=True)]
+    async with running(rig, tmp_path) as name:
+        key = AttemptKey("spotd-lab-j1-1")
+        rig.shop.set_state(key, InstanceState.PAUSED, Loss.OUTBID)
+        await rig.until(lambda: "attempt.held" in rig.kinds())
+        await rig.clock.sleep(MINUTE)
+        state = rig.control_loop.state
+        assert state is not None
+        assert state.verdicts[name].kind is VerdictKind.HELD
+        del rig.shop.machines[rig.shop.machine_of(key).ref.instance_id]
+        gone_at = rig.clock.now()
+        await rig.until(lambda: rig.attempts(name)[0].end_reason is EndReason.OUTBID)
+        assert rig.clock.now() - gone_at <= 2 * MINUTE
