@@ -4,7 +4,7 @@ Theory. With `market = "auto"` and `on_demand_after = "2h"` a job is placed on s
 the first decision in which nothing but the market kept it from a machine, within its windows, and it goes on over
 launches that come to nothing. Once it has reached the limit the job takes what costs least of both markets, under its
 ceiling as ever. It counts anew once a machine got the job further (a checkpoint, or half an hour of its command): after
-a preemption the job looks for spot first again. A machine that runs on-demand is not left for spot by this rule.
+a preemption the job tries spot first again. A machine that runs on-demand is not left for spot by this rule.
 """
 
 from __future__ import annotations

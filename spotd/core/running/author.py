@@ -29,6 +29,8 @@ from spotd_providers.contract.values import Offer, ProviderName
 READ_IS_FRESH: Final = timedelta(minutes=1)
 """A machine that had not spoken so long ago has saved nothing yet."""
 SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
+OF_ITS_PROVIDER: Final = timedelta(minutes=30)
+"""An end that failed for longer concerns that machine and not its provider, while lists are answered."""
 _OF_OFFERS: Final = frozenset(
     {CooldownScope.OFFER, CooldownScope.HOST, CooldownScope.POOL, CooldownScope.QUOTA, CooldownScope.PROVIDER}
 )
@@ -103,8 +105,9 @@ class MachineVerdicts:
         cooling = [c for c in world.cooldowns if c.until > builder.now]
         self._refusing = {(c.provider, c.subject) for c in cooling if c.scope is CooldownScope.TARGET}
         self._cooling = {(c.provider, c.scope, c.subject): c for c in cooling if c.scope in _OF_OFFERS}
-        ending = (i for i in world.intents.values() if i.kind is IntentKind.TERMINATE)
-        self._ends_nothing = {i.provider: i.error for i in ending if i.state is IntentState.OPEN and i.tries > 0}
+        tried = (i for i in world.intents.values() if i.kind is IntentKind.TERMINATE and i.tries > 0)
+        owed = (i for i in tried if i.state is IntentState.OPEN and builder.now - i.created_at < OF_ITS_PROVIDER)
+        self._ends_nothing = {i.provider: i.error for i in owed}
 
     def words(self, job: Job) -> str:
         """Return why a stop that would gain this job another machine is held back; empty where none is proposed."""

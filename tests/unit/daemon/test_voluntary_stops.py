@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rig_of(folder: Path, *, shops: Callable[[VirtualClock], list[Shop]] | None = None, **policy: Any) -> Rig:
     clock = VirtualClock()
-    sold = [Refusing(clock, offers=[HERE])] if shops is None else shops(clock)
+    sold: list[Shop] = [Refusing(clock, offers=[HERE])] if shops is None else shops(clock)
     rules = shop_policy(moves_max=100, **policy)
     known = {SHOP: rules.providers[SHOP], OTHER: replace(rules.providers[SHOP], name=OTHER)}
     return Rig(
@@ -136,7 +136,8 @@ def stop_reasons(rig: Rig, name: JobId) -> list[EndReason]:
 
 async def show(rig: Rig, offers: Sequence[Offer], *, pages: int) -> None:
     """Let so many polls read these offers."""
-    before, seen = rig.offer_cache.snapshot().offer_cache[SHOP].at, set()
+    before = rig.offer_cache.snapshot().offer_cache[SHOP].at
+    seen: set[datetime | None] = set()
     rig.shops[0].offer_index = list(offers)
     while len(seen) < pages:
         await rig.clock.sleep(timedelta(seconds=1))

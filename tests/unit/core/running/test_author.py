@@ -28,7 +28,7 @@ from spotd.core.domain.world import World
 from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.running.author import MachineVerdicts, order_stop
+from spotd.core.running.author import OF_ITS_PROVIDER, MachineVerdicts, order_stop
 from spotd.core.running.claims import LASTS
 from spotd.core.running.table import PATIENCE_FIRST, RANK, VERDICTS, VOLUNTARY_STOPS, Need
 from spotd.core.timeline import redated
@@ -232,6 +232,8 @@ def test_nothing_healthy_is_stopped_while_its_provider_ends_nothing(scene: Scene
 
     readings = [facts(*offers, at=NOW + n * POLL) for n in range(4)]
     assert polls(refusing, *readings) == [[]] * 4
+    owed = replace(owed, created_at=NOW - OF_ITS_PROVIDER)
+    assert [reason] in polls(refusing, *readings), "one machine that cannot be ended says nothing of the others"
     assert [reason] in polls(scene, *readings)
 
 
