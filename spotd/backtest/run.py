@@ -266,6 +266,10 @@ class JobRun:
             listings[machine.provider] = Listing(instances=(_instance(machine),), complete=True, at=at)
             reports[machine.attempt] = self._report(machine, now, at)
         self._apply(reconcile(self._world, listings, reports, at), at)
+        if machine is not None and machine.is_gone:
+            # A second list, which the daemon asks for at once, says the same.
+            listings = {name: replace(one, at=at + timedelta(microseconds=1)) for name, one in listings.items()}
+            self._apply(reconcile(self._world, listings, reports, at), at)
         if machine is not None and machine.attempt not in self._world.attempts:
             self._let_go(machine, now)
             self._apply(trim(self._world, (), at), at)
