@@ -16,11 +16,11 @@ from spotd.core.domain.intents import Intent, IntentState
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import after_restart, terminate_failed
-from spotd.core.metering.interruption_credit import LEFT_MAX, TAKING
+from spotd.core.metering.interruption_credit import LEFT_MAX, TAKING, UNSEEN_NOTICE, is_left_to_provider
 from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceState, Loss
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 
 TAKEN_AT = NOW + timedelta(seconds=90)
@@ -55,12 +55,34 @@ def test_a_machine_about_to_be_taken_for_nothing_is_ended_only_after_that() -> N
     assert plan.wake_at <= TAKEN_AT + TAKING
 
 
+def test_a_machine_that_was_preempted_before_its_notice_was_seen_is_left_to_its_provider_as_well() -> None:
+    world = told(notice_at=None)
+    plan = saved(world)
+    due = NOW + UNSEEN_NOTICE + TAKING
+    assert (order(plan).state, order(plan).not_before) == (IntentState.OPEN, due)
+    world = applied(world, plan)
+    assert [is_left_to_provider(item, world) for item in world.attempts.values()] == [True]
+    placed = decide(world, market(offer("o2")), NOW)
+    assert placed.jobs[JOB].state is JobState.PROVISIONING, "its job does not wait for that"
+
+
+def test_a_machine_that_a_list_shows_as_being_taken_is_not_ended_by_us() -> None:
+    world = told(notice_at=None, over_since=NOW - MINUTE, phase="run")
+    shown = listing(instance(InstanceState.ENDING, loss=Loss.PREEMPTED))
+    plan = reconcile(world, shown, report(seq=9, phase="run"), NOW)
+    assert order(plan).not_before == NOW + UNSEEN_NOTICE + TAKING
+    ours = told(notice_at=None, over_since=NOW - MINUTE, phase="run")
+    lost = reconcile(ours, listing(instance(InstanceState.ENDING, loss=Loss.HOST_LOST)), report(seq=9), NOW)
+    assert order(lost).not_before is None
+    paid = reconcile(free_hour(world, timedelta(0)), shown, report(seq=9, phase="run"), NOW)
+    assert order(paid).not_before is None, "where it costs as much to be taken as to be ended"
+
+
 @pytest.mark.parametrize(
     "world",
     [
         pytest.param(free_hour(told(), timedelta(0)), id="its provider bills what it takes"),
         pytest.param(told(launched_at=NOW - timedelta(minutes=59)), id="its first hour is over by then"),
-        pytest.param(told(notice_at=None), id="nothing was announced"),
         pytest.param(told(notice_at=NOW - MINUTE), id="it should have been taken a minute ago"),
         pytest.param(told(notice_at=NOW + LEFT_MAX), id="no provider warns that long ahead"),
     ],
