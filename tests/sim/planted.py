@@ -19,7 +19,7 @@ from spotd.core.domain.ids import AttemptId, JobId
 from spotd.core.domain.intents import Intent
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
-from spotd.core.machines import listed, orphans
+from spotd.core.machines import launch_calls, listed, orphans
 from spotd.core.machines.loss_evidence import LossEvidence
 from spotd.core.machines.outcomes import LaunchFailure
 from spotd.core.plans.plan import Plan
@@ -231,7 +231,17 @@ def nothing_is_promised() -> AbstractContextManager[None]:
 
 
 def bids_without_limit() -> AbstractContextManager[None]:
-    return patched((ceilings, "gpu_price_limit", lambda _quote, _ceiling: MicroUsdPerHour(10_000_000)))
+    def wrong(_quote: object, _ceiling: object) -> MicroUsdPerHour:
+        return MicroUsdPerHour(10_000_000)
+
+    return patched(
+        (ceilings, "gpu_price_limit", wrong), (launch_calls, "gpu_price_limit", wrong), not_asked_again_at_the_call()
+    )
+
+
+def not_asked_again_at_the_call() -> tuple[Any, str, Any]:
+    """What a decision got wrong is else given up when its call is to be made."""
+    return launch_calls, "words_against_launch", lambda *_: ""
 
 
 def no_waiting_for_the_old_machine() -> AbstractContextManager[None]:
@@ -254,7 +264,7 @@ def machines_without_number() -> AbstractContextManager[None]:
         init(self, *args)
         self.machines = 0
 
-    return patched((JobPlacement, "__init__", wrong))
+    return patched((JobPlacement, "__init__", wrong), not_asked_again_at_the_call())
 
 
 def lists_alone() -> AbstractContextManager[None]:

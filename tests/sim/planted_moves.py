@@ -15,7 +15,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.progress import HostSample, Watch, watched
 from spotd.core.domain.states import EndReason
-from spotd.core.machines import orphans, watchdog
+from spotd.core.machines import bids, orphans, watchdog
 from spotd.daemon.bid_changes import BidChanges
 from spotd_jobs.spec.model import WatchdogPolicy
 from spotd_providers.contract.money import MicroUsdPerHour
@@ -35,7 +35,9 @@ def bids_without_a_limit() -> AbstractContextManager[None]:
         return None if item.bidding.floor is None else MicroUsdPerHour(2 * item.quote.price.gpu)
 
     return patched(
-        (relocation, "raised_bid", wrong), (Relocation, "_cheapest_move", lambda _self, _job, _item, _rate: None)
+        (relocation, "raised_bid", wrong),
+        (Relocation, "_cheapest_move", lambda _self, _job, _item, _rate: None),
+        (bids, "words_against_raise", lambda *_: ""),
     )
 
 
