@@ -6,7 +6,6 @@ although its cause seemed to be over is left alone for a while, which doubles ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -40,8 +39,6 @@ class CooldownScope(StrEnum):
     """A machine for which a healthy one was stopped, and that could not be had; others may be launched there."""
     BUDGET = "budget"
     """A budget of all jobs together is used up for its day or month."""
-    BID = "bid"
-    """A bid of ours for a machine that is over: its host may state it as the lowest that wins for a while."""
 
 
 EVERYWHERE: Final = ProviderName("")
@@ -79,27 +76,6 @@ class Cooldown:
     since: datetime | None = None
     strikes: int = 0
     ends: CooldownEnd = CooldownEnd.TIME
-
-
-BID_ECHOES_FOR: Final = timedelta(minutes=90)
-"""A marketplace may state a bid of ours as the lowest that wins up to an hour after its machine was ended."""
-_BID_SEPARATOR: Final = " of "
-
-
-def bid_subject(host: str, gpu_count: int, bid: int) -> str:
-    """Return what a cool-down of a former bid names: the bid, and the size of the machine that it was for."""
-    return f"{bid}x{gpu_count}{_BID_SEPARATOR}{host}"
-
-
-def former_bids(cooldowns: Iterable[Cooldown], provider: ProviderName, host: str) -> Iterator[tuple[int, int]]:
-    """Yield our bids for machines of this host that are over, each with the number of GPUs of its machine."""
-    for one in cooldowns:
-        if one.scope is not CooldownScope.BID or one.provider != provider:
-            continue
-        stated, _, where = one.subject.partition(_BID_SEPARATOR)
-        bid, _, count = stated.partition("x")
-        if where == host and bid.isdecimal() and count.isdecimal():
-            yield int(bid), int(count)
 
 
 def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) -> datetime:

@@ -24,7 +24,6 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.backoff import doubled
 from spotd.core.domain.bidding import is_echo, with_floor
-from spotd.core.domain.cooldowns import former_bids
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job
@@ -213,7 +212,7 @@ def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listin
 def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, ...]:
     """Return our bids for other machines of the same host, as if for this one: the host may state them as its floor.
 
-    Those of machines that are over, too: what a host states is up to an hour old.
+    Those of machines that are being ended, too: what a host states is up to an hour old.
     """
     here = item.quote.offer
     found: list[MicroUsdPerHour] = []
@@ -224,9 +223,6 @@ def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, 
         if other.id != item.id and offer.pays_bid:
             bids = other.bidding.placed or (other.quote.price.gpu,)
             found += [MicroUsdPerHour(bid * shares(here.gpu_count) // shares(offer.gpu_count)) for bid in bids]
-    if here.host_id is not None:
-        former = former_bids(builder.cooldowns, here.provider, here.host_id)
-        found += [MicroUsdPerHour(bid * shares(here.gpu_count) // shares(count)) for bid, count in former]
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ from spotd.core.domain.backoff import (
 from spotd.core.domain.bounds import COOLDOWN_MAX, span_within
 from spotd.core.domain.charges import Charge
 from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.cooldowns import BID_ECHOES_FOR, Cooldown, CooldownEnd, CooldownScope, bid_subject
+from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.domain.disk import disk_gb_after
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
@@ -200,7 +200,6 @@ class PlanBuilder(WorkingCopy):
         self.event(f"attempt.{reason.value}", sentence, attempt=attempt, reason=reason.value)
         learn_from_end(self, item, reason, suspects_job=self._suspects_job(item))
         self._blame(item, traits.blame, sentence)
-        self._note_bids(item)
         source = lineage.source_of(self.job(attempt.job), item)
         self._move_job_on(item, reason, sentence)
         self._doubt(source, item, reason)
@@ -236,15 +235,6 @@ class PlanBuilder(WorkingCopy):
         # A host that was lost may be as good as ever; one that broke its contract, or never came up, is not.
         ends = CooldownEnd.DEADLINE if item.end_reason is EndReason.HOST_LOST else CooldownEnd.TIME
         self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why, longest=longest, ends=ends)
-
-    def _note_bids(self, item: Attempt) -> None:
-        """Remember what was bid for the machine, which its host may state as the lowest bid that wins for a while."""
-        offer = item.quote.offer
-        if offer.host_id is None or not offer.pays_bid or item.launched_at is None:
-            return
-        for bid in dict.fromkeys((*item.bidding.placed, item.quote.price.gpu)):
-            subject = bid_subject(offer.host_id, offer.gpu_count, bid)
-            self.cool(offer.provider, CooldownScope.BID, subject, BID_ECHOES_FOR, "a bid of a machine that is over")
 
     def _suspects_job(self, item: Attempt) -> bool:
         """Whether the job failed to start on another machine just before: a bad job must not use up the good hosts."""

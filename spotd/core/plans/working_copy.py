@@ -143,11 +143,6 @@ class WorkingCopy:
         ordered = sorted(merged, key=lambda i: (i.job, i.number))
         return tuple(merged[i] for i in ordered if merged[i].state is not AttemptState.ENDED)
 
-    @property
-    def cooldowns(self) -> tuple[Cooldown, ...]:
-        """What cools down, with what this adds."""
-        return (*self._world.cooldowns, *self._cooldowns)
-
     def intents(self) -> tuple[Intent, ...]:
         merged = {**self._world.intents, **self._intents}
         return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -29,8 +28,8 @@ from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel, set_budget, set_ceiling
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
-from spotd_providers.contract.values import HostId, InstanceState, Loss, Market
-from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, offer, report
+from spotd_providers.contract.values import InstanceState, Loss, Market
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, report
 from tests.unit.core.machines.test_launch_calls import owed
 from tests.unit.core.machines.test_raised_bids import bid_market, bid_world, usd
 
@@ -258,45 +257,3 @@ def test_a_refused_raise_is_asked_for_ever_more_seldom_and_one_that_is_taken_end
     )
     taken = bids.bid_changed(replace(world, intents={known.id: known}), FIRST, NOW)
     assert taken.attempts[FIRST].bidding.refused == 0
-
-
-@pytest.mark.parametrize(
-    ("minutes", "host", "gpus", "floor", "counts"),
-    [
-        (1, "host-o1", 1, 0.44, False),
-        (60, "host-o1", 1, 0.44, False),
-        (60, "host-o1", 2, 0.88, False),
-        (60, "host-o1", 1, 0.46, True),
-        (60, "host-o2", 1, 0.44, True),
-        (600, "host-o1", 1, 0.44, True),
-    ],
-    ids=["at once", "an hour later", "of a larger machine", "another price", "another host", "ten hours later"],
-)
-def test_the_echo_of_our_bid_for_a_machine_that_is_over_raises_nothing(
-    minutes: int, host: str, gpus: int, floor: float, counts: bool
-) -> None:
-    ended = bid_world(floor=None)
-    lost = applied(ended, reconcile(ended, listing(instance(InstanceState.RUNNING)), report(seq=6), NOW))
-    lost = applied(lost, _over(lost))
-    after = bid_world(floor=None, bid=0.33)
-    item = after.attempts[FIRST]
-    sold = replace(item.quote.offer, host_id=HostId(host), gpu_count=gpus)
-    item = replace(item, quote=replace(item.quote, offer=sold))
-    now = NOW + minutes * MINUTE
-    cooldowns = tuple(c for c in lost.cooldowns if c.until > now)
-    after = replace(after, attempts={FIRST: item}, cooldowns=cooldowns)
-    row = replace(instance(InstanceState.RUNNING), bid_floor=usd(floor), price=usd(0.33))
-    heard = {i: replace(r, read_at=now) for i, r in report(seq=7).items()}
-    plan = reconcile(after, listing(row, at=now), heard, now)
-    assert (applied(after, plan).attempts[FIRST].bidding.floor is not None) is counts
-
-
-def _over(world: World) -> Plan:
-    now = NOW + timedelta(minutes=36)
-    heard = {i: replace(r, read_at=now) for i, r in report(seq=6).items()}
-    plan = reconcile(world, listing(instance(InstanceState.PAUSED), at=now - MINUTE), heard, now)
-    assert not plan.attempts[FIRST].state.counts
-    moved = tuple(replace(c, until=c.until - (now - NOW)) for c in plan.cooldowns)
-    assert moved
-    assert offer().host_id == "host-o1"
-    return replace(plan, cooldowns=moved)
