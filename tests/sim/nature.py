@@ -266,9 +266,10 @@ class Nature:
         for m in self.machines.values():
             if m.dumb:
                 continue
-            found.extend((m.key, a, b) for a, b in m.spans)
+            over = m.exit_at if m.is_misstated and m.exit_at is not None else self.now
+            found.extend((m.key, a, min(b, over)) for a, b in m.spans)
             if m.alive:
-                found.append((m.key, m.since, min(self.now, m.leased_until)))
+                found.append((m.key, m.since, min(over, m.leased_until)))
         return [span for span in found if span[1] < span[2]]
 
     def total_billed(self) -> MicroUsd:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 VOLUNTARY: Final = frozenset({EndReason.MIGRATED, EndReason.OUTBID, EndReason.MADE_ROOM, EndReason.STALLED})
 """Why a machine is stopped that its provider would leave to us."""
-FLIP: Final = frozenset({JobState.QUEUED, JobState.WAITING_PRICE})
+FLIP: Final = (JobState.WAITING_PRICE, JobState.QUEUED)
+"""Without a launch in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class Orders:
         self.bids: defaultdict[AttemptKey, list[datetime]] = defaultdict(list)
         """When changes of bids were decided."""
         self.flips: defaultdict[JobId, list[datetime]] = defaultdict(list)
-        """When a job changed between waiting for its turn and for a price."""
+        """When a job that waited for a price waited for its turn again."""
         self.pages: dict[ProviderName, tuple[Offer, ...]] = {}
         """What the newest page would have stated, had it not leapt."""
         self.opened: Callable[[str], None] = lambda _what: None
@@ -94,7 +95,7 @@ class Orders:
                 self._note_intent(intent, true)
         for identity, job in plan.jobs.items():
             former = before.jobs.get(identity)
-            if former is not None and former.state is not job.state and {former.state, job.state} == FLIP:
+            if former is not None and (former.state, job.state) == FLIP:
                 self.flips[identity].append(true)
         stopped = [
             item

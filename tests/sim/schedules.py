@@ -209,6 +209,8 @@ def ended_unsaved(result: Result) -> Iterator[str]:
         if stop is None or m is None or m.ended_by_us is None or stop.reason not in SAVING or not stop.flush:
             continue
         at = m.ended_by_us
+        if stop.reason is EndReason.CANCELLED and item.running_at is None:
+            continue  # its launch had no answer: nothing of it was known
         if any(at <= back for _, back in told.restored) or m.quiet_spans or m.dumb:
             continue
         went_on = m.exit_at is None or m.exit_at > at

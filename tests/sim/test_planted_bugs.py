@@ -14,7 +14,10 @@ from tests.sim import (
     planted_moves,
     planted_plans,
     planted_promises,
+    planted_stops,
+    receipts,
     schedules,
+    stops,
 )
 from tests.sim.oracles import CHECKS, broken_rules
 from tests.sim.planted import Bug
@@ -30,6 +33,7 @@ BUGS = {
     **planted_moves.MOVES,
     **planted_plans.PLANS,
     **planted_bills.BILLS,
+    **planted_stops.STOPS,
 }
 AT_ONCE = (
     oracles.said_by_the_core,
@@ -46,6 +50,8 @@ AT_ONCE = (
     money.budgets,
     money.expired_too_soon,
     *schedules.RULES,
+    *stops.STOPS,
+    receipts.bills_believed,
 )
 """These judge what has happened by then, so a world need not go on once one is broken; others judge its end."""
 
