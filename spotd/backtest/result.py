@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from spotd.backtest.advice import CeilingAdvice, advice_on
 from spotd.backtest.folder import read_history
@@ -17,6 +19,9 @@ from spotd.backtest.summary import Summary, summarized
 from spotd.backtest.traces import TraceDefaults
 from spotd.core.ranking.machine_speed import Speeds
 from spotd_jobs.spec.model import JobSpec, PriceLimit
+
+GAP_NOTED_S: Final = 6 * 3600
+"""A longer span in which no price changed is stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +99,18 @@ def answered(
         deadline_s=deadline_s,
         summaries=summaries,
         advice=advice_on(summaries, deadline_s=deadline_s, patience=patience),
-        notes=(*read.notes, *unrecorded),
+        notes=(*read.notes, *_gap_words(recorded), *unrecorded),
     )
+
+
+def _gap_words(recorded: RecordedMarket) -> list[str]:
+    """Return the longest span in which nothing at all was recorded, where it is long."""
+    instants = [recorded.begins_at, *recorded.instants, recorded.ends_at]
+    length, since = max((after - before, before) for before, after in pairwise(instants))
+    if length < GAP_NOTED_S:
+        return []
+    begins = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M}"
+    return [f"the longest span without a price is of {length / 3600:.1f} h, from {begins} UTC on"]
 
 
 def _fastest(spec: JobSpec, recorded: RecordedMarket) -> int:

@@ -238,6 +238,13 @@ def _contradictions(config: Config) -> list[Problem]:
     ]
 
 
+def out_of_reach(config: Config) -> list[str]:
+    """Return the enabled providers whose machines cannot reach the checkpoint store: nothing is launched there."""
+    if config.store.is_bucket:
+        return []
+    return [one.name for one in config.providers if one.common.enabled and not _shares_files(one)]
+
+
 def _shares_files(provider: ProviderConfig) -> bool:
     try:
         return provider.plugin.traits(provider.settings).hosts_share_filesystem is True

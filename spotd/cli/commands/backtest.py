@@ -147,6 +147,8 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
         result = _result(spec, history, ceilings, deadline, given)
     except BacktestRefused as exc:
         raise CommandFailed(exc.message, hint=exc.hint) from exc
+    for sentence in _not_played() if output == TABLE else ():
+        stderr.note(sentence)
     if plot is not None:
         from spotd.cli.views.backtest_plot import draw
 
@@ -212,6 +214,27 @@ def _result(
             policies=policies,
             deadline=deadline,
         )
+
+
+def _not_played() -> list[str]:
+    """Return what the configuration lets the daemon do and a back-test does not, in sentences."""
+    from spotd.config.load import load
+    from spotd.config.refusals import ConfigError
+
+    try:
+        config = load(None).config
+    except ConfigError:
+        return []
+    found = []
+    if config.bids.raise_running:
+        found.append("[bids] raise_running")
+    if config.bids.hold:
+        found.append(f"[bids] hold of {config.bids.hold.total_seconds() / 60:g} min")
+    if config.moves.most:
+        found.append(f"[moves] most = {config.moves.most}")
+    if not found:
+        return []
+    return [f"the configuration has {', '.join(found)}, which are not played: costs and losses of the daemon differ"]
 
 
 def _cores() -> int:

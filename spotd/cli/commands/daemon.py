@@ -9,7 +9,7 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.failures import CommandFailed, ExitCode, unusable
-from spotd.words import clean
+from spotd.words import clean, count
 from spotd_jobs.spec.problems import FileProblems
 
 if TYPE_CHECKING:
@@ -77,8 +77,20 @@ def check(*, file: Path | None, config_path: Path | None) -> None:
         stderr.warning(problem.sentence("" if loaded.path is None else str(loaded.path)))
         if problem.hint:
             stderr.line(f"  hint: {clean(problem.hint)}")
-    where = "there is no configuration file; the defaults hold" if loaded.path is None else f"{loaded.path} is in order"
-    stdout.line(where)
+    from spotd.config.load import out_of_reach
+
+    if names := out_of_reach(loaded.config):
+        raise CommandFailed(
+            f"nothing can be launched at {', '.join(names)}: machines there cannot reach the checkpoint store,"
+            " a folder on this computer",
+            hint='set [store] url = "s3://bucket/prefix", or enabled = false for the provider',
+        )
+    if loaded.path is None:
+        stdout.line("there is no configuration file; the defaults hold")
+    elif loaded.warnings:
+        stdout.line(f"{loaded.path} can be used, but for {count(len(loaded.warnings), 'warning')}")
+    else:
+        stdout.line(f"{loaded.path} is in order")
 
 
 @config.command()

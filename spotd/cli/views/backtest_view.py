@@ -91,6 +91,7 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
         f"a checkpoint every {span_words(terms.every_s)}",
         f"decided every {span_words(terms.step_s)}",
         f"a spot machine whose offer leaves the market is {terms.vanished.value}",
+        "bids stay as they were placed, no outbid machine is waited for, no job moves",
         "fees " + ", ".join(f"{name} x{fee / _MICRO:.2f}" for name, fee in sorted(terms.fee_ppm.items())),
         f"{result.starts} starts, seed {result.seed}",
     ]

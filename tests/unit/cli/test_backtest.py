@@ -72,11 +72,31 @@ def test_the_table_the_advice_and_what_they_rest_on(ctl: Ctl, place: Path) -> No
     text = result.out
     assert "recommended:" in text
     assert (
-        "decided every 1 min; a spot machine whose offer leaves the market is lost; fees vast x1.00; 4 starts, seed 1"
-        in text
+        "decided every 1 min; a spot machine whose offer leaves the market is lost; bids stay as they were placed,"
+        " no outbid machine is waited for, no job moves; fees vast x1.00; 4 starts, seed 1" in text
     )
     assert "4 of 16 runs were not done when the history ended" in text
-    assert result.err == ""
+    assert "the configuration has [bids] raise_running, [bids] hold of 10 min, [moves] most = 2" in result.err
+
+
+def test_what_the_configuration_has_and_a_back_test_does_not_play_is_noted(
+    ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = place / "config.toml"
+    monkeypatch.setenv("SPOTD_CONFIG", str(config))
+    config.write_text('[bids]\nraise_running = false\nhold = "0s"\n[moves]\nmost = 0\n')
+    assert "not played" not in ctl(*words(place, "--ceiling", "0.3,0.4")).err
+    config.write_text('[bids]\nraise_running = false\nhold = "0s"\n[moves]\nmost = 5\n')
+    assert "the configuration has [moves] most = 5, which are not played" in ctl(*words(place, "--ceiling", "0.4")).err
+
+
+def test_the_longest_span_without_a_price_is_noted(ctl: Ctl, place: Path) -> None:
+    history = place / "prices" / "october.csv"
+    lines = history.read_text().splitlines()
+    kept = [lines[0], *(line for line in lines[1:] if not "2026-10-02T03" <= line[:13] <= "2026-10-02T20")]
+    assert "span without a price" not in ctl(*words(place, "--ceiling", "0.4")).err
+    history.write_text("\n".join(kept) + "\n")
+    assert "the longest span without a price is of" in ctl(*words(place, "--ceiling", "0.4")).err
 
 
 def test_policies_are_compared_where_there_is_a_deadline(ctl: Ctl, place: Path) -> None:
