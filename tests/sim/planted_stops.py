@@ -92,8 +92,8 @@ def waiting_is_judged_anew() -> AbstractContextManager[None]:
     """Puts a job that waits for a price back to its turn in each decision."""
     right = placement._state_of_waiting
 
-    def wrong(job: Job, kind: VerdictKind) -> JobState:
-        return JobState.QUEUED if job.state is JobState.WAITING_PRICE else right(job, kind)
+    def wrong(job: Job, kind: VerdictKind, now: datetime) -> JobState:
+        return JobState.QUEUED if job.state is JobState.WAITING_PRICE else right(job, kind, now)
 
     return patched((placement, "_state_of_waiting", wrong))
 
