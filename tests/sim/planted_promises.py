@@ -15,7 +15,7 @@ from spotd.core.domain import backoff
 from spotd.core.domain.backoff import Setback
 from spotd.core.domain.keys import key_belongs_to
 from spotd.core.domain.world import World
-from spotd.core.machines import absence, host_reports, judgements, listed, orphans, outcomes
+from spotd.core.machines import absence, host_reports, judgements, launch_calls, listed, orphans, outcomes
 from spotd.core.metering import metering
 from spotd.core.plans import plan_builder
 from spotd.core.plans.plan import Plan
@@ -25,7 +25,7 @@ from spotd.daemon.executor import Executor
 from spotd.daemon.market import plugin_values
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.sim.hazards import Hazard
-from tests.sim.planted import ROUGH, Bug, patched, small
+from tests.sim.planted import ROUGH, Bug, not_asked_again_at_the_call, patched, small
 from tests.sim.worlds import QUIET
 
 CALM = replace(ROUGH, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0, user=False, storm=timedelta(hours=4))
@@ -94,7 +94,9 @@ def ceilings_of_whole_machines() -> AbstractContextManager[None]:
     def wrong(agreed: Any, ceiling: int) -> MicroUsdPerHour:
         return limit(agreed, ceiling * agreed.offer.gpu_count)
 
-    return patched((ceilings, "gpu_price_limit", wrong))
+    return patched(
+        (ceilings, "gpu_price_limit", wrong), (launch_calls, "gpu_price_limit", wrong), not_asked_again_at_the_call()
+    )
 
 
 # --- in metering ---
