@@ -146,7 +146,7 @@ LIVES: Mapping[str, Bug] = {
         patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3, until=timedelta(hours=6)
     ),
     "give up a machine without a last full read of its host": Bug(
-        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=12
+        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=17
     ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "forget what was ended on a full disk": Bug(
