@@ -137,7 +137,7 @@ def _most(item: Attempt) -> int:
 
 
 def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Charge], billed: MicroUsd) -> bool:
-    """Book what is missing, and take back what is too much; return whether that is worth a line."""
+    """Charge what is missing, and take back what is too much; return whether that is worth a line."""
     settled = _booked_there(item)
     missing = billed - settled
     # A correction stands beside a charge of its day; one that was moved over midnight to be apart cannot bear it.
