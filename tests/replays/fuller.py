@@ -11,19 +11,13 @@ On-demand machines fail to start, too, and are not preempted. A policy is asked 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from functools import cache
 from random import Random
 from typing import Final
 
-from spotd.core.domain.records import ONE, Record, RecordId, added
-from spotd.core.experience.start_quantile import failed_record, ratio_record, time_until_started
 from spotd.core.policies.observation import HOUR_S, Action, Observation, Rule, Zone
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Market, ProviderName
 from tests.replays.replay import ReplayResult, ReplayTerms, ZoneTrace, zone_after
 
 MINUTE_S: Final = 60
@@ -37,12 +31,8 @@ BOOT_SPREAD: Final = 0.5
 """Of the logarithm of the time that a start takes."""
 BOOT_MAX: Final = 3
 """No start takes more than so many times the usual."""
-STARTS_SEEN: Final = 200
-"""Of how many starts the daemon has a record when the job begins."""
 EGRESS_USD: Final = 0.02 * 10
 """Ten gigabytes at two cents."""
-_PROVIDER: Final = ProviderName("replayed")
-_AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -93,7 +83,7 @@ def replay_fully(rule: Rule, zones: Sequence[ZoneTrace], terms: ReplayTerms, see
                 machine = replace(machine, saving_for=SAVE_S) if machine.starts_for <= 0 else None
             if machine is None and action is not Action.WAIT:
                 price = terms.on_demand if zone is None or action is Action.ON_DEMAND else zone.price
-                machine = _launched(action, chosen.zone, price, terms.overhead_s, rng)
+                machine = _launched(action, chosen.zone, price, terms, rng)
                 launches, egress = launches + 1, egress + (EGRESS_USD if saved else 0.0)
         if machine is not None:
             paid += machine.rate * MINUTE_S
@@ -107,10 +97,10 @@ def _result(paid: int, egress: float, now: int, launches: int, preemptions: int,
     return ReplayResult(paid=total, finish_s=now, launches=launches, preemptions=preemptions, is_late=late)
 
 
-def _launched(action: Action, zone: str, price: MicroUsdPerHour, overhead_s: int, rng: Random) -> _Machine:
+def _launched(action: Action, zone: str, price: MicroUsdPerHour, terms: ReplayTerms, rng: Random) -> _Machine:
     if rng.random() < FAILS[action]:
         return _Machine(action, zone, price, GIVES_UP_S, fails=True)
-    boot = min(BOOT_MAX * overhead_s, round(overhead_s * rng.lognormvariate(0, BOOT_SPREAD)))
+    boot = min(BOOT_MAX * terms.overhead_s, round(terms.overhead_s * rng.lognormvariate(0, BOOT_SPREAD)))
     return _Machine(action, zone, price, boot)
 
 
@@ -149,27 +139,10 @@ def _worked(machine: _Machine) -> int:
     return fresh
 
 
-@cache
-def _held_back_s(overhead_s: int) -> int:
-    """What the daemon holds back for a start after it has seen `STARTS_SEEN` of on-demand machines."""
-    rng, usual, known = Random(1), timedelta(seconds=overhead_s), dict[RecordId, Record]()
-    for _ in range(STARTS_SEEN):
-        machine = _launched(Action.ON_DEMAND, "", MicroUsdPerHour(0), overhead_s, rng)
-        took = timedelta(seconds=machine.starts_for)
-        identity = failed_record(_PROVIDER, Market.ON_DEMAND)
-        if not machine.fails:
-            identity = ratio_record(_PROVIDER, Market.ON_DEMAND, took, usual)
-        known[identity] = added(known.get(identity), identity, ONE, took, _AT)
-    gives_up = timedelta(seconds=GIVES_UP_S)
-    return math.ceil(
-        time_until_started(known, _PROVIDER, Market.ON_DEMAND, usual, gives_up, _AT) / timedelta(seconds=1)
-    )
-
-
 def _observation(
     terms: ReplayTerms, now: int, saved: int, machine: _Machine | None, zones: tuple[Zone, ...]
 ) -> Observation:
-    """What the daemon would know: usual starts, half of an interval lost on average, and how starts went before."""
+    """What the daemon would know: usual starts, half of an interval lost on average, and one start that fails."""
     unsaved = 0 if machine is None else machine.unsaved
     return Observation(
         task_s=terms.task_s,
@@ -178,7 +151,7 @@ def _observation(
         left_s=terms.deadline_s - now,
         step_s=MINUTE_S,
         overhead_s=terms.overhead_s + SAVES_EVERY_S // 2,
-        overhead_max_s=SAVE_S + _held_back_s(terms.overhead_s),
+        overhead_max_s=SAVE_S + GIVES_UP_S + BOOT_MAX * terms.overhead_s,
         zones=zones,
         on_demand=terms.on_demand,
         holds=Action.WAIT if machine is None else machine.action,

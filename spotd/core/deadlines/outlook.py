@@ -19,7 +19,6 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.world import World
-from spotd.core.experience.start_quantile import time_until_started
 from spotd.core.experience.starts import usual_start
 from spotd.core.policies.observation import Action, Observation, Zone, hours_words
 from spotd.core.pricing.usefulness import restore_time, startup
@@ -91,7 +90,7 @@ def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes:
         return None
     left = time_until(due, job.spec.schedule, now)
     spot = None if quotes is None else next((q for q, _ in quotes(on_market(job, MarketChoice.SPOT))), None)
-    demand = None if quotes is None else _fast_enough(job, work, quotes, left, world, now)
+    demand = None if quotes is None else _fast_enough(job, work, quotes, left, world)
     held = None if item is None else item.quote
     if held is not None and held.offer.market is Market.ON_DEMAND:
         demand = held
@@ -113,7 +112,7 @@ def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes:
         left_s=math.floor(max(-_SPAN_MAX_S, min(_SPAN_MAX_S, left.total_seconds()))),
         step_s=max(1, _seconds(policy.recheck_every)),
         overhead_s=_seconds(usual_overhead(job, offer, world)),
-        overhead_max_s=_seconds(careful_overhead(job, offer, world, now)),
+        overhead_max_s=_seconds(careful_overhead(job, offer, world)),
         zones=(up,),
         on_demand=None if demand is None else demand.price.total,
         holds=holds,
@@ -132,18 +131,15 @@ def usual_overhead(job: Job, offer: Offer | None, world: World) -> timedelta:
     return start_time(job, offer, world) + (job.spec.checkpoint.every or SAVES_WITHIN) / 2
 
 
-def careful_overhead(job: Job, offer: Offer | None, world: World, now: datetime) -> timedelta:
-    """Return what a change to another machine may cost: a save, and a start as slow as one in a hundred, failures too.
+def careful_overhead(job: Job, offer: Offer | None, world: World) -> timedelta:
+    """Return what a change to another machine may cost: a save, a start that fails, and one that takes twice as long.
 
     A machine that does not come up is given up after its provider's time for a start.
     """
     save = job.spec.checkpoint.stop_grace + world.policy.save_allowance
-    usual = start_time(job, offer, world)
     rules = None if offer is None else world.policy.providers.get(offer.provider)
-    if offer is None or rules is None:
-        return save + 2 * usual
-    known, given_up = world.experience, rules.provision_timeout
-    return save + time_until_started(known, offer.provider, Market.ON_DEMAND, usual, given_up, now)
+    fails = timedelta(0) if rules is None else rules.provision_timeout
+    return save + fails + 2 * start_time(job, offer, world)
 
 
 def start_time(job: Job, offer: Offer | None, world: World) -> timedelta:
@@ -153,13 +149,11 @@ def start_time(job: Job, offer: Offer | None, world: World) -> timedelta:
     return max(usual_start(world.experience, offer.provider, job.spec.image), restore_time(job, offer))
 
 
-def _fast_enough(
-    job: Job, work: RemainingWork, quotes: Quotes, left: timedelta, world: World, now: datetime
-) -> Quote | None:
+def _fast_enough(job: Job, work: RemainingWork, quotes: Quotes, left: timedelta, world: World) -> Quote | None:
     """Return the best on-demand machine on which the job is in time, else the fastest."""
     fastest: tuple[timedelta, Quote] | None = None
     for quote, _ in islice(quotes(on_market(job, MarketChoice.ON_DEMAND)), COMPARED_MAX):
-        needed = _on(job, work, quote.offer) + careful_overhead(job, quote.offer, world, now)
+        needed = _on(job, work, quote.offer) + careful_overhead(job, quote.offer, world)
         if needed <= left:
             return quote
         if fastest is None or needed < fastest[0]:

@@ -39,7 +39,6 @@ class RecordKind(StrEnum):
     LOSSES_PROVIDER, LOSSES_POOL, LOSSES_HOST: machines that were lost, over the hours for which they lived.
     LOSSES_TIME: the same of one provider in one part of the week.
     STARTS: machines whose command began to run, over the time that it took since the launch; by image.
-    START_RATIOS: starts at a provider by market and by how many times the usual they took, and those that failed.
     FAILED_STARTS, SLOW_STARTS, EARLY_LOSSES: of one host, for its memory.
     """
 
@@ -48,7 +47,6 @@ class RecordKind(StrEnum):
     LOSSES_HOST = "losses_host"
     LOSSES_TIME = "losses_time"
     STARTS = "starts"
-    START_RATIOS = "start_ratios"
     FAILED_STARTS = "failed_starts"
     SLOW_STARTS = "slow_starts"
     EARLY_LOSSES = "early_losses"

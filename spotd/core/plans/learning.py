@@ -11,8 +11,7 @@ from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
 from spotd.core.experience.hazards import SLOT_HOURS, exposure, loss_records, slot_of, time_subject
 from spotd.core.experience.hosts import fault_record, records_of_host
-from spotd.core.experience.start_quantile import failed_record, ratio_record
-from spotd.core.experience.starts import ANY_IMAGE, START_MAX, is_slow, start_record, usual_start
+from spotd.core.experience.starts import ANY_IMAGE, START_MAX, is_slow, start_record
 from spotd.core.plans.plan import Event, Plan
 
 if TYPE_CHECKING:
@@ -56,9 +55,6 @@ def learn_from_start(builder: WorkingCopy, item: Attempt, image: str) -> None:
         return
     if item.quote.offer.host_id is not None and is_slow(builder.experience, item.provider, image, took):
         _add_fault(builder, item, RecordKind.SLOW_STARTS)
-    usual = usual_start(builder.experience, item.provider, image)
-    ratio = ratio_record(item.provider, item.quote.offer.market, took, usual)
-    builder.learn(ratio, ONE, min(took, START_MAX))
     for subject in (image, ANY_IMAGE):
         builder.learn(start_record(item.provider, subject), ONE, min(took, START_MAX))
 
@@ -89,17 +85,11 @@ def _next_slot(at: datetime) -> datetime:
 
 
 def _add_faults(builder: WorkingCopy, item: Attempt, reason: EndReason, *, is_loss: bool, suspects_job: bool) -> None:
-    if item.launched_at is None:
-        return
-    is_failed_start = reason.traits.is_host_fault and item.running_at is None and not is_loss and not suspects_job
-    if is_failed_start:
-        took = max(timedelta(0), min(builder.now - item.launched_at, START_MAX))
-        builder.learn(failed_record(item.provider, item.quote.offer.market), ONE, took)
-    if item.quote.offer.host_id is None:
+    if item.quote.offer.host_id is None or item.launched_at is None:
         return
     if is_loss and builder.now - item.launched_at < EARLY:
         _add_fault(builder, item, RecordKind.EARLY_LOSSES)
-    elif is_failed_start:
+    elif reason.traits.is_host_fault and item.running_at is None and not is_loss and not suspects_job:
         _add_fault(builder, item, RecordKind.FAILED_STARTS)
 
 
