@@ -149,6 +149,11 @@ install = "demo"
 poll_every = "60s"
 time_scale = {TIME_SCALE}
 
+# A higher bid would bring an outbid machine back: the demo shows how a job is carried to another one.
+[bids]
+raise_running = false
+hold = "0s"
+
 [budget]
 day = 50.0
 machines = 4

@@ -19,7 +19,7 @@ from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.e2e.clouds import GPUS, KIND, Clouds, three_clouds
-from tests.e2e.harness import FINAL, straight_sha256, training_folder, until
+from tests.e2e.harness import FINAL, LEAVES_AT_ONCE, straight_sha256, training_folder, until
 from tests.e2e.test_bucket import store_keys, store_section
 from tests.fakes.aws import ZONES
 from tests.fakes.seaweed import Weed
@@ -47,7 +47,9 @@ def carry(weed: Weed, folder: Path, *, seed: int, kills: int) -> Counter[str]:
     release = folder / "release"
     flags = f"--steps {400 + 150 * kills} --save-every 15"
     run = f"RELEASE={release} BALLAST={BALLAST} SAVE_S=0.1 {sys.executable} slow_train.py {flags} --pace 0.03"
-    with three_clouds(folder, more=store_section(weed, folder.name), environment=store_keys(weed)) as f:
+    with three_clouds(
+        folder, more=LEAVES_AT_ONCE + store_section(weed, folder.name), environment=store_keys(weed)
+    ) as f:
         stock(f)
         f.lab.start()
         job = f.lab.submit(

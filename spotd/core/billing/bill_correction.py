@@ -63,8 +63,8 @@ def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bi
     """Compare what was booked with what the provider bills, and with what it billed when it was read before."""
     builder = PlanBuilder(replace(world.with_job(job), attempts={**world.attempts, item.id: item}), now)
     tries = _readings_until(item, world.policy, now + APART)
-    refusal = "" if bill is None else _refusal(item, bill)
     is_final = _is_final_at_once(world, item)
+    refusal = "" if bill is None else _refusal(item, bill, is_final=is_final)
     known, note = item.billed, refusal
     if bill is None:
         note = item.bill_note
@@ -108,8 +108,11 @@ def _is_final_at_once(world: World, item: Attempt) -> bool:
     return rules is not None and not rules.bill_open_for
 
 
-def _refusal(item: Attempt, bill: Bill) -> str:
-    """Return why the bill is not believed whatever it says when it is read again; empty where it may be."""
+def _refusal(item: Attempt, bill: Bill, *, is_final: bool) -> str:
+    """Return why the bill is not believed whatever it says when it is read again; empty where it may be.
+
+    A bill that its provider calls final at once is whole by that.
+    """
     who = f"{item.provider}'s bill for the machine of attempt {item.id.number}"
     if bill.problem:
         return f"{who} {bill.problem}"
@@ -117,7 +120,7 @@ def _refusal(item: Attempt, bill: Bill) -> str:
         return f"{who} adds up to ${as_usd(bill.amount):.4f}, which no machine costs"
     if bill.amount > _most(item):
         return f"{who} is ${as_usd(bill.amount):.4f}, more than {PLAUSIBLE} times what was agreed"
-    if bill.amount < _booked_there(item) and not _is_whole(item, bill):
+    if not is_final and bill.amount < _booked_there(item) and not _is_whole(item, bill):
         return f"{who} is lower than what was booked and does not cover all of its time"
     return ""
 
