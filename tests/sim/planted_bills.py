@@ -33,7 +33,7 @@ BILLED: Final = Shape(
 
 def every_bill_is_whole() -> AbstractContextManager[None]:
     """Believes a bill of nothing, or of some of the time."""
-    return patched((bill_correction, "_refusal", lambda _item, _bill: ""))
+    return patched((bill_correction, "_refusal", lambda *_args, **_given: ""))
 
 
 def rows_count_each_time() -> AbstractContextManager[None]:
