@@ -15,6 +15,41 @@ NAMED = re.compile(rf"(?<![\w./<>$-])((?:{ROOTS})/[\w./*-]*[\w*/])")
 LINKED = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NOT_OURS = {"spotd/spotd.sock"}
+CONTRIBUTORS = re.compile(
+    r"docs/(reference|decisions)/|docs/how-to/new-|docs/(architecture|glossary|states|testing|wire)\.md"
+    r"|docs/providers/writing-a-provider\.md"
+)
+USER_PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if not CONTRIBUTORS.match(str(page.relative_to(ROOT)))
+]
+SENTENCE_WORDS_MAX = 30
+SHORTER = {"docs/cli.md": 25, "docs/how-to/bids-and-moves.md": 25}
+USER_WORDS_MAX = 30_000
+TO_SPLIT: dict[str, int] = {
+    "README.md": 2,
+    "docs/README.md": 3,
+    "docs/comparison.md": 2,
+    "docs/failures.md": 1,
+    "docs/how-to/agents.md": 2,
+    "docs/how-to/backtest.md": 7,
+    "docs/how-to/costs.md": 6,
+    "docs/how-to/dashboard.md": 1,
+    "docs/how-to/expected-cost.md": 4,
+    "docs/how-to/five-minute-start.md": 1,
+    "docs/how-to/meet-a-deadline.md": 4,
+    "docs/how-to/notifications.md": 1,
+    "docs/how-to/schedule-jobs.md": 6,
+    "docs/how-to/service.md": 1,
+    "docs/how-to/size-a-model.md": 6,
+    "docs/how-to/watch-a-job.md": 1,
+    "docs/how-to/watch-the-market.md": 2,
+    "docs/recipes/markets.md": 1,
+    "docs/security.md": 2,
+    "docs/stores.md": 14,
+}
+"""Sentences that are longer, by page. A bound is only ever lowered."""
 
 
 @pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
@@ -54,3 +89,31 @@ def test_no_word_of_the_glossary_is_defined_twice() -> None:
 
 def test_the_readme_stays_short() -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") < 150
+
+
+def sentences(page: str) -> list[str]:
+    """Return the sentences of a page: of its paragraphs, the items of its lists and the cells of its tables."""
+    text = re.sub(r"^( *)```.*?^\1```", "\n\n", page, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"^(?:#|\|[-|: ]+$).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<!\\)\||^ *(?:[*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
+    return [one for block in blocks for one in re.split(r"(?<=[.?!])[)*\"]* (?=[^a-z]|spot(?:d|ctl)\b)", block) if one]
+
+
+def test_sentences_are_found_in_paragraphs_lists_and_tables() -> None:
+    page = "# T\n\nOne [two](a.md),\nthree. Four?\n\n* five\n* six. 7\n\n| a b |\n|---|\n| c. D |\n\n```\nno. No\n```\n"
+    assert sentences(page) == ["One two, three.", "Four?", "five", "six.", "7", "a b", "c.", "D"]
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_of_a_user_page_is_long(page: Path) -> None:
+    name = str(page.relative_to(ROOT))
+    limit = SHORTER.get(name, SENTENCE_WORDS_MAX)
+    long = [one for one in sentences(page.read_text(encoding="utf-8")) if len(one.split()) > limit]
+    assert len(long) <= TO_SPLIT.get(name, 0), long
+
+
+def test_the_user_pages_do_not_grow() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in USER_PAGES) < USER_WORDS_MAX
