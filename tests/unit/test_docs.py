@@ -47,7 +47,6 @@ TO_SPLIT: dict[str, int] = {
     "docs/how-to/watch-the-market.md": 2,
     "docs/recipes/markets.md": 1,
     "docs/security.md": 2,
-    "docs/stores.md": 14,
 }
 """Sentences that are longer, by page. A bound is only ever lowered."""
 
