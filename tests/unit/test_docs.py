@@ -33,8 +33,6 @@ TO_SPLIT: dict[str, int] = {
     "docs/comparison.md": 2,
     "docs/failures.md": 1,
     "docs/how-to/agents.md": 2,
-    "docs/how-to/backtest.md": 7,
-    "docs/how-to/costs.md": 6,
     "docs/how-to/dashboard.md": 1,
     "docs/how-to/expected-cost.md": 4,
     "docs/how-to/five-minute-start.md": 1,
