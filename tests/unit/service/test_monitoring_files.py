@@ -48,7 +48,7 @@ async def test_every_metric_that_is_asked_for_exists_and_every_one_of_ours_is_do
     asked = set(NAME.findall(text))
     assert len(asked) > 25
     assert asked - names == set()
-    page = (FOLDER.parent / "how-to" / "monitoring.md").read_text(encoding="utf-8")
+    page = (FOLDER.parent / "reference" / "metrics.md").read_text(encoding="utf-8")
     assert {name for name in names if name.startswith("spotd_")} - set(NAME.findall(page)) == set()
 
 
