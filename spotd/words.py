@@ -293,7 +293,7 @@ def silence_texts(answer: Mapping[str, Any]) -> list[str]:
         f"no prices from {poll['provider']}"
         + ("" if poll["at"] is None else f" since {local_text(poll['at'])}")
         + f": {poll['error']}"
-        for poll in answer["boards"]
+        for poll in answer["offers"]
         if poll["error"]
     ]
 

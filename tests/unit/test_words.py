@@ -72,7 +72,7 @@ BANNED: Final = (
     "wished",
 )
 REMAINING: Final = {
-    "boards": 8,
+    "boards": 1,
     "look": 1,
     "looks": 1,
     "nobody": 1,

@@ -257,7 +257,7 @@ class JobHandlers(ContextHandlers):
                 best=best,
                 costs=self._costs(job_id),
                 passed_over=passed_over_responses(verdict.passed_over) if verdict is not None else [],
-                boards=offers_responses(context.offer_cache.snapshot(), notes_of(context.offer_cache, context.clock)),
+                offers=offers_responses(context.offer_cache.snapshot(), notes_of(context.offer_cache, context.clock)),
                 stage=self._stage(job),
                 placed=_placed_words(reads, job_id) if job.state.is_final else [],
                 failure=failure_response(job),

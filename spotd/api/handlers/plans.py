@@ -141,7 +141,7 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         ],
         costs=list(cost_words(job, with_job, market, now)),
         passed_over=passed_over_responses(request_counts.items()),
-        boards=offers_responses(market),
+        offers=offers_responses(market),
         fits=bool(fitting),
         verdict_kind=kind.value,
         verdict="no provider shows offers now" if verdict is None else _conditional(verdict.sentence),

@@ -75,7 +75,7 @@ class PriceHandlers(ContextHandlers):
         return PricesResponse(
             quotes=[row[3] for row in islice(found, query.limit)],
             costs=[] if job is None else list(cost_words(job, world, market, now)),
-            boards=offers_responses(market, notes_of(context.offer_cache, context.clock)),
+            offers=offers_responses(market, notes_of(context.offer_cache, context.clock)),
             more=len(found) > query.limit,
         )
 

@@ -54,7 +54,7 @@ class PlanResponse(TypedDict):
     candidates: list[QuoteResponse]
     costs: list[str]
     passed_over: list[PassedOverResponse]
-    boards: list[PollResponse]
+    offers: list[PollResponse]
     fits: bool
     verdict_kind: str
     verdict: str
@@ -87,7 +87,7 @@ class WhyResponse(TypedDict):
     best: QuoteResponse | None
     costs: list[str]
     passed_over: list[PassedOverResponse]
-    boards: list[PollResponse]
+    offers: list[PollResponse]
     events: list[EventResponse]
     stage: StageResponse | None
     placed: list[str]

@@ -73,7 +73,7 @@ class PricesResponse(Answer):
 
     quotes: list[QuoteResponse]
     costs: list[str]
-    boards: list[PollResponse]
+    offers: list[PollResponse]
     more: bool
 
 

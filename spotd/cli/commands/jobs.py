@@ -398,7 +398,7 @@ def why(*, ref: str, output: str) -> None:
         ]
     if shape["until"] is not None:
         lines.append(f"  decides again by {local_text(shape['until'])}")
-    lines += [f"  {_last_error(row)}" for row in shape["boards"] if row["error"] or row["note"]]
+    lines += [f"  {_last_error(row)}" for row in shape["offers"] if row["error"] or row["note"]]
     if shape["events"]:
         lines.append("  lately:")
         # A job and its attempt change for one reason at one instant: it is printed once.

@@ -19,7 +19,7 @@ def market(ctl: Ctl) -> Ctl:
         )
         for count, price in ((1, 0.35), (2, 0.6), (4, 1.1))
     ]  # fmt: skip
-    ctl.place.answers("prices.quotes", {"quotes": quotes, "boards": [], "more": False})
+    ctl.place.answers("prices.quotes", {"quotes": quotes, "offers": [], "more": False})
     return ctl
 
 

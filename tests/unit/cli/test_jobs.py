@@ -165,7 +165,7 @@ def test_show_json_holds_the_job_and_its_settings(stocked: Ctl) -> None:
 def test_why_names_a_provider_that_answers_and_cannot_be_relied_on(stocked: Ctl) -> None:
     slow = made_responses.board(provider="vast", note="has not answered for 25 s")
     odd = made_responses.board(provider="runpod", error="rate limited", note="7 of 7 rows cannot be used")
-    stocked.place.answers("jobs.why", made_responses.why(boards=[slow, odd]))
+    stocked.place.answers("jobs.why", made_responses.why(offers=[slow, odd]))
     told = stocked("why", "prep").out
     assert "  vast: has not answered for 25 s\n" in told
     assert "  runpod shows no prices: rate limited; 7 of 7 rows cannot be used\n" in told
@@ -174,7 +174,7 @@ def test_why_names_a_provider_that_answers_and_cannot_be_relied_on(stocked: Ctl)
 def test_why_answers_in_sentences(stocked: Ctl) -> None:
     twice = [made_responses.event(), made_responses.event()]  # a job's and its attempt's, shown once
     away = made_responses.board(provider="runpod", error="rate limited")
-    stocked.place.answers("jobs.why", made_responses.why(boards=[away], events=twice))
+    stocked.place.answers("jobs.why", made_responses.why(offers=[away], events=twice))
     assert stocked("why", "prep").out == (
         "prep (6k0a9zzzzz) is WAITING_PRICE: the lowest H100 costs $2.61, the ceiling is $2.40\n"
         "  ceiling   $2.400 per GPU-hour\n"

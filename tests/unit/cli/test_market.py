@@ -23,11 +23,11 @@ def market(ctl: Ctl) -> Ctl:
             ceiling_usd_gpu_h=1.0, fits=False, verdict="above the ceiling", region="us-east-1",
         ),
     ]  # fmt: skip
-    boards = [
+    polls = [
         made_responses.board(),
         made_responses.board(provider="runpod", error="rate limited", at=made_responses.EARLIER),
     ]
-    ctl.place.answers("prices.quotes", {"quotes": quotes, "boards": boards, "more": False})
+    ctl.place.answers("prices.quotes", {"quotes": quotes, "offers": polls, "more": False})
     return ctl
 
 
@@ -42,7 +42,7 @@ def test_prices_show_the_effective_price_beside_the_ceiling(market: Ctl) -> None
 
 
 def test_explain_shows_every_term(ctl: Ctl) -> None:
-    ctl.place.answers("prices.quotes", {"quotes": [made_responses.quote()], "boards": [], "more": False})
+    ctl.place.answers("prices.quotes", {"quotes": [made_responses.quote()], "offers": [], "more": False})
     result = ctl("offers", "--gpu", "H100", "--explain")
     assert result.out == (
         "WHERE      GPU     MARKET  GPU$/H  +STORAGE    +FEE  (FEE X)  +UPLOAD  +RESTORE   =$/H  $/GPU-H"

@@ -81,7 +81,7 @@ def test_that_no_ceiling_applies_is_said_once(ctl: Ctl) -> None:
         made_responses.quote(gpu=f"G{number}", ceiling_usd_gpu_h=None, verdict="no ceiling applies to this GPU")
         for number in range(7)
     ]
-    ctl.place.answers("prices.quotes", {"quotes": quotes, "boards": [], "more": False})
+    ctl.place.answers("prices.quotes", {"quotes": quotes, "offers": [], "more": False})
     result = ctl("prices")
     assert "ceiling applies" not in result.out
     assert result.err == (

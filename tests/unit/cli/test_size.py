@@ -42,7 +42,7 @@ def market(ctl: Ctl) -> Ctl:
             gpu="SOME_CARD", gpu_count=1, gpu_vram_gb=99.0, effective_usd_h=0.01, effective_usd_gpu_h=0.01
         ),
     ]  # fmt: skip
-    ctl.place.answers("prices.quotes", {"quotes": quotes, "boards": [made_responses.board()], "more": False})
+    ctl.place.answers("prices.quotes", {"quotes": quotes, "offers": [made_responses.board()], "more": False})
     return ctl
 
 
@@ -106,8 +106,8 @@ def test_without_a_daemon_prices_are_left_out_with_a_line(ctl: Ctl, monkeypatch:
 
 
 def test_a_provider_without_prices_is_named(ctl: Ctl) -> None:
-    boards = [made_responses.board(provider="runpod", error="rate limited", at=made_responses.EARLIER)]
-    ctl.place.answers("prices.quotes", {"quotes": [], "boards": boards, "more": False})
+    polls = [made_responses.board(provider="runpod", error="rate limited", at=made_responses.EARLIER)]
+    ctl.place.answers("prices.quotes", {"quotes": [], "offers": polls, "more": False})
     result = ctl("size", "--params", "7B")
     assert "warning: no prices from runpod since 2026-11-21 07:00:00: rate limited\n" in result.err
     assert "no machine that is offered now holds it\n" in result.err

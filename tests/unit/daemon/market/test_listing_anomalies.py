@@ -111,9 +111,9 @@ async def test_one_bad_provider_is_named_and_delays_no_poll_and_no_launch_elsewh
         await clock.sleep(timedelta(seconds=15))
         (found,) = [row for row in await rig.handlers().health.providers() if row["name"] == BAD]
         assert (found["ok"], named in found["detail"]) == (ok, True), found
-        (provider_offers,) = [row for row in (await rig.handlers().jobs.why(job))["boards"] if row["provider"] == BAD]
+        (provider_offers,) = [row for row in (await rig.handlers().jobs.why(job))["offers"] if row["provider"] == BAD]
         assert named in f"{provider_offers['error']}; {provider_offers['note']}"
-        (well,) = [row for row in (await rig.handlers().jobs.why(job))["boards"] if row["provider"] == SHOP]
+        (well,) = [row for row in (await rig.handlers().jobs.why(job))["offers"] if row["provider"] == SHOP]
         assert (well["error"], well["note"]) == ("", "")
         await clock.sleep(timedelta(minutes=8))
     assert_in_step(good.asked)

@@ -1,4 +1,4 @@
-"""What the boards show between two answers of a provider."""
+"""What the offer cache shows between two answers of a provider."""
 
 from __future__ import annotations
 
