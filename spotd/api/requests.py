@@ -178,11 +178,13 @@ class EventQuery:
     Attributes:
         after: only those with a greater id.
         since: only those at or after this instant.
+        kind: only these kinds; a word without a dot, such as `checkpoint`, means each that begins with it.
         limit: the newest so many of those that match, before following begins.
     """
 
     after: Annotated[int | None, Between(least=0, most=10**18)] = None
     since: datetime | None = None
     job: str | None = None
+    kind: tuple[str, ...] = ()
     limit: Annotated[int, Between(least=0, most=COUNT_MAX)] = 1000
     follow: bool = False

@@ -275,14 +275,22 @@ class Reads:
         query = select(CHECKPOINTS).where(CHECKPOINTS.c.attempt == OF_ANOTHER_JOB)
         return tuple(map(rows.CHECKPOINT.read, rows.fetch(self._connection, query)))
 
-    def events(self, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000) -> tuple[EventView, ...]:
-        """Return events with a number above `since`, oldest first, the first `limit` of them."""
-        query = _events_of(job_id).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
+    def events(
+        self, *, since: int = 0, job_id: JobId | None = None, kinds: Sequence[str] = (), limit: int = 1000
+    ) -> tuple[EventView, ...]:
+        """Return events with a number above `since`, oldest first, the first `limit` of them.
+
+        Args:
+            kinds: only these; one without a dot means each that begins with it and a dot.
+        """
+        query = _events_of(job_id, kinds).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
         return tuple(map(_event_view, rows.fetch(self._connection, query)))
 
-    def newest_events(self, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
-        """Return the last `limit` events, oldest first."""
-        query = _events_of(job_id).order_by(desc(EVENTS.c.seq)).limit(limit)
+    def newest_events(
+        self, *, job_id: JobId | None = None, kinds: Sequence[str] = (), limit: int = 100
+    ) -> tuple[EventView, ...]:
+        """Return the last `limit` events, oldest first; `kinds` as for `events`."""
+        query = _events_of(job_id, kinds).order_by(desc(EVENTS.c.seq)).limit(limit)
         return tuple(map(_event_view, rows.fetch(self._connection, query)))[::-1]
 
     def events_of_jobs(self, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
@@ -514,8 +522,11 @@ def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoin
         return rows.JOB_VIEW.read(plain, open=attempts, checkpoint=checkpoint)
 
 
-def _events_of(job_id: JobId | None) -> Select[Any]:
+def _events_of(job_id: JobId | None, kinds: Sequence[str] = ()) -> Select[Any]:
     query = select(EVENTS)
+    if kinds:
+        families = [EVENTS.c.kind.startswith(f"{one}.", autoescape=True) for one in kinds if "." not in one]
+        query = query.where(or_(EVENTS.c.kind.in_([one for one in kinds if "." in one]), *families))
     return query if job_id is None else query.where(EVENTS.c.job_id == job_id)
 
 

@@ -35,11 +35,19 @@ Fetch = Callable[[Daemon, tuple[str, ...], Any, datetime], Any]
 
 
 def _events(daemon: Daemon, args: tuple[str, ...], before: Any, _now: datetime) -> list[Any]:
-    """Return the newest events, the newest last; only those that came since are asked for."""
+    """Return the newest events, the newest last; only those that came since are asked for.
+
+    Args:
+        daemon: what is asked.
+        args: the job, empty for all, and the family of kinds if only that is wanted.
+        before: the answer to the question before.
+    """
     known: list[Any] = before or []
-    query: dict[str, Any] = {"limit": EVENTS_MAX if not args else JOB_EVENTS_MAX}
-    if args:
+    query: dict[str, Any] = {"limit": JOB_EVENTS_MAX if args and args[0] else EVENTS_MAX}
+    if args and args[0]:
         query["job"] = args[0]
+    if len(args) > 1:
+        query["kind"] = args[1]
     if known:
         query["after"] = str(known[-1]["id"])
     fresh = [event for event in daemon.events(query) if not known or event["id"] > known[-1]["id"]]

@@ -24,6 +24,7 @@ from spotd.cli.views.table import Cell, Column, state_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused
+from spotd.event_steps import steps
 from spotd.words import (
     NOTHING,
     ceiling_text,
@@ -401,9 +402,10 @@ def why(*, ref: str, output: str) -> None:
     lines += [f"  {_last_error(row)}" for row in shape["offers"] if row["error"] or row["note"]]
     if shape["events"]:
         lines.append("  lately:")
-        # A job and its attempt change for one reason at one instant: it is printed once.
-        lines_once = dict.fromkeys((local_text(event["at"]), clean(event["message"])) for event in shape["events"])
-        lines += [f"    {at}  {message}" for at, message in lines_once]
+        lines += [
+            f"    {local_text(step.event['at'])}  {', '.join(part for part in (step.message, step.local_span) if part)}"
+            for step in steps(shape["events"])
+        ]
     for line in lines:
         stdout.line(line, indent=12 if line.startswith(" ") else 2)
 

@@ -43,7 +43,7 @@ class PagedList:
     def __init__(
         self,
         page: Page,
-        topic: WatchTopic,
+        topic: WatchTopic | Callable[[], Sequence[WatchTopic]],
         noun: str,
         rows: Callable[[Any], Sequence[Any]],
         view: Callable[[Sequence[Any], datetime], Node],
@@ -61,7 +61,7 @@ class PagedList:
             self._behind = ui.button("Next", on_click=lambda: self.turn_to(self._number + 1))
         for button in (self._before, self._behind):
             button.props("outline no-caps dense")
-        page.part([topic], self._draw)
+        page.part(topic if callable(topic) else [topic], self._draw)
 
     def turn_to(self, number: int) -> None:
         """Show this page; the first where other rows are asked for."""
@@ -70,6 +70,8 @@ class PagedList:
 
     def _draw(self, answer: KnownAnswer | None) -> None:
         if answer is None:
+            self._tree.show(waiting_for(f"the {self._noun}s"))
+            self._nav.set_visibility(False)
             return
         found = self._rows(answer.value) if answer.value else ()
         self._number, pages = page_of(self._number, len(found))

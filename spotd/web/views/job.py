@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from spotd.web.figures import LogTail
 from spotd.web.markup import Node, el, facts, table
-from spotd.web.views.events import event_line
+from spotd.web.views.events import matching, step_list
 from spotd.web.views.parts import ago, gpus, moment, section, state
 from spotd.words import (
     NOTHING,
@@ -199,10 +199,8 @@ def log(tail: LogTail) -> Node:
 
 def events(found: Sequence[Mapping[str, Any]]) -> Node:
     """Return what happened to the job, the newest first."""
-    items = [event_line(event, of_job=True) for event in reversed(found[-EVENTS_SHOWN:])]
-    return section(
-        "Events", el("ol", *items, cls="events") if items else el("p", "Nothing has happened yet.", cls="empty")
-    )
+    shown = matching(found, "")[:EVENTS_SHOWN]
+    return section("Events", step_list(shown, of_job=True, empty="Nothing has happened yet."))
 
 
 def figures_table(tail: LogTail) -> Node:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from spotd.web.markup import Node, el, job_link, table
-from spotd.web.views.events import event_line
+from spotd.web.views.events import matching, step_list
 from spotd.web.views.parts import ON_MACHINES, WAITING, ago, doing, figure, gpus, section, state
 from spotd.words import NOTHING, clean, count, dollars, price, where_text
 
@@ -135,6 +135,5 @@ def _names(jobs: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 
 def latest(events: Sequence[Mapping[str, Any]]) -> Node:
-    items = [event_line(event) for event in reversed(events[-EVENTS_SHOWN:])]
-    content = el("ol", *items, cls="events") if items else el("p", "Nothing has happened yet.", cls="empty")
+    content = step_list(matching(events, "")[:EVENTS_SHOWN], empty="Nothing has happened yet.")
     return section("Latest events", content, el("p", el("a", "All events", href="/events")))

@@ -211,6 +211,24 @@ def test_events_are_told_in_order_with_their_job(ctl: Ctl) -> None:
     assert (body["schema"], [event["id"] for event in body["events"]]) == (1, [1, 2, 3])
 
 
+def test_events_are_filtered_by_kind_and_all_of_them_are_in_the_json(ctl: Ctl) -> None:
+    ctl.place.write_three_jobs()
+    everything = json.loads(ctl("events", "-o", "json").out)["events"]
+    for asked, wanted in (("job", "job."), ("job.submitted", "job.submitted"), ("attempt", "attempt.")):
+        found = json.loads(ctl("events", "--kind", asked, "-o", "json").out)["events"]
+        assert found == [one for one in everything if one["kind"].startswith(wanted)] != []
+    both = json.loads(ctl("events", "--kind", "job", "--kind", "attempt", "-n", "2", "-o", "json").out)["events"]
+    assert both == everything[-2:]
+    assert "no events of the kind bid" in ctl("events", "--kind", "bid").err
+
+
+@pytest.mark.parametrize("kind", ["%", "job.%", "", "Job", "job.failed.x", "a" * 41])
+def test_a_kind_that_no_event_can_have_is_refused(ctl: Ctl, kind: str) -> None:
+    result = ctl("events", "--kind", kind)
+    assert (result.code, result.out) == (2, "")
+    assert f"no event is ever of the kind {kind!r}" in result.err
+
+
 @pytest.mark.parametrize("since", ["2h", "90s", "2026-11-21T08:00:00Z", "2026-11-21", "9999d", "3650d"])
 def test_events_take_a_span_or_an_instant(ctl: Ctl, since: str) -> None:
     result = ctl("events", "--since", since)

@@ -130,7 +130,7 @@ def hostile(value: Any) -> Any:
 VIEWS: dict[str, Callable[[], Node]] = {
     "running": lambda: overview.running(hostile([made.job()]), NOW),
     "waiting": lambda: overview.waiting(hostile([made.waiting_job()])),
-    "events": lambda: events.listing(hostile([made.event()])),
+    "events": lambda: events.listing(events.matching(hostile([made.event()]), "")),
     "jobs": lambda: jobs.listing(hostile([made.job(), made.waiting_job()]), NOW),
     "offers": lambda: market.offers(hostile([made.quote()])),
     "providers": lambda: providers.cards(hostile([made.provider()]), NOW),
