@@ -21,6 +21,7 @@ from spotd.core.machines.recovery import recover, unsent
 from spotd.core.metering import billing_limits
 from spotd.core.plans.plan import Plan
 from spotd.daemon import executor
+from tests.sim import daemon as hosts
 from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, patched, small
@@ -40,6 +41,7 @@ AWAY_AND_RESTORED = replace(
     storm=timedelta(hours=16),
     hazards=frozenset({Hazard.RESTORED, Hazard.LOST_AND_AWAY}),
 )
+CLOCKS_DIFFER = holding(Hazard.CLOCK_STEPS, Hazard.LOST_AND_AWAY, storm=timedelta(hours=12))
 SPIKED = small(WITHIN, hazards=frozenset({Hazard.DEAR_EVERYWHERE}), job_budget=2_500_000)
 
 
@@ -111,6 +113,11 @@ def meters_what_cannot_be_seen() -> AbstractContextManager[None]:
     return patched((billing_limits, "outlives", lambda *_: None), (billing, "outlives", lambda *_: None))
 
 
+def dates_of_hosts_as_they_are() -> AbstractContextManager[None]:
+    """Believes the date of a heartbeat that was not there yet at that date."""
+    return patched((hosts, "clock_behind", lambda *_: timedelta(0)))
+
+
 def refused_and_asked_again() -> AbstractContextManager[None]:
     return patched((outcomes, "_cool_down", lambda *_: None))
 
@@ -144,6 +151,9 @@ LIVES: Mapping[str, Bug] = {
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "forget what was ended on a full disk": Bug(
         patch=ends_of_a_full_disk_are_forgotten, rule=("spending",), shape=AWAY_AND_FULL, seed=8
+    ),
+    "take the clock of a host for a right one": Bug(
+        patch=dates_of_hosts_as_they_are, rule=("ambiguous_cost",), shape=CLOCKS_DIFFER, seed=62
     ),
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,

@@ -53,7 +53,7 @@ def of_one_row(result: Result) -> Iterator[str]:
     for item in result.daemon.attempts_ever.values():
         if item.end_reason not in {EndReason.OUTBID, EndReason.PREEMPTED} or item.ended_at is None:
             continue
-        m, at = machine_of(result, item), item.ended_at - result.daemon.off
+        m, at = machine_of(result, item), item.ended_at
         if m is None or m.notice_at is not None or item.stop is not None or (m.exit_at is not None and m.exit_at <= at):
             continue
         first = m.spans[0] if m.spans else (m.since, result.ended_at)

@@ -141,10 +141,14 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         prove(builder, attempt, at, lived_at=report.alive_at)
 
 
-def last_lived(seen_at: datetime, report: HostStatus | None) -> datetime:
-    """When a machine that no list shows lived last: what it wrote may be read only hours after it was written."""
+def last_lived(item: Attempt, seen_at: datetime, report: HostStatus | None) -> datetime:
+    """When a machine that no list shows lived last: what it wrote may be read only hours after it was written.
+
+    Its host dates that by its own clock, which ours may have left since, so no date before what is proven is believed.
+    """
     stated = None if report is None else report.alive_at
-    return stated if stated is not None and seen_at - stated > GAP else seen_at
+    lived = stated if stated is not None and seen_at - stated > GAP else seen_at
+    return max(lived, item.proven_at or item.intended_at)
 
 
 def has_booked_time(item: Attempt) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.core.billing.billing import charge_unseen, prove_by_report, start_billing, start_billing_later
+from spotd.core.billing.billing import charge_unseen, last_lived, prove_by_report, start_billing, start_billing_later
 from spotd.core.billing.traffic import meter_outputs, meter_traffic
 from spotd.core.checkpoints.checkpoint_advice import with_save_time
 from spotd.core.checkpoints.outputs import note_outputs, pin_outputs
@@ -71,6 +71,8 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
             heartbeat_seen_at=report.read_at,
             phase=report.phase or item.phase,
         )
+        if item.ref is None and report.exit_at is None:
+            item = replace(item, proven_at=last_lived(item, report.read_at, report))
     elif item.heartbeat_seen_at is not None:
         # A thousand hosts that only show life are not written down each time: the next marker shows the same.
         seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
@@ -158,7 +160,7 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     if item.state is AttemptState.INTENDED and not item.outcome_unknown:
         return  # the answer to its launch is on its way; the report will still be there
     if item.ref is None:
-        charge_unseen(builder, attempt_id, report.exit_at or builder.now)
+        charge_unseen(builder, attempt_id, max(report.exit_at or builder.now, item.proven_at or item.intended_at))
         item = replace(builder.attempt(attempt_id), exit_code=report.exit_code, phase="done")
     builder.put_attempt(item)
     meter_outputs(builder, attempt_id, report.outputs_bytes)

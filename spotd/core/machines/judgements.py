@@ -154,7 +154,7 @@ def end_unlaunched(case: Case) -> None:
     """End the attempt: its launch never took effect, or its machine is gone although its host gave a sign of life."""
     last_sign = case.item.heartbeat_seen_at
     if last_sign is not None:
-        charge_unseen(case.builder, case.attempt_id, last_lived(last_sign, case.report))
+        charge_unseen(case.builder, case.attempt_id, last_lived(case.item, last_sign, case.report))
     case.builder.machine_gone(case.attempt_id)
     if last_sign is not None:
         case.end(EndReason.HOST_LOST, "its host gave a sign of life, and the provider lists no machine")

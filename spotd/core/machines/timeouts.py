@@ -41,7 +41,7 @@ def watch_timeouts(
             builder.read_in_full(attempt_id)
         else:
             if item.ref is None and item.heartbeat_seen_at is not None:
-                charge_unseen(builder, attempt_id, last_lived(item.heartbeat_seen_at, report))
+                charge_unseen(builder, attempt_id, last_lived(item, item.heartbeat_seen_at, report))
             settle_until_missing(builder, item)
             builder.end_attempt(attempt_id, reason, detail)
 

@@ -21,6 +21,7 @@ from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
+from spotd.core.timeline import redated
 from spotd_providers.contract.values import InstanceState, ProviderName
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 
@@ -244,6 +245,25 @@ def test_a_machine_that_was_heard_and_is_silent_for_long_is_given_up_although_it
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
     assert spent(plan.attempts[FIRST], late) == -(-400_000 * 61 // 60), "to a minute after its last sign of life"
     assert plan.jobs[FIRST.job].state is JobState.RECOVERING
+
+
+@pytest.mark.parametrize("says_its_end", [False, True])
+def test_a_machine_that_was_heard_is_booked_for_as_long_whatever_our_clock_is_set_to(says_its_end: bool) -> None:
+    world = lost_launch(timedelta(hours=2))
+    speaks = {i: replace(r, seq=9, phase="run", alive_at=NOW) for i, r in read_at(NOW).items()}
+    world = applied(world, reconcile(world, {}, speaks, NOW))
+    step = timedelta(hours=8)
+    world = applied(world, redated(world, step, NOW))
+    late = NOW + step + world.policy.silence_limit
+    early = {i: replace(r, seq=9, phase="run", alive_at=NOW) for i, r in read_at(late).items()}
+    world = applied(world, reconcile(world, {}, early, late))
+    late += MINUTE
+    left = {i: replace(r, seq=9, phase="run", alive_at=NOW) for i, r in read_at(late).items()}
+    if says_its_end:
+        left = {i: replace(r, exit_cause=ExitCause.FINISHED, exit_code=0, exit_at=NOW) for i, r in left.items()}
+    plan = reconcile(world, {}, left, late)
+    assert plan.attempts[FIRST].end_reason is (EndReason.DONE if says_its_end else EndReason.HOST_LOST)
+    assert spent(plan.attempts[FIRST], late) == -(-400_000 * 121 // 60), "to a minute after its last sign of life"
 
 
 def test_a_machine_that_was_woken_before_any_list_came_is_booked_from_its_intent() -> None:
