@@ -1,11 +1,14 @@
-"""Rows that contradict a host: a machine whose host gives signs of life is not over because one list says so.
+"""Rows that state a machine as over: one row alone ends no attempt and settles no bill, whatever is known of its host.
 
 Theory. A row that states a machine as paused, ending or gone, or as one of another market, would end its attempt, and
 what the host does meanwhile would be thrown away. A provider's list holds a wrong row now and then: one of a cache, of
-a failing shard, of another machine. So such a row is believed where nothing contradicts it: the host is silent, never
-spoke, or reported its own end. Else its provider is asked for another list, and a second one must say it, too. Until
-then the state of the machine counts as unknown, and nothing of the row is recorded. The host is read in full before
-its attempt ends in any case.
+a failing shard, of another machine. So something else must say the same: another list, the silence of a host that was
+heard and watched, its report of its own end, or an end that its provider has accepted. That a host never spoke, cannot
+speak since its machine is held, or could not be read says nothing. Until then its provider is asked for another list,
+the state of the machine counts as unknown, and nothing of the row is recorded. What is believed then holds from the
+first such list on. The host is read in full before its attempt ends in any case.
+
+That a held machine is outbid and paused is known, and no news. An end by another market is never the host's to confirm.
 
 This is the one gate: `reconcile` takes each row of an attempt through it before anything is recorded. The absence of
 a machine has rules of its own (`loss_evidence`), since an absence is weaker than a row.
@@ -20,7 +23,7 @@ from spotd.core.domain.host_status import HostStatus
 from spotd.core.machines.listed import STOPPED
 from spotd.core.machines.loss_evidence import LossEvidence
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd_providers.contract.values import Instance, InstanceState, Listing
+from spotd_providers.contract.values import Instance, InstanceState, Listing, Loss
 
 
 def is_doubted(
@@ -31,7 +34,7 @@ def is_doubted(
     report: HostStatus | None,
     evidence: LossEvidence,
 ) -> bool:
-    """Whether another list must say what this row states; then that list is asked for."""
+    """Whether something else must say what this row states; then another list is asked for."""
     since = item.over_since
     if not _states_end(item, mine):
         if since is not None and listing.at > since:
@@ -40,7 +43,7 @@ def is_doubted(
     if since is None or since > builder.now:
         since = listing.at
         builder.put_attempt(replace(item, over_since=since))
-    if listing.at > since or not _is_contradicted(builder, item, mine, report, evidence):
+    if listing.at > since or _is_confirmed(builder, item, mine, report, evidence):
         return False
     builder.list_again(item.provider)
     return True
@@ -52,6 +55,8 @@ def as_unknown(mine: Instance) -> Instance:
 
 
 def _states_end(item: Attempt, mine: Instance) -> bool:
+    if item.bidding.held_since is not None and mine.state is InstanceState.PAUSED and mine.loss is Loss.OUTBID:
+        return _is_other_market(item, mine)  # as it is known already
     return mine.state in STOPPED or _is_other_market(item, mine)
 
 
@@ -59,19 +64,17 @@ def _is_other_market(item: Attempt, mine: Instance) -> bool:
     return item.state.counts and mine.market not in {None, item.quote.offer.market}
 
 
-def _is_contradicted(
+def _is_confirmed(
     builder: PlanBuilder, item: Attempt, mine: Instance, report: HostStatus | None, evidence: LossEvidence
 ) -> bool:
-    """Whether something speaks against the row: its host, or what was agreed of the machine."""
-    seen_at = evidence.sign(item) or item.heartbeat_seen_at
-    has_spoken = seen_at is not None and builder.now - seen_at < builder.policy.silence_max
+    """Whether something beside the row says so: its host, its silence, or an end that its provider has accepted."""
     if not item.state.counts:
-        return has_spoken and mine.state is InstanceState.GONE and _is_still_to_end(builder, item)
+        return mine.state is not InstanceState.GONE or not _is_still_to_end(builder, item)
     if _is_other_market(item, mine):
-        return True
-    if seen_at is None or (report is not None and report.exit_cause is not None):
         return False
-    return has_spoken or report is None
+    if report is not None and report.exit_cause is not None:
+        return True
+    return evidence.is_silent(item) and not evidence.is_shared(item)
 
 
 def _is_still_to_end(builder: PlanBuilder, item: Attempt) -> bool:

@@ -47,7 +47,8 @@ def keep_outbid(builder: PlanBuilder, item: Attempt) -> None:
     """Wait for the machine from now on; `relocation` decides in each decision for how long."""
     known = item.bidding
     if known.held_since is None:
-        builder.put_attempt(replace(item, bidding=replace(known, held_since=builder.now, woke_at=None)))
+        bidding = replace(known, held_since=builder.now, woke_at=None)
+        builder.put_attempt(replace(item, bidding=bidding, over_since=None))
         learn_from_hold(builder, item)
         disk = f"${as_usd(halted_rate(item.quote)):.4f} per hour for its disk"
         why = f"somebody bid more for the machine; it is kept for now, at {disk}"

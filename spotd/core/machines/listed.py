@@ -143,9 +143,17 @@ def _take_back(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> N
 
 
 def _rate(builder: PlanBuilder, attempt_id: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
-    meter = builder.attempt(attempt_id).meter
-    if meter.rate != rate or (meter.since is None) != (rate == 0):
-        builder.set_rate(attempt_id, rate, compared)
+    item = builder.attempt(attempt_id)
+    if item.meter.rate != rate or (item.meter.since is None) != (rate == 0):
+        builder.set_rate(attempt_id, rate, compared, at=_over_since(item, builder.now))
+
+
+def _over_since(item: Attempt, now: datetime) -> datetime | None:
+    """When the first of the lists was begun that state what is believed now, or a later sign of life; `None`: now."""
+    since, began = item.over_since, item.meter.since
+    if since is None or began is None:
+        return None
+    return min(now, max(since, began, item.heartbeat_seen_at or since))
 
 
 def _end_again(builder: PlanBuilder, item: Attempt) -> None:

@@ -4,7 +4,8 @@ Theory. A list may lie: it may be empty, cut off, or late. A silence may be the 
 and the daemon can read. So neither ends a machine alone, unless for very long:
 
 * A machine that a complete list lacks is kept as long as its heartbeats arrive. It is lost once it is silent, too. One
-  that never gave a sign of life must be missing for as long as lists may lag. Where a list lacks more than a third of
+  that never gave a sign of life must be missing for as long as lists may lag, or from the list after the one that
+  stated it as over. Where a list lacks more than a third of
   a provider's machines, the next list must lack them, too.
 * One that is outbid and held cannot speak: two complete lists that lack it are enough, unless hosts cannot write.
 * A machine that is silent is kept as long as its provider does not say that it is gone, up to `silence_limit`: its own
@@ -106,7 +107,9 @@ class LossEvidence:
         if is_mute(item):
             return missing > (self._builder.policy.list_lag(item.provider) if self.hosts_cannot_write else timedelta(0))
         if sign is None:
-            return item.heartbeat_seen_at is None and missing >= self._builder.policy.list_lag(item.provider)
+            was_over = item.over_since is not None and listing.at > item.over_since
+            is_believed = was_over or missing >= self._builder.policy.list_lag(item.provider)
+            return item.heartbeat_seen_at is None and is_believed
         if not self.is_silent(item) or listing.at <= sign:
             return False
         if self.is_shared(item):

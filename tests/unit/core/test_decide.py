@@ -268,7 +268,7 @@ def test_what_a_provider_says_of_a_paused_machine_decides_for_how_long_its_host_
     loss: Loss | None, reason: EndReason, span: timedelta
 ) -> None:
     """A host on which a machine cannot start is as broken as one that fails later."""
-    stage = world_with(AttemptState.STARTING)
+    stage = world_with(AttemptState.STARTING, over_since=NOW - MINUTE)
     plan = reconcile(stage, listing(instance(InstanceState.PAUSED, loss=loss)), report(), NOW)
     (ended,) = plan.attempts.values()
     assert ended.end_reason is reason

@@ -32,7 +32,12 @@ def world(*, free: timedelta = timedelta(hours=1), launched: datetime = NOW - 10
     """A machine at $0.40 an hour plus a cent for its disk, of a provider that bills none of its first hour."""
     agreed = quote(offer(storage_price=DISK), needs_of(job(), shop_policy()), 1_000_000, launched)
     assert agreed.price.total == 410_000
-    known = {"quote": agreed, "launched_at": launched, "intended_at": launched, "over_since": NOW - MINUTE}
+    known = {
+        "quote": agreed,
+        "launched_at": launched,
+        "intended_at": launched,
+        "over_since": NOW - timedelta(microseconds=1),
+    }
     base = world_with(AttemptState.RUNNING, **{**known, **changes})
     (item,) = base.attempts.values()
     meter = replace(item.meter, rate=agreed.price.total, since=launched)

@@ -1,4 +1,4 @@
-"""One wrong row of a list ends no machine whose host gives signs of life; two lists that say it do."""
+"""One wrong row of a list ends no machine, whatever is known of its host; two lists that say it do."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate
 from spotd.core.domain.keys import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
+from spotd.core.metering.metering import spent
 from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
 from spotd.core.reconcile import reconcile
+from spotd_providers.contract.money import cost
 from spotd_providers.contract.values import (
     AttemptKey,
     HostId,
@@ -31,6 +33,7 @@ from spotd_providers.contract.values import (
     Market,
 )
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, REF, SHOP, instance, listing, report, world_with
+from tests.unit.core.machines.test_holding import world as outbid_world
 
 A, S = AttemptState, InstanceState
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -77,7 +80,9 @@ class Beating:
             self.list = listing(*rows, at=self.now - SECOND)
         heard = {
             i: replace(r, read_at=self.now)
-            for i, r in report(seq=self.seq, phase="run", liveness_check=liveness_check, **changes).items()
+            for i, r in report(
+                seq=self.seq, phase="run" if self.seq >= 0 else "", liveness_check=liveness_check, **changes
+            ).items()
         }
         plan = reconcile(self.world, self.list, heard, self.now)
         self.world = applied(self.world, plan)
@@ -162,11 +167,67 @@ def test_what_its_host_reported_of_its_end_is_no_contradiction() -> None:
     assert (seen.item.state, seen.item.end_reason) == (A.ENDED, EndReason.DONE)
 
 
-def test_a_machine_that_never_spoke_is_over_when_one_list_says_so() -> None:
+@pytest.mark.parametrize("row", WRONG.values(), ids=WRONG)
+def test_a_machine_that_never_spoke_is_over_when_a_second_list_says_so(row: Instance) -> None:
     seen = Beating(world_with(A.STARTING))
     seen.silent, seen.seq = True, -1
-    seen.look(instance(S.GONE, loss=Loss.IMAGE_ERROR))
-    assert seen.item.end_reason is EndReason.IMAGE_ERROR
+    before = seen.item
+    assert seen.look(row).list_again == {SHOP}
+    first = seen.now
+    assert (seen.item.state, seen.item.machine) == (A.STARTING, MachineState.LIVE)
+    assert (seen.item.meter.rate, seen.item.meter.settled) == (before.meter.rate, 0)
+    seen.now += 60 * MINUTE
+    seen.look(row)
+    assert not seen.item.state.counts
+    if row.state in {S.GONE, S.ENDING}:
+        assert before.meter.since is not None
+        most = cost(before.meter.rate, first - before.meter.since)
+        assert spent(seen.item, seen.now) <= most + 1, "it is booked up to the first list that said it"
+
+
+def test_a_machine_that_never_spoke_is_over_once_a_list_states_it_and_the_next_one_lacks_it() -> None:
+    seen = Beating(world_with(A.STARTING, ever_listed=True))
+    seen.silent, seen.seq = True, -1
+    seen.look(instance(S.GONE, loss=Loss.PROVISION_FAILED))
+    assert seen.item.state.counts
+    seen.look()
+    assert not seen.item.state.counts
+
+
+HELD = instance(S.PAUSED, loss=Loss.OUTBID)
+
+
+def held() -> Beating:
+    """A machine that was outbid an hour ago, and is waited for."""
+    seen = Beating(outbid_world(hold=timedelta(hours=9)))
+    seen.silent = True
+    for _ in range(3):
+        seen.look(HELD)
+    assert seen.item.bidding.held_since is not None
+    seen.now += 30 * MINUTE
+    seen.look(HELD)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in WRONG.values() if row != HELD], ids=[i for i in WRONG if "outbid" not in i]
+)
+@pytest.mark.parametrize("is_new", [False, True], ids=["held for long", "just held"])
+def test_one_row_ends_no_machine_that_is_held(row: Instance, *, is_new: bool) -> None:
+    seen = Beating(outbid_world(hold=timedelta(hours=9))) if is_new else held()
+    seen.silent = True
+    if is_new:
+        while seen.item.bidding.held_since is None:
+            seen.look(HELD)
+    rate = seen.item.meter.rate
+    assert seen.look(row).list_again == {SHOP}
+    assert (seen.item.state, seen.item.machine, seen.item.meter.rate) == (A.RUNNING, MachineState.LIVE, rate)
+    seen.look(HELD)
+    assert seen.item.over_since is None
+    assert seen.look(row).list_again == {SHOP}
+    assert seen.item.state is A.RUNNING, "the list between the two showed it"
+    seen.look(row)
+    assert not seen.item.state.counts
 
 
 def test_nothing_is_believed_of_a_host_that_could_not_be_read() -> None:

@@ -41,7 +41,7 @@ def ran_for(span: timedelta, **rules: Any) -> World:
         launched_at=began,
         running_at=began,
         full_since=began,
-        over_since=began,
+        over_since=NOW - timedelta(microseconds=1),
         quote=QUOTE,
     )
     item = the(world)

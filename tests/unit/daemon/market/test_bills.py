@@ -66,7 +66,9 @@ async def ended(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
     shop = Bookkeeper(clock)
     rig = Rig(folder, clock=clock, shops=[shop])
     began = NOW - HOUR
-    world = world_with(AttemptState.RUNNING, intended_at=began, launched_at=began, over_since=began)
+    world = world_with(
+        AttemptState.RUNNING, intended_at=began, launched_at=began, over_since=NOW - timedelta(microseconds=1)
+    )
     (item,) = world.attempts.values()
     (job,) = world.jobs.values()
     item = replace(item, meter=replace(item.meter, since=began))

@@ -66,8 +66,10 @@ async def ended(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
     world = world_with(AttemptState.RUNNING, intended_at=BEGAN, launched_at=BEGAN, running_at=BEGAN + HOUR / 10)
     (item,) = world.attempts.values()
     (job,) = world.jobs.values()
-    former = NOW - timedelta(minutes=1)  # when another list said the same
-    item = replace(item, meter=replace(item.meter, since=BEGAN), proven_at=former, over_since=former)
+    former = NOW - timedelta(minutes=1)
+    item = replace(
+        item, meter=replace(item.meter, since=BEGAN), proven_at=former, over_since=NOW - timedelta(microseconds=1)
+    )
     events = tuple(Event(at=NOW, kind="test", message="", job=job.id, attempt=number) for number in (None, 1))
     rig.store.tx(lambda tx: tx.commit(Plan(jobs=world.jobs, attempts={item.id: item}, events=events)))
     await rig.commits.commit(
