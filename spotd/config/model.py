@@ -113,7 +113,7 @@ class DaemonSection(Section):
         if value == SQLITE_DEFAULT or re.fullmatch(r"sqlite:///.+", value):
             return value
         if value.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
-            raise hinted("PostgreSQL is not available yet", 'write state = "sqlite"')
+            raise hinted("PostgreSQL is not supported yet", 'write state = "sqlite"')
         # the value is not repeated: a database URL may hold a password
         raise hinted("is no place for the state", 'write state = "sqlite" or state = "sqlite:////path/to/file"')
 

@@ -123,7 +123,7 @@ class LeaseController:
         silent_s = self._seconds() - self._renewed_at
         if silent_s > DOUBT_S:
             why = self._outage.error or "it was not renewed in time"
-            return f"this install's lease was renewed last {int(silent_s / 60)} min ago, so nothing is bought: {why}"
+            return f"this install's lease was renewed last {int(silent_s / 60)} min ago, so nothing is rented: {why}"
         return self._foreign.error
 
     def owned(self, policy: Policy) -> Policy:

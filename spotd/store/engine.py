@@ -58,7 +58,7 @@ def parse_place(url: str | Path) -> DatabasePlace:
         scheme = url.partition("://")[0]
         if scheme.partition("+")[0] != "sqlite":
             raise StoreUnsupported(
-                f'a state in "{scheme}://" is not available in this version',
+                f'a state in "{scheme}://" is not supported in this version',
                 hint='write state = "sqlite" in the [daemon] section of the config',
             )
         url = make_url(url).database or MEMORY

@@ -16,6 +16,8 @@ from typing import Final
 
 import pytest
 
+from tests.unit.test_docs import USER_PAGES
+
 ROOT: Final = Path(__file__).parents[2]
 SHIPPED: Final = ("spotd", "providers/spotd_providers", "jobs/spotd_jobs")
 _MADE: Final = frozenset({"api.md", "commands.md", "config.md", "job-file.md"})
@@ -81,6 +83,57 @@ REMAINING: Final = {
 """Words that are still to go, with the most places that may hold them. A bound is only ever lowered."""
 
 
+OLD_SENTENCES: Final = (
+    r"[Ww]ays? out\b.*:",
+    r"\bas bid\b",
+    r"\bwins now\b",
+    r"\bnone of \S+ offers\b",
+    r"\boffers? fits?\b",
+    r"\bmachines rank by\b",
+    r"\bnot kept any longer\b",
+    r"\bsays that the machine is gone\b",
+    r"\b(?:an?|each|other|no|of) loss(?:es)?\b(?! that)",
+    r"[\d}] losses\b",
+    r"\blosses (?:at|of|on|in)\b",
+    r"\bRECOV\b",
+    r"\bRecoveries\b|\b\d+ recover(?:y|ies)\b",
+    r"\b[Cc]ools? (?:down|until)\b|\bCOOLS\b",
+    r"\b(?:unsupported|not available yet|not available in this version)\b",
+    r"\bnothing (?:is|was) bought\b",
+    r"\b0 machine hours\b",
+)
+"""What spotd once said, for which it has one word now: preemption, not supported, avoided until, renting, Try.
+
+Each is a pattern over texts that a user may read: of the code without docstrings, and of the user's pages."""
+FOREIGN: Final = frozenset({"providers/spotd_providers/vastai/launching.py", "spotd/cli/commands/size.py"})
+"""Files that hold others' sentences, or the loss of a model."""
+
+
+def _texts(file: Path) -> Iterator[str]:
+    """Yield the texts of a source file that are no docstrings, each f-string as a whole with its values as `{}`."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    parts: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            parts.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            parts.update(id(one) for one in node.values)
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
+
+
+@cache
+def _said() -> dict[str, list[str]]:
+    files = [file for file in _sources() if str(file.relative_to(ROOT)) not in FOREIGN]
+    pages = [page for page in USER_PAGES if page.name != "comparison.md"]
+    return {
+        **{str(file.relative_to(ROOT)): list(_texts(file)) for file in files},
+        **{str(page.relative_to(ROOT)): page.read_text(encoding="utf-8").splitlines() for page in pages},
+    }
+
+
 def _sources() -> Iterator[Path]:
     for package in SHIPPED:
         yield from sorted((ROOT / package).rglob("*.py"))
@@ -126,3 +179,15 @@ def test_a_banned_word_is_nowhere(phrase: str) -> None:
 def test_a_word_that_is_to_go_does_not_come_back(phrase: str, bound: int) -> None:
     places = _places(phrase)
     assert sum(places.values()) <= bound, f"{phrase!r} is in more places than before: {places}"
+
+
+@pytest.mark.parametrize("pattern", OLD_SENTENCES)
+def test_an_old_sentence_is_said_nowhere(pattern: str) -> None:
+    said = [(file, text) for file, texts in _said().items() for text in texts if re.search(pattern, text)]
+    assert said == []
+
+
+def test_texts_are_found_whole_and_without_docstrings(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text('"""of it"""\ndef f(n: int) -> str:\n    """of f"""\n    return f"{n} losses" + "or none"\n')
+    assert sorted(_texts(file)) == ["or none", "{} losses"]

@@ -99,7 +99,7 @@ class DoctorHandlers(ContextHandlers):
             newest = job.checkpoints[0].name if job is not None and job.checkpoints else ""
             words = late_words(item.freshness, newest, now) if item.state.counts else ""
             if words and job is not None:
-                hint = f"spotctl logs {job.name} may show why; a loss would repeat all of it"
+                hint = f"spotctl logs {job.name} may show why; a preemption would repeat all of it"
                 rows.append(row_of("daemon", f"job {job.name}", words, ok=True, hint=hint))
         return rows
 

@@ -124,7 +124,7 @@ class HostResponse(TypedDict):
         losses, machine_h: machines that were lost there, over the machine time of attempts that are over.
         ranks_behind: share of its price by which it ranks behind others.
         at: when the newest of it happened.
-        cools_until: until when nothing is bought there, null where it does not cool down.
+        cools_until: until when it is avoided, null where it is not.
     """
 
     provider: str

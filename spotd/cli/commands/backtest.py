@@ -234,7 +234,9 @@ def _not_played() -> list[str]:
         found.append(f"[moves] most = {config.moves.most}")
     if not found:
         return []
-    return [f"the configuration has {', '.join(found)}, which are not played: costs and losses of the daemon differ"]
+    return [
+        f"the configuration has {', '.join(found)}, which are not played: costs and preemptions of the daemon differ"
+    ]
 
 
 def _cores() -> int:

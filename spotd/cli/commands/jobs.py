@@ -315,7 +315,7 @@ def _bid_text(job: JobResponse, now: str) -> str:
     if bid["changes"]:
         parts.append(count(bid["changes"], "change"))
     if bid["floor_usd_h"] is not None:
-        parts.append(f"${price(bid['floor_usd_h'])} wins now")
+        parts.append(f"lowest winning bid ${price(bid['floor_usd_h'])}")
     if bid["held_since"] is not None:
         parts.append(f"outbid for {short_span(seconds_between(bid['held_since'], now) or 0)}, and waited for")
     return ", ".join(parts)

@@ -24,7 +24,7 @@ _COLUMNS: Sequence[Column[HostResponse]] = (
     Column("LOST", lambda row: _count(row["losses"]), right=True),
     Column("HOURS", lambda row: f"{row['machine_h']:.1f}", right=True),
     Column("LAST", lambda row: local_text(row["at"]), drop=2),
-    Column("COOLS UNTIL", lambda row: local_text(row["cools_until"]), drop=1),
+    Column("AVOIDED UNTIL", lambda row: local_text(row["cools_until"]), drop=1),
 )
 _NOTE = (
     "a host ranks BEHIND by a share of its price for starts that FAILED or were SLOW and machines lost EARLY;"

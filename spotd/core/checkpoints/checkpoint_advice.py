@@ -111,7 +111,7 @@ def advice_words(job: Job, item: Attempt | None, world: World, now: datetime) ->
     advised, own = advised_interval(job.save_time, hazard), _shown_interval(job)
     if advised is None:
         return ""
-    losses = f"a loss every {_between_losses(hazard)} is expected" if hazard else "no loss is expected"
+    losses = f"a preemption every {_between_losses(hazard)} is expected" if hazard else "no preemption is expected"
     words = f"a save takes {span_words(job.save_time)} and {losses}: "
     if own is not None and own < advised:
         words += f"it saves every {span_words(own)} by itself, which is often enough"

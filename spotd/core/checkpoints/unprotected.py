@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from spotd.core.checkpoints.checkpoint_advice import hazards_with_prior, states_checkpoints
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
-from spotd.core.domain.records import ONE
 from spotd.core.domain.world import World
 from spotd.core.experience.hazards import PPM
 from spotd.core.pricing.words import machine_words
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.ceilings import ceiling_for, is_admissible
+from spotd.core.ranking.cost_words import evidence_words
 from spotd.core.ranking.remaining_work import remaining_on
 from spotd_jobs.spec.model import MarketChoice
 from spotd_providers.contract.values import Interruption
@@ -46,9 +46,9 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
         count, span = hazards.evidence_of(offer)
         return (
             f"{job.name} would run {length / _HOUR:.1f} h on {machine_words(*kind)} at {offer.provider}, where"
-            f" a spot machine is lost every {PPM / hazard:.1f} h in the mean ({count / ONE:.1f} losses in"
-            f" {span / _HOUR:.0f} machine hours on record), and nothing in the job says that it saves: each loss would"
-            " begin it anew"
+            f" a spot machine is preempted every {PPM / hazard:.1f} h in the mean"
+            f"{evidence_words(count, span, 'preemptions')}, and nothing in the job says that it saves: each preemption"
+            " would begin it anew"
         )
     return ""
 

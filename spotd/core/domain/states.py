@@ -164,7 +164,7 @@ class EndKind(StrEnum):
     DECIDED: its owner or a rule of the job ends it.
     """
 
-    UNBOUGHT = "nothing bought"
+    UNBOUGHT = "nothing rented"
     COMMAND = "the command ended"
     TAKEN = "taken back"
     LOST = "lost"
@@ -366,7 +366,7 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
         "the disk was full: {detail}"),
     EndReason.NOT_PREPARED: EndTraits(
         JobState.RECOVERING, EndKind.UNBOUGHT, Blame.NONE, Counted.START, EndEvidence.NONE,
-        "nothing was bought, the launch cannot be prepared: {detail}"),
+        "nothing was rented, the launch cannot be prepared: {detail}"),
     EndReason.FORGOTTEN: EndTraits(
         JobState.RECOVERING, EndKind.GIVEN_UP, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
         "its owner gave the machine up without seeing its end: {detail}"),

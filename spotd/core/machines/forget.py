@@ -61,7 +61,7 @@ def refusal(
         and not item.ever_listed
         and listing.at < (item.launched_at or item.intended_at) + world.policy.list_lag(item.provider)
     ):
-        return f"it was bought just now and the lists of {item.provider} may lack it yet; ask again in some minutes"
+        return f"it was rented just now and the lists of {item.provider} may lack it yet; ask again in some minutes"
     if isinstance(item, Attempt) and item.state.counts and item.ever_listed and not listing.complete:
         return f"the newest list of {item.provider} is not complete; ask again in a minute"
     return ""

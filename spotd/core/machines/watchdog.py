@@ -50,7 +50,7 @@ def note_freshness(builder: PlanBuilder, attempt_id: AttemptId, report: HostStat
         late = replace(known, late_at=builder.now)
         builder.put_attempt(replace(item, freshness=late))
         words = late_words(late, job.checkpoints[0].name if job.checkpoints else "", builder.now)
-        builder.event("checkpoint.late", f"{words}: a loss would repeat all of it", attempt=attempt_id)
+        builder.event("checkpoint.late", f"{words}: a preemption would repeat all of it", attempt=attempt_id)
 
 
 def late_words(known: Freshness | None, newest: str, now: datetime) -> str:

@@ -117,7 +117,7 @@ def _away(shown: ProviderOffers, now: datetime) -> Iterator[Notification]:
     if not shown.error or since is None or now - since < AWAY_FOR:
         return
     title = f"{name} has not answered for {span_words(now - since)}"
-    text = f"{shown.error}\nits machines run on, and nothing is bought there; spotctl providers"
+    text = f"{shown.error}\nits machines run on, and nothing is rented there; spotctl providers"
     yield notification(f"provider:{name}", Topic.PROVIDER, Severity.WARNING, now, title, text, repeat_after=_DAY)
 
 

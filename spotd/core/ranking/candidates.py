@@ -114,7 +114,7 @@ class CandidateCatalogue:
         if found is None or self._cooldown(offer) is not None:
             return ""
         until = f"{found[1]:%H:%M} UTC"
-        return f"; its host was lost and cools down until {until}, for which the deadline leaves no time"
+        return f"; its host is avoided until {until} after a preemption, for which the deadline leaves no time"
 
     def list_for(self, key: RequirementKey) -> RankedOffers:
         found = self._lists.get(key)
@@ -233,7 +233,7 @@ class CandidateCatalogue:
             return None
         provider = offer.provider
         if offer.host_id is not None and (found := cooling.get((provider, CooldownScope.HOST, offer.host_id))):
-            return "host cools down after a loss", found[1]
+            return "host avoided for now after a preemption", found[1]
         if found := cooling.get((provider, CooldownScope.POOL, offer.pool)):
             return "a machine was lost or refused there a moment ago", found[1]
         for quota in offer.quotas:

@@ -120,11 +120,22 @@ def _loss_words(best: tuple[Quote, Expectation, bool], catalogue: CandidateCatal
     if expected.hazard_ppm:
         yield (
             f"a preemption every {_hours(_HOUR * PPM / expected.hazard_ppm)} is expected at {provider}"
-            f" ({count / ONE:.1f} in {span / _HOUR:.0f} machine hours on record),"
-            f" each costs {span_words(expected.loss)}"
+            f"{evidence_words(count, span, '')}, each costs {span_words(expected.loss)}"
         )
     elif span >= _HOUR:
         yield f"no preemption at {provider} in {span / _HOUR:.0f} machine hours so far, so none is counted"
+
+
+def evidence_words(count: int, span: timedelta, noun: str) -> str:
+    """` (11.0 preemptions in 212 machine hours on record)`, or nothing where less than an hour is.
+
+    Args:
+        count: in millionths.
+        span: time of machines.
+        noun: what is counted, where the sentence has not just named it.
+    """
+    named = f" {noun}" if noun else ""
+    return f" ({count / ONE:.1f}{named} in {span / _HOUR:.0f} machine hours on record)" if span >= _HOUR else ""
 
 
 def _read_words(job: Job, best: Quote) -> Iterator[str]:

@@ -134,8 +134,8 @@ VERDICTS: Final[Mapping[MachineVerdict, VerdictRow]] = {
     ),
     MachineVerdict.LOWER: VerdictRow(
         does="less is bid for it",
-        seen="a saving that a loss of the machine would not use up",
-        costs="an earlier loss",
+        seen="a saving that a preemption would not use up",
+        costs="an earlier preemption",
         needs=frozenset({Need.ANSWER}),
         yields_to=_ENDED | _LEAVES | _BIDS,
         every=timedelta(hours=1),

@@ -101,7 +101,7 @@ def section(title: str, *content: Node | None, note: str = "") -> Node:
 
 def problem(error: str, hint: str = "") -> Node:
     """Return why something is not shown or was refused, and the way out."""
-    way = f"{clean(error).rstrip('.')}. Way out: {clean(hint)}" if hint else clean(error)
+    way = f"{clean(error).rstrip('.')}. Try: {clean(hint)}" if hint else clean(error)
     return el("p", way, cls="problem", role="status")
 
 

@@ -64,7 +64,7 @@ def _ago(at: str | None, now: datetime) -> str:
 
 def hosts(answer: Mapping[str, Any], now: datetime) -> Node:
     """Return what is remembered of hosts, the worst first."""
-    columns = "Host | Failed:n | Slow:n | Lost early:n | Lost:n | Machine hours:n | Behind:n | Newest:n | Cools until"
+    columns = "Host | Failed:n | Slow:n | Lost early:n | Lost:n | Machine hours:n | Behind:n | Newest:n | Avoided until"
     rows: list[list[Node]] = [
         [
             clean(f"{one['provider']}/{one['host']}"),

@@ -298,8 +298,8 @@ def test_show_states_the_bid_and_the_moves(ctl: Ctl) -> None:
     only(ctl, made_responses.job(attempts=[made_responses.attempt(bid=bid)], moves=2))
     shown = ctl("show", "llama-lora").out
     assert (
-        "bid:        $0.4400 per hour for its GPUs, 2 changes, $0.4800 wins now, outbid for 5m, and waited for\n"
-        in shown
+        "bid:        $0.4400 per hour for its GPUs, 2 changes, lowest winning bid $0.4800, outbid for 5m,"
+        " and waited for\n" in shown
     )
     assert "moves:      2, to cheaper machines\n" in shown
     only(ctl, made_responses.job())

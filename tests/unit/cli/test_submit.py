@@ -503,7 +503,7 @@ def test_a_spot_job_that_saves_nothing_and_outlasts_a_machine_needs_a_word_of_it
     refused = ctl("submit", "train.toml", "-y")
     assert refused.code == 2
     assert "error: llama-lora would run 24.0 h on 1 x H100_SXM at local" in refused.err
-    assert "a spot machine is lost every 6.0 h in the mean" in refused.err
+    assert "a spot machine is preempted every 6.0 h in the mean" in refused.err
     assert "or --i-know to submit it all the same" in refused.err
     assert not ctl.rig.store.read(lambda reads: reads.jobs())
     assert ctl("submit", "train.toml", "-y", "--i-know").code == 0

@@ -188,7 +188,7 @@ BAD = [
     pytest.param(
         '[daemon]\nstate = "postgresql://u:hunter2@h/db"',
         "daemon.state",
-        "not available yet",
+        "not supported yet",
         '"sqlite"',
         id="postgresql",
     ),

@@ -82,7 +82,7 @@ async def test_the_one_host_that_there_is_carries_the_job_again_soon_after_it_wa
         await rig.until(lambda: len(rig.attempts(name)) == 2, within=timedelta(hours=1))
         assert timedelta(minutes=3) <= rig.clock.now() - lost_at < timedelta(minutes=5)
         launched = [e.event for e in rig.store.read(Reads.events) if e.event.kind == "attempt.intended"]
-        assert "its host was lost and cools down until" in launched[-1].message
+        assert "its host is avoided until" in launched[-1].message
 
 
 async def test_on_demand_is_left_for_spot_saved_and_without_a_second_machine(rig: Rig) -> None:

@@ -123,7 +123,7 @@ def test_four_losses_in_minutes_outweigh_the_prior() -> None:
     assert item.save_every is not None
     assert item.save_every <= 25 * SECOND
     words = advice_words(wanted, item, replace(one_provider(wanted, known=known), attempts={item.id: item}), NOW)
-    assert words.startswith("a save takes 1 s and a loss every 6 min is expected")
+    assert words.startswith("a save takes 1 s and a preemption every 6 min is expected")
 
 
 @pytest.mark.parametrize(("losses", "hours"), [(0, 0.1), (1, 0.01), (2, 0.01)])
@@ -208,8 +208,8 @@ def words(hours: float, *, known: Experience = NO_EXPERIENCE, **changes: Any) ->
 
 def test_a_spot_job_that_saves_nothing_and_outlasts_the_mean_machine_is_refused_with_figures() -> None:
     assert words(7) == (
-        "job1 would run 7.0 h on 1 x RTX_4090 at shop, where a spot machine is lost every 6.0 h in the mean (0.0 losses"
-        " in 0 machine hours on record), and nothing in the job says that it saves: each loss would begin it anew"
+        "job1 would run 7.0 h on 1 x RTX_4090 at shop, where a spot machine is preempted every 6.0 h in the mean,"
+        " and nothing in the job says that it saves: each preemption would begin it anew"
     )
     assert words(5.9) == words(0.5) == ""
 
@@ -218,7 +218,7 @@ def test_what_was_seen_of_the_market_decides() -> None:
     quiet = experience(record(RecordKind.LOSSES_PROVIDER, "spot", 1, 500))
     assert words(7, known=quiet) == ""
     loud = experience(record(RecordKind.LOSSES_PROVIDER, "spot", 100, 100))
-    assert "lost every 1.2 h in the mean (100.0 losses in 100 machine hours" in words(2, known=loud)
+    assert "preempted every 1.2 h in the mean (100.0 preemptions in 100 machine hours" in words(2, known=loud)
 
 
 def test_no_job_is_refused_that_saves_or_whose_length_is_not_known_or_that_gets_another_machine() -> None:
@@ -241,12 +241,12 @@ def test_the_advice_is_stated_with_its_figures() -> None:
     owner = replace(owner, save_time=20 * SECOND)
     assert advice_words(job(), None, world, NOW) == ""
     assert advice_words(owner, None, world, NOW) == (
-        "a save takes 20 s and a loss every 6.0 h is expected: saving every 16 min costs least"
+        "a save takes 20 s and a preemption every 6.0 h is expected: saving every 16 min costs least"
     )
     given = replace(item, save_every=timedelta(seconds=919))
     assert advice_words(owner, given, world, NOW) == (
-        "a save takes 20 s and a loss every 6.0 h is expected: saving every 16 min costs least, and every 8 min while"
-        " its machine is 10 min old; SPOTD_CHECKPOINT_INTERVAL_S is 919 on this machine"
+        "a save takes 20 s and a preemption every 6.0 h is expected: saving every 16 min costs least, and every 8 min"
+        " while its machine is 10 min old; SPOTD_CHECKPOINT_INTERVAL_S is 919 on this machine"
     )
     stated = replace(owner, spec=replace(owner.spec, checkpoint=CheckpointPolicy(every=15 * MINUTE)))
     assert advice_words(stated, None, world, NOW).endswith("costs least; the job states every 15 min")

@@ -103,4 +103,7 @@ def test_a_lost_host_is_used_where_the_deadline_needs_it(
 
 def test_why_says_that_the_cool_down_was_cut_short() -> None:
     (verdict,) = _decided(_LONE, _lost()).verdicts.values()
-    assert "its host was lost and cools down until 12:30 UTC, for which the deadline leaves no time" in verdict.sentence
+    assert (
+        "its host is avoided until 12:30 UTC after a preemption, for which the deadline leaves no time"
+        in verdict.sentence
+    )

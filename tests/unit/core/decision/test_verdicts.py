@@ -21,7 +21,7 @@ from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
 COOLING = Cooldown(
     provider=SHOP, scope=CooldownScope.HOST, subject="host-a", until=NOW + timedelta(minutes=1), reason="lost"
 )
-COOLS = "host cools down after a loss"
+COOLS = "host avoided for now after a preemption"
 
 
 def verdict(

@@ -49,7 +49,7 @@ def kinds(plan: Plan) -> list[str]:
 def test_the_alarm_is_raised_once_with_figures() -> None:
     plan = seen(running())
     assert [event.message for event in plan.events] == [
-        "no new checkpoint for 32 min, [checkpoint] every is 15 min: a loss would repeat all of it"
+        "no new checkpoint for 32 min, [checkpoint] every is 15 min: a preemption would repeat all of it"
     ]
     again = seen(applied(running(), plan), at=5 * MINUTE, seq=7, up=97 * MINUTE)
     assert kinds(again) == []

@@ -144,7 +144,7 @@ def test_a_machine_that_lists_may_lack_yet_cannot_be_given_up() -> None:
     window = stage.policy.providers[SHOP].reconcile_window
     young = replace(item, ever_listed=False, launched_at=NOW - window + timedelta(seconds=1))
     older = replace(young, launched_at=NOW - window)
-    assert "bought just now" in refusal(replace(stage, attempts={FIRST: young}), FIRST, EMPTY, {})
+    assert "rented just now" in refusal(replace(stage, attempts={FIRST: young}), FIRST, EMPTY, {})
     assert refusal(replace(stage, attempts={FIRST: older}), FIRST, EMPTY, {}) == ""
     assert refusal(replace(stage, attempts={FIRST: young}), FIRST, EMPTY, {SHOP: "the key was refused"}) == ""
 
