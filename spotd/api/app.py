@@ -29,6 +29,7 @@ from spotd.api.parameters import (
     read_name,
     read_names,
     read_resume_from,
+    read_root,
     read_secrets,
     read_sha256,
     read_spans,
@@ -85,6 +86,7 @@ from spotd.api.schemas.bodies import (
 )
 from spotd.api.schemas.checkpoints import VerificationResponse
 from spotd.api.schemas.costs import CostResponse, LedgerResponse
+from spotd.api.schemas.data import DatasetAnswer, DatasetsAnswer, RootBody, StoredAnswer
 from spotd.api.schemas.files import FilesResponse
 from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
 from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse, ShellResponse
@@ -92,6 +94,7 @@ from spotd.api.schemas.prices import HistoryResponse, PricesResponse
 from spotd.api.schemas.streams import EventResponse, LogResponse
 from spotd.api.streams import ByteStream, Record, RecordStream
 from spotd.api.timestamps import utc_text
+from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DOCUMENT_TEXT_MAX
 
 CODE_BYTES_MAX: Final = 8 * 2**30
 QUICK_S: Final = 30.0
@@ -137,6 +140,10 @@ async def _http_exception(request: Request, exc: Exception) -> Response:
     response = json_response(error_body(code, message, hint=hint), status=status)
     response.headers.update(getattr(exc, "headers", None) or {})
     return response
+
+
+def _data_too_large() -> BodyTooLong:
+    return BodyTooLong("a part of the dataset is too large", hint="spotctl and the daemon may be of different versions")
 
 
 class _Api:
@@ -244,14 +251,53 @@ class _Api:
             raise self._code_too_large()
         return {"code": await self._handlers.submissions.put_code(known, self._bounded(request))}
 
-    async def _bounded(self, request: Request) -> AsyncIterator[bytes]:
-        taken = 0
+    async def _bounded(
+        self, request: Request, most: int | None = None, refusal: Callable[[], BodyTooLong] | None = None
+    ) -> AsyncIterator[bytes]:
+        taken, limit = 0, self._code_bytes_max if most is None else most
         async for chunk in request.stream():
             taken += len(chunk)
-            if taken > self._code_bytes_max:
-                raise self._code_too_large()
+            if taken > limit:
+                raise (refusal or self._code_too_large)()
             if chunk:
                 yield chunk
+
+    @serving("GET", "/v1/data")
+    async def datasets(self) -> DatasetsAnswer:
+        """List the datasets that jobs can name, and the jobs that read them."""
+        return {"datasets": await self._ask(self._handlers.data.every, limit_s=PATIENT_S)}
+
+    @serving("GET", "/v1/data/chunks/{sha256}")
+    async def has_data_chunk(self, sha256: str) -> PresentAnswer:
+        """Return whether a chunk of a dataset is in the store."""
+        known = read_sha256(sha256)
+        return {"present": await self._ask(lambda: self._handlers.data.has_chunk(known), limit_s=PATIENT_S)}
+
+    @serving("PUT", "/v1/data/chunks/{sha256}")
+    async def put_data_chunk(self, sha256: str, request: Request) -> StoredAnswer:
+        """Store a chunk of a dataset under its hash."""
+        known = read_sha256(sha256)
+        chunk = self._bounded(request, CHUNK_BYTES, _data_too_large)
+        return {"bytes": await self._handlers.data.put_chunk(known, chunk)}
+
+    @serving("PUT", "/v1/data/parts/{sha256}")
+    async def put_data_part(self, sha256: str, request: Request) -> StoredAnswer:
+        """Store a list of files of a dataset under its hash."""
+        known = read_sha256(sha256)
+        text = self._bounded(request, DOCUMENT_TEXT_MAX, _data_too_large)
+        return {"bytes": await self._handlers.data.put_part(known, text)}
+
+    @serving("POST", "/v1/data/{name}", status=201)
+    async def name_dataset(self, name: str, body: RootBody) -> DatasetAnswer:
+        """Give a name to a dataset whose chunks and parts are in the store, or tell what is missing."""
+        text = read_root(body)
+        made = await self._ask(lambda: self._handlers.data.give_name(name, text), limit_s=PATIENT_S)
+        return {"missing": made} if isinstance(made, list) else {"dataset": made}
+
+    @serving("POST", "/v1/data/{name}/remove", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def remove_dataset(self, name: str) -> DatasetAnswer:
+        """Forget a dataset that no unfinished job reads; its content is deleted later."""
+        return {"dataset": await self._ask(lambda: self._handlers.data.remove(name), limit_s=PATIENT_S)}
 
     def _code_too_large(self) -> BodyTooLong:
         limit = f"{self._code_bytes_max / 2**30:.3g} GiB"

@@ -149,6 +149,14 @@ def read_sha256(value: object) -> str:
     return value
 
 
+def read_root(body: Mapping[str, Any]) -> str:
+    """Return the text of the root of a dataset."""
+    text = body.get("root")
+    if not isinstance(text, str) or not text.isascii():
+        raise Invalid("the request holds no list of the parts of a dataset")
+    return text
+
+
 def read_array(body: Mapping[str, Any]) -> str:
     """Return the indexes of an array; empty for one job."""
     text = "" if body.get("array") is None else body["array"]

@@ -14,6 +14,7 @@ _HERE = "spotd.cli.commands"
 COMMANDS = {
     "init": Lazy(target=f"{_HERE}.init:init", help="Set spotd up: a few questions, tried live, then a configuration."),
     "submit": Lazy(target=f"{_HERE}.submit:submit", help="Queue a job, after showing what it would cost and where."),
+    "data": Lazy(target=f"{_HERE}.data:data", help="Datasets for jobs: put NAME DIR, ls, rm NAME."),
     "ls": Lazy(target=f"{_HERE}.jobs:ls", help="List jobs.", aliases=("ps", "queue")),
     "show": Lazy(target=f"{_HERE}.jobs:show", help="Everything about one job."),
     "why": Lazy(target=f"{_HERE}.jobs:why", help="Why a job waits, runs where it does, or stopped."),

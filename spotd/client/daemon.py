@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a command that does not print a type does not load it
     )
     from spotd.api.schemas.checkpoints import VerificationResponse
     from spotd.api.schemas.costs import CostResponse, LedgerResponse
+    from spotd.api.schemas.data import DatasetAnswer, DatasetsAnswer, StoredAnswer
     from spotd.api.schemas.files import FilesResponse
     from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
     from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse, ShellResponse
@@ -65,6 +66,26 @@ class Daemon:
 
     def put_code(self, sha256: str, content: IO[bytes], size: int) -> CodeAnswer:
         return self._transport.upload(f"/v1/code/{sha256}", content, size)
+
+    def datasets(self) -> DatasetsAnswer:
+        return self._transport.json("GET", "/v1/data", timeout_s=PATIENT_S)
+
+    def has_data_chunk(self, sha256: str) -> bool:
+        answer = self._transport.json("GET", f"/v1/data/chunks/{sha256}", timeout_s=PATIENT_S)
+        return bool(answer.get("present"))
+
+    def put_data_chunk(self, sha256: str, content: IO[bytes], size: int) -> StoredAnswer:
+        return self._transport.upload(f"/v1/data/chunks/{sha256}", content, size)
+
+    def put_data_part(self, sha256: str, content: IO[bytes], size: int) -> StoredAnswer:
+        return self._transport.upload(f"/v1/data/parts/{sha256}", content, size)
+
+    def name_dataset(self, name: str, root: str) -> DatasetAnswer:
+        body = {"root": root}
+        return self._transport.json("POST", f"/v1/data/{quote(name, safe='')}", body=body, timeout_s=PATIENT_S)
+
+    def remove_dataset(self, name: str) -> DatasetAnswer:
+        return self._transport.json("POST", f"/v1/data/{quote(name, safe='')}/remove", timeout_s=PATIENT_S)
 
     def submit(
         self,

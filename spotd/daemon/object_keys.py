@@ -55,6 +55,11 @@ def data_prefix(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "data/"
 
 
+def data_urls_key(attempt: AttemptId, number: int, page: int) -> str:
+    """Where a host reads the URLs of a dataset: they are too many for its grant, which is read every few seconds."""
+    return prefix_of(attempt) + f"data-urls-{number}-{page}.json.gz"
+
+
 def owner_of(manifest_key: str) -> AttemptId:
     """Which attempt wrote this manifest.
 

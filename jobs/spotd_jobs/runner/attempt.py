@@ -39,7 +39,7 @@ _SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
-_UNUSABLE = {"CodeUnusable": "code_unusable", "InputUnusable": "input_unusable"}
+_UNUSABLE = {"CodeUnusable": "code_unusable", "InputUnusable": "input_unusable", "DataUnusable": "input_unusable"}
 _FULL_BYTES = 16 * 1024 * 1024
 """A disk with less room than this was full for every process that wrote to it."""
 
@@ -129,9 +129,12 @@ class AttemptRun:
         restoring = None if inside else self._begin_restore(grant)
         self._phase("code")
         inputs = self._begin_inputs(grant)
+        data = self._begin_data(grant)
         self._await_work(self._begin_code(grant))
         if inputs is not None:
             self._await_work(inputs)
+        if data is not None:
+            self._place_data(self._await_work(data))
         if restoring is None:
             restoring = self._begin_restore(grant)
         if grant.spec.get("setup"):
@@ -203,6 +206,39 @@ class AttemptRun:
             )
 
         return Background(fetch, self._wakeups, "inputs")
+
+    def _begin_data(self, grant: RunnerGrant) -> Background | None:
+        if not grant.raw.get("data"):
+            return None
+
+        def fetch() -> list[Any]:
+            from spotd_jobs.runner.data import DataRun, fetch_data
+
+            runs = [
+                DataRun(
+                    lambda: self._keeper.grant.raw.get("data") or grant.raw.get("data") or [],
+                    number,
+                    self._home,
+                    self._workdir,
+                    int(grant.transfer.get("connections") or 4),
+                    self._cancel.wait,
+                    self._cancel.is_set,
+                    lambda: self._keeper.grant.expires > CLOCK.now(),
+                    self._logs.add_line,
+                )
+                for number in range(len(grant.raw["data"]))
+            ]
+            fetch_data(runs, self._home)
+            return runs
+
+        return Background(fetch, self._wakeups, "data")
+
+    def _place_data(self, runs: list[Any]) -> None:
+        def place() -> None:
+            for run in runs:
+                run.put_in_place()
+
+        self._await_work(Background(place, self._wakeups, "data in place"))
 
     def _begin_restore(self, grant: RunnerGrant) -> Background:
         own = (self._checkpoint_dir + os.sep).startswith(self._home + os.sep)

@@ -75,7 +75,7 @@ class RestoreFallback(NamedTuple):
     reason: str
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
     """One chunk and all places it belongs to."""
 
     chunk: dict[str, Any]
@@ -203,7 +203,7 @@ class RestoreRun:
         return unknown if free is None else free + (self._prefetch.size() if self._prefetch is not None else 0)
 
     def _fill(self, work: str, document: dict[str, Any]) -> None:
-        loads: dict[str, _Load] = {}
+        loads: dict[str, Load] = {}
         made: set[str] = set()
         for entry in document["files"]:
             place = os.path.join(work, entry["path"])
@@ -224,7 +224,7 @@ class RestoreRun:
                 ) from None
             offset = 0
             for chunk in entry["chunks"]:
-                load = loads.setdefault(chunk["key"], _Load(chunk, []))
+                load = loads.setdefault(chunk["key"], Load(chunk, []))
                 load.places.append(Placement(place, offset, chunk["offset"], chunk["length"]))
                 offset += chunk["length"]
         self._fetch_all(list(loads.values()))
@@ -243,7 +243,7 @@ class RestoreRun:
             remove(target)
             os.rename(os.path.join(work, name), target)
 
-    def _fetch_all(self, loads: list[_Load]) -> None:
+    def _fetch_all(self, loads: list[Load]) -> None:
         waiting = iter(loads)
         self._error = None
         workers = max(1, min(self._connections * _CONNECTIONS_FACTOR, len(loads)))
@@ -276,7 +276,7 @@ class RestoreRun:
         finally:
             web.drop_connections()
 
-    def _bring(self, load: _Load, block: memoryview) -> None:
+    def _bring(self, load: Load, block: memoryview) -> None:
         """Bring the chunk to all its places, verified by its hash."""
         size, sha256 = load.chunk["size"], load.chunk["sha256"]
         places = ChunkWriter(load.places)

@@ -150,7 +150,7 @@ def env_name(value: object) -> str:
 class Table:
     """One table of a file while it is read: every value goes through a converter, every problem is kept."""
 
-    def __init__(self, data: Mapping[str, object], path: tuple[str, ...], problems: list[Problem]) -> None:
+    def __init__(self, data: Mapping[str, object], path: tuple[str | int, ...], problems: list[Problem]) -> None:
         self._data = data
         self._path = path
         self._problems = problems
@@ -259,6 +259,24 @@ class Table:
             self.report(key, f"must be a table, not {kind(value)}", f"write {example}")
             value = {}
         return Table(value, (*self._path, key), self._problems)
+
+    def tables(self, key: str, *, count_max: int, example: str) -> list[Table]:
+        """Return the tables of an array of tables; none if it is absent or, with a problem kept, none."""
+        value = self._data.get(key, [])
+        if not isinstance(value, list | tuple):
+            self.report(key, f"must be a list of tables, not {kind(value)}", f"write {example}")
+            return []
+        if len(value) > count_max:
+            self.report(key, f"has more than {count_max} entries", "put several folders into one")
+            return []
+        for index, one in enumerate(value):
+            if not isinstance(one, Mapping):
+                self.report((key, index), f"must be a table, not {kind(one)}", f"write {example}")
+        return [
+            Table(one, (*self._path, key, index), self._problems)
+            for index, one in enumerate(value)
+            if isinstance(one, Mapping)
+        ]
 
     def refuse_unknown(self, known: Collection[str], *, elsewhere: Mapping[str, str]) -> None:
         """Every key that is not among the known ones is reported with the one that was most likely meant.

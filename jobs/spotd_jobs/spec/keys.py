@@ -26,6 +26,8 @@ from spotd_jobs.spec.fields import (
 )
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
+    DataMode,
+    DataSource,
     GpuAlternative,
     GpuSpeed,
     JobSpec,
@@ -58,6 +60,10 @@ SPEED_MAX: Final = 1000.0
 _COUNT_MAX: Final = 16
 _RUN: Final = 'run = "python train.py" or run = ["python", "train.py"]'
 _IMAGE: Final = 'image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"'
+DATA_SCHEME: Final = "data:"
+DATA_MAX: Final = 8
+DATA_EXAMPLE: Final = '[[data]] with source = "NAME" and path = "data" below it'
+DATA_KEYS: Final = frozenset({"source", "path", "sha256", "mode"})
 _SHELL: Final = ("/bin/sh", "-c")
 _DAY: Final = timedelta(days=1)
 
@@ -228,6 +234,75 @@ def _stop_signal(value: object) -> str:
     raise BadValue(f"{shown(value)} is not a signal that a job can be stopped with", hint=hint)
 
 
+def _data(table: Table, key: str) -> tuple[DataSource, ...]:
+    found: list[DataSource] = []
+    for part in table.tables(key, count_max=DATA_MAX, example=DATA_EXAMPLE):
+        part.refuse_unknown(DATA_KEYS, elsewhere={})
+        part.required("source", DATA_EXAMPLE)
+        part.required("path", 'write path = "data", below the folder in which the job runs')
+        one = DataSource(
+            source=part.take("source", _data_source, ""),
+            path=part.take("path", _data_path, ""),
+            sha256=part.take("sha256", _sha256, None),
+            mode=part.take("mode", choice(DataMode), DataMode.COPY),
+        )
+        over = next((other.path for other in found if one.path and _overlap(one.path, other.path)), None)
+        if over is not None:
+            part.report("path", f"{shown(one.path)} and {shown(over)} overlap", "give each dataset a folder of its own")
+        found.append(one)
+    return tuple(found)
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+def _data_source(value: object) -> str:
+    source = text(length_max=1024, example=DATA_EXAMPLE)(value)
+    name = source.removeprefix(DATA_SCHEME)
+    if re.fullmatch(_NAME_PATTERN, name):
+        return name
+    if "://" in source:
+        raise BadValue(
+            f"{shown(_scheme_of(source))} is not supported as a source",
+            hint='fetch it once and store it: spotctl data put NAME DIR, then source = "NAME"',
+        )
+    raise BadValue(
+        f"{shown(source)} is not the name of a dataset",
+        hint=f"store the folder once: spotctl data put NAME {source if len(source) < 60 else 'DIR'};"
+        ' then source = "NAME"',
+    )
+
+
+def _scheme_of(source: str) -> str:
+    # The rest may hold a password.
+    return source.partition("://")[0][:20] + "://"
+
+
+def _data_path(value: object) -> str:
+    example = 'path = "data", below the folder in which the job runs'
+    path = text(length_max=1024, example=example)(value).rstrip("/")
+    if path.startswith("/") or not path or any(part in {"", ".", ".."} for part in path.split("/")):
+        raise BadValue(f"{shown(value)} does not lie below the folder in which the job runs", hint=f"write {example}")
+    if not path.isprintable():
+        raise BadValue(f"{shown(value)} holds characters that cannot be seen", hint=f"write {example}")
+    return path
+
+
+def _sha256(value: object) -> str:
+    rule = "is not a SHA-256 in lower-case hex"
+    example = "the sha256 that spotctl data ls -o json shows, or leave it out"
+    return text(length_max=64, example=example, pattern=r"[0-9a-f]{64}", rule=rule)(value)
+
+
+def _shown_data(spec: JobSpec) -> list[dict[str, str]]:
+    return [
+        {"source": one.source, "path": one.path, "mode": one.mode.value}
+        | ({"sha256": one.sha256} if one.sha256 else {})
+        for one in spec.data
+    ]
+
+
 def _max_price(spec: JobSpec) -> float | str | None:
     limit = spec.price
     if limit is not None and limit.machine_hour is not None:
@@ -349,6 +424,10 @@ KEYS: Final = (
            help="A checkpoint without a mark of its framework is complete once nothing in it has changed for so long."),
     JobKey("speed", _speeds, help="How fast the job is on each GPU, against 1.0.",
            show=lambda spec: {one.name: one.ppm / units.MICRO for one in spec.speed}),
+    JobKey("data", _data,
+           help="Datasets, each a [[data]] table: source (a name that `spotctl data put` gave), path (where it lies"
+           " below the job's folder), sha256 and mode (copy).",
+           show=_shown_data),
 )  # fmt: skip
 """In the order in which `spotctl submit --help` lists the flags."""
 

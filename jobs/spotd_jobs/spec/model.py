@@ -184,6 +184,31 @@ class GpuSpeed:
     ppm: int
 
 
+class DataMode(StrEnum):
+    """How a dataset comes to a machine."""
+
+    COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """A dataset that the job reads.
+
+    Attributes:
+        source: as its owner wrote it.
+        path: where it lies, relative to the folder in which the job runs.
+        sha256: of its content; the daemon fills it in at the submission, and every attempt reads just that.
+        bytes, files: its size, filled in by the daemon.
+    """
+
+    source: str
+    path: str
+    sha256: str | None = None
+    mode: DataMode = DataMode.COPY
+    bytes: int = 0
+    files: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Everything about a job that does not change while it runs.
@@ -218,3 +243,4 @@ class JobSpec:
     work: Work = field(default_factory=Work)
     speed: tuple[GpuSpeed, ...] = ()
     watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
+    data: tuple[DataSource, ...] = ()

@@ -138,6 +138,26 @@ class InputGrant(WireModel):
     restore: Restore
 
 
+class DataGrant(WireModel):
+    """A dataset, to be read before the job's command begins.
+
+    Attributes:
+        source: as the job's owner named it.
+        path: where it belongs, relative to the job's folder.
+        sha256: of its root's text, from which everything else is verified.
+        base: where set, a key of it is read at `base` + the key, percent-encoded.
+        urls: where `base` is not set: documents that together have the URL of every key.
+    """
+
+    source: Line
+    path: Text
+    sha256: Sha256
+    bytes: Size
+    files: Size
+    base: Url | None = Field(default=None, repr=False)
+    urls: list[Url] = Field(default_factory=list, repr=False)
+
+
 class ArrayPlace(WireModel):
     """Which job of an array this is."""
 
@@ -263,6 +283,7 @@ class Grant(WireModel):
     liveness_marker: LivenessMarker | None = None
     restore: list[Restore] = Field(default_factory=list)
     inputs: list[InputGrant] = Field(default_factory=list)
+    data: list[DataGrant] = Field(default_factory=list)
     array: ArrayPlace | None = None
     spec: RunSpec
     transfer: TransferRules = TransferRules()

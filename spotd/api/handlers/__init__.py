@@ -13,6 +13,7 @@ from spotd.api.handlers.amendments import AmendmentHandlers
 from spotd.api.handlers.arrays import ArrayHandlers
 from spotd.api.handlers.checkpoints import CheckpointHandlers
 from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.data import DataHandlers
 from spotd.api.handlers.doctor import DoctorHandlers
 from spotd.api.handlers.events import EventHandlers
 from spotd.api.handlers.files import FileHandlers
@@ -40,6 +41,7 @@ class Handlers:
         self.submissions = SubmissionHandlers(context, self.jobs)
         self.amendments = AmendmentHandlers(context, self.jobs)
         self.checkpoints = CheckpointHandlers(context)
+        self.data = DataHandlers(context)
         self.files = FileHandlers(context)
         self.logs = LogHandlers(context)
         self.shell = ShellHandlers(context)

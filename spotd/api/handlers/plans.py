@@ -31,7 +31,7 @@ from spotd.core.domain.world import World
 from spotd.core.plans.applied import applied
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.ceilings import ceiling_for, ceilings_of, is_admissible
-from spotd.core.ranking.cost_words import cost_words
+from spotd.core.ranking.cost_words import cost_words, data_words
 from spotd.core.requests import submit
 from spotd.words import count
 from spotd_jobs.spec.keys import job_file
@@ -130,6 +130,17 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         ceilings={name: as_usd(most) for name, most in named.items()},
         budget_usd=usd(spec.job_budget),
         resume_from=None,
+        data=[
+            {
+                "source": one.source,
+                "path": one.path,
+                "sha256": one.sha256 or "",
+                "bytes": one.bytes,
+                "files": one.files,
+            }
+            for one in spec.data
+        ],
+        data_cost=data_words(job, next((q for q, _ in shown), None)),
         candidates=[
             quote_response(
                 q,

@@ -15,6 +15,7 @@ from typing import Final
 from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
 from spotd.api.handlers.chains import find_chain
 from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.handlers.data import with_data
 from spotd.api.handlers.deadlines import require_feasible, require_future
 from spotd.api.handlers.jobs import JobHandlers, require_free_names, require_free_views
 from spotd.api.handlers.plans import outlook, read_spec
@@ -55,7 +56,7 @@ class SubmissionHandlers(ContextHandlers):
             Invalid: with every problem found, not only the first.
             NotFound: there is no such job or checkpoint to resume from.
         """
-        spec = self._spec(draft)
+        spec = await with_data(self._context, self._spec(draft))
         require_future(spec, self._context.clock.now())
         tasks = _tasks(spec, array)
         world = self._context.world()
@@ -123,7 +124,7 @@ class SubmissionHandlers(ContextHandlers):
             OverBudget: it can never run within the budgets.
         """
         context = self._context
-        spec = self._spec(submission.draft)
+        spec = await with_data(context, self._spec(submission.draft))
         if submission.agent:
             limited = within_limits(spec, context.policy.current)
             if isinstance(limited, str):

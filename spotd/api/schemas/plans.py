@@ -24,6 +24,16 @@ class ResumeSourceResponse(TypedDict):
     at: str
 
 
+class PlannedDataResponse(TypedDict):
+    """A dataset that the job reads: which content, how large, and where on the machine."""
+
+    source: str
+    path: str
+    sha256: str
+    bytes: int
+    files: int
+
+
 class PlanResponse(TypedDict):
     """What `submit` would do, decided by the same code that will decide.
 
@@ -34,6 +44,8 @@ class PlanResponse(TypedDict):
         secrets: names whose values `submit` must bring.
         ceilings: the effective $ per GPU-hour that applies, by canonical GPU name.
         resume_from: the checkpoint of another job that this one would begin from, null without one.
+        data: what each machine reads before it works.
+        data_cost: a sentence on how long that takes and what it costs; empty without data.
         candidates: cheapest first by expected cost to finish, those that fit and the best that do not, at most 20.
         costs: sentences on what finishing the job is expected to cost, and what that rests on.
         verdict_kind: a VerdictKind value; `placed` means it would start now.
@@ -51,6 +63,8 @@ class PlanResponse(TypedDict):
     ceilings: dict[str, float]
     budget_usd: float | None
     resume_from: ResumeSourceResponse | None
+    data: list[PlannedDataResponse]
+    data_cost: str
     candidates: list[QuoteResponse]
     costs: list[str]
     passed_over: list[PassedOverResponse]

@@ -21,7 +21,7 @@ from spotd.words import (
 )
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.plans import PlanResponse, ResumeSourceResponse
+    from spotd.api.schemas.plans import PlannedDataResponse, PlanResponse, ResumeSourceResponse
     from spotd.api.schemas.prices import QuoteResponse
 
 _COLUMNS: Sequence[Column[QuoteResponse]] = (
@@ -49,6 +49,8 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
         ("ceiling", f"{ceilings} per GPU-hour" if ceilings else "none set"),
         ("budget", "" if plan["budget_usd"] is None else f"{dollars(plan['budget_usd'])} for the whole job"),
         ("secrets", ", ".join(plan["secrets"])),
+        *(("data", _data_text(one)) for one in plan.get("data", [])),
+        ("", plan.get("data_cost", "")),
         ("resume", _origin_text(plan["resume_from"])),
     ]
     lines = [f"{clean(plan['name'])}: {clean(plan['run'])}"]
@@ -70,6 +72,10 @@ def _fitted(lines: Iterable[str], room: int | None, indent: int) -> str:
 
 def _origin_text(origin: ResumeSourceResponse | None) -> str:
     return "" if origin is None else f"from {origin['name']} ({size_text(origin['bytes'])}) of job {origin['job']}"
+
+
+def _data_text(one: PlannedDataResponse) -> str:
+    return f"{one['source']}: {size_text(one['bytes'])}, {count(one['files'], 'file')}, at {one['path']}"
 
 
 def _traffic_usd_h(quote: QuoteResponse) -> float:

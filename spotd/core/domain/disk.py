@@ -16,6 +16,9 @@ from spotd_providers.contract.values import Offer
 GB: Final = 1_000_000_000
 CODE_COPIES: Final = 2
 """The archive of the code, and what is unpacked from it."""
+DATA_BLOCK: Final = 4096
+"""What a small file takes up on a disk beside its bytes."""
+FILES_MAX: Final = 10**9
 MARGIN_PERCENT: Final = 10
 GROWTH_PERCENT: Final = 50
 """A disk that was full is followed by one that is larger by so much."""
@@ -27,6 +30,7 @@ def disk_gb_for(job: Job, checkpoint_bytes: int | None = None) -> int:
     newest = job.checkpoints[0].bytes if job.checkpoints else 0
     stored = bytes_within(newest if checkpoint_bytes is None else checkpoint_bytes)
     stored += CODE_COPIES * bytes_within(job.code_bytes) + bytes_within(job.input_bytes)
+    stored += bytes_within(job.data_bytes) + DATA_BLOCK * min(sum(one.files for one in job.spec.data), FILES_MAX)
     restored = 0 if stored == 0 else -(-stored * (100 + MARGIN_PERCENT) // (100 * GB))
     return max(job.spec.resources.disk_gb, restored, job.disk_gb_seen)
 

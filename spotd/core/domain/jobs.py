@@ -156,8 +156,13 @@ class Job:
 
     @property
     def delivered_bytes(self) -> int:
-        """What each of its machines fetches before it works, apart from a checkpoint: code and inputs."""
-        return self.code_bytes + self.input_bytes
+        """What each of its machines fetches before it works, apart from a checkpoint: code, inputs and datasets."""
+        return self.code_bytes + self.input_bytes + self.data_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        """How large the datasets are that it reads."""
+        return sum(one.bytes for one in self.spec.data)
 
     @property
     def input_bytes(self) -> int:

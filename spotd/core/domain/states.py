@@ -360,7 +360,7 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
         "the job's code could not be unpacked: {detail}"),
     EndReason.INPUT_ERROR: EndTraits(
         JobState.RECOVERING, EndKind.GIVEN_UP, Blame.HOST_BRIEFLY, Counted.START, EndEvidence.NONE,
-        "the outputs of another job could not be read: {detail}"),
+        "what it reads could not be brought to the machine: {detail}"),
     EndReason.DISK_FULL: EndTraits(
         JobState.RECOVERING, EndKind.GIVEN_UP, Blame.NONE, Counted.START, EndEvidence.NONE,
         "the disk was full: {detail}"),

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.bounds import bytes_within
 from spotd.core.domain.disk import GB
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
@@ -14,7 +15,8 @@ from spotd.core.domain.quotes import Quote
 from spotd.core.domain.records import ONE
 from spotd.core.domain.world import World
 from spotd.core.experience.hazards import PPM
-from spotd.core.pricing.effective_price import egress_cost, restored_bytes
+from spotd.core.pricing.effective_price import egress_cost, moved_cost, restored_bytes
+from spotd.core.pricing.usefulness import transfer_time
 from spotd.core.pricing.words import dollar_words, machine_words, span_words
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.ceilings import ceiling_for, is_admissible
@@ -147,6 +149,19 @@ def _read_words(job: Job, best: Quote) -> Iterator[str]:
             f"a restore reads {size / GB:.1f} GB of the checkpoint store, for which its owner asks"
             f" {dollar_words(whole)} (${as_usd(best.egress_price):.4f}/GB), on top of the price per hour"
         )
+
+
+def data_words(job: Job, best: Quote | None) -> str:
+    """Return what bringing the job's datasets to a machine of this quote takes; empty without datasets."""
+    size = bytes_within(job.data_bytes)
+    if not size or best is None:
+        return ""
+    offer = best.offer
+    took = span_words(transfer_time(size, offer.download_mbps))
+    egress = egress_cost(best, size)
+    words = f"download about {took} on each machine at {offer.provider}, {dollar_words(egress)} egress"
+    carried = moved_cost(best, 0, size) - egress
+    return words + (f" and {dollar_words(MicroUsd(carried))} for the machine's own traffic" if carried else "")
 
 
 _SOURCES: Final = {

@@ -25,6 +25,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.plans.stalls import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.grants.datasets import DataGrants
 from spotd.daemon.grants.restore_points import RestorePoints
 from spotd.daemon.grants.secrets import SecretFiles
 from spotd.daemon.recovery_survey import require_newest, use_number
@@ -110,6 +111,7 @@ class GrantBuilder:
         self._there: set[str] = set()
         self._there_lock = threading.Lock()
         self._passed_over: dict[AttemptId, tuple[FallbackRestore, ...]] = {}
+        self._datasets = DataGrants(objects)
         self._newest: set[AttemptId] = set()
         """Which were the newest of their jobs when the store was asked: later ones are made by this process only."""
 
@@ -162,7 +164,8 @@ class GrantBuilder:
         """Remove the grant and the secrets in it, and the permission to write, where the store can revoke it."""
         self._passed_over.pop(attempt, None)
         self._newest.discard(attempt)
-        self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt)])
+        urls = self._datasets.forget(attempt)
+        self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt), *urls])
         self._objects.revoke_upload(object_keys.prefix_of(attempt))
 
     def _write(
@@ -223,6 +226,7 @@ class GrantBuilder:
             ),
             restore=[] if fixed else self._restores(attempt, job, expires),
             inputs=[] if fixed or attempt.stop is not None else RestorePoints(self._objects, expires).inputs(job),
+            data=[] if fixed or attempt.stop is not None else self._datasets.grants(attempt.id, job, now, expires),
             array=None if job.array is None else ArrayPlace(index=job.array.index, count=job.array.count),
             spec=self._run_spec(job.spec, attempt.save_every),
             secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),

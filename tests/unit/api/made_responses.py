@@ -239,6 +239,8 @@ def plan(**given: Any) -> PlanResponse:
         "ceilings": {"H100": 2.4},
         "budget_usd": 120.0,
         "resume_from": None,
+        "data": [],
+        "data_cost": "",
         "candidates": [quote()],
         "costs": [],
         "passed_over": [{"reason": "less disk than 100 GB", "offers": 12}],

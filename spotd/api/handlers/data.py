@@ -1,0 +1,158 @@
+"""Datasets: stored once by their content, named, listed and forgotten."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from spotd.api.errors import ApiUnavailable, Invalid, NotFound, StateConflict
+from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.schemas.data import DatasetResponse
+from spotd.api.timestamps import utc_text
+from spotd.core.domain.world import World
+from spotd.daemon.datasets import BadDataset, Dataset, Datasets, Incomplete
+from spotd.words import count
+from spotd_jobs.spec.keys import DATA_SCHEME
+from spotd_jobs.spec.model import DataSource, JobSpec
+from spotd_jobs.spec.problems import Problem
+from spotd_jobs.wire.client.dataset import data_chunk_key
+
+PUT_HINT = "spotctl data put NAME DIR stores a folder, spotctl data ls shows what is stored"
+
+
+class DataHandlers(ContextHandlers):
+    def __init__(self, context: HandlerContext) -> None:
+        super().__init__(context)
+        self._datasets = Datasets(context.objects)
+
+    async def has_chunk(self, sha256: str) -> bool:
+        """Return whether the store holds this chunk."""
+        return await self._context.stored(lambda: self._datasets.has_chunk(sha256))
+
+    async def put_chunk(self, sha256: str, stream: AsyncIterator[bytes]) -> int:
+        """Store the chunk under its hash; return its size.
+
+        Raises:
+            Invalid: the bytes have another hash.
+            ApiUnavailable: the store does not answer or is full.
+        """
+        digest, size = hashlib.sha256(), 0
+        handle, name = tempfile.mkstemp(prefix="data-", dir=self._context.spool)
+        path = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                async for piece in stream:
+                    digest.update(piece)
+                    size += len(piece)
+                    file.write(piece)
+            if digest.hexdigest() != sha256:
+                raise Invalid("a chunk arrived with another content than announced", hint="run it again")
+            await self._context.stored(lambda: self._context.objects.put_file(data_chunk_key(sha256), path))
+        except OSError as exc:
+            raise ApiUnavailable(f"the chunk cannot be kept: {exc.strerror}", hint="free some disk space") from exc
+        finally:
+            await self._context.stored(lambda: path.unlink(missing_ok=True))
+        return size
+
+    async def put_part(self, sha256: str, stream: AsyncIterator[bytes]) -> int:
+        """Store a list of files under its hash; return its size.
+
+        Raises:
+            Invalid: it is none, or has another hash.
+        """
+        text = b"".join([piece async for piece in stream])
+        try:
+            await self._context.stored(lambda: self._datasets.put_part(sha256, text))
+        except BadDataset as exc:
+            raise Invalid(str(exc), hint="spotctl and the daemon may be of different versions") from exc
+        return len(text)
+
+    async def give_name(self, name: str, root: str) -> DatasetResponse | list[str]:
+        """Let the name mean this dataset; return what the store lacks of it instead, if it lacks something.
+
+        Raises:
+            Invalid: it is no dataset, or no name of one.
+        """
+        now = self._context.wall.now()
+        try:
+            made = await self._context.stored(lambda: self._datasets.give_name(name, root.encode(), now))
+        except BadDataset as exc:
+            raise Invalid(str(exc), hint="a name has a-z, 0-9, '.', '_' and '-', as in imagenet-1k") from exc
+        if isinstance(made, Incomplete):
+            return list(made.missing)
+        self._context.log.info("data.stored", name=name, sha256=made.sha256, bytes=made.bytes, files=made.files)
+        return _response(made, self._context.world())
+
+    async def every(self) -> list[DatasetResponse]:
+        """Return all datasets that have a name."""
+        world = self._context.world()
+        return [_response(one, world) for one in await self._context.stored(self._datasets.every)]
+
+    async def remove(self, name: str) -> DatasetResponse:
+        """Forget the name; its content goes later, unless another name means it.
+
+        Raises:
+            NotFound: there is no such dataset.
+            StateConflict: jobs that have not ended read it.
+        """
+        found = await self._context.stored(lambda: self._datasets.named(name))
+        if found is None:
+            raise NotFound(f"there is no dataset {name!r}", hint="spotctl data ls")
+        response = _response(found, self._context.world())
+        if response["jobs"]:
+            jobs = ", ".join(response["jobs"][:5])
+            raise StateConflict(
+                f"the dataset {name} is read by {count(len(response['jobs']), 'unfinished job')}: {jobs}",
+                hint="cancel them, or wait until they have ended",
+            )
+        await self._context.stored(lambda: self._datasets.forget(name))
+        self._context.log.info("data.forgotten", name=name, sha256=found.sha256)
+        return response
+
+
+async def with_data(context: HandlerContext, spec: JobSpec) -> JobSpec:
+    """Return the job with the content that its datasets have now, which every attempt of it will read.
+
+    Raises:
+        Invalid: there is no such dataset, or it has another content than the job states.
+    """
+    if not spec.data:
+        return spec
+    datasets = Datasets(context.objects)
+    names = [one.source.removeprefix(DATA_SCHEME) for one in spec.data]
+    found = await context.stored(lambda: [datasets.named(name) for name in names])
+    problems: list[Problem] = []
+    data: list[DataSource] = []
+    for number, (one, dataset) in enumerate(zip(spec.data, found, strict=True)):
+        if dataset is None:
+            message = f"there is no dataset {one.source!r}"
+            problems.append(Problem(key=f"data[{number}].source", message=message, hint=PUT_HINT))
+        elif one.sha256 not in {None, dataset.sha256}:
+            message = f"{one.source} has another content now: {dataset.sha256}"
+            hint = "put the former content again, or state the new hash"
+            problems.append(Problem(key=f"data[{number}].sha256", message=message, hint=hint))
+        else:
+            data.append(replace(one, sha256=dataset.sha256, bytes=dataset.bytes, files=dataset.files))
+    if problems:
+        raise Invalid("the job reads data that is not stored", problems=tuple(problems))
+    return replace(spec, data=tuple(data))
+
+
+def _response(dataset: Dataset, world: World) -> DatasetResponse:
+    readers = [
+        job.id
+        for job in world.jobs.values()
+        if not job.state.is_final and any(one.sha256 == dataset.sha256 for one in job.spec.data)
+    ]
+    return DatasetResponse(
+        name=dataset.name,
+        sha256=dataset.sha256,
+        bytes=dataset.bytes,
+        files=dataset.files,
+        created_at=utc_text(dataset.created_at),
+        jobs=sorted(readers),
+    )

@@ -1,0 +1,302 @@
+"""Datasets in the object store: their names, what they consist of, and what belongs to none any more.
+
+Theory. A dataset is its root document, which is named by its hash; a name is a small document that states which root is
+meant. A job keeps the hash and not the name, so that every attempt reads the same bytes, whatever the name means by
+then. A root is *needed* while a name means it or a job that has not ended reads it, and what a needed root consists of
+is needed too.
+
+Content is stored before the name, so an upload in progress has content that nothing needs yet. Garbage collection
+therefore believes two witnesses: the store, that the object is older than `KEPT`, and this process, that nothing has
+needed it or asked for it since `KEPT`. A name is given under the same lock under which content is deleted, and only to
+a root whose every chunk is in the store then: whatever was deleted before is sent again. No host may write below
+`data/`, since grants permit writing below the own attempt alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Final, TypeVar
+
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
+from spotd_jobs.wire.client.dataset import (
+    DOCUMENT_BYTES_MAX,
+    PREFIX,
+    DataPart,
+    DataRoot,
+    data_chunk_key,
+    data_part_key,
+    data_root_key,
+    digest_of,
+    is_dataset_name,
+    is_digest,
+    order_of_path,
+    read_part,
+    read_root,
+)
+from spotd_jobs.wire.client.manifest_text import Unreadable, text_of
+
+T = TypeVar("T")
+KEPT: Final = timedelta(hours=24)
+NAME_BYTES_MAX: Final = 4_096
+NAMES: Final = PREFIX + "names/"
+DELETED_AT_ONCE: Final = 500
+
+
+class BadDataset(Exception):
+    """Documents that make no dataset. The text states why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """What a name means.
+
+    Attributes:
+        sha256: of the root's text.
+    """
+
+    name: str
+    sha256: str
+    bytes: int
+    files: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incomplete:
+    """A root that consists of what the store lacks: of some of it the hashes."""
+
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSwept:
+    """What one garbage collection deleted."""
+
+    objects: int = 0
+    bytes: int = 0
+
+
+class Datasets:
+    """The datasets of one store. Synchronous: called from worker threads."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._lock = threading.Lock()
+        self._idle: dict[str, datetime] = {}
+        """Since when nothing has needed this object, as far as this process saw."""
+
+    def named(self, name: str) -> Dataset | None:
+        """Return what the name means now.
+
+        Raises:
+            StoreError
+        """
+        if not is_dataset_name(name):
+            return None
+        try:
+            return _read_name(name, self._objects.get(_name_key(name), bytes_max=NAME_BYTES_MAX))
+        except ObjectMissing:
+            return None
+
+    def every(self) -> list[Dataset]:
+        """Return all datasets that have a name, by their names.
+
+        Raises:
+            StoreError
+        """
+        names = [info.key.removeprefix(NAMES).removesuffix(".json") for info in self._objects.list(NAMES)]
+        found = (self.named(name) for name in names)
+        return [one for one in found if one is not None]
+
+    def has_chunk(self, sha256: str) -> bool:
+        """Return whether the store holds this chunk, which an upload in progress is about to need."""
+        with self._lock:
+            self._idle.pop(data_chunk_key(sha256), None)
+        return self._objects.head(data_chunk_key(sha256)) is not None
+
+    def put_part(self, sha256: str, text: bytes) -> None:
+        """Store the part.
+
+        Raises:
+            BadDataset: it is none, or has another hash.
+            StoreError
+        """
+        _require(lambda: read_part(text))
+        if digest_of(text) != sha256:
+            raise BadDataset("a part arrived with another content than announced")
+        with self._lock:
+            self._idle.pop(data_part_key(sha256), None)
+        if self._objects.head(data_part_key(sha256)) is None:
+            self._objects.put(data_part_key(sha256), gzip.compress(text, 6, mtime=0))
+
+    def give_name(self, name: str, text: bytes, now: datetime) -> Dataset | Incomplete:
+        """Let the name mean the dataset of this root, if the store holds all that it consists of.
+
+        Raises:
+            BadDataset: the root is none, or its parts do not fit together.
+            StoreError
+        """
+        if not is_dataset_name(name):
+            raise BadDataset(f"{name[:80]!r} is no name of a dataset")
+        root = _require(lambda: read_root(text))
+        with self._lock:
+            missing = self._missing(root)
+            if missing:
+                return Incomplete(missing=missing)
+            sha256 = digest_of(text)
+            made = Dataset(name=name, sha256=sha256, bytes=root.bytes, files=root.files, created_at=now)
+            if self._objects.head(data_root_key(sha256)) is None:
+                self._objects.put(data_root_key(sha256), gzip.compress(text, 6, mtime=0))
+            self._objects.put(_name_key(name), _name_bytes(made))
+        return made
+
+    def forget(self, name: str) -> None:
+        """Let the name mean nothing. Its content goes once nothing else needs it.
+
+        Raises:
+            StoreError
+        """
+        self._objects.delete([_name_key(name)])
+
+    def root(self, sha256: str) -> DataRoot:
+        """Return the root of this hash.
+
+        Raises:
+            ObjectMissing: it is not in the store.
+            StoreError: what is there is another one.
+        """
+        return read_root(self._document(data_root_key(sha256), sha256))
+
+    def part(self, sha256: str) -> DataPart:
+        """Return the part of this hash.
+
+        Raises:
+            ObjectMissing, StoreError: as of `root`.
+        """
+        return read_part(self._document(data_part_key(sha256), sha256))
+
+    def keys_of(self, sha256: str) -> Iterator[str]:
+        """Yield the key of everything that a dataset consists of, some maybe more than once.
+
+        Raises:
+            ObjectMissing, StoreError: as of `root`.
+        """
+        yield data_root_key(sha256)
+        for row in self.root(sha256).parts:
+            yield data_part_key(row.sha256)
+            for chunk in self.part(row.sha256).chunks:
+                yield data_chunk_key(chunk.sha256)
+
+    def collect(self, read_by_jobs: Collection[str], now: datetime) -> DataSwept:
+        """Delete what no dataset has needed for so long that no upload in progress can.
+
+        Args:
+            read_by_jobs: the hashes of the roots that jobs read which have not ended.
+
+        Raises:
+            StoreError: nothing is deleted while it is unknown what is needed.
+        """
+        with self._lock:
+            needed: set[str] = set()
+            for sha256 in {one.sha256 for one in self.every()} | set(read_by_jobs):
+                needed.update(self.keys_of(sha256))
+            idle: dict[str, datetime] = {}
+            garbage: list[str] = []
+            freed = 0
+            for info in self._objects.list(PREFIX):
+                if info.key in needed or info.key.startswith(NAMES):
+                    continue
+                idle[info.key] = since = self._idle.get(info.key, now)
+                if now - since >= KEPT and now - info.modified >= KEPT:
+                    garbage.append(info.key)
+                    freed += info.size
+            self._idle = idle
+            for start in range(0, len(garbage), DELETED_AT_ONCE):
+                some = garbage[start : start + DELETED_AT_ONCE]
+                self._objects.delete(some)
+                for key in some:
+                    del self._idle[key]
+        return DataSwept(objects=len(garbage), bytes=freed)
+
+    def _missing(self, root: DataRoot) -> tuple[str, ...]:
+        """Return what of the root the store lacks; check that its parts are what it says.
+
+        Raises:
+            BadDataset, StoreError
+        """
+        sizes: dict[str, int] = {}
+        ends: list[tuple[bytes, bytes]] = []
+        for row in root.parts:
+            try:
+                part = self.part(row.sha256)
+            except ObjectMissing:
+                return (row.sha256,)
+            if (part.bytes, part.files, len(part.chunks)) != (row.bytes, row.files, row.chunks):
+                raise BadDataset("a part is not what its list says")
+            if part.entries:
+                ends.append((order_of_path(part.entries[0].path), order_of_path(part.entries[-1].path)))
+            for chunk in part.chunks:
+                if sizes.setdefault(chunk.sha256, chunk.size) != chunk.size:
+                    raise BadDataset("one chunk has two sizes")
+        if any(first <= last or first.startswith(last + b"\0") for (_, last), (first, _) in pairwise(ends)):
+            raise BadDataset("its parts are not in the order of their paths")
+        there = {info.key: info.size for info in self._objects.list(PREFIX + "chunks/") if _hash_in(info.key) in sizes}
+        return tuple(sha256 for sha256, size in sizes.items() if there.get(data_chunk_key(sha256)) != size)[:1000]
+
+    def _document(self, key: str, sha256: str) -> bytes:
+        try:
+            text = text_of(self._objects.get(key, bytes_max=DOCUMENT_BYTES_MAX))
+        except Unreadable as exc:
+            raise StoreError(f"{key} in the store is damaged: put the dataset again") from exc
+        if digest_of(text) != sha256:
+            raise StoreError(f"{key} in the store is not what its hash says: put the dataset again")
+        return text
+
+
+def _require(read: Callable[[], T]) -> T:
+    """Return what was read.
+
+    Raises:
+        BadDataset: nothing could be.
+    """
+    try:
+        return read()
+    except Unreadable as exc:
+        raise BadDataset(str(exc)) from exc
+
+
+def _name_key(name: str) -> str:
+    return f"{NAMES}{name}.json"
+
+
+def _hash_in(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _name_bytes(dataset: Dataset) -> bytes:
+    document = {
+        "schema": 1,
+        "sha256": dataset.sha256,
+        "bytes": dataset.bytes,
+        "files": dataset.files,
+        "created_at": dataset.created_at.astimezone(UTC).isoformat(),
+    }
+    return json.dumps(document).encode()
+
+
+def _read_name(name: str, data: bytes) -> Dataset:
+    try:
+        document = json.loads(data)
+        sha256, size, files = document["sha256"], document["bytes"], document["files"]
+        if not is_digest(sha256) or type(size) is not int or type(files) is not int:
+            raise ValueError(sha256)
+        created_at = datetime.fromisoformat(document["created_at"]).astimezone(UTC)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise StoreError(f"what {name} means cannot be read in the store: put the dataset again") from exc
+    return Dataset(name=name, sha256=sha256, bytes=size, files=files, created_at=created_at)

@@ -1,0 +1,84 @@
+"""The `[[data]]` tables of a job file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotd_jobs.spec.codec import spec_from_json, spec_to_json
+from spotd_jobs.spec.keys import job_file
+from spotd_jobs.spec.model import DataMode, DataSource
+from spotd_jobs.spec.parse import parse_job
+from spotd_jobs.spec.problems import SpecError
+
+JOB: dict[str, Any] = {"name": "a", "run": "true", "image": "i", "resources": {"gpu": "H100"}}
+
+
+def parsed(*tables: Any) -> tuple[DataSource, ...]:
+    return parse_job({**JOB, "data": list(tables)}, "job").data
+
+
+def test_a_dataset_is_named_and_has_a_place() -> None:
+    assert parsed({"source": "data:set", "path": "data/set/"}) == (
+        DataSource(source="set", path="data/set", mode=DataMode.COPY),
+    )
+
+
+def test_what_the_daemon_filled_in_survives_its_document_and_is_shown_as_a_file_has_it() -> None:
+    spec = parse_job({**JOB, "data": [{"source": "set", "path": "d", "sha256": "ab" * 32}]}, "job")
+    assert spec_from_json(spec_to_json(spec)) == spec
+    assert parse_job(job_file(spec), "shown") == spec
+
+
+def test_a_document_without_data_is_still_read() -> None:
+    document = spec_to_json(parse_job(JOB, "job"))
+    del document["data"]
+    assert spec_from_json(document).data == ()
+
+
+GOOD = {"source": "set", "path": "data"}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"source": "set"}, "is missing"),
+        ({"path": "data"}, "is missing"),
+        ({**GOOD, "path": "/data"}, "does not lie below"),
+        ({**GOOD, "path": "a/../../b"}, "does not lie below"),
+        ({**GOOD, "path": "."}, "does not lie below"),
+        ({**GOOD, "path": "a//b"}, "does not lie below"),
+        ({**GOOD, "path": ""}, "must not be empty"),
+        ({**GOOD, "path": "a\nb"}, "cannot be seen"),
+        ({**GOOD, "path": 7}, "must be text"),
+        ({**GOOD, "source": "./folder"}, "is not the name of a dataset"),
+        ({**GOOD, "source": "s3://bucket/prefix"}, "is not supported"),
+        ({**GOOD, "source": "https://user:secret@host/x"}, "is not supported"),
+        ({**GOOD, "sha256": "AB" * 32}, "is not a SHA-256"),
+        ({**GOOD, "mode": "mount"}, "must be one of copy"),
+        ({**GOOD, "pth": "x"}, "unknown key"),
+        ("set", "must be a table"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_place(table: Any, message: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parsed(table)
+    assert any(message in problem.message for problem in refused.value.problems)
+    assert all(problem.key.startswith("data[0]") for problem in refused.value.problems)
+    assert all(problem.hint for problem in refused.value.problems)
+    assert "secret" not in str(refused.value.problems)
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "a"), ("a/b", "a"), ("a", "a/b/c")])
+def test_two_datasets_cannot_share_a_folder(one: str, other: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parsed({"source": "x", "path": one}, {"source": "y", "path": other})
+    assert "overlap" in refused.value.problems[0].message
+
+
+def test_neither_a_single_table_nor_a_hundred_are_taken() -> None:
+    with pytest.raises(SpecError):
+        parse_job({**JOB, "data": GOOD}, "job")
+    with pytest.raises(SpecError):
+        parsed(*({"source": "s", "path": f"p{number}"} for number in range(100)))
