@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from spotd.api.schemas.jobs import ArraySumResponse, ArrayTaskResponse, JobResponse
 
+_STATES: Final = "array_states"
+"""A key of a line that no job of the API has."""
 _FIRST: Final = (
     "RUNNING",
     "STARTING",
@@ -46,15 +48,21 @@ def with_arrays_as_one(jobs: Iterable[JobResponse], sums: Iterable[ArraySumRespo
     return [job if task is None else _line(task, tasks[task["id"]], whole.get(task["id"])) for job, task in lines]
 
 
-def _place(state: str) -> int:
-    """Return the place of a state; one of another version of the daemon comes last."""
+def states_of(line: JobResponse | Mapping[str, Any]) -> Mapping[str, int]:
+    """Return how many jobs of the array are in each state, those that matter most first; empty for a single job."""
+    found: Mapping[str, int] = cast("Mapping[str, Any]", line).get(_STATES, {})
+    return found
+
+
+def state_rank(state: str) -> int:
+    """Return the place of a state in order of care; one of another version of the daemon comes last."""
     return _FIRST.index(state) if state in _FIRST else len(_FIRST)
 
 
 def _line(task: ArrayTaskResponse, jobs: Sequence[JobResponse], whole: ArraySumResponse | None) -> JobResponse:
     states = Counter(job["state"] for job in jobs) if whole is None else Counter(whole["states"])
-    state = min(states, key=_place)
-    first = min(jobs, key=lambda job: _place(job["state"]))
+    state = min(states, key=state_rank)
+    first = min(jobs, key=lambda job: state_rank(job["state"]))
     line = first.copy()
     line["id"], line["state"] = task["id"], state
     line["name"] = f"{task['name']} {states[state]}/{task['count']}"
@@ -66,6 +74,7 @@ def _line(task: ArrayTaskResponse, jobs: Sequence[JobResponse], whole: ArraySumR
     line["uncompared_usd"] = sum(part["uncompared_usd"] for part in parts)
     line["recoveries"] = sum(part["recoveries"] for part in parts)
     line["checkpoint"] = line["transfer"] = None
+    cast("dict[str, Any]", line)[_STATES] = {name: states[name] for name in sorted(states, key=state_rank)}
     if sum(job["provider"] is not None for job in jobs) > 1:
         line["provider"] = line["host"] = None
     return line

@@ -24,7 +24,6 @@ from spotd.cli.views.table import Cell, Column, state_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused
-from spotd.event_steps import steps
 from spotd.words import (
     NOTHING,
     ceiling_text,
@@ -101,6 +100,11 @@ def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
 
 def _state_cell(job: JobResponse, now: str) -> Cell:
     """Return the state, and what its machine is busy with while the command does not run."""
+    if job["array"] is not None and job["array"]["id"] == job["id"]:
+        from spotd.arrays import states_of
+
+        if len(states := states_of(job)) > 1:
+            return Cell(", ".join(f"{many} {name}" for name, many in states.items()), state_cell(job["state"]).style)
     stage = job.get("stage")
     known = state_cell(job["state"])
     return known if stage is None else Cell(f"{known.text} {stage_word(stage, now)}", known.style)
@@ -119,12 +123,22 @@ def _began(attempt: AttemptResponse) -> str:
 @click.option("--state", "states", multiple=True, metavar="STATE", help="Only jobs in this state; may be repeated.")
 @shown_option("-n", "--limit", type=click.IntRange(1, 1_000_000), default=1000, help="At most so many ended jobs.")
 @click.option("--array", default="", metavar="ARRAY", help="The jobs of this array, each on a line of its own.")
+@click.option("--watch", "is_watched", is_flag=True, help="Draw it anew as it changes; q ends it.")
 @output(TABLE, JSON, ID)
-def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, output: str) -> None:
-    """List jobs, newest first; the jobs of an array are one line."""
+def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, is_watched: bool, output: str) -> None:
+    """List jobs, newest first; the jobs of an array are one line.
+
+    With --watch a terminal shows what fits on it until q or Ctrl-C. Elsewhere the list is printed anew each time that
+    a job has another state, machine or checkpoint.
+    """
     query: dict[str, Any] = {"limit": limit, "active": int(active), "state": [state.upper() for state in states]}
     if array:
         query["array"] = array
+    if is_watched:
+        from spotd.cli.watching import watch_jobs
+
+        watch_jobs(Daemon(), query, output, ls_columns)
+        return
     if output == JSON:
         stdout.document_bytes(Daemon().jobs_bytes(query))
         return
@@ -401,6 +415,8 @@ def why(*, ref: str, output: str) -> None:
         lines.append(f"  decides again by {local_text(shape['until'])}")
     lines += [f"  {_last_error(row)}" for row in shape["offers"] if row["error"] or row["note"]]
     if shape["events"]:
+        from spotd.event_steps import steps
+
         lines.append("  lately:")
         lines += [
             f"    {local_text(step.event['at'])}  {', '.join(part for part in (step.message, step.local_span) if part)}"

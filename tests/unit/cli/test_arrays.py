@@ -33,7 +33,7 @@ def sweep(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_an_array_is_one_line_of_ls_and_its_jobs_are_those_of_the_filter(ctl: Ctl, sweep: str) -> None:
     ctl.place.cycle()
     [_, line] = ctl("ls").out.splitlines()
-    assert line.startswith(f"{sweep}  sweep 1/6  WAITING_PRICE  H100:1")
+    assert line.startswith(f"{sweep}  sweep 1/6  1 WAITING_PRICE, 5 QUEUED  H100:1")
     lines = ctl("ls", "--array", "sweep").out.splitlines()[1:]
     assert [text.split()[1] for text in lines] == [f"sweep-{index}" for index in range(0, 12, 2)]
     assert len(json.loads(ctl("ls", "-o", "json").out)["jobs"]) == 6
