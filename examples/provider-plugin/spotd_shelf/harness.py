@@ -191,6 +191,9 @@ class ShelfHarness(Harness):
     def set_state(self, machine_id: str, state: OddState) -> None:
         self.shop.rentals[machine_id].state = ODD_WORDS[state]
 
+    def lose_contact(self, machine_id: str) -> None:
+        raise NotApplicable("the shop shows no machine whose host it cannot reach")
+
     def true_balance(self) -> Balance:
         return Balance(available=MicroUsd(micro_usd(self.shop.balance_usd)))
 

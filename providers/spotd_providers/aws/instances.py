@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -11,6 +12,7 @@ from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotR
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
+    Billing,
     InstallId,
     Instance,
     InstanceId,
@@ -57,6 +59,13 @@ LOSSES: Final[Mapping[str, Loss]] = {
     "Server.InternalError": Loss.HOST_LOST,
     "Server.ScheduledStop": Loss.HOST_LOST,
 }
+_BILLED: Final = {
+    InstanceState.PENDING: Billing.DISK,
+    InstanceState.RUNNING: Billing.FULL,
+    InstanceState.PAUSED: Billing.DISK,
+}
+_WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.\d+)?(?: GMT|Z)\)\s*$")
+"""The instant at the end of a transition's reason: `User initiated (2026-03-02 12:00:00 GMT)`."""
 _RUNS: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING, InstanceState.UNKNOWN})
 
 
@@ -99,6 +108,8 @@ def as_instance(
         notice_at=notice_at,
         loss=None if state in _RUNS else _loss(row, code),
         detail=clean(" ".join(part for part in (_said(row), code) if part)),
+        billing=_BILLED.get(state, Billing.UNKNOWN),
+        ended_at=None if state in _RUNS else _ended_at(row, request),
     )
 
 
@@ -106,6 +117,20 @@ def is_announced(row: AwsInstanceRow, request: SpotRequestRow | None) -> bool:
     """Whether EC2 has said that it takes this machine, which still runs."""
     state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
     return state in _RUNS and request is not None and request.Status.Code in ANNOUNCED
+
+
+def _ended_at(row: AwsInstanceRow, request: SpotRequestRow | None) -> datetime | None:
+    """When it stopped, as its last transition states it, or the end of its spot request by EC2."""
+    found = _WHEN.search(row.StateTransitionReason or "")
+    if found is not None:
+        try:
+            return datetime.fromisoformat(f"{found[1]}T{found[2]}+00:00")
+        except ValueError:
+            return None
+    if request is not None and request.Status.Code.startswith(("instance-terminated-", "instance-stopped-")):
+        at = request.Status.UpdateTime
+        return None if at is None or at.tzinfo is None else at.astimezone(UTC)
+    return None
 
 
 def _loss(row: AwsInstanceRow, code: str) -> Loss | None:

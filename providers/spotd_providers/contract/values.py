@@ -202,6 +202,19 @@ class InstanceState(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Billing(StrEnum):
+    """What a provider bills of a machine at the moment, as it states or documents it for what its row shows.
+
+    UNKNOWN: nothing is stated, so it follows from the state: all of a machine that runs, the disk of one that is
+    `PAUSED` or is not billed before it is `RUNNING`, nothing of one that is `ENDING` or `GONE`.
+    """
+
+    FULL = "full"
+    DISK = "disk"
+    NOTHING = "nothing"
+    UNKNOWN = "unknown"
+
+
 class Loss(StrEnum):
     """The reason why a machine stopped, as far as the provider states it."""
 
@@ -228,6 +241,8 @@ class Instance:
             provider says so. It may echo our own bid.
         notice_at: when the provider will take it away, where it already said so.
         loss: why it stopped, for `PAUSED`, `ENDING` and `GONE`.
+        billing: what of it is billed now: a host that is out of reach may be listed, and cost nothing.
+        ended_at: since when it does not run, for the same states, where the provider says so.
         detail: the provider's own words, for the user; never a secret.
     """
 
@@ -242,6 +257,8 @@ class Instance:
     loss: Loss | None = None
     detail: str = ""
     bid_floor: MicroUsdPerHour | None = None
+    billing: Billing = Billing.UNKNOWN
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

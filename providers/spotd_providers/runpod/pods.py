@@ -14,6 +14,7 @@ from typing import Final
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import (
     AttemptKey,
+    Billing,
     Instance,
     InstanceId,
     InstanceRef,
@@ -45,6 +46,12 @@ _STATES: Final = {
     "ERROR": InstanceState.PAUSED,
     "TERMINATED": InstanceState.GONE,
 }
+_BILLED: Final = {
+    InstanceState.PENDING: Billing.FULL,
+    InstanceState.RUNNING: Billing.FULL,
+    InstanceState.PAUSED: Billing.NOTHING,
+}
+"""A pod bills from its creation. One that stopped would bill its volume, and a pod of ours has none."""
 _LOSSES: Final = {"EXITED": Loss.HOST_LOST, "ERROR": Loss.PROVISION_FAILED}
 _DETAILS: Final = {
     "EXITED": "RunPod shows the pod as exited, though spotd did not stop it",
@@ -77,6 +84,7 @@ def as_instance(row: PodRow, key: AttemptKey) -> Instance:
         created_at=row.created_at,
         loss=loss,
         detail=_NO_GPU if without_gpu else detail,
+        billing=_BILLED.get(state, Billing.UNKNOWN),
     )
 
 

@@ -123,6 +123,10 @@ class MarketKnobs:
         """Report this state of the machine."""
         raise Undecided
 
+    def lose_contact(self, machine_id: str) -> None:
+        """Make the host of this machine unreachable for the provider, which lists the machine all the same."""
+        raise Undecided
+
     def true_balance(self) -> Balance:
         """Return what the account really holds."""
         raise Undecided

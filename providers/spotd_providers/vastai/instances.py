@@ -26,6 +26,7 @@ from typing import Final
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import (
     AttemptKey,
+    Billing,
     HostId,
     Instance,
     InstanceId,
@@ -97,7 +98,26 @@ def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, bought_at: 
         loss=found.loss,
         detail=clean(found.detail or row.status_msg or ""),
         bid_floor=MicroUsdPerHour(micro_usd(row.min_bid)) if row.is_bid and row.min_bid is not None else None,
+        billing=billing(row, found),
+        ended_at=instant(row.end_date) if found.loss is Loss.EXPIRED else None,
     )
+
+
+def billing(row: InstanceRow, found: Standing) -> Billing:
+    """Return what vast.ai bills: nothing while the host is offline, the GPU while the container is up, else the disk.
+
+    A frozen container holds its GPU, which bills. Of `unknown` and of words never seen before nothing is documented.
+    """
+    actual = _word(row.actual_status)
+    if found.state in (InstanceState.ENDING, InstanceState.GONE):
+        return Billing.UNKNOWN
+    if actual == "offline":
+        return Billing.NOTHING
+    if "frozen" in (actual, _word(row.intended_status)):
+        return Billing.FULL
+    if found.state is InstanceState.RUNNING:
+        return Billing.FULL
+    return Billing.DISK if found.state in (InstanceState.PENDING, InstanceState.PAUSED) else Billing.UNKNOWN
 
 
 def unreadable(contract: int, key: AttemptKey) -> Instance:

@@ -5,7 +5,8 @@ bills at once, the rest from the state in which the provider bills: since the la
 the start script is the machine's first process, since its host says that this began. It bills for as long as something
 shows that it exists: a listing in which it runs, or a sign of life of its host. Without either it cannot outlive its
 lease, so nothing is booked beyond that (`Meter.until`) until it is seen again: then the time between was its own, and
-is booked.
+is booked. Where its provider states that it bills the disk only, or nothing, as of a host that it cannot reach, that
+counts instead (`Instance.billing`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from spotd.core.pricing.effective_price import PPM, halted_rate, metered_rate, m
 from spotd.core.pricing.hysteresis import borne_until
 from spotd.core.pricing.words import per_gpu_words
 from spotd_providers.contract.money import MicroUsdPerHour, per_gpu
-from spotd_providers.contract.values import InstanceState, Market
+from spotd_providers.contract.values import Instance, InstanceState, Market
 
 PROOF_STEP: Final = timedelta(minutes=2)
 """How far the newest proof of a machine may move before it is written down."""
@@ -75,10 +76,10 @@ def began_unseen(builder: PlanBuilder, item: Attempt, created_at: datetime | Non
     return item.intended_at if any(at is not None and at < since for at in signs) else since
 
 
-def first_meter(item: Attempt, state: InstanceState, since: datetime, builder: PlanBuilder) -> Meter:
+def first_meter(item: Attempt, instance: Instance, since: datetime, builder: PlanBuilder) -> Meter:
     """Return the meter of a machine that is known for the first time."""
     rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
-    if state is InstanceState.PENDING and _bills_from_running(item, builder.policy):
+    if instance.state is InstanceState.PENDING and _bills_from_running(item, builder.policy):
         rate, compared = halted_rate(item.quote), MicroUsdPerHour(0)
     return replace(
         item.meter,
@@ -139,6 +140,22 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
     if at is not None:
         # It may be read a while after it was written, which its own clock states.
         prove(builder, attempt, at, lived_at=report.alive_at)
+
+
+def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime:
+    """Up to when a machine ran that does not run now: as its provider states it, else until nothing showed it any more.
+
+    One that was seen a few minutes ago stopped just before; after a longer time, as where the daemon was dead, the
+    newest proof of its life is the best estimate, until its bill is read.
+    """
+    since = item.meter.since
+    if since is None:
+        return now
+    if stated is not None:
+        return min(max(stated, since), now)
+    if item.proven_at is None or item.meter.rate <= halted_rate(item.quote) or now - item.proven_at <= GAP:
+        return now
+    return min(max(item.proven_at + ENDING_TAKES, since), now)
 
 
 def last_lived(item: Attempt, seen_at: datetime, report: HostStatus | None) -> datetime:
@@ -234,6 +251,13 @@ def start_billing_later(builder: PlanBuilder, attempt: AttemptId, script_began_a
     halted = replace(meter, rate=halted_rate(item.quote), on_demand_rate=MicroUsdPerHour(0))
     builder.put_attempt(replace(item, meter=halted, full_since=None))
     builder.set_rate(attempt, meter.rate, meter.on_demand_rate, at=since)
+
+
+def start_anew(builder: PlanBuilder, attempt: AttemptId) -> None:
+    """Bill the disk of a machine that starts and was not billed, until it runs."""
+    item = builder.attempt(attempt)
+    if item.meter.since is None and item.running_at is None and _bills_from_running(item, builder.policy):
+        builder.set_rate(attempt, halted_rate(item.quote), MicroUsdPerHour(0))
 
 
 def is_starting(item: Attempt, policy: Policy) -> bool:

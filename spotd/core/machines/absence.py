@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+from spotd.core.billing.billing import ran_until
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import IntentState
@@ -138,6 +139,9 @@ def proves_absence(builder: PlanBuilder, item: Attempt, listing: Listing) -> boo
 
 
 def settle_until_missing(builder: PlanBuilder, item: Attempt) -> None:
-    """Settle what is gone up to the first of the lists that lack it, however late it could be believed."""
+    """Settle what is gone up to the first of the lists that lack it, however late it could be believed.
+
+    If that list came long after the newest proof of its life, up to that proof.
+    """
     if item.missing_since is not None and item.meter.since is not None and item.meter.since <= item.missing_since:
-        builder.set_rate(item.id, MicroUsdPerHour(0), None, at=item.missing_since)
+        builder.set_rate(item.id, MicroUsdPerHour(0), None, at=ran_until(item, None, item.missing_since))

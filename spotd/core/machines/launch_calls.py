@@ -48,7 +48,7 @@ def record_instance(
     Nothing else makes an attempt launched. A machine whose attempt ended meanwhile is ended.
     """
     starts = item.state is AttemptState.INTENDED
-    meter = first_meter(item, instance.state, billed_since, builder)
+    meter = first_meter(item, instance, billed_since, builder)
     builder.put_attempt(
         replace(
             item,

@@ -14,22 +14,31 @@ from spotd.core.billing.billing import (
     note_ceiling,
     note_listed,
     prove,
+    ran_until,
     set_rate,
+    start_anew,
     start_billing,
 )
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import IntentState, terminate_intent_id
+from spotd.core.domain.quotes import Quote
 from spotd.core.domain.states import AttemptState, require_rows
 from spotd.core.machines.notices import note_notice
 from spotd.core.metering.interruption_credit import free_of
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
-from spotd_providers.contract.values import Instance, InstanceState, Listing
+from spotd_providers.contract.values import Billing, Instance, InstanceState, Listing
 
 TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
 """A machine still listed as running so long after its end was accepted is ended again: some providers forget."""
+
+_UNBILLED: Final[Mapping[Billing, Callable[[Quote], MicroUsdPerHour]]] = {
+    Billing.DISK: halted_rate,
+    Billing.NOTHING: lambda _: MicroUsdPerHour(0),
+}
+"""What a machine costs of which not everything is billed, whatever its state."""
 
 STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
 
@@ -70,9 +79,12 @@ def is_outdated(builder: PlanBuilder, item: Attempt, listing: Listing | None) ->
     return listing is None or listing.at <= intent.accepted_at
 
 
-def record_paused(builder: PlanBuilder, item: Attempt, _mine: Instance) -> None:
+def record_paused(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
     """Bill its disk until its end is accepted: it may wake up, so it counts as able to compute."""
-    _rate(builder, item.id, halted_rate(item.quote), None)
+    if mine.billing is Billing.FULL:
+        _rate(builder, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+    else:
+        _rate(builder, item.id, _UNBILLED.get(mine.billing, halted_rate)(item.quote), None, mine)
     bill_until_ended(builder, item.id)
     if _is_over(builder, item):
         _end_again_if_forgotten(builder, item, "its disk is still kept after its end was accepted")
@@ -81,20 +93,30 @@ def record_paused(builder: PlanBuilder, item: Attempt, _mine: Instance) -> None:
 def record_ending(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
     """Bill nothing more, and take back what its provider does not bill."""
     builder.put_attempt(replace(item, machine=MachineState.HALTED))
-    _rate(builder, item.id, MicroUsdPerHour(0), None)
+    _rate(builder, item.id, MicroUsdPerHour(0), None, mine)
     _take_back(builder, item.id, mine)
 
 
 def record_gone(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
     """Bill nothing more, take back what its provider does not bill, and count on the machine no more."""
-    _rate(builder, item.id, MicroUsdPerHour(0), None)
+    _rate(builder, item.id, MicroUsdPerHour(0), None, mine)
     _take_back(builder, item.id, mine)
     builder.machine_gone(item.id)
 
 
 def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
-    """Bill it at the listed price and hold that against the ceiling; end it again if it should be ended."""
+    """Bill it at the listed price, unless less of it is billed now, and hold that price against the ceiling.
+
+    One that should be ended is ended again.
+    """
     at = builder.listed_at.get(item.provider, builder.now)
+    unbilled = _UNBILLED.get(mine.billing)
+    starts_by_disk = mine.billing is Billing.DISK and is_starting(item, builder.policy)
+    if unbilled is not None and not starts_by_disk:
+        _rate(builder, item.id, unbilled(item.quote), None, mine)
+    if unbilled is not None and _is_over(builder, item):
+        _end_unbilled(builder, builder.attempt(item.id))
+        return
     if _is_over(builder, item):
         prove(builder, item.id, at)
         _end_again(builder, builder.attempt(item.id))
@@ -106,14 +128,17 @@ def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
     if mine.price is not None and mine.price != quote.price.gpu:
         quote = repriced(quote, mine.price)
     is_over = quote.price.per_gpu > item.ceiling_now
-    if mine.state is InstanceState.RUNNING:
+    if mine.state is InstanceState.RUNNING and unbilled is None:
         start_billing(builder, item.id)
     note_listed(builder, item.id, at, exactly=is_over or item.running_at is None)
     note_ceiling(builder, item.id, at, is_over=is_over)
     item = builder.attempt(item.id)
+    if mine.state is InstanceState.PENDING and mine.billing is not Billing.FULL:
+        start_anew(builder, item.id)
+        item = builder.attempt(item.id)
     if is_starting(item, builder.policy):
         list_again_for_start(builder, item)
-    else:
+    elif unbilled is None:
         set_rate(builder, item.id, metered_rate(quote), on_demand_rate(quote))
 
 
@@ -142,10 +167,20 @@ def _take_back(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> N
         builder.credit(attempt_id, free, f"{why}: ${as_usd(free):.4f}")
 
 
-def _rate(builder: PlanBuilder, attempt_id: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
+def _rate(
+    builder: PlanBuilder,
+    attempt_id: AttemptId,
+    rate: MicroUsdPerHour,
+    compared: MicroUsdPerHour | None,
+    stopped: Instance | None = None,
+) -> None:
+    """Bill at this rate from now on, or from when a machine that does not run any more ran last."""
     item = builder.attempt(attempt_id)
-    if item.meter.rate != rate or (item.meter.since is None) != (rate == 0):
-        builder.set_rate(attempt_id, rate, compared, at=_over_since(item, builder.now))
+    meter = item.meter
+    if meter.rate != rate or (meter.since is None) != (rate == 0):
+        over_since = _over_since(item, builder.now)
+        at = over_since if stopped is None else ran_until(item, stopped.ended_at, over_since or builder.now)
+        builder.set_rate(attempt_id, rate, compared, at=at)
 
 
 def _over_since(item: Attempt, now: datetime) -> datetime | None:
@@ -154,6 +189,17 @@ def _over_since(item: Attempt, now: datetime) -> datetime | None:
     if since is None or began is None:
         return None
     return min(now, max(since, began, item.heartbeat_seen_at or since))
+
+
+def _end_unbilled(builder: PlanBuilder, item: Attempt) -> None:
+    """End a machine that is still there and bills its disk or nothing: it has not woken, and may."""
+    intent = builder.end_order(item)
+    if item.ref is None:
+        return
+    if intent is None or not intent.is_open:
+        builder.owe_termination(item.ref, item.key, item.id, why="it is still listed although its attempt has ended")
+    else:
+        _end_again_if_forgotten(builder, item, "it is still listed after its end was accepted")
 
 
 def _end_again(builder: PlanBuilder, item: Attempt) -> None:

@@ -26,6 +26,7 @@ from spotd_providers.contract.values import (
     NO_GPU,
     AttemptKey,
     Balance,
+    Billing,
     CheckLine,
     HostId,
     Instance,
@@ -69,7 +70,7 @@ NOTICE_AHEAD_MAX: Final = timedelta(days=60)
 _UNPRINTABLE: Final = re.compile(f"[\x00-\x1f\x7f-\x9f{HIDDEN}]")
 _CUDA: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}", re.ASCII)
 T = TypeVar("T")
-_Enum = TypeVar("_Enum", Market, Interruption, InstanceState, Loss)
+_Enum = TypeVar("_Enum", Market, Interruption, InstanceState, Loss, Billing)
 
 
 class MalformedValue(Exception):
@@ -386,7 +387,7 @@ def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
         raise MalformedValue(f"a machine of the type {type(row).__name__}")
     price = _whole_or_none(row.price, low=0, high=PRICE_MAX)
     floor = _whole_or_none(row.bid_floor, low=0, high=PRICE_MAX)
-    created = instant(row.created_at)
+    created, ended = instant(row.created_at), instant(row.ended_at)
     return Instance(
         ref=_ref(row.ref, provider),
         key=AttemptKey(_identity(row.key, "key")),
@@ -399,6 +400,8 @@ def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
         loss=_member(Loss, row.loss),
         detail=text(row.detail),
         bid_floor=None if floor is None else MicroUsdPerHour(floor),
+        billing=_member(Billing, row.billing) or Billing.UNKNOWN,
+        ended_at=ended if ended is not None and ended <= now + AHEAD_MAX else None,
     )
 
 

@@ -67,6 +67,11 @@ class RunpodCloud(FakeCloud):
         with self.lock:
             self._failures[gpu_id] = failure
 
+    def fail(self, pod_id: str) -> None:
+        """The container cannot run."""
+        with self.lock:
+            self._halt(self.pods[pod_id], Phase.ERROR, self.clock.now(), "container error")
+
     def lose_host(self, pod_id: str, *, at: datetime | None = None) -> None:
         """The pod's host, or its GPU, is gone: the pod is shown as exited, and nobody says why."""
         with self.lock:

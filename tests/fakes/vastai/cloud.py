@@ -82,8 +82,36 @@ class VastCloud(FakeCloud):
             self._failures[ask_id] = failure
 
     def lose_contact(self, contract_id: int, word: str | None) -> None:
-        """The host is `offline` or `unknown`, or answers again; its container goes on meanwhile."""
-        self.contracts[contract_id].lost_contact = word
+        """The host is `offline` or `unknown`, or answers again; its container goes on meanwhile.
+
+        Nothing of it is billed while it is offline, not even its disk.
+        """
+        with self.lock:
+            contract = self.contracts[contract_id]
+            contract.lost_contact = word
+            self._bill_running(contract, self.clock.now())
+
+    def lose_host(self, contract_id: int) -> None:
+        """The host is offline for good, and its container with it."""
+        self.lose_contact(contract_id, "offline")
+        self.machines.kill(self.contracts[contract_id].machine)
+
+    def _bill_running(self, contract: Contract, at: datetime) -> None:
+        """Bill the GPU while the container is up and the disk while it exists, both only while the host is online."""
+        if contract.lost_contact == "offline":
+            self.ledger.price(contract.machine, at=at, compute=NOTHING, storage=NOTHING)
+            return
+        up = contract.phase in (Phase.RUNNING, Phase.FROZEN)
+        storage = contract.ask.storage_per_hour(contract.disk_gb)
+        self.ledger.price(contract.machine, at=at, compute=contract.price if up else NOTHING, storage=storage)
+
+    def fail(self, contract_id: int) -> None:
+        """The container cannot run."""
+        with self.lock:
+            contract = self.contracts[contract_id]
+            self.machines.kill(contract.machine)
+            contract.phase = Phase.FAILED
+            self._bill_running(contract, self.clock.now())
 
     def freeze(self, contract_id: int) -> None:
         """The host froze the container."""
@@ -110,7 +138,8 @@ class VastCloud(FakeCloud):
 
     def _settle_processes(self, known: set[str], now: datetime) -> None:
         for contract in self.contracts.values():
-            if contract.phase is Phase.RUNNING and contract.machine in known:
+            offline = contract.lost_contact == "offline"  # how its container fares is seen when it is back
+            if contract.phase is Phase.RUNNING and contract.machine in known and not offline:
                 status = self.machines.status(contract.machine)
                 if status.state is not HostMachineState.RUNNING:
                     contract.phase = Phase.EXITED
@@ -210,7 +239,7 @@ class VastCloud(FakeCloud):
                 raise said(400, "invalid_price", "error 400/3592: price out of range")
             contract.price = MicroUsdPerHour(micro_usd(price))
             if contract.phase is Phase.RUNNING:
-                self.ledger.price(contract.machine, at=self.clock.now(), compute=contract.price)
+                self._bill_running(contract, self.clock.now())
             self._settle_bids(self.clock.now())
 
     def credit_left(self) -> float:
@@ -296,7 +325,7 @@ class VastCloud(FakeCloud):
         self.machines.start(contract.machine, contract.script, env)
         contract.phase = Phase.RUNNING
         if contract.boot_no == 1:
-            self.ledger.price(contract.machine, at=at, compute=contract.price)
+            self._bill_running(contract, at)
         else:
             self.ledger.resumed(contract.machine, at=at, compute=contract.price)
 

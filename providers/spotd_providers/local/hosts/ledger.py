@@ -106,11 +106,17 @@ class Ledger:
             LedgerLine(at=at, machine_id=machine_id, key=key, event=LedgerEvent.OPEN, compute=compute, storage=storage)
         )
 
-    def price(self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour) -> None:
+    def price(
+        self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour, storage: MicroUsdPerHour | None = None
+    ) -> None:
         """Record another price from `at` on, unless it is the same or the machine is paused or ended."""
         last = self._latest[machine_id]
-        if last.event not in (LedgerEvent.PAUSED, LedgerEvent.END) and last.compute != compute:
-            self._append(replace(last, event=LedgerEvent.PRICE, at=at, compute=compute, note=""))
+        after = replace(last, event=LedgerEvent.PRICE, at=at, compute=compute, note="")
+        if storage is not None:
+            after = replace(after, storage=storage)
+        same = (last.compute, last.storage) == (after.compute, after.storage)
+        if last.event not in (LedgerEvent.PAUSED, LedgerEvent.END) and not same:
+            self._append(after)
 
     def paused(self, machine_id: str, *, at: datetime, note: str = "") -> None:
         """Record that the machine costs its disk only from `at` on."""

@@ -22,10 +22,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
+    Billing,
     HostId,
     Instance,
     InstanceId,
     InstanceRef,
+    InstanceState,
     Interruption,
     Market,
     Offer,
@@ -46,6 +48,11 @@ from spotd_providers.local.wire import INSTANCE, OFFER, PROVIDER, ChargeAnswer
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 
+_BILLED: Final = {
+    InstanceState.PENDING: Billing.FULL,
+    InstanceState.RUNNING: Billing.FULL,
+    InstanceState.PAUSED: Billing.DISK,
+}
 _STATUS: Final = {
     Refusal.UNAUTHORISED: HTTPStatus.UNAUTHORIZED,
     Refusal.NO_OFFER: HTTPStatus.NOT_FOUND,
@@ -339,6 +346,8 @@ def _instance(machine: Machine, bid_floor: MicroUsdPerHour | None = None) -> Any
         loss=machine.loss,
         detail=machine.detail,
         bid_floor=bid_floor,
+        billing=_BILLED.get(machine.state, Billing.NOTHING),
+        ended_at=machine.gone_at,
     )
     return INSTANCE.dump_python(instance, mode="json")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import partial
 from itertools import pairwise
 
 from spotd_providers.contract.errors import NoCapacity, OfferGone, PriceMoved, ProviderError, RequestRejected
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.money import MicroUsdPerHour, cost
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance
-from spotd_providers.contract.values import LaunchRequest, Market, Power, ProviderCharge
+from spotd_providers.contract.values import Billing, LaunchRequest, Market, Power, ProviderCharge
 from spotd_providers.testkit.expect import (
     an_offer,
     attempt,
@@ -20,11 +21,13 @@ from spotd_providers.testkit.expect import (
     require_refusal,
 )
 from spotd_providers.testkit.harness import Harness
-from spotd_providers.testkit.knobs import NotApplicable
+from spotd_providers.testkit.knobs import NotApplicable, OddState
 from spotd_providers.testkit.suite import behaviour
 
 ROUNDED = timedelta(minutes=1)
 """Charges of one kind may overlap by less than this."""
+BEGINS = timedelta(minutes=5)
+BILLED_FOR = timedelta(hours=1)
 LACKS = timedelta(minutes=1)
 """What the spans of charges may lack of a machine's life at either end."""
 
@@ -105,6 +108,52 @@ async def a_bid_on_an_absent_machine_is_refused(h: Harness) -> None:
     await h.provider.terminate(instance.ref)
     await h.settle()
     await require_refusal(h, partial(h.provider.change_bid, instance.ref, offer.gpu_price), ProviderError)
+
+
+class Condition(StrEnum):
+    """What may have become of a machine when its bill is looked at."""
+
+    RUNS = "runs"
+    PAUSED = "paused"
+    OUT_OF_REACH = "out of reach"
+    ENDED_BY_ITSELF = "ended by itself"
+    PROVISION_FAILED = "provision failed"
+
+
+@behaviour(cases=tuple(Condition))
+async def what_is_billed_is_what_is_stated(h: Harness, case: Condition) -> None:
+    """A machine that is stated to bill all, its disk or nothing does so in the cloud's own ledger."""
+    offer = await an_offer(h, Market.SPOT if case is Condition.PAUSED else None)
+    key, instance = await buy_machine(h, offer)
+    machine = instance.ref.instance_id
+    await h.advance(BEGINS)
+    match case:
+        case Condition.PAUSED:
+            h.pause(machine)
+        case Condition.OUT_OF_REACH:
+            h.lose_contact(machine)
+        case Condition.ENDED_BY_ITSELF | Condition.PROVISION_FAILED:
+            h.set_state(machine, OddState(case.value))
+        case Condition.RUNS:
+            pass
+    await h.settle()
+    reports = [one for one in await h.provider.find(key) if one.ref == instance.ref]
+    stated = {one.billing for one in reports}
+    stated |= {one.billing for one in (await h.provider.instances()).instances if one.ref == instance.ref}
+    expect(len(stated) <= 1, f"find and list disagree about what is billed: {sorted(stated)}")
+    price = reports[0].price if reports and reports[0].price else offer.gpu_price
+    before = h.billed(machine)
+    await h.advance(BILLED_FOR)
+    grown = h.billed(machine) - before
+    most = cost(price, BILLED_FOR)
+    for billing in stated:
+        said = f"a machine that {case} is stated to bill {billing}, and cost {grown} micro-dollars in {BILLED_FOR}"
+        if billing is Billing.FULL:
+            expect(grown >= most * 9 // 10, said)
+        elif billing is Billing.DISK:
+            expect(grown <= most // 2, said)
+        elif billing is Billing.NOTHING:
+            expect(grown == 0, said)
 
 
 @behaviour()

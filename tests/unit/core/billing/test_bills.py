@@ -26,7 +26,7 @@ from spotd.core.pricing.effective_price import needs_of, quote, total_per_hour
 from spotd.core.reconcile import reconcile
 from spotd.core.timeline import redated
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour, cost
-from spotd_providers.contract.values import InstanceState, Market
+from spotd_providers.contract.values import Billing, InstanceState, Market
 from tests.unit.core.builders import (
     MINUTE,
     NOW,
@@ -64,6 +64,11 @@ def seen(world: World, state: InstanceState, at: datetime, heard: Any = None, **
     look = {i: replace(r, read_at=at) for i, r in (last if heard is None else heard).items()}
     plan = reconcile(world, listing(replace(instance(state), **row), at=at), look, at)
     return applied(world, plan)
+
+
+def over(world: World, state: InstanceState, at: datetime, **row: Any) -> World:
+    """Two listings in a row that show it so."""
+    return seen(seen(world, state, at, **row), state, at + MINUTE, **row)
 
 
 def started(**rules: Any) -> World:
@@ -119,10 +124,102 @@ def test_hours_that_nobody_watched_break_no_budget_before_a_listing_shows_the_ma
     assert not decide(world, market(), AWAKE).attempts
 
 
-def test_a_machine_that_is_gone_after_a_gap_is_booked_up_to_its_lease() -> None:
-    after = seen(seen(running(), InstanceState.GONE, AWAKE), InstanceState.GONE, AWAKE + MINUTE)
-    booked = after.jobs[JOB].spent
-    assert cost(RATE, 10 * MINUTE + BEYOND - 3 * MINUTE) <= booked <= cost(RATE, 10 * MINUTE + BEYOND) + 1
+@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.ENDING, InstanceState.PAUSED])
+def test_a_machine_that_is_over_after_a_gap_is_booked_up_to_the_last_sign_of_its_life(state: InstanceState) -> None:
+    """Its host wrote nothing more, and its provider does not state when it ended."""
+    after = over(running(), state, AWAKE)
+    assert cost(RATE, 8 * MINUTE) <= job_spent(after, after.jobs[JOB], AWAKE) <= cost(RATE, 12 * MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("stated", "ran", "within"),
+    [
+        pytest.param(ASLEEP + 25 * MINUTE, 35 * MINUTE, timedelta(0), id="in the gap"),
+        pytest.param(ASLEEP + BEYOND + HOUR, 10 * MINUTE + BEYOND, 2 * MINUTE, id="after its lease"),
+        pytest.param(NOW - HOUR, timedelta(0), timedelta(0), id="before it began"),
+    ],
+)
+@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.ENDING, InstanceState.PAUSED])
+def test_a_machine_is_booked_up_to_the_end_that_its_provider_states(
+    state: InstanceState, stated: datetime, ran: timedelta, within: timedelta
+) -> None:
+    after = over(running(), state, AWAKE, ended_at=stated)
+    booked = job_spent(after, after.jobs[JOB], AWAKE)
+    assert cost(RATE, ran - within) - 1 <= booked <= cost(RATE, ran) + 1
+
+
+def test_a_machine_that_lists_lack_after_a_gap_is_booked_up_to_the_last_sign_of_its_life() -> None:
+    world, at = running(), AWAKE
+    for minutes in range(5):
+        at = AWAKE + minutes * MINUTE
+        look = {i: HostStatus(attempt=i, read_at=at, seq=the(world).heartbeat_seq) for i in world.attempts}
+        world = applied(world, reconcile(world, listing(at=at), look, at))
+    assert cost(RATE, 8 * MINUTE) <= job_spent(world, world.jobs[JOB], at) <= cost(RATE, 12 * MINUTE)
+    assert not any(item.state.counts for item in world.attempts.values())
+
+
+# --- what its provider states to bill now ---
+
+
+def test_a_machine_that_is_listed_and_not_billed_is_not_booked_until_it_is_billed_again() -> None:
+    """A host that is out of reach for its provider, as vast.ai's `offline`."""
+    world = running()
+    for minutes in range(11, 41):
+        heard = report(seq=minutes, phase="run")
+        world = seen(world, InstanceState.UNKNOWN, NOW + minutes * MINUTE, heard, billing=Billing.NOTHING)
+    assert the(world).state.counts
+    assert spent(the(world), NOW + 40 * MINUTE) == cost(RATE, 11 * MINUTE)
+    for minutes in range(41, 51):
+        heard = report(seq=minutes, phase="run")
+        world = seen(world, InstanceState.RUNNING, NOW + minutes * MINUTE, heard, billing=Billing.FULL)
+    assert spent(the(world), NOW + 50 * MINUTE) == cost(RATE, 20 * MINUTE)
+
+
+def test_a_machine_that_runs_and_bills_its_disk_is_booked_so() -> None:
+    agreed = quote(offer(storage_price=MicroUsdPerGbMonth(720_000)), needs_of(job(), shop_policy()), 1_000_000, NOW)
+    world = world_with(AttemptState.RUNNING, quote=agreed)
+    world = seen(world, InstanceState.UNKNOWN, NOW + MINUTE, billing=Billing.DISK)
+    disk = the(world).meter.rate
+    assert 0 < disk < RATE
+    world = seen(world, InstanceState.RUNNING, NOW + 11 * MINUTE)
+    assert the(world).meter.rate == agreed.price.total
+
+
+def test_a_paused_machine_that_still_holds_its_gpu_is_booked_in_full() -> None:
+    world = over(running(), InstanceState.PAUSED, NOW + 11 * MINUTE, billing=Billing.FULL)
+    assert the(world).meter.rate == RATE
+
+
+def test_a_paused_machine_that_bills_nothing_is_not_booked() -> None:
+    world = over(running(), InstanceState.PAUSED, NOW + 11 * MINUTE, billing=Billing.NOTHING)
+    assert spent(the(world), AWAKE) == cost(RATE, 11 * MINUTE)
+
+
+def test_a_machine_whose_host_is_out_of_reach_while_it_starts_starts_anew_when_it_is_back() -> None:
+    world = started(bills_from_running=True)
+    world = seen(world, InstanceState.UNKNOWN, NOW + MINUTE, {}, billing=Billing.NOTHING)
+    assert the(world).meter.since is None
+    world = seen(world, InstanceState.PENDING, NOW + 2 * MINUTE, {}, billing=Billing.DISK)
+    assert the(world).meter.rate == 0 or the(world).meter.on_demand_rate == 0
+    world = seen(world, InstanceState.RUNNING, NOW + 3 * MINUTE, {}, billing=Billing.FULL)
+    assert the(world).meter.rate == RATE
+    assert spent(the(world), NOW + 3 * MINUTE) <= cost(RATE, MINUTE)
+
+
+def test_a_machine_that_is_over_and_not_billed_is_ended_and_has_not_woken() -> None:
+    world = world_with(AttemptState.ENDING)
+    for minutes in range(1, 4):
+        at = NOW + minutes * MINUTE
+        row = replace(instance(InstanceState.UNKNOWN), billing=Billing.NOTHING)
+        plan = reconcile(world, listing(row, at=at), {}, at)
+        assert not [event for event in plan.events if event.kind == "machine.woke"]
+        world = applied(world, plan)
+    assert the(world).meter.since is None
+    assert any(intent.is_open for intent in world.intents.values())
+    booked = spent(the(world), AWAKE)
+    world = seen(world, InstanceState.RUNNING, NOW + 4 * MINUTE, {}, billing=Billing.FULL)
+    assert the(world).meter.since is not None
+    assert spent(the(world), NOW + 5 * MINUTE) > booked
 
 
 def test_a_machine_that_a_listing_shows_running_after_a_gap_is_booked_in_full() -> None:

@@ -175,6 +175,9 @@ class AwsHarness(Harness):
         else:
             self.cloud.shut_down_from_inside(machine_id)
 
+    def lose_contact(self, machine_id: str) -> None:
+        raise NotApplicable("EC2 bills an instance whose status checks fail, and shows it as running")
+
     def true_balance(self) -> Balance:
         raise NotApplicable("an AWS account has no balance; it is billed at the end of the month")
 

@@ -14,13 +14,14 @@ from spotd_providers.aws.instances import ANNOUNCED, STATES, as_instance
 from spotd_providers.aws.offers import current_prices
 from spotd_providers.aws.provider import AwsProvider
 from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
-from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from spotd_providers.contract.values import AttemptKey, Billing, InstanceState, Loss
 from spotd_providers.kit.shapes import row_or_none
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import cheapest, play
 
 AT = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 KEY = AttemptKey("spotd-lab-j0b-1")
+ENDED = datetime(2026, 3, 2, 11, 40, 7, tzinfo=UTC)
 
 
 def told(state: str, reason: str = "", message: str = "", code: str = "fulfilled") -> Any:
@@ -174,3 +175,40 @@ def test_no_mutated_instance_row_hides_the_machine_or_calls_it_gone(changes: dic
     word = state.get("Name") if isinstance(state, dict) else None
     expected = STATES.get(word, InstanceState.UNKNOWN) if isinstance(word, str) else InstanceState.UNKNOWN
     assert told.state is (expected if "State" in changes else InstanceState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("state", "transition", "code", "ended_at"),
+    [
+        ("terminated", "User initiated (2026-03-02 11:40:07 GMT)", "instance-terminated-by-user", ENDED),
+        ("shutting-down", "", "instance-terminated-no-capacity", AT),
+        ("terminated", "Server.SpotInstanceTermination", "instance-terminated-by-price", AT),
+        ("terminated", "User initiated (2026-13-02 11:40:07 GMT)", "fulfilled", None),
+        ("terminated", "", "marked-for-termination", None),
+        ("running", "User initiated (2026-03-02 11:40:07 GMT)", "instance-terminated-by-user", None),
+    ],
+)  # fmt: skip
+def test_when_a_machine_ended_is_read_from_its_transition_or_its_request(
+    state: str, transition: str, code: str, ended_at: datetime | None
+) -> None:
+    row = row_or_none(
+        AwsInstanceRow,
+        {"InstanceId": "i-1", "State": {"Name": state, "Code": 0}, "StateTransitionReason": transition},
+    )
+    request = row_or_none(SpotRequestRow, {"InstanceId": "i-1", "Status": {"Code": code, "UpdateTime": AT}})
+    assert row is not None
+    assert as_instance(row, KEY, region="us-east-1", request=request, prices={}).ended_at == ended_at
+
+
+@pytest.mark.parametrize(
+    ("state", "billing"),
+    [
+        ("pending", Billing.DISK),
+        ("running", Billing.FULL),
+        ("stopped", Billing.DISK),
+        ("terminated", Billing.UNKNOWN),
+        ("meditating", Billing.UNKNOWN),
+    ],
+)
+def test_what_is_billed_follows_the_state(state: str, billing: Billing) -> None:
+    assert told(state).billing is billing

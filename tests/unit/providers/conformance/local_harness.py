@@ -214,6 +214,9 @@ class LocalHarness(Harness):
 
             self._edit(Call.LIST, odd)
 
+    def lose_contact(self, machine_id: str) -> None:
+        raise NotApplicable("the hosts are on this computer")
+
     def true_balance(self) -> Balance:
         raise NotApplicable(CAPABILITIES["balance"].reason)  # type: ignore[index] # a StrEnum is its text
 

@@ -171,11 +171,13 @@ class RunpodHarness(Harness):
             self.cloud.quirks.edit_pod[machine_id] = {"status": "MEDITATING"}
         elif state is OddState.PROVISION_FAILED:
             pod.failure = Failure.CONTAINER
-            self.cloud.machines.kill(machine_id)
-            pod.phase = Phase.ERROR
+            self.cloud.fail(machine_id)
         else:
             self.cloud.quirks.restarts = False
             self.cloud.machines.kill(machine_id)
+
+    def lose_contact(self, machine_id: str) -> None:
+        raise NotApplicable("no word of RunPod's says that the host of a pod is out of reach")
 
     def true_balance(self) -> Balance:
         raise NotApplicable(CAPABILITIES[Power.BALANCE].reason)

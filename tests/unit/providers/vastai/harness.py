@@ -163,10 +163,14 @@ class VastHarness(Harness):
         if state is OddState.UNHEARD_OF:
             self.cloud.quirks.edit_instance[contract.contract_id] = {"actual_status": "meditating"}
         elif state is OddState.PROVISION_FAILED:
-            contract.failure, contract.phase = Failure.OCI, Phase.FAILED
+            contract.failure = Failure.OCI
+            self.cloud.fail(contract.contract_id)
         else:
             self.cloud.machines.kill(contract.machine)
-            contract.phase = Phase.EXITED
+            self.cloud.advance()
+
+    def lose_contact(self, machine_id: str) -> None:
+        self.cloud.lose_contact(int(machine_id), "offline")
 
     def true_balance(self) -> Balance:
         return Balance(available=MicroUsd(max(0, round(self.cloud.credit_left() * MICRO))))

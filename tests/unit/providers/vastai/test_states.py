@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, Loss, Market
+from spotd_providers.contract.values import AttemptKey, Billing, InstallId, InstanceState, Loss, Market
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.testkit.clock import START
@@ -208,3 +208,22 @@ def test_only_labels_of_this_installation_are_ours(label: Any, ours: bool) -> No
 )
 def test_the_lowest_bid_that_wins_is_read_where_there_is_one(more: dict[str, Any], floor: int | None) -> None:
     assert as_instance(row("running", "running", "running", **more), KEY, now=START).bid_floor == floor
+
+
+@pytest.mark.parametrize(
+    ("seen", "billing"),
+    [
+        pytest.param(row("running", "running", "running"), Billing.FULL, id="it runs"),
+        pytest.param(row("loading", "running", "running"), Billing.DISK, id="its image is pulled"),
+        pytest.param(row("offline", "running", "running"), Billing.NOTHING, id="its host is offline"),
+        pytest.param(row("offline", "stopped", "stopped"), Billing.NOTHING, id="outbid on a host that is offline"),
+        pytest.param(row("exited", "running", "running"), Billing.DISK, id="its container is down"),
+        pytest.param(row("exited", "stopped", "stopped"), Billing.DISK, id="outbid"),
+        pytest.param(row("frozen", "running", "frozen"), Billing.FULL, id="frozen"),
+        pytest.param(row("unknown", "running", "running"), Billing.UNKNOWN, id="no recent report"),
+        pytest.param(row("meditating", "running", "running"), Billing.UNKNOWN, id="a new word"),
+        pytest.param(row("offline", "unloaded", "destroyed"), Billing.UNKNOWN, id="it is being ended"),
+    ],
+)
+def test_what_is_billed_follows_the_container_and_the_reach_of_its_host(seen: InstanceRow, billing: Billing) -> None:
+    assert as_instance(seen, KEY, now=START).billing is billing
