@@ -1,0 +1,257 @@
+"""Receipts beside the ledgers of three clouds, over losses, hosts out of reach and a daemon that is dead for hours.
+
+Real adapters, the fakes of their clouds and the core's own rules on one virtual clock. A daemon that is dead reads
+nothing and decides nothing; its state is what it was. A host writes on meanwhile, until its machine ends or its lease
+is over, and what it wrote is read once the daemon is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import launched, terminate_accepted
+from spotd.core.plans.applied import applied
+from spotd.core.reconcile import reconcile
+from spotd_providers.contract.provider import Provider
+from spotd_providers.contract.values import InstanceRef, Market
+from spotd_providers.testkit.clock import run_virtually
+from spotd_providers.testkit.harness import Harness
+from tests.unit.providers.aws.harness import AwsHarness
+from tests.unit.providers.aws.harness import open_harness as open_aws
+from tests.unit.providers.runpod.harness import open_harness as open_runpod
+from tests.unit.providers.test_billed_from import DISK_GB, agreed_world, the
+from tests.unit.providers.vastai.harness import VastHarness
+from tests.unit.providers.vastai.harness import open_harness as open_vast
+
+MINUTE: Final = timedelta(minutes=1)
+HOUR: Final = timedelta(hours=1)
+WITHIN: Final = 0.03
+"""What all receipts of a cloud may differ from its ledger by."""
+
+
+class Course:
+    """One machine from its launch to its end, watched by a daemon that may be dead for a while."""
+
+    def __init__(self, h: Harness, provider: Provider, world: World, ref: InstanceRef) -> None:
+        self.h = h
+        self.provider = provider
+        self.world = world
+        self.ref = ref
+        self.machine = str(ref.instance_id)
+        self.key = the(world).key
+        self.is_reachable = True
+        self._report = HostStatus(attempt=the(world).id, read_at=h.clock.now())
+        self._heard = h.clock.now()
+
+    @property
+    def item(self) -> Attempt:
+        return the(self.world)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.world.attempts or not self.item.state.counts
+
+    async def watched(self, span: timedelta) -> None:
+        """Pass so much time under a living daemon, which lists machines and reads hosts once a minute."""
+        until = self.h.clock.now() + span
+        while self.h.clock.now() < until:
+            await self._pass(MINUTE)
+            await self._cycle()
+
+    async def dead(self, span: timedelta) -> None:
+        """Pass so much time without a daemon."""
+        until = self.h.clock.now() + span
+        while (left := until - self.h.clock.now()) > timedelta(0):
+            await self._pass(min(left, 5 * MINUTE))
+
+    async def ended_itself(self) -> None:
+        """Let the host save and end its machine without a word from the daemon, as where its lease is over."""
+        now = self.h.clock.now()
+        report = replace(self._report, seq=self._report.seq + 1, phase="done", exit_at=now, alive_at=now)
+        self._report = replace(report, exit_cause=ExitCause.LEASE)
+        await self.provider.terminate(self.ref)
+
+    async def ended(self) -> None:
+        """Let the command end, or the machine be seen to be lost, and wait until nothing of it is left."""
+        if not self.is_over and self._lives():
+            now = self.h.clock.now()
+            report = replace(self._report, read_at=now, seq=self._report.seq + 1, phase="done", exit_at=now)
+            self._report = replace(report, exit_cause=ExitCause.FINISHED, exit_code=0)
+        for _ in range(90):
+            await self._cycle()
+            if not self.world.attempts:
+                return
+            await self._pass(MINUTE)
+        raise AssertionError(f"its machine is still there: {self.item}")
+
+    async def _pass(self, span: timedelta) -> None:
+        """Let the clock go on; the host writes while it lives and its lease holds."""
+        await self.h.advance(span)
+        now = self.h.clock.now()
+        if self._lives() and now - self._heard <= self.world.policy.lease:
+            seq = self._report.seq + 1
+            self._report = replace(self._report, seq=seq, phase="run", alive_at=now, script_began_at=None)
+
+    def _lives(self) -> bool:
+        own = [one for one in self.h.live(self.key) if one.running]
+        return self.is_reachable and bool(own)
+
+    async def _cycle(self) -> None:
+        now = self.h.clock.now()
+        self._heard = now
+        listing = await self.provider.instances()
+        reports = {a: replace(self._report, read_at=now) for a in self.world.attempts}
+        self.world = applied(self.world, reconcile(self.world, {self.provider.name: listing}, reports, now))
+        for intent in list(self.world.intents.values()):
+            is_due = intent.not_before is None or intent.not_before <= now
+            if intent.kind is IntentKind.TERMINATE and intent.state is IntentState.OPEN and is_due:
+                assert intent.ref is not None
+                await self.provider.terminate(intent.ref)
+                self.world = applied(self.world, terminate_accepted(self.world, intent.id, self.h.clock.now()))
+
+
+Story = Callable[[Course], Awaitable[None]]
+
+
+async def works_and_ends(run: Course) -> None:
+    await run.watched(80 * MINUTE)
+
+
+async def is_lost_while_watched(run: Course) -> None:
+    await run.watched(95 * MINUTE)
+    run.h.preempt(run.machine)
+
+
+async def is_lost_while_the_daemon_is_dead(run: Course) -> None:
+    await run.watched(70 * MINUTE)
+    await run.dead(22 * MINUTE)
+    run.h.preempt(run.machine)
+    await run.dead(3 * HOUR)
+
+
+async def ends_itself_while_the_daemon_is_dead(run: Course) -> None:
+    await run.watched(70 * MINUTE)
+    await run.dead(31 * MINUTE)
+    await run.ended_itself()
+    await run.dead(2 * HOUR)
+
+
+async def lives_while_the_daemon_is_dead(run: Course) -> None:
+    await run.watched(40 * MINUTE)
+    await run.dead(25 * MINUTE)
+    await run.watched(20 * MINUTE)
+
+
+async def is_out_of_reach_and_back(run: Course) -> None:
+    await run.watched(40 * MINUTE)
+    run.h.lose_contact(run.machine)
+    await run.watched(25 * MINUTE)  # its own network is well, so that it is kept
+    if isinstance(run.h, VastHarness):
+        run.h.cloud.lose_contact(int(run.machine), None)
+    await run.watched(30 * MINUTE)
+
+
+async def is_out_of_reach_for_good(run: Course) -> None:
+    await run.watched(40 * MINUTE)
+    run.h.lose_contact(run.machine)
+    run.is_reachable = False
+    await run.watched(60 * MINUTE)
+
+
+async def is_out_of_reach_while_the_daemon_is_dead(run: Course) -> None:
+    await run.watched(40 * MINUTE)
+    await run.dead(10 * MINUTE)
+    run.h.lose_contact(run.machine)
+    run.is_reachable = False
+    await run.dead(2 * HOUR)
+
+
+async def sees_prices_change_by_the_hour(run: Course) -> None:
+    assert isinstance(run.h, AwsHarness)
+    pool = run.h.cloud.instances[run.machine].pool
+    for usd in ("0.21", "0.1587", "0.30", "0.1234"):
+        await run.watched(37 * MINUTE)
+        run.h.cloud.set_price(pool, usd)
+    await run.watched(11 * MINUTE)
+
+
+async def is_over_at_once(run: Course) -> None:
+    await run.watched(2 * MINUTE)
+
+
+async def is_taken_within_its_first_hour(run: Course) -> None:
+    await run.watched(25 * MINUTE)
+    run.h.give_notice(run.machine)
+    await run.watched(3 * MINUTE)
+
+
+EVERYWHERE: Final = (
+    works_and_ends,
+    is_lost_while_watched,
+    is_lost_while_the_daemon_is_dead,
+    ends_itself_while_the_daemon_is_dead,
+    lives_while_the_daemon_is_dead,
+)
+OUT_OF_REACH: Final = (
+    is_out_of_reach_and_back,
+    is_out_of_reach_for_good,
+    is_out_of_reach_while_the_daemon_is_dead,
+)
+ON_EC2: Final = (sees_prices_change_by_the_hour, is_over_at_once, is_taken_within_its_first_hour)
+
+
+async def lived(h: Harness, provider: Provider, story: Story) -> tuple[int, int]:
+    """Return what is booked for a machine of this story, and what its cloud bills, in micro-dollars."""
+    offers = [one for one in (await provider.offers(h.query())).offers if one.gpu_count == 1]
+    spot = [one for one in offers if one.market is Market.SPOT]
+    offer = min(spot or offers, key=lambda one: (one.gpu_price, one.offer_id))
+    world = agreed_world(h, offer)
+    item = replace(the(world), ceiling=2_000_000)
+    world = replace(world, attempts={item.id: item})
+    made = await provider.launch(h.request(offer, key=item.key, disk_gb=DISK_GB))
+    world = applied(world, launched(world, item.id, made.instance, h.clock.now()))
+    run = Course(h, provider, world, made.instance.ref)
+    await story(run)
+    await run.ended()
+    await h.advance(HOUR)
+    return sum(run.world.spent_by_day.values()), h.billed(run.machine)
+
+
+@pytest.mark.parametrize(
+    ("opened", "stories", "within"),
+    [
+        pytest.param(open_vast, EVERYWHERE + OUT_OF_REACH, WITHIN, id="vast"),
+        pytest.param(open_runpod, EVERYWHERE, WITHIN, id="runpod"),
+        pytest.param(open_aws, EVERYWHERE + ON_EC2, 0.01, id="aws"),
+    ],
+)
+def test_receipts_agree_with_the_ledger_of_a_cloud_over_losses_and_a_dead_daemon(
+    opened: Callable[[Path], AbstractContextManager[Harness]],
+    stories: tuple[Story, ...],
+    within: float,
+    tmp_path: Path,
+) -> None:
+    sums: dict[str, tuple[int, int]] = {}
+    for story in stories:
+        with opened(tmp_path / story.__name__) as h:
+
+            async def told(h: Harness = h, story: Story = story) -> tuple[int, int]:
+                async with h.opened() as provider:
+                    return await lived(h, provider, story)
+
+            sums[story.__name__] = run_virtually(told)
+    booked, billed = (sum(pair[n] for pair in sums.values()) for n in (0, 1))
+    said = "; ".join(f"{name}: {mine} of {bill} ({mine / max(1, bill):.3f})" for name, (mine, bill) in sums.items())
+    print(f"{booked / billed:.4f} of the ledger: {said}")
+    assert abs(booked / billed - 1) <= within, said
