@@ -23,6 +23,7 @@ from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import launched, terminate_accepted
 from spotd.core.plans.applied import applied
 from spotd.core.reconcile import reconcile
+from spotd_providers.contract.money import MicroUsdPerGpuHour
 from spotd_providers.contract.provider import Provider
 from spotd_providers.contract.values import InstanceRef, Market
 from spotd_providers.testkit.clock import run_virtually
@@ -217,7 +218,7 @@ async def lived(h: Harness, provider: Provider, story: Story) -> tuple[int, int]
     spot = [one for one in offers if one.market is Market.SPOT]
     offer = min(spot or offers, key=lambda one: (one.gpu_price, one.offer_id))
     world = agreed_world(h, offer)
-    item = replace(the(world), ceiling=2_000_000)
+    item = replace(the(world), ceiling=MicroUsdPerGpuHour(2_000_000))
     world = replace(world, attempts={item.id: item})
     made = await provider.launch(h.request(offer, key=item.key, disk_gb=DISK_GB))
     world = applied(world, launched(world, item.id, made.instance, h.clock.now()))
