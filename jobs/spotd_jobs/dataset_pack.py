@@ -281,13 +281,13 @@ def _walk(top: Path, *, follow: bool) -> Iterator[_Node]:
     found = False
     # For each level: the folder, its state when its names were read, and the names that are left.
     levels = [(start, os.stat(start), iter(_names(start)))]  # noqa: PTH116 - a Path for each of a million names costs
+    read: list[tuple[str, int]] = []
     while levels:
         folder, before, names = levels[-1]
         name = next(names, None)
         if name is None:
             levels.pop()
-            if _changed(before, os.stat(folder)):  # noqa: PTH116
-                raise _changed_error(os.path.relpath(folder, start))
+            read.append((folder, before.st_mtime_ns))
             continue
         found = True
         place = f"{folder}/{name}"
@@ -307,6 +307,10 @@ def _walk(top: Path, *, follow: bool) -> Iterator[_Node]:
             yield _link(path, place, follow=follow)
         else:
             raise DatasetError(f"{ascii_text(path)} is neither file, folder nor link", hint="move it out of the folder")
+    for folder, changed_ns in read:
+        # Only now: what was moved from a folder that was not read yet to one that was is in neither.
+        if os.stat(folder).st_mtime_ns != changed_ns:  # noqa: PTH116
+            raise _changed_error(os.path.relpath(folder, start))
     if not found:
         raise DatasetError(f"{top} is empty", hint="name the folder whose files are the dataset")
 

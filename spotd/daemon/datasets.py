@@ -46,6 +46,8 @@ KEPT: Final = timedelta(hours=24)
 NAME_BYTES_MAX: Final = 4_096
 NAMES: Final = PREFIX + "names/"
 DELETED_AT_ONCE: Final = 500
+DELETED_MAX: Final = 20_000
+"""In one pass."""
 
 
 class BadDataset(Exception):
@@ -213,7 +215,7 @@ class Datasets:
                 if info.key in needed or info.key.startswith(NAMES):
                     continue
                 idle[info.key] = since = self._idle.get(info.key, now)
-                if now - since >= KEPT and now - info.modified >= KEPT:
+                if len(garbage) < DELETED_MAX and now - since >= KEPT and now - info.modified >= KEPT:
                     garbage.append(info.key)
                     freed += info.size
             self._idle = idle

@@ -28,12 +28,14 @@ from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
+from spotd.daemon.checkpoints.dataset_garbage import DatasetGarbage
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
 from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock
 from spotd.daemon.commits import Commits, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop, read_pace_s
 from spotd.daemon.crash import CrashPoints
 from spotd.daemon.database import Database
+from spotd.daemon.datasets import Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
 from spotd.daemon.grants.secrets import SecretFiles
@@ -352,11 +354,19 @@ class _Daemon:
             log=logs.get("retention"),
             may_delete=lambda: leasing.may_write,
         )
+        self.datasets = Datasets(objects)
+        dataset_garbage = DatasetGarbage(
+            self.datasets,
+            world=lambda: None if self.control_loop.state is None else self.control_loop.state.world,
+            wall=wall,
+            log=logs.get("retention"),
+            may_delete=lambda: leasing.may_write and not self.control_loop.only_reconciles,
+        )
         self.bills = BillCheck(
             self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
         )
         parts = (self.control_loop, self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
-        self.controllers = [part.controller for part in parts]
+        self.controllers = [*(part.controller for part in parts), dataset_garbage.controller]
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
         code_spool.clear(spool)
@@ -372,6 +382,7 @@ class _Daemon:
             wake_event=self.wake_event,
             host_monitor=host_monitor,
             objects=objects,
+            datasets=self.datasets,
             secrets=secrets,
             ids=JobIds(clock, chance),
             providers=self.hosting.entries,

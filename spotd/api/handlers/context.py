@@ -23,6 +23,7 @@ from spotd.daemon.commits import Commits, Committed, DecideWith, Points, PolicyH
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
+from spotd.daemon.datasets import Datasets
 from spotd.daemon.grants.secrets import SecretFiles
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.ids import JobIds
@@ -62,6 +63,7 @@ class HandlerContext:
     wake_event: WakeEvent
     host_monitor: HostMonitor
     objects: ObjectStore
+    datasets: Datasets
     secrets: SecretFiles
     ids: JobIds
     providers: Mapping[ProviderName, ProviderEntry]

@@ -14,7 +14,7 @@ from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.schemas.data import DatasetResponse
 from spotd.api.timestamps import utc_text
 from spotd.core.domain.world import World
-from spotd.daemon.datasets import BadDataset, Dataset, Datasets, Incomplete
+from spotd.daemon.datasets import BadDataset, Dataset, Incomplete
 from spotd.words import count
 from spotd_jobs.spec.keys import DATA_SCHEME
 from spotd_jobs.spec.model import DataSource, JobSpec
@@ -27,7 +27,7 @@ PUT_HINT = "spotctl data put NAME DIR stores a folder, spotctl data ls shows wha
 class DataHandlers(ContextHandlers):
     def __init__(self, context: HandlerContext) -> None:
         super().__init__(context)
-        self._datasets = Datasets(context.objects)
+        self._datasets = context.datasets
 
     async def has_chunk(self, sha256: str) -> bool:
         """Return whether the store holds this chunk."""
@@ -122,7 +122,7 @@ async def with_data(context: HandlerContext, spec: JobSpec) -> JobSpec:
     """
     if not spec.data:
         return spec
-    datasets = Datasets(context.objects)
+    datasets = context.datasets
     names = [one.source.removeprefix(DATA_SCHEME) for one in spec.data]
     found = await context.stored(lambda: [datasets.named(name) for name in names])
     problems: list[Problem] = []

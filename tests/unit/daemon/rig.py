@@ -24,6 +24,7 @@ from spotd.daemon.commits import Commits, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.database import Database
+from spotd.daemon.datasets import Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
 from spotd.daemon.grants.secrets import SecretFiles
@@ -329,6 +330,7 @@ class Rig:
             wake_event=self.wake_event,
             host_monitor=self.host_monitor,
             objects=self.objects,
+            datasets=Datasets(self.objects),
             secrets=self.secrets,
             ids=JobIds(self.clock, Random(7)),
             providers={
