@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ctl import assert_no_traceback, spotctl
-from tests.e2e.harness import Lab, host, lab
+from tests.e2e.harness import LEAVES_AT_ONCE, Lab, host, lab, until
+from tests.e2e.test_bucket import files_below, store_keys, store_section
+from tests.fakes.seaweed import CANARY, Weed
 
 pytestmark = pytest.mark.e2e
 HOSTS = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(3))
@@ -78,3 +80,42 @@ def test_a_job_finds_every_file_of_its_dataset_as_it_was_stored(tmp_path: Path) 
         assert found.state(ref) == "SUCCEEDED", found.last_state()
         removed = spotctl(found, "data", "rm", "set", "-y")
         assert removed.returncode == 0, removed.stderr
+
+
+WAITS = CHECK + " && touch ../../checked && until [ -e {release} ]; do sleep 0.1; done"
+
+
+def read_twice(found: Lab, tmp_path: Path) -> str:
+    """Run a job on a machine that is taken away, until it has verified its data on another one; return its id."""
+    sums = make_folder(tmp_path / "set", large=3_000_000, small=50)
+    put(found, tmp_path / "set")
+    release = tmp_path / "release"
+    run = WAITS.replace("mkdir out", "mkdir -p out").format(release=release)
+    ref = spotctl(found, "submit", str(job_with_sums(tmp_path, sums, run=run)), "-y", "--i-know", "-o", "id")
+    job = ref.stdout.strip()
+    until(lambda: list(found.market_folder.rglob("work/checked")), what="the data to be verified", within=120)
+    found.control("preempt", {"machine": found.running_machines()[0].machine_id, "notice": False, "lasting": "60d"})
+    until(lambda: len(found.job(job)["attempts"]) == 2, what="another machine", within=120)
+    release.touch()
+    found.wait_final(job, within=180)
+    assert found.state(job) == "SUCCEEDED", found.last_state()
+    return job
+
+
+def test_a_machine_after_a_preemption_reads_the_data_again(tmp_path: Path) -> None:
+    with lab(tmp_path / "lab", hosts=HOSTS, daemon=LEAVES_AT_ONCE) as found:
+        found.start()
+        read_twice(found, tmp_path)
+        assert spotctl(found, "data", "rm", "set", "-y").returncode == 0
+
+
+def test_data_comes_from_a_bucket_and_no_key_reaches_a_host(weed: Weed, tmp_path: Path) -> None:
+    hosts = HOSTS + store_section(weed, tmp_path.name)
+    with lab(tmp_path / "lab", hosts=hosts, daemon=LEAVES_AT_ONCE) as found:
+        found.environment = store_keys(weed)
+        found.start()
+        job = read_twice(found, tmp_path)
+        found.stop()
+        on_hosts = files_below(found.market_folder)
+        assert [name for name, content in on_hosts.items() if CANARY.encode() in content] == []
+        assert job

@@ -138,6 +138,7 @@ names = st.binary(min_size=1, max_size=12).filter(lambda n: b"/" not in n and b"
 contents = st.binary(max_size=40).map(lambda b: b * 60)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(files=st.dictionaries(st.lists(names, min_size=1, max_size=3).map(b"/".join), contents, max_size=25))
 def test_every_tree_arrives_as_it_was(files: dict[bytes, bytes]) -> None:
@@ -218,6 +219,7 @@ def test_an_upload_that_was_cut_goes_on_with_what_is_missing(place: Place, tmp_p
     assert broken.sent + rest.sent == whole
 
 
+@pytest.mark.long
 def test_a_file_that_is_added_moves_few_others(place: Place, tmp_path: Path) -> None:
     draw = random.Random(3)
     source = tmp_path / "source"
@@ -250,6 +252,7 @@ def test_a_folder_that_changes_while_it_is_read_is_refused(place: Place, tmp_pat
             place.put(source, progress=meanwhile)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_small_files_are_few_objects(place: Place, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for number in range(100):
@@ -329,6 +332,7 @@ def test_a_machine_that_starts_again_has_it_already(place: Place, tmp_path: Path
     assert {**tree(tmp_path / "source"), "own cache": (False, b"of the job")} == tree(place.work / "data")
 
 
+@pytest.mark.long
 def test_a_tampered_object_is_refused(place: Place, tmp_path: Path) -> None:
     fill(tmp_path / "source", some_files())
     made = place.put(tmp_path / "source")
@@ -496,6 +500,7 @@ def test_content_of_an_upload_in_progress_stays(place: Place, tmp_path: Path) ->
     assert isinstance(place.datasets.give_name("set", root, now), Dataset)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(steps=st.lists(st.sampled_from(["put", "rm", "submit", "end", "day", "collect", "restart"]), max_size=30))
 def test_whatever_happens_in_which_order_nothing_that_is_needed_goes(steps: list[str]) -> None:
