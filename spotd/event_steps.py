@@ -30,7 +30,7 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class EventStep:
     """A line: the event that stands for it, and of routine how many events it is and when they began.
 
     Attributes:
@@ -71,9 +71,9 @@ class Step:
         return f"{first:%m-%d %H:%M} to {last:%m-%d %H:%M}"
 
 
-def steps(events: Iterable[Event]) -> list[Step]:
+def steps(events: Iterable[Event]) -> list[EventStep]:
     """Return the steps of these events, which are in order, oldest first."""
-    lines: list[Step | None] = []
+    lines: list[EventStep | None] = []
     routine: dict[str, int] = {}
     """By job: the place of its line of routine, while nothing else happened to it."""
     newest: dict[str, tuple[str, list[int]]] = {}
@@ -81,7 +81,7 @@ def steps(events: Iterable[Event]) -> list[Step]:
     for event in events:
         job = event["job"]
         if job is None:
-            lines.append(Step(event=event))
+            lines.append(EventStep(event=event))
         elif event["kind"] in _ROUTINE:
             before = routine.get(job)
             lines.append(_with_routine(None if before is None else lines[before], event))
@@ -95,21 +95,21 @@ def steps(events: Iterable[Event]) -> list[Step]:
                 places = []
             if not _joined(lines, places, event):
                 places = [*places, len(lines)]
-                lines.append(Step(event=event))
+                lines.append(EventStep(event=event))
             newest[job] = (event["at"], places)
     return [line for line in lines if line is not None]
 
 
-def _with_routine(before: Step | None, event: Event) -> Step:
+def _with_routine(before: EventStep | None, event: Event) -> EventStep:
     is_stored = event["kind"] == _STORED
     if before is None:
-        return Step(event=event, stored=int(is_stored), since=event["at"])
+        return EventStep(event=event, stored=int(is_stored), since=event["at"])
     # The line stands for the newest checkpoint that was stored, at the time of the newest event.
     shown = event if is_stored or not before.stored else {**before.event, "at": event["at"]}
     return replace(before, event=shown, number=before.number + 1, stored=before.stored + is_stored)
 
 
-def _joined(lines: list[Step | None], places: Sequence[int], event: Event) -> bool:
+def _joined(lines: list[EventStep | None], places: Sequence[int], event: Event) -> bool:
     """Whether one of the lines of this instant is the same step; it then states what says more."""
     for place in places:
         line = lines[place]

@@ -60,6 +60,8 @@ _QUICK_FOLDERS: Final = (
     "unit/setup",
     "unit/site",
     "unit/store",
+    "unit/test_docs.py",
+    "unit/test_words.py",
     "unit/web",
 )
 _QUICK_PLACES: Final = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)

@@ -12,7 +12,7 @@ from spotd.cli.follow import followed
 from spotd.cli.inputs.options import ID, JSON, TABLE, complete_job, output
 from spotd.cli.inputs.when import WHEN, When, instants
 from spotd.client.daemon import Daemon
-from spotd.event_steps import Step, steps
+from spotd.event_steps import EventStep, steps
 from spotd.words import clean, local_text
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ def _show(event: EventResponse, output: str) -> None:
     elif output == ID:
         stdout.line(str(event["id"]))
     else:
-        _show_step(Step(event=event))
+        _show_step(EventStep(event=event))
 
 
-def _show_step(step: Step) -> None:
+def _show_step(step: EventStep) -> None:
     event = step.event
     subject = event["job_name"] or event["job"] or "-"
     if event["attempt"] is not None:

@@ -3,7 +3,7 @@
 Theory. A row that states a machine as paused, ending or gone, or as one of another market, would end its attempt, and
 what the host does meanwhile would be thrown away. A provider's list holds a wrong row now and then: one of a cache, of
 a failing shard, of another machine. So something else must say the same: another list, the silence of a host that was
-heard and watched, its report of its own end, or an end that its provider has accepted. That a host never spoke, cannot
+read and watched, its report of its own end, or an end that its provider has accepted. That a host never spoke, cannot
 speak since its machine is held, or could not be read says nothing. Until then its provider is asked for another list,
 the state of the machine counts as unknown, and nothing of the row is recorded. What is believed then holds from the
 first such list on. The host is read in full before its attempt ends in any case.

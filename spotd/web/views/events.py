@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from spotd.event_steps import Step, steps
+from spotd.event_steps import EventStep, steps
 from spotd.web.markup import Node, el, job_href
 from spotd.web.views.parts import holds, moment
 from spotd.words import clean
@@ -13,7 +13,7 @@ from spotd.words import clean
 _SEARCHED: Final = ("kind", "message", "job_name", "job")
 
 
-def step_line(step: Step, *, of_job: bool = False) -> Node:
+def step_line(step: EventStep, *, of_job: bool = False) -> Node:
     """Return one step; on the page of a job its name is not repeated."""
     event = step.event
     who = None
@@ -30,17 +30,17 @@ def step_line(step: Step, *, of_job: bool = False) -> Node:
     )
 
 
-def matching(events: Sequence[Mapping[str, Any]], text: str, *, each: bool = False) -> list[Step]:
+def matching(events: Sequence[Mapping[str, Any]], text: str, *, each: bool = False) -> list[EventStep]:
     """Return those events that hold every word of the text as steps, the newest first; `each` folds none."""
     found = [event for event in events if holds(text, *(event[key] for key in _SEARCHED))]
-    return ([Step(event=event) for event in found] if each else steps(found))[::-1]
+    return ([EventStep(event=event) for event in found] if each else steps(found))[::-1]
 
 
-def step_list(found: Sequence[Step], *, of_job: bool = False, empty: str) -> Node:
+def step_list(found: Sequence[EventStep], *, of_job: bool = False, empty: str) -> Node:
     if not found:
         return el("p", empty, cls="empty")
     return el("ol", *(step_line(one, of_job=of_job) for one in found), cls="events of-job" if of_job else "events")
 
 
-def listing(found: Sequence[Step]) -> Node:
+def listing(found: Sequence[EventStep]) -> Node:
     return el("section", step_list(found, empty="No event matches."))

@@ -111,7 +111,7 @@ async def a_bid_on_an_absent_machine_is_refused(h: Harness) -> None:
 
 
 class Condition(StrEnum):
-    """What may have become of a machine when its bill is looked at."""
+    """What may have become of a machine when its bill is read."""
 
     RUNS = "runs"
     PAUSED = "paused"
