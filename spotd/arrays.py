@@ -48,6 +48,12 @@ def with_arrays_as_one(jobs: Iterable[JobResponse], sums: Iterable[ArraySumRespo
     return [job if task is None else _line(task, tasks[task["id"]], whole.get(task["id"])) for job, task in lines]
 
 
+def is_line_of_array(job: JobResponse | Mapping[str, Any]) -> bool:
+    """Whether this is the line of an array, and not one of its jobs."""
+    task: Mapping[str, Any] | None = job["array"]
+    return task is not None and task["id"] == job["id"]
+
+
 def states_of(line: JobResponse | Mapping[str, Any]) -> Mapping[str, int]:
     """Return how many jobs of the array are in each state, those that matter most first; empty for a single job."""
     found: Mapping[str, int] = cast("Mapping[str, Any]", line).get(_STATES, {})

@@ -287,6 +287,19 @@ def verdict_text(quote: Mapping[str, Any]) -> str:
     return NOTHING if verdict == WITHOUT_CEILING else verdict
 
 
+def missing_text(why: Mapping[str, Any]) -> str:
+    """Return the one thing for which a job waits, in figures; empty where its sentence has no price to compare."""
+    best, ceiling = why["best"], why["ceiling_usd_gpu_h"]
+    if why["kind"] != "above_ceiling" or best is None or ceiling is None:
+        return ""
+    least = best["effective_usd_gpu_h"]
+    if round(least - ceiling, 4) <= 0:
+        return ""
+    machine = clean(f"{best['gpu_count']} x {best['gpu']}")
+    needed = f"needs ${price(least - ceiling)} less per GPU-hour"
+    return f"{needed}: the cheapest {machine} is ${price(least)}, the ceiling ${price(ceiling)}"
+
+
 def silence_texts(answer: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each provider whose prices are missing: their absence must not be taken for an answer."""
     return [

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
-from spotd.arrays import with_arrays_as_one
+from spotd.arrays import is_line_of_array, with_arrays_as_one
 from spotd.client.daemon import Daemon
 from spotd.client.errors import ClientError
 from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns, machines, sentence
@@ -231,7 +231,7 @@ class Top(App[None]):
     def action_log(self) -> None:
         if (job := self._job()) is None:
             return
-        if is_array(job):
+        if is_line_of_array(job):
             self._say("an array has no log of its own; / and a part of its name list its jobs", failed=True)
         else:
             self.push_screen(LogScreen(job, self._daemon))
@@ -244,7 +244,7 @@ class Top(App[None]):
             self._say(f"{job['name']} has ended already: {job['reason']}", failed=True)
             return
         machine = f" on {where_text(job)}" if job["provider"] else ""
-        if is_array(job):
+        if is_line_of_array(job):
             machine = ": every job of the array"
         question = f"cancel {job['name']} ({job['id']}){machine}? {money_words(job)}; its checkpoints stay"
         self._ask(question, lambda: _changed(self._daemon.cancel(job["id"])))
@@ -306,11 +306,6 @@ class Top(App[None]):
 
     def _say(self, words: str, *, failed: bool = False) -> None:
         self.notify(clean(words), severity="error" if failed else "information", markup=False)
-
-
-def is_array(job: Any) -> bool:
-    """Whether the row stands for all jobs of an array."""
-    return job["array"] is not None and job["id"] == job["array"]["id"]
 
 
 def money_words(job: Any) -> str:

@@ -101,7 +101,7 @@ def _pages(poller: SharedPoller, *, has_login: bool) -> None:
                 build(page, request)
 
     add("/", "Overview", lambda page, _request: overview.build(page))
-    add("/jobs", "Jobs", lambda page, request: jobs.build(page, request.query_params.get("show", "all")))
+    add("/jobs", "Jobs", lambda page, request: jobs.build(page, *_asked(request)))
     add("/market", "Market", lambda page, _request: market.build(page))
     add("/providers", "Providers", lambda page, _request: providers.build(page))
     add("/events", "Events", lambda page, _request: events.build(page))
@@ -125,6 +125,11 @@ def _pages(poller: SharedPoller, *, has_login: bool) -> None:
                 el("p", el("a", "All jobs", href="/jobs"), " lists each job with its page."),
             )
         return client.build_response(request, 404)
+
+
+def _asked(request: Request) -> tuple[str, str]:
+    """Return which group of jobs and which array are asked for."""
+    return request.query_params.get("show", "all"), request.query_params.get("array", "")[:_PATH_SHOWN]
 
 
 def _is_of_the_library(path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import quote
 
+from spotd.arrays import is_line_of_array
 from spotd.words import NOTHING, clean
 
 Node = Any
@@ -14,12 +15,29 @@ TEXT_MAX: Final = 2_000
 """Longer texts are cut: a sentence may hold what a host wrote."""
 _TAGS: Final = frozenset(
     [
-        *("a", "code", "dd", "details", "div", "dl", "dt", "h1", "h2", "li", "ol", "p", "pre", "progress", "section"),
+        *(
+            "a",
+            "code",
+            "input",
+            "dd",
+            "details",
+            "div",
+            "dl",
+            "dt",
+            "h1",
+            "h2",
+            "li",
+            "ol",
+            "p",
+            "pre",
+            "progress",
+            "section",
+        ),
         *("small", "span", "strong", "summary", "table", "caption", "tbody", "td", "th", "thead", "time", "tr", "ul"),
     ]
 )
 _ATTRIBUTES: Final = frozenset(
-    {"class", "href", "id", "title", "role", "scope", "value", "max", "datetime", "tabindex"}
+    {"class", "href", "id", "title", "role", "scope", "value", "max", "datetime", "tabindex", "type", "checked"}
 )
 
 
@@ -36,6 +54,8 @@ def el(tag: str, *children: Node, **attributes: str | float | None) -> Node:
     }
     if tag not in _TAGS or not all(key in _ATTRIBUTES or key.startswith(("aria-", "data-")) for key in named):
         raise ValueError(f"no element {tag} with {', '.join(named)}")
+    if tag == "input" and named.get("type") != "checkbox":
+        raise ValueError("no element input but a checkbox")
     if not str(named.get("href", "/")).startswith(("/", "#")):
         raise ValueError("a link leads to another place")
     return [tag, named, *(_cut(child) for child in children if child is not None and child != "")]
@@ -46,8 +66,15 @@ def _cut(child: Node) -> Node:
 
 
 def job_link(job: Any) -> Node:
-    """Return the name of a job as a link to its page."""
+    """Return the name of a job as a link to its page; of the line of an array, to its jobs."""
+    if is_line_of_array(job):
+        return el("a", clean(job["array"]["name"]) or job["id"], href=array_href(job["id"]))
     return el("a", clean(job["name"]) or job["id"], href=job_href(job["id"]))
+
+
+def array_href(array_id: str) -> str:
+    """Return the address of the jobs of an array."""
+    return f"/jobs?array={quote(array_id, safe='')}"
 
 
 def job_href(job_id: str) -> str:

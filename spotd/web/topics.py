@@ -74,6 +74,7 @@ def _log(daemon: Daemon, args: tuple[str, ...], before: Any, _now: datetime) -> 
 TOPICS: Final[Mapping[str, tuple[float, Fetch]]] = {
     "status": (2.0, lambda daemon, _args, _before, _now: daemon.status()),
     "jobs": (2.0, lambda daemon, _args, _before, _now: daemon.jobs({"limit": JOBS_MAX})),
+    "array": (2.0, lambda daemon, args, _before, _now: daemon.jobs({"array": args[0]})),
     "events": (2.0, _events),
     "cost": (10.0, lambda daemon, _args, _before, _now: daemon.cost(None)),
     "providers": (5.0, lambda daemon, _args, _before, _now: daemon.providers()["providers"]),

@@ -17,17 +17,23 @@ function local(at, form) {
 }
 
 // Text becomes text nodes, attributes come from the names that markup.py permits: nothing is parsed as HTML.
-function draw(node) {
+function draw(node, emit) {
   if (typeof node === "string") return node;
   const [tag, attributes, ...children] = node;
   const written = tag === "time" ? local(attributes.datetime, attributes["data-form"] || "full") : null;
   if (written !== null) return h(tag, { ...attributes, title: children[0] }, [written]);
-  return h(tag, attributes, children.map(draw));
+  if (tag === "input") {
+    // A checkbox; which one it is was written by the server.
+    const onChange = (event) => emit("pick", { id: attributes["data-pick"], on: event.target.checked });
+    return h(tag, { ...attributes, checked: !!attributes.checked, onChange });
+  }
+  return h(tag, attributes, children.map((child) => draw(child, emit)));
 }
 
 export default {
   props: { tree: Array },
+  emits: ["pick"],
   render() {
-    return h("div", { class: "tree" }, (this.tree || []).map(draw));
+    return h("div", { class: "tree" }, (this.tree || []).map((node) => draw(node, (name, what) => this.$emit(name, what))));
   },
 };

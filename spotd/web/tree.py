@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from nicegui.element import Element
 
 from spotd.web.markup import Node
@@ -13,6 +16,16 @@ class TreeElement(Element, component="tree.js"):
     def __init__(self, *nodes: Node) -> None:
         super().__init__()
         self.props["tree"] = list(nodes)
+
+    def on_pick(self, picked: Callable[[str, bool], None]) -> None:
+        """Call `picked` with the `data-pick` of a checkbox, and whether it is ticked now."""
+
+        def take(event: Any) -> None:
+            what = event.args
+            if isinstance(what, dict) and isinstance(what.get("id"), str):
+                picked(what["id"], what.get("on") is True)
+
+        self.on("pick", take)
 
     def show(self, *nodes: Node) -> None:
         """Draw this instead; nothing is sent where nothing differs."""

@@ -247,6 +247,50 @@ def test_other_names_and_other_pages_are_refused_and_a_token_is_asked_for_once(
     assert TOKEN not in dashboard.log.read_text()
 
 
+def test_several_jobs_are_cancelled_at_once_and_each_has_its_answer(browser: Any, market: Lab, tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        market.submit(name, "true", **WAITS)
+    draft = {"data": {"name": "sweep", "run": "true", "image": "none", **WAITS}, "flags": {}}
+    market.api.submit(draft, array="0-3")
+    dashboard = Dashboard(market, tmp_path)
+    seen: list[str] = []
+    try:
+        page = opened(browser, dashboard.url + "jobs", seen)
+        page.get_by_label("Select sweep").wait_for()
+        assert page.get_by_label(re.compile("^Select ")).count() == 4
+        market.api.cancel("three")
+        for name in ("one", "three", "sweep"):
+            page.get_by_label(f"Select {name}").check()
+        page.get_by_text("3 selected").wait_for()
+        page.get_by_role("button", name="Change ceiling").click()
+        page.get_by_label("New ceiling").fill("0.77")
+        page.get_by_role("dialog").get_by_role("button", name="Change ceiling").click()
+        page.get_by_text("3 jobs changed").wait_for()
+        page.get_by_role("button", name="Close").click()
+        assert market.api.job("one")["ceiling_usd_gpu_h"] == market.api.job("sweep-2")["ceiling_usd_gpu_h"] == 0.77
+        assert market.api.job("two")["ceiling_usd_gpu_h"] == 1.0
+        for name in ("one", "three"):
+            page.get_by_label(f"Select {name}").check()
+        page.get_by_role("button", name="Retry").click()
+        page.get_by_role("dialog").get_by_role("button", name="Retry").click()
+        page.get_by_text("1 job queued again; 1 refused").wait_for()
+        page.get_by_role("dialog").get_by_text("one is WAITING_PRICE and needs no retry").wait_for()
+        page.get_by_role("button", name="Close").click()
+        page.get_by_label("Select one").uncheck()
+        page.get_by_role("link", name="sweep").click()
+        page.get_by_role("heading", name="Array sweep").wait_for()
+        for index in (1, 3):
+            page.get_by_label(f"Select sweep-{index}").check()
+        page.get_by_role("button", name="Cancel", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel", exact=True).click()
+        page.get_by_text("2 jobs cancelled").wait_for()
+        states = [market.state(f"sweep-{index}") for index in range(4)]
+        assert [state == "CANCELLED" for state in states] == [False, True, False, True]
+    finally:
+        dashboard.close()
+    assert [line for line in seen if line.startswith(("dialog", "error"))] == []
+
+
 PAGES = ("", "jobs", "market", "providers", "events", "submit", "nowhere")
 
 

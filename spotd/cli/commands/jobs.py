@@ -33,6 +33,7 @@ from spotd.words import (
     failure_lines,
     gpu_text,
     local_text,
+    missing_text,
     money,
     price,
     run_span,
@@ -100,7 +101,7 @@ def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
 
 def _state_cell(job: JobResponse, now: str) -> Cell:
     """Return the state, and what its machine is busy with while the command does not run."""
-    if job["array"] is not None and job["array"]["id"] == job["id"]:
+    if job["array"] is not None:
         from spotd.arrays import states_of
 
         if len(states := states_of(job)) > 1:
@@ -398,6 +399,8 @@ def why(*, ref: str, output: str) -> None:
         lines = [clean(f"{shape['name']} ({shape['id']}) is {state}:")]
         lines += [f"  {line}" for line in failure_lines(shape["failure"])]
     lines += [f"  ran there {clean(sentence)}" for sentence in shape["placed"]]
+    if missing := missing_text(shape):
+        lines.append(f"  missing   {missing}")
     if (stage := shape.get("stage")) is not None:
         lines.append(f"  machine   {clean(stage_text(stage, answer['now']))}")
     if ceiling is not None:

@@ -49,11 +49,14 @@ class PagedList:
         view: Callable[[Sequence[Any], datetime], Node],
         *,
         notices: Callable[[Any], Sequence[str]] = lambda _answer: (),
+        picked: Callable[[str, bool], None] | None = None,
     ) -> None:
         self._page, self._noun = page, noun
         self._rows, self._view, self._notices = rows, view, notices
         self._number = 1
         self._tree = TreeElement(waiting_for(f"the {noun}s"))
+        if picked is not None:
+            self._tree.on_pick(picked)
         with ui.element("nav").classes("pager") as self._nav:
             self._nav.props["aria-label"] = "Pages of the list"
             self._before = ui.button("Back", on_click=lambda: self.turn_to(self._number - 1))
@@ -62,6 +65,9 @@ class PagedList:
         for button in (self._before, self._behind):
             button.props("outline no-caps dense")
         page.part(topic if callable(topic) else [topic], self._draw)
+
+    def redraw(self) -> None:
+        self._page.redraw()
 
     def turn_to(self, number: int) -> None:
         """Show this page; the first where other rows are asked for."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from nicegui import ui
 
 from spotd.web.charts import job as figures
 from spotd.web.charts.base import Options
+from spotd.web.charts.prices import prices
 from spotd.web.charts.timeline import timeline
 from spotd.web.markup import el
 from spotd.web.pages.actions import buttons
@@ -15,8 +18,11 @@ from spotd.web.poller import KnownAnswer
 from spotd.web.topics import WatchTopic
 from spotd.web.tree import TreeElement
 from spotd.web.views import job as view
-from spotd.web.views.parts import section
+from spotd.web.views.market import CeilingLine
+from spotd.web.views.parts import WAITING, section
 from spotd.words import clean
+
+WAITED_GPUS_MAX: Final = 3
 
 
 def build(page: Page, ref: str) -> None:
@@ -42,6 +48,7 @@ def _body(page: Page, ref: str, detail: WatchTopic) -> None:
     log, kept, happened = (WatchTopic(name, (ref,)) for name in ("log", "checkpoints", "events"))
     buttons(page, ref)
     page.section([detail], lambda answer, now: view.summary(answer, now), name="the job")
+    _waiting_price(page, detail)
     attempts = Chart("Timeline", height="200px")
 
     def draw_timeline(found: KnownAnswer | None, events: KnownAnswer | None) -> None:
@@ -53,13 +60,47 @@ def _body(page: Page, ref: str, detail: WatchTopic) -> None:
     with ui.element("div").classes("pair"):
         gpus = Chart("GPU use and memory")
         _figures(page, log)
-    page.part(
-        [WatchTopic("gpus", (ref,))], lambda found: gpus.show(*_gpu(found), empty="Its machine states no GPU figures.")
-    )
+
+    def draw_gpus(found: KnownAnswer | None) -> None:
+        if found is None or (found.value is None and not found.error):
+            gpus.wait()
+            return
+        gpus.show(*_gpu(found), empty=found.error or "Its machine states no GPU figures.")
+
+    page.part([WatchTopic("gpus", (ref,))], draw_gpus)
     page.section([log], lambda tail: section("Log", view.log(tail), note="the last lines"), name="the log")
     page.section([WatchTopic("receipt", (ref,))], lambda answer: view.receipt(answer), name="the receipt")
     page.section([kept], lambda answer: view.checkpoints(answer), name="the checkpoints")
     page.section([happened], lambda answer: view.events(answer), name="the events")
+
+
+def _waiting_price(page: Page, detail: WatchTopic) -> None:
+    """Add the price of what the job waits for over the last day, against its ceiling, while it has no machine."""
+    with ui.element("div") as box:
+        chart = Chart("Price against the ceiling, last 24 hours", height="240px")
+
+    def limits() -> list[tuple[str, float]]:
+        known = value(page.poller.watch(detail))
+        if not known or known["job"]["state"] not in WAITING:
+            return []
+        return [*known["ceilings"].items()][:WAITED_GPUS_MAX]
+
+    def topics() -> list[WatchTopic]:
+        return [detail, *(WatchTopic("history", (gpu, "", "1")) for gpu, _ in limits())]
+
+    def draw(_detail: KnownAnswer | None, *found: KnownAnswer | None) -> None:
+        known = limits()
+        box.set_visibility(bool(known))
+        if any(one is None for one in found):
+            chart.wait()
+            return
+        series = [("lowest", one.value) for one in found if one is not None and one.value]
+        lines = [CeilingLine(usd_gpu_h=limit, name=f"ceiling {clean(gpu)}") for gpu, limit in known]
+        refused = next((one.error for one in found if one is not None and one.error), "")
+        options, words = prices(series, lines, "lowest")
+        chart.show(options, words, empty=refused or "No price of these GPUs was recorded in this time.")
+
+    page.part(topics, draw)
 
 
 def _gpu(found: KnownAnswer | None) -> tuple[Options, str]:
@@ -74,6 +115,10 @@ def _figures(page: Page, log: WatchTopic) -> None:
 
     def draw(found: KnownAnswer | None) -> None:
         tail = value(found)
+        if tail is None and (found is None or not found.error):
+            chosen.set_visibility(False)
+            chart.wait()
+            return
         keys = [] if tail is None else tail.figures.names()
         chosen.set_visibility(len(keys) > 1)
         wanted = chosen.value if chosen.value in keys else (keys[0] if keys else None)

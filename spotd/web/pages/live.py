@@ -105,7 +105,12 @@ class Chart:
             self._chart.props["role"] = "img"
             self._words = TreeElement()
         self._title = title
+        self.wait()
+
+    def wait(self) -> None:
+        """Say that the answer is not there yet, which is not the same as nothing to draw."""
         self._chart.set_visibility(False)
+        self._words.show(waiting_for(self._title.lower()))
 
     def show(self, options: Options, words: str, *, empty: str, more: Sequence[Node] = (), title: str = "") -> None:
         """Draw the options, or say why nothing is drawn."""

@@ -96,12 +96,11 @@ def build(page: Page) -> None:
 
     def draw_week(*found: KnownAnswer | None) -> None:
         answer = found[0] if found else None
-        options, words = chart.week(answer.value) if answer is not None and answer.value else ({}, "")
-        empty = (
-            answer.error
-            if answer is not None and answer.error
-            else "Nothing is recorded yet; it takes some days to show a week."
-        )
+        if answer is None:
+            week.wait()
+            return
+        options, words = chart.week(answer.value) if answer.value else ({}, "")
+        empty = answer.error if answer.error else "Nothing is recorded yet; it takes some days to show a week."
         title = f"Cheapest hours of the week: {chosen.gpu}, mean lowest price of {HEAT_DAYS} days, this server's clock"
         week.show(options, words, empty=empty, title=title)
 

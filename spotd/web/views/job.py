@@ -17,6 +17,7 @@ from spotd.words import (
     clean,
     dollars,
     failure_lines,
+    missing_text,
     price,
     run_span,
     size_text,
@@ -37,6 +38,7 @@ def heading(detail: Mapping[str, Any], why: Mapping[str, Any] | None) -> Node:
     return el(
         "div",
         el("p", state(job["state"]), el("code", job["id"]), cls="who"),
+        el("p", missing, cls="missing") if (missing := missing_text(why) if why else "") else None,
         el("p", clean(sentence), cls="sentence") if job["failure"] is None else _failure(job["failure"]),
         *(el("p", clean(text), cls="muted") for text in (why["placed"] if why else ())),
         *(el("p", clean(text), cls="muted") for text in costs if text),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from spotd.arrays import states_of, with_arrays_as_one
 from spotd.web.markup import Node, el, job_link, table
 from spotd.web.views.events import matching, step_list
-from spotd.web.views.parts import ON_MACHINES, WAITING, ago, doing, figure, gpus, section, state
+from spotd.web.views.parts import ON_MACHINES, WAITING, ago, counts, doing, figure, gpus, section, state
 from spotd.words import NOTHING, clean, count, dollars, price, where_text
 
 ROWS_MAX: Final = 25
@@ -80,12 +81,13 @@ def _job_counts(counts: Mapping[str, int]) -> str:
 
 
 def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
-    shown = [job for job in jobs if job["state"] in ON_MACHINES]
+    running = [job for job in jobs if job["state"] in ON_MACHINES]
+    shown = _folded(running)
     columns = "Job | State:s | GPU | Where | $/h:n | Spent:n | Saved:n | Checkpoint:n"
     rows = [
         [
             job_link(job),
-            state(job["state"], doing(job, now)),
+            counts(states) if len(states := states_of(job)) > 1 else state(job["state"], doing(job, now)),
             gpus(job),
             clean(where_text(job)),
             price(job["effective_usd_h"]),
@@ -98,8 +100,8 @@ def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
     return section(
         "On machines",
         table("Jobs that have a machine", columns, rows, empty="No job has a machine."),
-        el("p", el("a", f"All {len(shown)}", href="/jobs?show=running")) if len(shown) > ROWS_MAX else None,
-        note=str(len(shown)) if shown else "",
+        el("p", el("a", f"All {len(running)}", href="/jobs?show=running")) if len(shown) > ROWS_MAX else None,
+        note=str(len(running)) if running else "",
     )
 
 
@@ -116,7 +118,7 @@ def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
     for job in shown:
         groups.setdefault((job["state"], clean(job["verdict"])), []).append(job)
     items = [
-        el("li", el("div", *_names(of), state(name), cls="who"), el("p", sentence or "not decided yet"))
+        el("li", el("div", *_names(_folded(of)), state(name), cls="who"), el("p", sentence or "not decided yet"))
         for (name, sentence), of in islice(groups.items(), REASONS_MAX)
     ]
     content = (
@@ -127,6 +129,10 @@ def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
     left_out = len(groups) > REASONS_MAX or len(shown) > NAMES_MAX
     more = el("p", el("a", f"All {len(shown)}", href="/jobs?show=waiting")) if left_out else None
     return section("What waits, and why", content, more, note=str(len(shown)) if shown else "")
+
+
+def _folded(jobs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return cast("Sequence[Mapping[str, Any]]", with_arrays_as_one(cast("Any", jobs)))
 
 
 def _names(jobs: Sequence[Mapping[str, Any]]) -> list[Node]:

@@ -60,6 +60,18 @@ def state(name: str, note: str = "") -> Node:
     )
 
 
+def counts(states: Mapping[str, int]) -> Node:
+    """Return how many jobs are in each state."""
+    shown = []
+    for name, number in states.items():
+        sign, kind = _STATES.get(name, ("?", "idle"))
+        word = name.replace("_", " ").lower()
+        shown.append(
+            el("span", el("span", sign, aria_hidden="true", cls="sign"), f"{number} {word}", cls=f"state {kind}")
+        )
+    return el("span", *shown, cls="counts")
+
+
 def moment(at: str | None, *, form: str = "full") -> Node:
     """Return an instant; the browser writes it in its own time zone."""
     if at is None:

@@ -367,3 +367,24 @@ def test_show_names_the_deadline_and_the_policy_that_is_to_meet_it(schedule: dic
 
     detail: Any = {"spec": {"schedule": schedule} if schedule else {}}
     assert _deadline_text(detail) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "needs $0.0400 less per GPU-hour: the cheapest 2 x RTX_4090 is $0.5400, the ceiling $0.5000"),
+        ({"kind": "budget_day"}, ""),
+        ({"kind": None}, ""),
+        ({"best": None}, ""),
+        ({"ceiling_usd_gpu_h": None}, ""),
+        ({"ceiling_usd_gpu_h": 0.54}, ""),
+    ],
+)
+def test_a_job_that_waits_for_its_price_states_the_one_thing_that_is_missing(
+    stocked: Ctl, given: dict[str, Any], text: str
+) -> None:
+    best = made_responses.quote(gpu="RTX_4090", gpu_count=2, effective_usd_gpu_h=0.54)
+    base: dict[str, Any] = {"kind": "above_ceiling", "best": best, "ceiling_usd_gpu_h": 0.5}
+    stocked.place.answers("jobs.why", made_responses.why(**{**base, **given}))
+    found = [line for line in stocked("why", "prep").out.splitlines() if line.startswith("  missing")]
+    assert found == ([f"  missing   {text}"] if text else [])

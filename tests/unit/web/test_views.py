@@ -99,6 +99,34 @@ def test_a_page_that_is_not_there_is_the_nearest(asked: int, total: int, shown: 
     assert jobs.page_of(asked, total) == shown
 
 
+def of_array(index: int, **given: Any) -> Any:
+    task = {"id": "6a00000000", "name": "sweep", "index": index, "count": 12, "at_once": None}
+    return made.job(**{"id": f"6j0000000{index}", "name": f"sweep-{index}", "array": task, **given})
+
+
+def test_an_array_is_one_row_that_counts_its_states_and_leads_to_its_jobs() -> None:
+    states = ["RUNNING", "RUNNING", "FAILED", "QUEUED"]
+    listed = [of_array(index, state=name) for index, name in enumerate(states)]
+    answer = {"jobs": [made.job(id="6j00000099", name="alone"), *listed], "arrays": []}
+    alone, line = jobs.lines(answer, "all", "", "newest")
+    assert (alone["name"], line["id"]) == ("alone", "6a00000000")
+    tree = jobs.listing([alone, line], NOW, {"6a00000000"})
+    text = text_of(tree)
+    assert all(words in text for words in ("2 running", "1 queued", "1 failed", "12 jobs", "alone"))
+    assert "/jobs?array=6a00000000" in [node[1].get("href") for node in nodes(tree) if not isinstance(node, str)]
+    boxes = [node[1] for node in nodes(tree) if not isinstance(node, str) and node[0] == "input"]
+    assert [(box["data-pick"], box["checked"]) for box in boxes] == [("6j00000099", False), ("6a00000000", True)]
+    assert len(jobs.lines(answer, "all", "", "newest", folds=False)) == 5
+    [only] = jobs.lines(answer, "failed", "", "newest")
+    assert (only["id"], only["state"]) == ("6a00000000", "FAILED")
+
+
+def test_no_field_but_a_checkbox_is_drawn() -> None:
+    for kind in ("text", "password", "image", None):
+        with pytest.raises(ValueError, match="but a checkbox"):
+            el("input", type=kind)
+
+
 def test_offers_are_filtered_by_gpu_provider_market_text_and_fit() -> None:
     quotes = [made.quote(gpu="H100", provider="aws", fits=True), made.quote(gpu="L40S", provider="vast", fits=False)]
     fits = market.OfferFilter(fits_only=True)
