@@ -119,7 +119,9 @@ class BudgetGuard:
         self._committed = 0
         self._promised = 0
         self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
-        for item in world.attempts.values():
+        # Without any budget nothing is held against what is set aside, which would be most of a decision's cost.
+        is_limited = bool(self._budgets) or any(job.budget is not None for job in world.jobs.values())
+        for item in world.attempts.values() if is_limited else ():
             aside = committed(world, item, now)
             self._committed += aside
             self._committed_by_job[item.id.job] += aside

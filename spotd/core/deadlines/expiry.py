@@ -29,10 +29,13 @@ def words_of_expiry(job: Job, now: datetime) -> str:
 
 def enforce_deadlines(builder: PlanBuilder, world: World) -> None:
     """Order each machine to save and stop whose job is over."""
-    for item in sorted(world.attempts.values(), key=lambda a: (a.id.job, a.id.number)):
-        schedule = world.jobs[item.id.job].spec.schedule
-        if item.state.counts and (schedule.deadline is not None or schedule.max_duration is not None):
-            contain(builder, item.id.job, partial(_enforce, builder, item), "its deadline cannot be judged")
+    bound = (a for a in world.attempts.values() if a.state.counts and _is_limited(world.jobs[a.id.job]))
+    for item in sorted(bound, key=lambda a: (a.id.job, a.id.number)):
+        contain(builder, item.id.job, partial(_enforce, builder, item), "its deadline cannot be judged")
+
+
+def _is_limited(job: Job) -> bool:
+    return job.spec.schedule.deadline is not None or job.spec.schedule.max_duration is not None
 
 
 def _enforce(builder: PlanBuilder, item: Attempt) -> None:

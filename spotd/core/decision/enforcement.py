@@ -38,7 +38,7 @@ class Enforcement:
     def _running(self) -> list[Attempt]:
         """Return the attempts that count and were not ordered to stop."""
         return sorted(
-            (a for i, a in self.world.attempts.items() if a.state.counts and self.builder.attempt(i).stop is None),
+            (a for a, now in self.builder.before_and_now() if a.state.counts and now.stop is None),
             key=lambda a: (a.id.job, a.id.number),
         )
 
@@ -73,11 +73,13 @@ class Enforcement:
             a for a in self.world.attempts.values() if a.stop is not None and a.stop.ordered_at == self.builder.now
         ]
         for item in self.world.attempts.values():
-            contain(self.builder, item.id.job, partial(self._end_saving, item), "its stop cannot be judged")
+            if item.state is AttemptState.STOPPING:
+                contain(self.builder, item.id.job, partial(self._end_saving, item), "its stop cannot be judged")
         for item in sorted(orders, key=self._saved_at):
             contain(self.builder, item.id.job, partial(self._hold_save, item), "its stop cannot be judged")
         for item in running:
-            contain(self.builder, item.id.job, partial(self._enforce_budget, item), "its budget cannot be judged")
+            if self.shortage or self.world.jobs[item.id.job].budget is not None:
+                contain(self.builder, item.id.job, partial(self._enforce_budget, item), "its budget cannot be judged")
         if self.shortage and running:
             kind, why = self.shortage
             policy = self.world.policy
@@ -103,7 +105,7 @@ class Enforcement:
     def _end_saving(self, item: Attempt) -> None:
         """End a save beyond its first deadline unless every budget allows it."""
         stop, now = item.stop, self.builder.now
-        if item.state is not AttemptState.STOPPING or stop is None or not stop.progress or stop.deadline <= now:
+        if stop is None or not stop.progress or stop.deadline <= now:
             return
         if self.shortage or self.budget_guard.job_shortage(self.world.jobs[item.id.job]):
             self.builder.put_attempt(replace(item, stop=replace(stop, deadline=now, limit=now)))

@@ -37,7 +37,7 @@ from spotd.core.pricing.effective_price import breakdown, needs_of, repriced
 from spotd.core.pricing.words import dollar_words, machine_words, span_words
 from spotd.core.quarantine import contain
 from spotd.core.ranking.ceilings import agree
-from spotd.core.ranking.relocating import Comparison, compare, running_rate
+from spotd.core.ranking.relocating import Comparison, Staying, running_rate
 from spotd.core.running.table import pause_of
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Market, Offer
@@ -87,8 +87,7 @@ class Relocation:
                 contain(self._builder, item.id.job, partial(self._move, item), "its move cannot be judged")
 
     def _running(self) -> list[Attempt]:
-        builder = self._builder
-        found = [builder.attempt(i) for i, a in self._placement.world.attempts.items() if a.state.counts]
+        found = [now for before, now in self._builder.before_and_now() if before.state.counts]
         return sorted((a for a in found if a.stop is None), key=lambda a: (a.id.job, a.id.number))
 
     def _elsewhere(self, job: Job, item: Attempt, rate_max: int | None = None) -> Iterator[Quote]:
@@ -126,23 +125,20 @@ class Relocation:
         self, job: Job, item: Attempt, rate_here: int, rate_max: int | None = None
     ) -> tuple[Quote, Comparison] | None:
         """Return the other machine on which the job ends for the least, and what that costs beside staying."""
+        staying = Staying(job, item, self._now, MicroUsdPerHour(rate_here))
         best: tuple[Quote, Comparison] | None = None
         for there in self._elsewhere(job, item, rate_max):
-            found = self._compare(job, item, there, rate_here)
+            found = self._compare(staying, job, item, there)
             if found is not None and (best is None or found.moving < best[1].moving):
                 best = there, found
         return best
 
-    def _compare(self, job: Job, item: Attempt, there: Quote, rate_here: int) -> Comparison | None:
+    def _compare(self, staying: Staying, job: Job, item: Attempt, there: Quote) -> Comparison | None:
         experience = self._placement.world.experience
         start = usual_start(experience, there.offer.provider, job.spec.image) if experience else timedelta(0)
         hazards = self._placement.catalogue.costing.hazards
-        return compare(
-            job,
-            item,
+        return staying.compare(
             there,
-            self._now,
-            rate_here=MicroUsdPerHour(rate_here),
             usual_start=start,
             hazard_here_ppm=hazards.of(item.quote.offer),
             hazard_there_ppm=hazards.of(there.offer),
@@ -170,7 +166,7 @@ class Relocation:
             self._lower(job, item, lower)
 
     def _lower(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
-        found = self._compare(job, item, repriced(item.quote, bid), running_rate(item.quote))
+        found = self._compare(Staying(job, item, self._now), job, item, repriced(item.quote, bid))
         if found is None or not _is_worth(found):
             return
         floor, saved = item.bidding.floor or bid, dollar_words(MicroUsd(found.saving))

@@ -27,12 +27,12 @@ _TICKS_PER_HOUR: Final = timedelta(hours=1) // _TICK
 
 def bytes_within(size: int) -> int:
     """Return the size, held to what a checkpoint can have."""
-    return min(max(size, 0), BYTES_MAX)
+    return size if 0 <= size <= BYTES_MAX else min(max(size, 0), BYTES_MAX)
 
 
 def hourly_within(amount: int) -> int:
     """Return the price per hour, held to what a machine can cost."""
-    return min(max(amount, 0), HOURLY_MAX)
+    return amount if 0 <= amount <= HOURLY_MAX else min(max(amount, 0), HOURLY_MAX)
 
 
 def per_hour(amount: int, span: timedelta) -> int:

@@ -7,7 +7,7 @@ the core stays a function from values to values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -124,7 +124,18 @@ class WorkingCopy:
         return self._jobs.get(job) or self._world.jobs.get(job)
 
     def attempt(self, attempt: AttemptId) -> Attempt:
+        if not self._attempts:
+            return self._world.attempts[attempt]
         return self._attempts.get(attempt) or self._world.attempts[attempt]
+
+    def before_and_now(self) -> Iterable[tuple[Attempt, Attempt]]:
+        """Return each attempt of the world as it was before and as it is now; without those that are new.
+
+        One query for each of a thousand attempts costs more than what is asked of them.
+        """
+        before = self._world.attempts
+        now = {**before, **self._attempts} if self._attempts else before
+        return zip(before.values(), now.values(), strict=False)
 
     def intent(self, intent: IntentId) -> Intent | None:
         return self._intents.get(intent) or self._world.intents.get(intent)
@@ -139,12 +150,12 @@ class WorkingCopy:
 
     def attempts(self) -> tuple[Attempt, ...]:
         """Every attempt that has not ended, in order of job and number."""
-        merged = {**self._world.attempts, **self._attempts}
-        ordered = sorted(merged, key=lambda i: (i.job, i.number))
-        return tuple(merged[i] for i in ordered if merged[i].state is not AttemptState.ENDED)
+        merged = {**self._world.attempts, **self._attempts} if self._attempts else self._world.attempts
+        going = [item for item in merged.values() if item.state is not AttemptState.ENDED]
+        return tuple(sorted(going, key=lambda item: (item.id.job, item.id.number)))
 
     def intents(self) -> tuple[Intent, ...]:
-        merged = {**self._world.intents, **self._intents}
+        merged = {**self._world.intents, **self._intents} if self._intents else self._world.intents
         return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)
 
     def wake(self, at: datetime) -> None:

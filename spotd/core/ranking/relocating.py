@@ -81,58 +81,66 @@ class Comparison:
         return self.staying - self.moving
 
 
-def compare(
-    job: Job,
-    item: Attempt,
-    there: Quote,
-    now: datetime,
-    *,
-    rate_here: MicroUsdPerHour | None = None,
-    usual_start: timedelta = timedelta(0),
-    hazard_here_ppm: int = 0,
-    hazard_there_ppm: int = 0,
-) -> Comparison | None:
-    """Return what staying and moving to this quote cost; `None` where they cannot be compared.
+class Staying:
+    """What a machine costs its job from now on: the side of a comparison that is the same beside every other machine.
 
     Args:
         rate_here: what the machine would cost, where that is not what was agreed.
-        usual_start: how long starts there were seen to take.
-        hazard_here_ppm, hazard_there_ppm: losses in a million machine hours, by what was seen.
     """
-    here, offer = item.quote.offer, there.offer
-    same_kind = (here.gpu, here.gpu_count) == (offer.gpu, offer.gpu_count)
-    left, speeds = remaining_work(job), speeds_of(job)
-    if not same_kind and (
-        left is None or not (speeds.knows(here.gpu, here.gpu_count) and speeds.knows(offer.gpu, offer.gpu_count))
-    ):
-        return None
-    unsaved = unsaved_time(job, item, now)
-    if left is None:
-        here_left = min(HORIZON_MAX, _ran(item, now))
-        there_left = here_left + unsaved
-    else:
-        here_left = max(timedelta(0), time_on(job, left, here.gpu, here.gpu_count) - unsaved)
-        there_left = time_on(job, left, offer.gpu, offer.gpu_count)
-    rate = running_rate(item.quote) if rate_here is None else rate_here
-    rate_there = running_rate(there)
-    start = max(startup(job, offer), min(START_MAX, max(usual_start, _start_took(item))))
-    stop = job.spec.checkpoint.stop_grace + STOP_TAKES
-    restored = restore_cost(job, there)
-    moved = save_cost(job, here) + restored
-    lost = (job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL) / 2 + start
-    more_losses = 0
-    if offer.interruption is not Interruption.NEVER:
-        fresh = _raised(expected_losses(timedelta(0), there_left), hazard_there_ppm)
-        more_losses = max(0, fresh - _raised(expected_losses(_age(item, now), there_left), hazard_here_ppm))
-    each_loss = cost(rate_there, lost) + restored
-    fixed = cost(rate, stop) + cost(rate_there, start) + moved + more_losses * each_loss // PPM
-    return Comparison(
-        left=here_left,
-        is_estimate=left is not None,
-        staying=cost(rate, here_left),
-        moving=MicroUsd(cost(rate_there, there_left) + fixed),
-        fixed=MicroUsd(fixed),
-    )
+
+    def __init__(self, job: Job, item: Attempt, now: datetime, rate_here: MicroUsdPerHour | None = None) -> None:
+        here = item.quote.offer
+        self._job, self._here = job, here
+        self._left, self._speeds = remaining_work(job), speeds_of(job)
+        self._unsaved = unsaved_time(job, item, now)
+        self._age, self._start_took = _age(item, now), _start_took(item)
+        if self._left is None:
+            self._here_left = min(HORIZON_MAX, _ran(item, now))
+        else:
+            self._here_left = max(timedelta(0), time_on(job, self._left, here.gpu, here.gpu_count) - self._unsaved)
+        rate = running_rate(item.quote) if rate_here is None else rate_here
+        self._cost = cost(rate, self._here_left)
+        self._ends_for = cost(rate, job.spec.checkpoint.stop_grace + STOP_TAKES) + save_cost(job, here)
+        self._repeats = (job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL) / 2
+
+    def compare(
+        self,
+        there: Quote,
+        *,
+        usual_start: timedelta = timedelta(0),
+        hazard_here_ppm: int = 0,
+        hazard_there_ppm: int = 0,
+    ) -> Comparison | None:
+        """Return what staying and moving to this quote cost; `None` where they cannot be compared.
+
+        Args:
+            usual_start: how long starts there were seen to take.
+            hazard_here_ppm, hazard_there_ppm: losses in a million machine hours, by what was seen.
+        """
+        job, here, offer, left, speeds = self._job, self._here, there.offer, self._left, self._speeds
+        same_kind = (here.gpu, here.gpu_count) == (offer.gpu, offer.gpu_count)
+        if not same_kind and (
+            left is None or not (speeds.knows(here.gpu, here.gpu_count) and speeds.knows(offer.gpu, offer.gpu_count))
+        ):
+            return None
+        known = None if left is None else time_on(job, left, offer.gpu, offer.gpu_count)
+        there_left = self._here_left + self._unsaved if known is None else known
+        rate_there = running_rate(there)
+        start = max(startup(job, offer), min(START_MAX, max(usual_start, self._start_took)))
+        restored = restore_cost(job, there)
+        more_losses = 0
+        if offer.interruption is not Interruption.NEVER:
+            fresh = _raised(expected_losses(timedelta(0), there_left), hazard_there_ppm)
+            more_losses = max(0, fresh - _raised(expected_losses(self._age, there_left), hazard_here_ppm))
+        each_loss = cost(rate_there, self._repeats + start) + restored
+        fixed = self._ends_for + cost(rate_there, start) + restored + more_losses * each_loss // PPM
+        return Comparison(
+            left=self._here_left,
+            is_estimate=left is not None,
+            staying=self._cost,
+            moving=MicroUsd(cost(rate_there, there_left) + fixed),
+            fixed=MicroUsd(fixed),
+        )
 
 
 def running_rate(quote: Quote) -> MicroUsdPerHour:

@@ -58,9 +58,9 @@ def window_wait(job: Job, policy: Policy, now: datetime) -> tuple[str, datetime 
 
 def enforce_windows(builder: PlanBuilder, world: World) -> None:
     """Stop each machine whose window closes, so early that its job has saved by then."""
-    for item in sorted(world.attempts.values(), key=lambda a: (a.id.job, a.id.number)):
-        if item.state.counts and world.jobs[item.id.job].spec.schedule.windows:
-            contain(builder, item.id.job, partial(_enforce, builder, item), "its windows cannot be judged")
+    bound = (a for a in world.attempts.values() if a.state.counts and world.jobs[a.id.job].spec.schedule.windows)
+    for item in sorted(bound, key=lambda a: (a.id.job, a.id.number)):
+        contain(builder, item.id.job, partial(_enforce, builder, item), "its windows cannot be judged")
 
 
 def _enforce(builder: PlanBuilder, item: Attempt) -> None:

@@ -22,7 +22,7 @@ from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
 from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.pricing.effective_price import needs_of, quote
-from spotd.core.ranking.relocating import _HAZARD, HAZARD_MEAN, compare, expected_losses
+from spotd.core.ranking.relocating import _HAZARD, HAZARD_MEAN, Staying, expected_losses
 from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
 from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
@@ -169,7 +169,7 @@ def test_no_job_moves_to_a_machine_that_costs_as_much(price: int, hours: float, 
     world = running(hours=age, work=Work(time=timedelta(hours=hours + 0.01)))
     item, owner = world.attempts[FIRST], world.jobs[FIRST.job]
     there = quote(offer("o2", price=price), needs_of(owner, shop_policy()), 1_000_000, NOW)
-    found = compare(owner, item, there, NOW)
+    found = Staying(owner, item, NOW).compare(there)
     assert found is not None
     assert found.fixed <= found.moving
     if price >= 400_000:
@@ -201,9 +201,8 @@ def test_what_was_seen_of_a_host_counts_against_a_move_to_it_and_for_one_away_fr
     def moving(*, here: int = 0, there_is: int = 0) -> int:
         world = running()
         there = quote(offer("o2", price=200_000), needs_of(world.jobs[FIRST.job], world.policy), 1_000_000, NOW)
-        found = compare(
-            world.jobs[FIRST.job], world.attempts[FIRST], there, NOW, hazard_here_ppm=here, hazard_there_ppm=there_is
-        )
+        staying = Staying(world.jobs[FIRST.job], world.attempts[FIRST], NOW)
+        found = staying.compare(there, hazard_here_ppm=here, hazard_there_ppm=there_is)
         assert found is not None
         return found.moving
 
