@@ -1,9 +1,10 @@
 """How long a back-test takes: thirty days of 3,000 offers in minute steps, for one job, from the file to the advice.
 
 Every offer fits the job, changes its price some ten times a day and is absent now and then: about 30,000 changes a day,
-as recorded markets of that size have them. The peer in the same run is the plain replay of
-`tests/unit/backtest/plain.py`, which builds the whole market anew and asks the core at every minute; it plays a few
-hours of one run and is scaled to all minutes of all runs. `--profile` shows where the time goes, in one process.
+as recorded markets of that size have them. Bids, holds and moves are those of a config that states none. The peer in
+the same run is the plain replay of `tests/unit/backtest/plain.py`, which builds the whole market anew and asks the core
+at every minute; it plays a few hours of one run and is scaled to all minutes of all runs. `--profile` shows where the
+time goes, in one process.
 
     python benchmarks/bench_backtest.py [--days 30] [--offers 3000] [--starts 40] [--processes 2]
 """
@@ -89,7 +90,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    terms = Assumptions(work_s=24 * 3600)
+    terms = Assumptions(work_s=24 * 3600, raise_bids=True, hold_max=timedelta(minutes=10), moves_max=2)
     with tempfile.TemporaryDirectory() as folder:
         changes = write_market(Path(folder) / "market.csv", offers=options.offers, days=options.days)
 

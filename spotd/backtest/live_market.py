@@ -64,6 +64,7 @@ class LiveMarket:
             self._kinds[offer.provider].setdefault((offer.gpu, offer.gpu_count), [])
         self._entries: Final = [self._kinds[o.provider][o.gpu, o.gpu_count] for o in recorded.series]
         self._sells_spot = recorded.spot_providers()
+        self._takes_bids = recorded.bid_providers()
         self._lows: Mapping[_Kind, MicroUsdPerHour] = recorded.lows()
         self.prices: Final = [UNKNOWN] * len(recorded.series)
 
@@ -112,6 +113,7 @@ class LiveMarket:
                     ),
                     at=now,
                     sells_spot=name in self._sells_spot,
+                    changes_bids=name in self._takes_bids,
                 )
                 for name, kinds in self._kinds.items()
             },

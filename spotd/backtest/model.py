@@ -1,15 +1,17 @@
 """What a back-test assumes of machines, and one machine as it behaves under that.
 
 Theory. A machine is of no use for a fixed time after its launch (boot, image, restore), then it works at the speed of
-its GPU and saves at a fixed interval. Where it is lost, what it worked since its newest checkpoint is lost too. Spans
-are whole seconds of machine time; work is counted in millionths of a second on a machine of speed 1.
+its GPU and saves at a fixed interval. Where it is lost, what it worked since its newest checkpoint is lost too. A
+machine that is outbid is halted and kept by its provider: it comes back as soon as its bid wins, and then takes as long
+as a launch to go on from its newest checkpoint. Spans are whole seconds of machine time; work is counted in millionths
+of a second on a machine of speed 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -48,6 +50,10 @@ class Assumptions:
     step_s: int = 60
     vanished: VanishedRule = VanishedRule.LOST
     fee_ppm: Mapping[ProviderName, int] = field(default_factory=dict)
+    raise_bids: bool = False
+    """`[bids] raise_running`, as the two below are `[bids] hold` and `[moves] most`."""
+    hold_max: timedelta = timedelta(0)
+    moves_max: int = 0
 
     @property
     def work(self) -> int:
@@ -60,6 +66,11 @@ def instant(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
+def second_after(at: datetime) -> int:
+    """Return the first whole Unix second that is not before this instant."""
+    return -int(-at.timestamp() // 1)
+
+
 class ReplayedMachine:
     """One machine of a run, from its launch on.
 
@@ -68,6 +79,9 @@ class ReplayedMachine:
         speed: relative to one of speed 1, in millionths; `done` is the work that it begins with.
         price: of the GPU part that its provider states, where that is not the agreed one.
         lost_at, loss: when and why it was taken away.
+        halted_at: since when it is outbid and kept.
+        floor: the lowest bid that wins it, where bids are paid and its price is known.
+        returns, repeated_s: how often it came back, and time whose work was lost whenever it was halted.
         ended_at: when its end was ordered.
         is_saved: it was ordered to save before its end, and did.
     """
@@ -85,12 +99,18 @@ class ReplayedMachine:
         self.lost_at: int | None = None
         self.loss: Loss | None = None
         self.ended_at: int | None = None
+        self.halted_at: int | None = None
+        self.floor: int | None = int(offer.gpu_price) if offer.pays_bid else None
+        self.returns = self.repeated_s = 0
         self.is_saved = False
         self.price: int | None = None
         self.reports = 0
         self.reported_saves = 0
         self._bid = int(attempt.price_max) if offer.pays_bid else None
         self._terms = terms
+        self._halted_s = 0
+        self._stretches = [(0, self.works_from)]
+        """How many checkpoints were written before it began to work, and when it did, each time."""
         self._begins_with = done
         self._speed = speed
         self.finishes_at = self.works_from - (-(terms.work - done) // self._speed)
@@ -103,16 +123,44 @@ class ReplayedMachine:
         """Take in a change of the offer that it was launched from."""
         if self.market is not Market.SPOT or self.is_gone or price == UNKNOWN:
             return
+        if self.halted_at is None and self.finishes_at <= at:
+            return
+        if self._bid is not None:
+            self.floor = None if price < 0 else price
         if price < 0:
             if self._terms.vanished is VanishedRule.LOST:
                 self.lost_at, self.loss = at, Loss.PREEMPTED
         elif self._bid is None:
             self.price = price
-        elif price > self._bid:
-            self.lost_at, self.loss = at, Loss.OUTBID
+        else:
+            self._follow_floor(at)
+
+    def place_bid(self, now: int, bid: int) -> None:
+        """Pay this bid from now on."""
+        self._bid = bid
+        if not self.is_gone:
+            self._follow_floor(now)
+
+    def _follow_floor(self, at: int) -> None:
+        if self.floor is None or self._bid is None:
+            return
+        if self.floor > self._bid and self.halted_at is None:
+            self.halted_at, self.loss = at, Loss.OUTBID
+        elif self.floor <= self._bid and self.halted_at is not None:
+            self._come_back(at, self.halted_at)
+
+    def _come_back(self, at: int, halted_at: int) -> None:
+        saves, saved = self.saves(at), self.saved(at)
+        self.repeated_s += (self.done(at) - saved) // SPEED_ONE
+        self._halted_s += at - halted_at
+        self.returns += 1
+        self._begins_with, self.halted_at, self.loss = saved, None, None
+        self.works_from = at + self._terms.restart_s
+        self._stretches.append((saves, self.works_from))
+        self.finishes_at = self.works_from - (-(self._terms.work - saved) // self._speed)
 
     def _until(self, now: int) -> int:
-        return min(at for at in (now, self.lost_at, self.ended_at) if at is not None)
+        return min(at for at in (now, self.lost_at, self.ended_at, self.halted_at) if at is not None)
 
     def _worked_s(self, now: int) -> int:
         return max(0, self._until(now) - self.works_from)
@@ -123,20 +171,23 @@ class ReplayedMachine:
 
     def saves(self, now: int) -> int:
         """Return how many checkpoints it has written."""
-        return min(self._worked_s(now), self.finishes_at - self.works_from) // self._terms.every_s
+        worked = min(self._worked_s(now), self.finishes_at - self.works_from)
+        return self._stretches[-1][0] + worked // self._terms.every_s
 
     def saved(self, now: int) -> int:
         """Return the work that its newest checkpoint holds."""
-        return self._begins_with + self.saves(now) * self._terms.every_s * self._speed
+        saves = self.saves(now) - self._stretches[-1][0]
+        return self._begins_with + saves * self._terms.every_s * self._speed
 
     def saved_at(self, number: int) -> int:
         """Return when it wrote its checkpoint of this number, counted from 1."""
-        return self.works_from + number * self._terms.every_s
+        before, works_from = next(one for one in reversed(self._stretches) if one[0] < number)
+        return works_from + (number - before) * self._terms.every_s
 
     def is_finished(self, now: int) -> bool:
         """Whether the job's command has come to its end, before the machine was lost."""
         return self.finishes_at <= self._until(now)
 
     def used_s(self, now: int) -> int:
-        """Return for how long it has existed."""
-        return max(0, self._until(now) - self.launched_at)
+        """Return for how long it has existed, without the time in which it was halted."""
+        return max(0, self._until(now) - self.launched_at - self._halted_s)

@@ -46,6 +46,10 @@ class RecordedMarket:
         """Return the providers that sold spot at any time."""
         return frozenset(offer.provider for offer in self.series if offer.market is Market.SPOT)
 
+    def bid_providers(self) -> frozenset[ProviderName]:
+        """Return the providers of machines for which a bid is paid, and can be changed."""
+        return frozenset(offer.provider for offer in self.series if offer.pays_bid)
+
     def lows(self) -> dict[tuple[str, int], MicroUsdPerHour]:
         """Return the lowest price of each GPU and count in the whole record."""
         found: dict[tuple[str, int], MicroUsdPerHour] = {}

@@ -1,9 +1,9 @@
 """Many runs through one recording: from change to change, and each run only at instants that concern it.
 
-Theory. The daemon decides at every step. A run that sleeps (`JobRun.due`) is woken at the end of the step in
-which its machine's offer changes, in which an offer comes to or under its ceiling, or which it waits for itself. At any
-other step a decision would read the same things as the last one and find the same. A test holds this to the plain
-replay that asks `decide` at every step.
+Theory. The daemon decides at every step. A run that sleeps (`JobRun.due`) is woken at the end of the step in which its
+machine's offer changes, in which an offer comes to or under its ceiling or so low that a move may be worth it, or which
+it waits for itself. At any other step a decision would read the same things as the last one and find the same. A test
+holds this to the plain replay that asks `decide` at every step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PlannedRun:
         self.start: Final = start
         self.limit: Final = limit
         self.held: int | None = None
-        self.waits = False
+        self.waits: int | None = None
         self.due: int | None = start
 
 
@@ -81,13 +81,15 @@ class MarketReplay:
             if now > self._recorded.ends_at:
                 return
             position, lowest, touched = self._apply(position, now)
-            woken = self._woken(now, lowest, touched)
+            concerned = self._concerned(lowest, touched)
+            woken = concerned | self._due(now)
             if not woken:
                 continue
             snapshot = self._market.snapshot(instant(now))
             for number in sorted(woken):
                 one = runs[number]
-                one.run.step(now, snapshot)
+                if number in concerned or not one.run.only_looks(now, snapshot):
+                    one.run.step(now, snapshot)
                 self._settle(number, now)
                 if one.run.is_over:
                     left -= 1
@@ -134,12 +136,17 @@ class MarketReplay:
             position += 1
         return position, lowest, touched
 
-    def _woken(self, now: int, lowest: int | None, touched: set[int]) -> set[int]:
-        woken = set(touched)
+    def _concerned(self, lowest: int | None, touched: set[int]) -> set[int]:
+        """Return the runs to which a change of the market matters."""
+        found = set(touched)
         if lowest is not None:
             for limit, some in self._waiting.items():
                 if lowest <= limit:
-                    woken |= some
+                    found |= some
+        return found
+
+    def _due(self, now: int) -> set[int]:
+        woken: set[int] = set()
         queue, runs = self._queue, self._runs
         while queue and queue[0][0] <= now:
             due, number = heapq.heappop(queue)
@@ -166,9 +173,12 @@ class MarketReplay:
             if held is not None:
                 self._holders[held].add(number)
             one.held = held
-        if one.run.waits_for_price != one.waits:
-            one.waits = one.run.waits_for_price
-            if one.waits:
-                self._waiting[one.limit].add(number)
-            else:
-                self._waiting[one.limit].discard(number)
+        waits = one.limit if one.run.waits_for_price else one.run.moves_below
+        if waits != one.waits:
+            if one.waits is not None:
+                self._waiting[one.waits].discard(number)
+                if not self._waiting[one.waits]:
+                    del self._waiting[one.waits]
+            if waits is not None:
+                self._waiting[waits].add(number)
+            one.waits = waits

@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from spotd.backtest.model import SPEED_ONE, Assumptions, ReplayedMachine, instant
+from spotd.backtest.model import SPEED_ONE, Assumptions, ReplayedMachine, instant, second_after
+from spotd.backtest.relocation_watch import RelocationWatch
 from spotd.core import requests
 from spotd.core.billing.budgets import committed
 from spotd.core.checkpoints.retention import REMEMBERED, trim
@@ -31,7 +32,8 @@ from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.domain.verdicts import VerdictKind
 from spotd.core.domain.world import World
-from spotd.core.machines import outcomes
+from spotd.core.machines import bids, outcomes
+from spotd.core.machines.bids import owed_bid
 from spotd.core.metering.metering import job_spent, on_demand_spent
 from spotd.core.plans.applied import applied
 from spotd.core.plans.plan import Plan
@@ -55,6 +57,8 @@ SeriesKey = tuple[ProviderName, OfferId, str, int, Market]
 
 JOB: Final = JobId("backtest")
 NEVER: Final = timedelta(days=3650)
+NEVER_S: Final = 2**62
+_NO_LOOK: Final = (0, 0)
 START_MAX: Final = timedelta(minutes=20)
 """How long a start may take at the providers that spotd knows, unless every launch of the back-test takes longer."""
 ROUNDS_MAX: Final = 8
@@ -82,8 +86,11 @@ class RunOutcome:
     Attributes:
         took_s: from its submission to its end, or to the end of the record.
         cost, on_demand: micro-dollars, as the ledger has them.
-        preemptions: machines that the market took.
+        preemptions: how often the market took its machine, for good or until its bid won again.
         price_stops: machines that were stopped because their price rose above the ceiling.
+        returns: of the preemptions, those after which the job went on with the same machine.
+        moves: machines that were left for cheaper ones.
+        bids: how often the bid for a machine was changed.
         waiting_s: time without a machine.
         repeated_s: machine time whose work was lost.
         why: for a run that was stopped, the job's own sentence.
@@ -100,10 +107,15 @@ class RunOutcome:
     waiting_s: int
     repeated_s: int
     why: str = ""
+    returns: int = 0
+    moves: int = 0
+    bids: int = 0
 
 
 def policy_of(terms: Assumptions, providers: Collection[ProviderName], *, paced: bool = False) -> Policy:
     """Return the policy of a back-test: as in production, with hosts that always speak and lists that are never late.
+
+    Bids, holds and moves are those of `terms`, as the config of the daemon has them.
 
     Args:
         paced: the job has a deadline, so that every step is a decision.
@@ -126,6 +138,9 @@ def policy_of(terms: Assumptions, providers: Collection[ProviderName], *, paced:
         silence_max=NEVER,
         silence_limit=NEVER,
         recheck_every=timedelta(seconds=terms.step_s) if paced else NEVER,
+        raise_bids=terms.raise_bids,
+        hold_max=terms.hold_max,
+        moves_max=terms.moves_max,
     )
 
 
@@ -139,6 +154,7 @@ class JobRun:
 
     Attributes:
         machine: the one that it has now.
+        moves_below: any offer at or under this price may be a reason to leave its machine; `None` where none is.
         is_over: nothing more will change.
         waits_for_price: any offer at or under the ceiling may change the next decision.
     """
@@ -149,6 +165,7 @@ class JobRun:
         at = instant(start)
         self._terms = terms
         self._numbers = numbers
+        self._watch = RelocationWatch({(key[2], key[3]) for key in numbers}, terms.step_s)
         self._start = start
         self._job = new_job(JOB, spec, at)
         self._world = World(policy=policy, jobs={}, attempts={}, intents={})
@@ -157,10 +174,14 @@ class JobRun:
         self._saved = 0
         self._used_s = 0
         self._repeated_s = 0
+        self._returns = self._bids = 0
         self._finished_at: int | None = None
         self.machine: ReplayedMachine | None = None
         self.is_over = False
         self.waits_for_price = False
+        self.moves_below: int | None = None
+        self._looks_within = _NO_LOOK
+        """When the market is to be looked at, and when something else is due."""
         self._apply(requests.submit(self._world, self._job, at), at)
 
     # --- one instant ---
@@ -177,22 +198,38 @@ class JobRun:
                 return
             self._apply(decide(self._world, market, at), at)
             if not self._carry_out(now, at):
+                self._watch.look(self._world, self._job, self._item, market, instant(now))
                 return
         raise InvariantBroken(f"a back-test did not come to rest at {at.isoformat()}: {self._job.reason}")
 
+    def only_looks(self, now: int, market: MarketSnapshot) -> bool:
+        """Whether it was woken to see if another machine is worth a move, and none is on sale that may be."""
+        first, acts_at = self._looks_within
+        if not first <= now < acts_at or self.is_over:
+            return False
+        item, machine = self._item, self.machine
+        if item is None or machine is None:
+            return False
+        if self._watch.may_lower(self._world.policy, self._job, item, machine, now):
+            return False
+        self._watch.look(self._world, self._job, item, market, instant(now))
+        return not self._watch.sells_cheaper
+
     def due(self, now: int) -> int | None:
         """Return the next instant at which something may change without a change of the market."""
-        self.waits_for_price = False
+        self.waits_for_price, self.moves_below, self._looks_within = False, None, _NO_LOOK
         if self.is_over:
             return None
         soon = now + self._terms.step_s
         if self._job.spec.schedule.deadline is not None:
             return soon  # its policy weighs the time that is left at every step
-        wake = None if self._wake is None else max(soon, _second_after(self._wake))
+        wake = None if self._wake is None else max(soon, second_after(self._wake))
         machine = self.machine
         if machine is not None and not machine.is_gone:
-            item = self._world.attempts.get(machine.attempt)
+            item = self._item
             if item is None or item.stop is not None or item.over_ceiling_at is not None or not item.state.counts:
+                return soon
+            if machine.halted_at is not None or item.bidding.held_since is not None or item.over_since is not None:
                 return soon
             if item.running_at is None and machine.works_from <= now:
                 return soon  # its host has not been read since its command began
@@ -200,7 +237,13 @@ class JobRun:
             if self._pays_for_saves(item):
                 ends.append(machine.saved_at(machine.saves(now) + 1))
             ends.extend(at for at in (wake, self._budget_ends(item, now)) if at is not None)
-            return max(soon, min(ends, default=soon))
+            if self._watch.may_raise(self._world.policy, self._job, item, machine):
+                return soon
+            looks = self._watch.wakes(self._world.policy, self._job, item, machine, now)
+            self.moves_below = self._watch.moves_below
+            acts_at = min(ends, default=NEVER_S if looks else soon)
+            self._looks_within = min(looks, default=acts_at), acts_at
+            return max(soon, min(self._looks_within))
         if self._world.attempts:
             return soon
         if self._verdict in _WAITS_FOR_PRICE:
@@ -221,6 +264,7 @@ class JobRun:
             end, why, now = End.STOPPED, job.reason, self._ended_at(ends_at)
         at = instant(now)
         open_used = 0 if self.machine is None else self.machine.used_s(now)
+        returns = self._returns + (0 if self.machine is None else self.machine.returns)
         running = sum(on_demand_spent(a, at) for a in self._world.attempts_of(JOB))
         return RunOutcome(
             started_at=self._start,
@@ -228,13 +272,21 @@ class JobRun:
             took_s=now - self._start,
             cost=job_spent(self._world, job, at),
             on_demand=job.on_demand + running,
-            preemptions=job.totals.preemptions,
+            preemptions=job.totals.preemptions + returns,
             price_stops=job.recoveries - job.totals.preemptions,
             launches=job.attempts_made,
             waiting_s=max(0, now - self._start - self._used_s - open_used),
-            repeated_s=self._repeated_s,
+            repeated_s=self._repeated_s + (0 if self.machine is None else self.machine.repeated_s),
             why=why,
+            returns=returns,
+            moves=job.moves.count,
+            bids=self._bids,
         )
+
+    @property
+    def _item(self) -> Attempt | None:
+        """The attempt of its machine."""
+        return None if self.machine is None else self._world.attempts.get(self.machine.attempt)
 
     def _ended_at(self, ends_at: int) -> int:
         ended = self._job.ended_at
@@ -266,7 +318,7 @@ class JobRun:
             listings[machine.provider] = Listing(instances=(_instance(machine),), complete=True, at=at)
             reports[machine.attempt] = self._report(machine, now, at)
         self._apply(reconcile(self._world, listings, reports, at), at)
-        if machine is not None and machine.is_gone:
+        if machine is not None and (machine.is_gone or machine.halted_at is not None):
             # A second list, which the daemon asks for at once, says the same.
             listings = {name: replace(one, at=at + timedelta(microseconds=1)) for name, one in listings.items()}
             self._apply(reconcile(self._world, listings, reports, at), at)
@@ -277,14 +329,17 @@ class JobRun:
     def _report(self, machine: ReplayedMachine, now: int, at: datetime) -> HostStatus:
         """Return what the runner would have written by now; a machine that is to stop has saved all it did."""
         item = self._world.attempts[machine.attempt]
-        stop = item.stop if machine.lost_at is None else None
+        stop = item.stop if machine.lost_at is None and machine.halted_at is None else None
         finished = machine.is_finished(now)
         cause = ExitCause.FINISHED if finished else None if stop is None else ExitCause.STOPPED
         if finished and self._finished_at is None:
             self._finished_at = machine.finishes_at
         if cause is not None and machine.ended_at is None:
             machine.ended_at = machine.finishes_at if finished else now
-        machine.reports += 1
+        halted_at = machine.halted_at if machine.lost_at is None else None
+        speaks_at = at if halted_at is None else instant(halted_at)
+        if halted_at is None:
+            machine.reports += 1
         count = machine.saves(now)
         fresh = [
             *range(max(machine.reported_saves, count - max(REMEMBERED, self._job.spec.checkpoint.keep)) + 1, count + 1)
@@ -297,8 +352,8 @@ class JobRun:
         return HostStatus(
             attempt=machine.attempt,
             read_at=at,
-            marker_at=at,
-            alive_at=at,
+            marker_at=speaks_at,
+            alive_at=speaks_at,
             seq=machine.reports,
             phase="run" if now >= machine.works_from else "restore",
             checkpoints=tuple(saved),
@@ -323,6 +378,8 @@ class JobRun:
                 continue
             if intent.kind is IntentKind.LAUNCH:
                 self._launch(intent, now, at)
+            elif intent.kind is IntentKind.CHANGE_BID:
+                self._change_bid(intent, now, at)
             elif intent.kind is IntentKind.TERMINATE:
                 if self.machine is not None and self.machine.ref == intent.ref and self.machine.ended_at is None:
                     self.machine.ended_at = now
@@ -342,12 +399,24 @@ class JobRun:
         self.machine = machine
         self._apply(outcomes.launched(self._world, item.id, _instance(machine), at), at)
 
+    def _change_bid(self, intent: Intent, now: int, at: datetime) -> None:
+        if intent.attempt is None:
+            return
+        self._apply(bids.bid_sent(self._world, intent.attempt, at), at)
+        if self._world.intents[intent.id].state is not IntentState.SENT or self.machine is None:
+            return
+        self.machine.place_bid(now, owed_bid(self._world.attempts[intent.attempt]))
+        self._bids += 1
+        self._apply(bids.bid_changed(self._world, intent.attempt, at), at)
+        self._reconcile(now, at)  # the daemon lists at once what the change came to
+
     def _let_go(self, machine: ReplayedMachine, now: int) -> None:
         """Count what the machine did; its attempt is over."""
         done = machine.done(now)
         keeps_all = machine.is_saved or self._finished_at is not None
         self._saved = done if keeps_all else machine.saved(now)
-        self._repeated_s += (done - self._saved) // SPEED_ONE
+        self._repeated_s += (done - self._saved) // SPEED_ONE + machine.repeated_s
+        self._returns += machine.returns
         self._used_s += machine.used_s(now)
         self.machine = None
 
@@ -369,12 +438,10 @@ class JobRun:
         self._world = world
 
 
-def _second_after(at: datetime) -> int:
-    return -int(-at.timestamp() // 1)
-
-
 def _instance(machine: ReplayedMachine) -> Instance:
-    state = InstanceState.GONE if machine.is_gone else InstanceState.RUNNING
+    state = InstanceState.RUNNING if machine.halted_at is None else InstanceState.PAUSED
+    if machine.is_gone:
+        state = InstanceState.GONE
     return Instance(
         ref=machine.ref,
         key=machine.key,
@@ -383,6 +450,7 @@ def _instance(machine: ReplayedMachine) -> Instance:
         price=None if machine.price is None else MicroUsdPerHour(machine.price),
         created_at=instant(machine.launched_at),
         loss=machine.loss,
+        bid_floor=None if machine.floor is None else MicroUsdPerHour(machine.floor),
     )
 
 

@@ -19,7 +19,7 @@ class Summary:
 
     Attributes:
         waiting: share of all time without a machine.
-        preemptions, price_stops, repeated_s: means over all runs.
+        preemptions, returns, price_stops, moves, bids, repeated_s: means over all runs.
         on_demand: what the finished runs would have cost on-demand in sum, beside `paid`.
         late: share of runs that were not finished by the deadline, `None` without one.
         why_stopped: the reasons of runs that spotd gave up, the most frequent first.
@@ -42,6 +42,9 @@ class Summary:
     on_demand: int
     late: float | None
     why_stopped: tuple[str, ...]
+    returns: float = 0.0
+    moves: float = 0.0
+    bids: float = 0.0
 
 
 def summarized(case: BacktestCase, outcomes: Sequence[RunOutcome], *, deadline_s: int | None) -> Summary:
@@ -69,6 +72,9 @@ def summarized(case: BacktestCase, outcomes: Sequence[RunOutcome], *, deadline_s
         paid=sum(one.cost for one in finished),
         on_demand=sum(one.on_demand for one in finished),
         late=late,
+        returns=_mean([one.returns for one in outcomes]),
+        moves=_mean([one.moves for one in outcomes]),
+        bids=_mean([one.bids for one in outcomes]),
         why_stopped=tuple(sorted(set(stopped), key=lambda why: (-stopped.count(why), why))[:3]),
     )
 

@@ -27,6 +27,7 @@ from spotd_providers.contract.values import ProviderName
 
 if TYPE_CHECKING:
     from spotd.backtest.result import Result
+    from spotd.config.model import BidsSection, MovesSection
 
 OWN: Final = "own"
 _SPAN_MIN: Final = timedelta(seconds=1)
@@ -147,8 +148,6 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
         result = _result(spec, history, ceilings, deadline, given)
     except BacktestRefused as exc:
         raise CommandFailed(exc.message, hint=exc.hint) from exc
-    for sentence in _not_played() if output == TABLE else ():
-        stderr.note(sentence)
     if plot is not None:
         from spotd.cli.views.backtest_plot import draw
 
@@ -166,6 +165,7 @@ def _result(
     from spotd.backtest.result import answered
     from spotd.backtest.traces import TraceDefaults
 
+    bids, moves = _of_config()
     fees = {**(_own_fees() if history == OWN else {}), **dict(given["fees"])}
     every = given["every"] or spec.checkpoint.every or timedelta(minutes=15)
     terms = Assumptions(
@@ -176,6 +176,9 @@ def _result(
         step_s=max(1, round((given["step"] or _usual_step(deadline)).total_seconds())),
         vanished=VanishedRule(given["vanished"]),
         fee_ppm={ProviderName(name): fee for name, fee in fees.items()},
+        raise_bids=bids.raise_running,
+        hold_max=bids.hold,
+        moves_max=moves.most,
     )
     place = state_dir() / "prices.sqlite" if history == OWN else Path(history)
     if history == OWN and not os.access(place, os.R_OK):
@@ -216,27 +219,18 @@ def _result(
         )
 
 
-def _not_played() -> list[str]:
-    """Return what the configuration lets the daemon do and a back-test does not, in sentences."""
+def _of_config() -> tuple[BidsSection, MovesSection]:
+    """Return what the config lets a daemon do with bids and machines that run; the usual where it cannot be read."""
     from spotd.config.load import load
+    from spotd.config.model import BidsSection, MovesSection
     from spotd.config.refusals import ConfigError
 
     try:
         config = load(None).config
-    except ConfigError:
-        return []
-    found = []
-    if config.bids.raise_running:
-        found.append("[bids] raise_running")
-    if config.bids.hold:
-        found.append(f"[bids] hold of {config.bids.hold.total_seconds() / 60:g} min")
-    if config.moves.most:
-        found.append(f"[moves] most = {config.moves.most}")
-    if not found:
-        return []
-    return [
-        f"the configuration has {', '.join(found)}, which are not played: costs and preemptions of the daemon differ"
-    ]
+    except ConfigError as exc:
+        stderr.warning(f"[bids] and [moves] are taken to be the usual ones, since the config is not in order: {exc}")
+        return BidsSection(), MovesSection()
+    return config.bids, config.moves
 
 
 def _cores() -> int:

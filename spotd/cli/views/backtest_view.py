@@ -14,6 +14,7 @@ from spotd.cli.views.table import show as show_table
 from spotd.words import clean, count
 
 if TYPE_CHECKING:
+    from spotd.backtest.model import Assumptions
     from spotd.backtest.result import Result
     from spotd.backtest.summary import Summary
 
@@ -91,7 +92,7 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
         f"a checkpoint every {span_words(terms.every_s)}",
         f"decided every {span_words(terms.step_s)}",
         f"a spot machine whose offer leaves the market is {terms.vanished.value}",
-        "bids stay as they were placed, no outbid machine is waited for, no job moves",
+        *_relocation_words(terms),
         "fees " + ", ".join(f"{name} x{fee / _MICRO:.2f}" for name, fee in sorted(terms.fee_ppm.items())),
         f"{result.starts} starts, seed {result.seed}",
     ]
@@ -103,6 +104,16 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
     stopped = next((one for one in result.summaries if one.stopped), None)
     if stopped is not None:
         yield "given up:", f"{count(stopped.stopped, 'run')} at {ceiling_words(stopped)}: {stopped.why_stopped[0]}"
+
+
+def _relocation_words(terms: Assumptions) -> Iterator[str]:
+    """Yield what `[bids]` and `[moves]` of the config let the daemon do, as it was played."""
+    yield "[bids] raise_running: bids follow the lowest that wins" if terms.raise_bids else "bids stay as placed"
+    hold = span_words(round(terms.hold_max.total_seconds()))
+    yield f"[bids] hold: an outbid machine is kept for up to {hold}" if terms.hold_max else "no outbid machine is kept"
+    yield (
+        f"[moves] most: up to {count(terms.moves_max, 'move')} to a cheaper machine" if terms.moves_max else "no moves"
+    )
 
 
 def _instant_words(at: int) -> str:
@@ -134,6 +145,9 @@ def document(result: Result) -> None:
                 "checkpoint_bytes": terms.checkpoint_bytes,
                 "step_s": terms.step_s,
                 "vanished": terms.vanished.value,
+                "raise_running": terms.raise_bids,
+                "hold_s": round(terms.hold_max.total_seconds()),
+                "moves_most": terms.moves_max,
                 "fee_multiplier": {name: fee / _MICRO for name, fee in sorted(terms.fee_ppm.items())},
                 "starts": result.starts,
                 "seed": result.seed,
@@ -165,6 +179,9 @@ def _row(one: Summary) -> dict[str, Any]:
         "finish_p90_s": one.took_p90_s,
         "late_share": one.late,
         "preemptions_mean": round(one.preemptions, 3),
+        "returns_mean": round(one.returns, 3),
+        "moves_mean": round(one.moves, 3),
+        "bid_changes_mean": round(one.bids, 3),
         "price_stops_mean": round(one.price_stops, 3),
         "waiting_share": round(one.waiting, 4),
         "repeated_mean_s": round(one.repeated_s, 1),

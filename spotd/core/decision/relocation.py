@@ -28,6 +28,7 @@ from spotd.core.domain.ids import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.machine_verdicts import MachineVerdict
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.quotes import Quote
 from spotd.core.domain.states import AttemptState
 from spotd.core.experience.starts import usual_start
@@ -253,14 +254,12 @@ class Relocation:
             return False
         if unsaved_time(job, item, self._now) >= DWELL:
             return False
-        return self._now - max(item.running_at, changed_at or item.running_at) >= DWELL
+        settled_at = settles_at(item, changed_at)
+        return settled_at is not None and self._now >= settled_at
 
     def _move(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
-        needs = needs_of(job, self._policy)
-        agreed = item.quote.price
-        upload = breakdown(item.quote.offer, agreed.gpu, needs, agreed.fee_ppm).upload
-        rate_here = item.meter.rate + upload
+        rate_here = rate_now(job, item, self._policy)
         move = self._cheapest_move(job, item, rate_here, rate_here * (100 - MARGIN_PERCENT) // 100)
         if move is None:
             return
@@ -288,6 +287,17 @@ class Relocation:
         )
         self._builder.put_job(replace(job, moves=moves))
         self._moved += 1
+
+
+def rate_now(job: Job, item: Attempt, policy: Policy) -> int:
+    """Return what a machine costs per hour now, with what it uploads: micro-dollars."""
+    agreed = item.quote.price
+    return item.meter.rate + breakdown(item.quote.offer, agreed.gpu, needs_of(job, policy), agreed.fee_ppm).upload
+
+
+def settles_at(item: Attempt, changed_at: datetime | None) -> datetime | None:
+    """Return from when on a machine works as it is for long enough to be changed for its price alone."""
+    return None if item.running_at is None else max(item.running_at, changed_at or item.running_at) + DWELL
 
 
 def _is_worth(found: Comparison) -> bool:

@@ -148,6 +148,21 @@ def running_rate(quote: Quote) -> MicroUsdPerHour:
     return MicroUsdPerHour(quote.price.total - quote.price.restore)
 
 
+def rate_limit(job: Job, item: Attempt, until: datetime, rate_here: int, margin_percent: int) -> int:
+    """Return the highest running rate at which a move can save so much up to an instant: a bound from above.
+
+    It is that of a machine of the same kind; another one that is twice as fast may cost twice as much. Who asks no
+    machine above it to be compared misses no move. It never rises where it is known what is left of the job.
+    """
+    left, here = remaining_work(job), item.quote.offer
+    ran = min(HORIZON_MAX, _ran(item, until))
+    here_left = ran if left is None else time_on(job, left, here.gpu, here.gpu_count)
+    stop = job.spec.checkpoint.stop_grace + STOP_TAKES
+    kept = here_left * (100 - margin_percent) / 100 - stop
+    whole = here_left + min(START_MAX, _start_took(item))
+    return 0 if kept <= timedelta(0) else rate_here * (kept // _TICK) // (whole // _TICK) + 1
+
+
 def expected_losses(age: timedelta, span: timedelta) -> int:
     """Return how often a spot machine of this age is lost over so long, in millionths."""
     return _losses_until(age + span) - _losses_until(age)

@@ -42,5 +42,6 @@ def snapshot(recorded: RecordedMarket, prices: list[int], now: int) -> MarketSna
             offer_index=build_offer_index(offers),
             at=instant(now),
             sells_spot=name in recorded.spot_providers(),
+            changes_bids=name in recorded.bid_providers(),
         )
     return MarketSnapshot(offer_cache=cache, lows=recorded.lows())

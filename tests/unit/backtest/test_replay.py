@@ -93,6 +93,57 @@ def test_the_replay_equals_the_plain_one(seed: int) -> None:
     assert fast == slow
 
 
+@pytest.mark.parametrize("seed", some_of(range(40), 5))
+def test_bids_holds_and_moves_change_nothing_of_that(seed: int) -> None:
+    rng = Random(seed + 1000)
+    kinds = rng.choice(((("RTX_4090", 1),), (("RTX_4090", 1), ("H100_SXM", 2))))
+    recorded = random_market(seed + 300, offers=rng.choice((2, 5, 8)), hours=16, kinds=kinds)
+    work_s = rng.choice((12_000, 40_000))
+    terms = Assumptions(
+        work_s=work_s,
+        restart_s=rng.choice((0, 200, 700)),
+        every_s=rng.choice((300, 900, 4000)),
+        checkpoint_bytes=rng.choice((0, 10**9)),
+        vanished=rng.choice(tuple(VanishedRule)),
+        fee_ppm=FEES,
+        raise_bids=rng.random() < 0.8,
+        hold_max=rng.choice((timedelta(0), timedelta(minutes=10), timedelta(minutes=15))),
+        moves_max=rng.choice((0, 2, 1000)),
+    )
+    wanted = (GpuAlternative(name="RTX_4090", count=1), GpuAlternative(name="H100", count=2))
+    planned = [
+        (
+            replace(
+                job(ceiling, budget=rng.choice((None, None, 900_000))),
+                resources=Resources(gpu=wanted),
+                speed=(
+                    GpuSpeed(name="RTX_4090", ppm=1_000_000),
+                    GpuSpeed(name="H100", ppm=rng.choice((500_000, 2_500_000))),
+                ),
+                work=rng.choice((Work(), Work(time=timedelta(seconds=work_s)))),
+            ),
+            START + 60 * rng.randrange(60),
+        )
+        for ceiling in (250_000, 400_000, 560_000)
+    ]
+    slow, fast = both(recorded, planned, terms)
+    assert fast == slow
+
+
+def test_such_markets_raise_and_lower_bids_wait_for_machines_and_move_jobs() -> None:
+    terms = Assumptions(
+        work_s=40_000, fee_ppm=FEES, raise_bids=True, hold_max=timedelta(minutes=10), moves_max=2
+    )  # fmt: skip
+    outcomes = []
+    for seed in range(6):
+        recorded = random_market(seed + 300, offers=5, hours=16)
+        _, fast = both(recorded, [(job(560_000), START)], terms)
+        outcomes.append(fast[0][0])
+    assert sum(one.bids for one in outcomes) > 0
+    assert sum(one.returns for one in outcomes) > 0
+    assert sum(one.moves for one in outcomes) > 0
+
+
 @pytest.mark.parametrize("seed", some_of(range(6), 2))
 def test_windows_limits_of_time_and_several_kinds_of_machine_change_nothing_of_that(seed: int) -> None:
     rng = Random(seed)

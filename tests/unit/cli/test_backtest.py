@@ -72,22 +72,41 @@ def test_the_table_the_advice_and_what_they_rest_on(ctl: Ctl, place: Path) -> No
     text = result.out
     assert "recommended:" in text
     assert (
-        "decided every 1 min; a spot machine whose offer leaves the market is lost; bids stay as they were placed,"
-        " no outbid machine is waited for, no job moves; fees vast x1.00; 4 starts, seed 1" in text
+        "decided every 1 min; a spot machine whose offer leaves the market is lost; [bids] raise_running: bids follow"
+        " the lowest that wins; [bids] hold: an outbid machine is kept for up to 10 min; [moves] most: up to 2 moves to"
+        " a cheaper machine; fees vast x1.00; 4 starts, seed 1" in text
     )
     assert "4 of 16 runs were not done when the history ended" in text
-    assert "the configuration has [bids] raise_running, [bids] hold of 10 min, [moves] most = 2" in result.err
 
 
-def test_what_the_configuration_has_and_a_back_test_does_not_play_is_noted(
-    ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bids_and_moves_of_the_config_are_played(ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = place / "config.toml"
     monkeypatch.setenv("SPOTD_CONFIG", str(config))
-    config.write_text('[bids]\nraise_running = false\nhold = "0s"\n[moves]\nmost = 0\n')
-    assert "not played" not in ctl(*words(place, "--ceiling", "0.3,0.4")).err
-    config.write_text('[bids]\nraise_running = false\nhold = "0s"\n[moves]\nmost = 5\n')
-    assert "the configuration has [moves] most = 5, which are not played" in ctl(*words(place, "--ceiling", "0.4")).err
+    rows = ["at,provider,offer,gpu,count,price,market,available"]
+    for hour in range(60):
+        at = (BEGINS + timedelta(hours=hour)).isoformat()
+        rows.append(f"{at},vast,a,RTX 4090,1,{0.40 + 0.02 * (hour % 6):.2f},spot,1")
+        rows.append(f"{at},vast,b,RTX 4090,1,0.20,spot,{(hour // 5) % 2}")
+    (place / "prices" / "october.csv").write_text("\n".join(rows) + "\n")
+    found = []
+    for text in (
+        '[bids]\nraise_running = false\nhold = "0s"\n[moves]\nmost = 0\n',
+        '[bids]\nraise_running = false\nhold = "0s"\n[moves]\nmost = 5\n',
+        '[bids]\nraise_running = false\nhold = "15m"\n[moves]\nmost = 0\n',
+        "[moves]\nmost = 0\n",
+    ):
+        config.write_text(text)
+        result = ctl(*words(place, "--ceiling", "0.6", "-o", "json"))
+        assert result.code == 0, result.err
+        found.append(json.loads(result.out))
+    keys = ("raise_running", "hold_s", "moves_most")
+    assert [tuple(one["assumptions"][key] for key in keys) for one in found] == [
+        (False, 0, 0), (False, 0, 5), (False, 900, 0), (True, 600, 0),
+    ]  # fmt: skip
+    figures = [tuple(one["rows"][0][key] > 0 for key in ("moves_mean", "bid_changes_mean")) for one in found]
+    assert figures == [(False, False), (True, False), (False, False), (False, True)]
+    config.write_text("[bids]\nraise_running = 7\n")
+    assert "[bids] and [moves] are taken to be the usual ones" in ctl(*words(place, "--ceiling", "0.6")).err
 
 
 def test_the_longest_span_without_a_price_is_noted(ctl: Ctl, place: Path) -> None:
