@@ -47,7 +47,7 @@ class RelocationWatch:
         self._cheapest: int | None = None
         self.moves_below: int | None = None
 
-    def look(self, world: World, job: Job, item: Attempt | None, market: MarketSnapshot, at: datetime) -> None:
+    def note_cheapest(self, world: World, job: Job, item: Attempt | None, market: MarketSnapshot, at: datetime) -> None:
         """Note the lowest rate of another machine on sale that may be worth a move."""
         self._cheapest = None
         if item is None or not item.state.counts or not _may_move(world.policy, job):
@@ -69,7 +69,7 @@ class RelocationWatch:
 
     @property
     def sells_cheaper(self) -> bool:
-        """Whether a machine was on sale that may be worth a move, at the last look."""
+        """Whether a machine was on sale that may be worth a move, when that was noted last."""
         return self._cheapest is not None
 
     def wakes(self, policy: Policy, job: Job, item: Attempt, machine: ReplayedMachine, now: int) -> list[int]:

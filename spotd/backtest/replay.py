@@ -88,7 +88,7 @@ class MarketReplay:
             snapshot = self._market.snapshot(instant(now))
             for number in sorted(woken):
                 one = runs[number]
-                if number in concerned or not one.run.only_looks(now, snapshot):
+                if number in concerned or not one.run.needs_no_decision(now, snapshot):
                     one.run.step(now, snapshot)
                 self._settle(number, now)
                 if one.run.is_over:

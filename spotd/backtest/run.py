@@ -58,7 +58,7 @@ SeriesKey = tuple[ProviderName, OfferId, str, int, Market]
 JOB: Final = JobId("backtest")
 NEVER: Final = timedelta(days=3650)
 NEVER_S: Final = 2**62
-_NO_LOOK: Final = (0, 0)
+_NO_CHECK: Final = (0, 0)
 START_MAX: Final = timedelta(minutes=20)
 """How long a start may take at the providers that spotd knows, unless every launch of the back-test takes longer."""
 ROUNDS_MAX: Final = 8
@@ -180,8 +180,8 @@ class JobRun:
         self.is_over = False
         self.waits_for_price = False
         self.moves_below: int | None = None
-        self._looks_within = _NO_LOOK
-        """When the market is to be looked at, and when something else is due."""
+        self._checks_within = _NO_CHECK
+        """When offers are to be compared, and when something else is due."""
         self._apply(requests.submit(self._world, self._job, at), at)
 
     # --- one instant ---
@@ -198,13 +198,13 @@ class JobRun:
                 return
             self._apply(decide(self._world, market, at), at)
             if not self._carry_out(now, at):
-                self._watch.look(self._world, self._job, self._item, market, instant(now))
+                self._watch.note_cheapest(self._world, self._job, self._item, market, instant(now))
                 return
         raise InvariantBroken(f"a back-test did not come to rest at {at.isoformat()}: {self._job.reason}")
 
-    def only_looks(self, now: int, market: MarketSnapshot) -> bool:
+    def needs_no_decision(self, now: int, market: MarketSnapshot) -> bool:
         """Whether it was woken to see if another machine is worth a move, and none is on sale that may be."""
-        first, acts_at = self._looks_within
+        first, acts_at = self._checks_within
         if not first <= now < acts_at or self.is_over:
             return False
         item, machine = self._item, self.machine
@@ -212,12 +212,12 @@ class JobRun:
             return False
         if self._watch.may_lower(self._world.policy, self._job, item, machine, now):
             return False
-        self._watch.look(self._world, self._job, item, market, instant(now))
+        self._watch.note_cheapest(self._world, self._job, item, market, instant(now))
         return not self._watch.sells_cheaper
 
     def due(self, now: int) -> int | None:
         """Return the next instant at which something may change without a change of the market."""
-        self.waits_for_price, self.moves_below, self._looks_within = False, None, _NO_LOOK
+        self.waits_for_price, self.moves_below, self._checks_within = False, None, _NO_CHECK
         if self.is_over:
             return None
         soon = now + self._terms.step_s
@@ -239,11 +239,11 @@ class JobRun:
             ends.extend(at for at in (wake, self._budget_ends(item, now)) if at is not None)
             if self._watch.may_raise(self._world.policy, self._job, item, machine):
                 return soon
-            looks = self._watch.wakes(self._world.policy, self._job, item, machine, now)
+            checks = self._watch.wakes(self._world.policy, self._job, item, machine, now)
             self.moves_below = self._watch.moves_below
-            acts_at = min(ends, default=NEVER_S if looks else soon)
-            self._looks_within = min(looks, default=acts_at), acts_at
-            return max(soon, min(self._looks_within))
+            acts_at = min(ends, default=NEVER_S if checks else soon)
+            self._checks_within = min(checks, default=acts_at), acts_at
+            return max(soon, min(self._checks_within))
         if self._world.attempts:
             return soon
         if self._verdict in _WAITS_FOR_PRICE:
