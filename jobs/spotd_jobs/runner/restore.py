@@ -68,7 +68,7 @@ class Restored(NamedTuple):
     manifest_sha256: str
 
 
-class RestoreFallback(NamedTuple):
+class SkippedCheckpoint(NamedTuple):
     """A checkpoint that was passed over."""
 
     name: str
@@ -114,7 +114,7 @@ class RestoreRun:
         self.name: str | None = None
         self.done = 0
         self.total = 0
-        self.fallbacks: list[RestoreFallback] = []
+        self.fallbacks: list[SkippedCheckpoint] = []
 
     def run(self) -> Restored | None:
         """Put the newest good one in place, or return that there was none.
@@ -145,7 +145,7 @@ class RestoreRun:
                 no_room = no_room or (str(bad) if isinstance(bad, NoRoom) else "")
                 if self._prefetch is not None:
                     self._prefetch.end()  # it is of the newest, and takes up the room that an older one needs
-                self.fallbacks.append(RestoreFallback(str(offer.get("name")), clean(str(bad))))
+                self.fallbacks.append(SkippedCheckpoint(str(offer.get("name")), clean(str(bad))))
                 log_line("checkpoint %s can not be used: %s" % (clean(str(offer.get("name"))), clean(str(bad))))
         self.name = None
         if no_room:

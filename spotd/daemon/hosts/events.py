@@ -77,11 +77,11 @@ def read_heartbeat(reading: HostReading) -> None:
         view.exit, view.exit_at = heartbeat.exit, view.exit_at or heartbeat.at
 
 
-def read_events(reading: HostReading, *, tell: bool) -> None:
+def read_events(reading: HostReading, *, is_new: bool) -> None:
     """Take in what happened since the last read, as far as the share goes.
 
     Args:
-        tell: whether it is new to the job's history; after a restart, events are read again that are in it already.
+        is_new: whether it is new to the job's history; after a restart, events are read again that are in it already.
 
     Raises:
         StoreError
@@ -100,7 +100,7 @@ def read_events(reading: HostReading, *, tell: bool) -> None:
         event = _event(reading, key) if _is_name(key, prefix) else None
         view.events_read = key
         if event is not None:
-            _take_event(view, event, tell=tell, at=reading.at)
+            _take_event(view, event, is_new=is_new, at=reading.at)
 
 
 def _find_exit(reading: HostReading, prefix: str) -> None:
@@ -138,7 +138,7 @@ def _event(reading: HostReading, key: str) -> HostEvent | None:
         return None
 
 
-def _take_event(view: HostReader, event: HostEvent, *, tell: bool, at: datetime) -> None:
+def _take_event(view: HostReader, event: HostEvent, *, is_new: bool, at: datetime) -> None:
     ended = event.exit()
     if ended is not None:
         view.exit, view.exit_at = ended, event.at
@@ -146,10 +146,10 @@ def _take_event(view: HostReader, event: HostEvent, *, tell: bool, at: datetime)
         view.resumed_from = str(event.data["name"])
     if event.kind is EventKind.CHECKPOINT:
         view.save_s = _seconds(event.data.get("seconds"))
-    if event.kind is EventKind.CHECKPOINT_FALLBACK and tell and view.ration.take("fallbacks", at):
+    if event.kind is EventKind.CHECKPOINT_FALLBACK and is_new and view.ration.take("fallbacks", at):
         view.fallbacks.append(_fallback(event))
     words = _SENTENCES.get(event.kind)
-    if words is not None and tell:
+    if words is not None and is_new:
         view.note(event.kind.value, words.format_map(_Blank(event.data)), at)
 
 

@@ -75,7 +75,7 @@ def read_news(reading: HostReading) -> None:
     if view.relearns is None:
         view.relearns = reading.attempt.read_at is not None
     read_heartbeat(reading)
-    read_events(reading, tell=not view.relearns)
+    read_events(reading, is_new=not view.relearns)
     view.relearns = view.relearns and view.left
 
 
