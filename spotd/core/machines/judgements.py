@@ -87,6 +87,8 @@ def _observed(case: Case) -> Observed:
     if not item.state.counts:
         if absent and listing is not None and item.end_reason is EndReason.LAUNCH_UNKNOWN:
             absent = is_missing_for_long(case.builder, item, listing)
+        elif absent and listing is not None and item.ref is None:
+            absent = is_missing_twice(case.builder, item, listing)
         return Observed.ABSENT if absent else Observed.NOTHING if mine is None else Observed.LISTED
     if mine is not None and mine.market not in {None, item.quote.offer.market}:
         return Observed.OTHER_MARKET

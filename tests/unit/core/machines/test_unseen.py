@@ -38,6 +38,16 @@ def lost_launch(at: timedelta = timedelta(0)) -> World:
     return applied(world, launch_unknown(world, FIRST, "time-out", NOW - at))
 
 
+def twice_missing(world: World, at: datetime) -> Plan:
+    """What follows from the second of two lists that lack the machine; the first one alone changes nothing of it."""
+    first = reconcile(world, listing(at=at), {}, at)
+    assert first.list_again == {SHOP}, "its host wrote, so that a machine there was, and one list may lack it"
+    assert first.attempts[FIRST].machine is MachineState.EXPECTED
+    again = reconcile(applied(world, first), listing(at=at), {}, at + MINUTE)
+    assert FIRST not in again.attempts, "the same list is no second one"
+    return reconcile(applied(world, first), listing(at=at + MINUTE), {}, at + MINUTE)
+
+
 def test_a_job_that_was_done_while_spotd_was_away_is_done_and_its_machine_is_booked() -> None:
     began = NOW - timedelta(minutes=20)
     world = world_with(AttemptState.INTENDED, intended_at=began, outcome_unknown=False)
@@ -52,7 +62,7 @@ def test_a_job_that_was_done_while_spotd_was_away_is_done_and_its_machine_is_boo
     assert item.machine is MachineState.EXPECTED, "its key is searched for until the window has passed"
     world = applied(world, plan)
     later = NOW + WINDOW + MINUTE
-    gone = reconcile(world, listing(at=later), {}, later)
+    gone = twice_missing(world, later)
     assert gone.attempts[FIRST].state is AttemptState.ENDED
     assert gone.jobs[FIRST.job].spent == 400_000 * 15 // 60
     found = reconcile(world, listing(instance(InstanceState.RUNNING), at=later), {}, later)
