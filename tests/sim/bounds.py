@@ -120,10 +120,10 @@ def rows_bounded(result: Result) -> Iterator[str]:
 def waits_for_a_lower_price(result: Result, job: JobId) -> bool:
     """Whether so little of the job's budget is left that no host of the calm could do useful work for it.
 
-    A price that is a bit lower would do, so that its budget has not ended it.
+    A price that is a bit lower would do, so that its budget has not ended it, or only once no such price was known.
     """
-    held = result.daemon.world.jobs.get(job)
-    if held is None or held.state is not JobState.QUEUED or held.budget is None:
+    held = result.daemon.world.jobs.get(job) or result.daemon.done.get(job)
+    if held is None or held.state not in {JobState.QUEUED, JobState.EXPIRED} or held.budget is None:
         return False
     gpus = gpus_of(held.spec)
     hosts = (host.offer for cloud in result.clouds for host in cloud.hosts)
@@ -135,8 +135,7 @@ def late(result: Result) -> Iterator[str]:
     """Liveness: with the faults gone, all jobs are done within three times what they need one after the other."""
     if result.daemon.world.policy.budget_day is not None:
         return  # a budget holds jobs back until midnight, which is not lateness
-    if any(waits_for_a_lower_price(result, job) for job in result.submitted):
-        return
+    done_at = last_done(result)
     rounds = max((rounds_of(result, gpus) for gpus in wanted(result)), default=0)
     slots = result.daemon.world.policy.machines_max
     rounds = max(rounds, -(-len(result.submitted) // slots))
@@ -151,8 +150,17 @@ def late(result: Result) -> Iterator[str]:
     if Hazard.BILLS in result.shape.hazards:
         bound += ALL_STATED_AFTER + BILLS_READ_WITHIN
     bound += planned_waits(result)
-    if result.ended_at > bound:
-        yield f"the last job was done at {result.ended_at}, the bound is {bound}"
+    if done_at > bound:
+        yield f"the last job was done at {done_at}, the bound is {bound}"
+
+
+def last_done(result: Result) -> datetime:
+    """When the last job was done, those left out that may wait for a lower price without end."""
+    waits = {job for job in result.submitted if waits_for_a_lower_price(result, job)}
+    if not waits or any(job not in waits for job in result.daemon.world.jobs):
+        return result.ended_at
+    ends = [item.ended_at for item in result.daemon.attempts_ever.values() if item.id.job not in waits]
+    return max([result.begun_at, *(at for at in ends if at is not None)])
 
 
 def planned_waits(result: Result) -> timedelta:

@@ -214,7 +214,8 @@ def ended_unsaved(result: Result) -> Iterator[str]:
         if any(at <= back for _, back in told.restored) or m.quiet_spans or m.dumb:
             continue
         went_on = m.exit_at is None or m.exit_at > at
-        ran = any(start + BOOT < at - timedelta(seconds=1) < end for start, end in m.spans)
+        decided = min(at, item.ended_at or at)  # its end may be tried for a while, and it may begin to work meanwhile
+        ran = any(start + BOOT < decided - timedelta(seconds=1) < end for start, end in m.spans)
         if (
             went_on
             and ran

@@ -16,6 +16,7 @@ from _pytest.mark.structures import ParameterSet
 from tests.sim.harsh import HARSH_FROM
 from tests.sim.hazards import ALONE, HARSH, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
+from tests.sim.planted_lives import CLOCKS_DIFFER
 from tests.sim.run import Result, run_world
 from tests.sim.swarm import drawn, run_all
 from tests.sim.worlds import QUIET, Shape
@@ -29,12 +30,15 @@ SHAPES = {
     "outages": replace(SHORT, outages_per_hour=0.3),
     "no faults": replace(QUIET, storm=timedelta(hours=6)),
     "deadlines": replace(SHORT, hazards=frozenset({Hazard.DEADLINES, Hazard.ON_DEMAND})),
+    "clocks differ": CLOCKS_DIFFER,
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = 0, range(1, 40)
+FOUND = (("faults without crashes", 3), ("job budgets", 11), ("deadlines", 39), ("clocks differ", 32))
+"""Worlds that broke a rule once, beside the drawn ones below."""
 """Beside one of each shape, `test_planted_bugs.py` runs some thirty whole worlds with the real daemon."""
 DRAWN_FAST = (0, 10, 1200, 1675, 2043, 55_331, 53_433)
-LONG = frozenset({"day budget", "deadlines", "few machines", 0, 10, 2043, 55_331})
+LONG = frozenset({"clocks differ", "day budget", "deadlines", "few machines", 0, 10, 2043, 55_331})
 """What takes about a second or more; `make test` runs all of them."""
 HARSH_FAST = (1_000_117,)
 FIRST_OF_SWARM = 100_000
@@ -53,6 +57,12 @@ def run(shape: str, seed: int) -> Result:
 @pytest.mark.parametrize("shape", marked(SHAPES))
 def test_no_machine_is_forgotten_or_doubled_and_every_job_ends_as_it_must(shape: str) -> None:
     run(shape, FAST)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("shape", "seed"), FOUND)
+def test_a_world_that_broke_a_rule_once_keeps_every_rule(shape: str, seed: int) -> None:
+    run(shape, seed)
 
 
 @pytest.mark.slow
