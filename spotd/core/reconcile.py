@@ -29,6 +29,7 @@ from spotd.core.domain.world import World
 from spotd.core.machines.absence import InstancesByKey, held_back, instances_by_key
 from spotd.core.machines.bids import note_bid
 from spotd.core.machines.confirmation import as_unknown, is_doubted
+from spotd.core.machines.holding import note_sign_of_life
 from spotd.core.machines.host_reports import absorb, exited
 from spotd.core.machines.judgements import Case, judge
 from spotd.core.machines.launch_calls import record_instance
@@ -116,6 +117,8 @@ class _Reconciliation:
         mine = _pick(builder, item, listed.get((item.provider, item.key), ()), self._owned)
         if mine is not None and item.ref is None:
             _adopt(builder, attempt_id, mine)
+        if item.state.counts and report is not None:
+            note_sign_of_life(builder, item, report, listing)
         item = builder.attempt(attempt_id)
         if mine is not None and listing is not None and is_doubted(builder, item, mine, listing, report, self.evidence):
             mine = as_unknown(mine)

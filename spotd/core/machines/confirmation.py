@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.host_status import HostStatus
+from spotd.core.machines.holding import is_older_than_waking
 from spotd.core.machines.listed import STOPPED
 from spotd.core.machines.loss_evidence import LossEvidence
 from spotd.core.plans.plan_builder import PlanBuilder
@@ -35,6 +36,9 @@ def is_doubted(
     evidence: LossEvidence,
 ) -> bool:
     """Whether something else must say what this row states; then another list is asked for."""
+    if is_older_than_waking(item, mine, listing):
+        builder.list_again(item.provider)
+        return True
     since = item.over_since
     if not _states_end(item, mine):
         if since is not None and listing.at > since:

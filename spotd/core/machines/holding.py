@@ -13,17 +13,18 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.host_status import HostStatus
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.machines.todays_terms import words_above_ceiling
 from spotd.core.plans.learning import learn_from_hold
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import halted_rate
+from spotd.core.pricing.effective_price import halted_rate, metered_rate, on_demand_rate
 from spotd.core.pricing.words import span_words
 from spotd.core.running.author import order_stop
 from spotd_providers.contract.money import as_usd
-from spotd_providers.contract.values import Instance, InstanceState, Loss
+from spotd_providers.contract.values import Instance, InstanceState, Listing, Loss
 
 SPEAKS_WITHIN: Final = timedelta(minutes=15)
 """From the first listing in which it runs again to its first heartbeat."""
@@ -83,6 +84,34 @@ def note_awake(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
         builder.event("attempt.woke", "the machine runs again, by its bid", attempt=item.id)
     elif item.heartbeat_seen_at is not None and item.heartbeat_seen_at > known.woke_at:
         _go_on(builder, item, known.held_since, known.woke_at)
+
+
+def note_sign_of_life(builder: PlanBuilder, item: Attempt, report: HostStatus, listing: Listing | None) -> None:
+    """Record that the host of a held machine spoke since the newest list: it runs again, whatever that list shows.
+
+    Its provider may be away, and a machine that computes is neither left nor waited for.
+    """
+    known, spoke = item.bidding, item.heartbeat_seen_at
+    if known.held_since is None or spoke is None or spoke <= (known.woke_at or known.held_since):
+        return
+    if spoke != report.read_at or (listing is not None and listing.at >= spoke):
+        return
+    if leave_above_ceiling(builder, item):
+        return
+    if known.woke_at is None:
+        builder.put_attempt(replace(item, bidding=replace(known, woke_at=builder.now)))
+        builder.event("attempt.woke", "its host gives signs of life again", attempt=item.id)
+    else:
+        _go_on(builder, item, known.held_since, known.woke_at)
+    item = builder.attempt(item.id)
+    if item.meter.rate <= halted_rate(item.quote):
+        builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+
+
+def is_older_than_waking(item: Attempt, mine: Instance, listing: Listing) -> bool:
+    """Whether this row shows a held machine as it was before it woke."""
+    woke_at = item.bidding.woke_at
+    return woke_at is not None and mine.state is InstanceState.PAUSED and listing.at <= woke_at
 
 
 def _go_on(builder: PlanBuilder, item: Attempt, held_since: datetime, woke_at: datetime) -> None:

@@ -141,6 +141,35 @@ def test_a_machine_that_wakes_goes_on_once_it_has_spoken() -> None:
     assert item.meter.rate == MicroUsdPerHour(usd(0.44))
 
 
+def heard(some: World, *, seq: int, minutes: float, listed_at: float = 0) -> Plan:
+    """Its host wrote, and the newest list is older and shows the machine as outbid."""
+    mine = replace(instance(InstanceState.PAUSED, loss=Loss.OUTBID), market=Market.SPOT)
+    at = NOW + timedelta(minutes=minutes)
+    reports = {i: replace(one, read_at=at) for i, one in report(seq=seq, phase="run").items()}
+    return reconcile(some, listing(mine, at=NOW + timedelta(minutes=listed_at)), reports, at)
+
+
+def test_a_machine_whose_host_speaks_goes_on_though_its_provider_is_away_and_its_time_is_up() -> None:
+    some = world(held_since=NOW - 9 * MINUTE)
+    some = applied(some, heard(some, seq=5, minutes=0))
+    for minutes in (3, 4):
+        some = applied(some, heard(some, seq=5 + minutes, minutes=minutes))
+        assert decide(some, bid_market(), NOW + minutes * MINUTE).attempts == {}, "it computes, and is not left"
+    item = some.attempts[FIRST]
+    assert (item.state, item.bidding.held_since) == (AttemptState.RUNNING, None)
+    assert item.meter.rate == MicroUsdPerHour(usd(0.44)), "it bills in full"
+
+
+def test_what_its_host_wrote_before_a_list_that_shows_it_paused_wakes_nothing_twice() -> None:
+    some = world(held_since=NOW - 9 * MINUTE)
+    some = applied(some, heard(some, seq=6, minutes=1))
+    assert some.attempts[FIRST].bidding.woke_at is not None
+    for minutes in (2, 3, 4):
+        some = applied(some, heard(some, seq=6, minutes=minutes, listed_at=minutes - 0.1))
+        assert some.attempts[FIRST].bidding.woke_at is None, "a newer list shows it as it was"
+    assert some.attempts[FIRST].bidding.held_since == NOW - 9 * MINUTE
+
+
 def test_a_machine_that_wakes_and_stays_silent_is_left() -> None:
     some = world(held_since=NOW - 30 * MINUTE, woke_at=NOW - SPEAKS_WITHIN)
     assert left(some) == "it runs again and gave no sign of life for 15 min"
