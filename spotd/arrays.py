@@ -74,6 +74,7 @@ def _line(task: ArrayTaskResponse, jobs: Sequence[JobResponse], whole: ArraySumR
     line["name"] = f"{task['name']} {states[state]}/{task['count']}"
     line["effective_usd_h"] = sum(job["effective_usd_h"] or 0 for job in jobs) or None
     parts: Sequence[JobResponse | ArraySumResponse] = jobs if whole is None else [whole]
+    line["estimated"] = any(part["estimated"] for part in parts)
     line["spent_usd"] = sum(part["spent_usd"] for part in parts)
     line["on_demand_usd"] = sum(part["on_demand_usd"] for part in parts)
     line["saved_usd"] = sum(part["saved_usd"] for part in parts)

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    case,
     desc,
     func,
     literal,
@@ -317,7 +318,13 @@ class Reads:
         """Return what is booked, added up by this; in no order."""
         found = rows.fetch(self._connection, _GROUPS[by])
         return tuple(
-            CostGroup(key=str(row.group_key), name=row.group_name, attempts=row.attempts, sums=rows.COST_SUMS.read(row))
+            CostGroup(
+                key=str(row.group_key),
+                name=row.group_name,
+                attempts=row.attempts,
+                is_estimated=bool(row.estimated),
+                sums=rows.COST_SUMS.read(row),
+            )
             for row in found
         )
 
@@ -362,28 +369,33 @@ class Reads:
         """Return what all jobs together cost, as far as it is booked."""
         columns = (DAY_COSTS.c.amount, DAY_COSTS.c.on_demand, DAY_COSTS.c.uncompared)
         spent, compared, uncompared = self._connection.execute(select(*map(func.sum, columns))).one()
-        sums = select(func.count(), func.sum(JOBS.c.recoveries), func.sum(JOBS.c.lost))
-        count, recoveries, lost = self._connection.execute(sums).one()
+        own = (JOBS.c.recoveries, JOBS.c.lost, JOBS.c.totals_estimated)
+        sums = select(func.count(), *map(func.sum, own))
+        count, recoveries, lost, estimated = self._connection.execute(sums).one()
         return Totals(
             jobs=int(count),
             spent=MicroUsd(int(spent or 0)),
             on_demand=MicroUsd(int(compared or 0)),
             uncompared=MicroUsd(int(uncompared or 0)),
+            estimated=int(estimated or 0),
             recoveries=int(recoveries or 0),
             lost=duration_in(int(lost or 0)),
         )
 
     def array_totals(self, array: JobId) -> ArrayTotals:
         """Return what the jobs of an array come to, as far as it is booked."""
-        sums = (JOBS.c.spent, JOBS.c.on_demand, JOBS.c.totals_uncompared, JOBS.c.recoveries)
+        sums = (JOBS.c.spent, JOBS.c.on_demand, JOBS.c.totals_uncompared, JOBS.c.recoveries, JOBS.c.totals_estimated)
         query = select(JOBS.c.state, func.count(), *map(func.sum, sums)).where(JOBS.c.array_id == array)
         found = self._connection.execute(query.group_by(JOBS.c.state)).all()
-        spent, compared, uncompared, recoveries = (sum(int(row[n] or 0) for row in found) for n in range(2, 6))
+        spent, compared, uncompared, recoveries, estimated = (
+            sum(int(row[n] or 0) for row in found) for n in range(2, 7)
+        )
         return ArrayTotals(
             states={JobState(row[0]): int(row[1]) for row in found if row[0] in set(JobState)},
             spent=MicroUsd(spent),
             on_demand=MicroUsd(compared),
             uncompared=MicroUsd(uncompared),
+            estimated=estimated,
             recoveries=recoveries,
         )
 
@@ -436,11 +448,22 @@ def _sums_of(table: Table) -> list[ColumnElement[Any]]:
 def _by_attempts(
     key: ColumnElement[Any], name: ColumnElement[Any], joined: Table, on: ColumnElement[bool]
 ) -> Select[Any]:
+    estimated = func.max(JOBS.c.totals_estimated) if joined is JOBS else func.sum(case((_UNBILLED, 1), else_=0))
     columns = (key.label("group_key"), name.label("group_name"), func.count().label("attempts"))
-    return select(*columns, *_sums_of(ATTEMPT_COSTS)).join_from(ATTEMPT_COSTS, joined, on).group_by(key)
+    return (
+        select(*columns, estimated.label("estimated"), *_sums_of(ATTEMPT_COSTS))
+        .join_from(ATTEMPT_COSTS, joined, on)
+        .group_by(key)
+    )
 
 
 _OF_COST: Final = and_(ATTEMPTS.c.job_id == ATTEMPT_COSTS.c.job_id, ATTEMPTS.c.number == ATTEMPT_COSTS.c.attempt)
+_UNBILLED: Final = and_(ATTEMPTS.c.billed.is_(None), ATTEMPT_COSTS.c.amount != 0)
+_UNBILLED_DAYS: Final = (
+    select(CHARGES.c.day)
+    .join(ATTEMPTS, and_(ATTEMPTS.c.job_id == CHARGES.c.job_id, ATTEMPTS.c.number == CHARGES.c.attempt))
+    .where(ATTEMPTS.c.billed.is_(None), CHARGES.c.amount != 0)
+)
 _NO_NAME: Final[ColumnElement[str]] = literal("")
 _HOST: Final = ATTEMPTS.c.provider + "/" + func.coalesce(ATTEMPTS.c.host_id, ATTEMPTS.c.offer_id)
 _GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
@@ -449,6 +472,7 @@ _GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
         DAY_COSTS.c.day.label("group_key"),
         _NO_NAME.label("group_name"),
         null().label("attempts"),
+        func.max(case((DAY_COSTS.c.day.in_(_UNBILLED_DAYS), 1), else_=0)).label("estimated"),
         *_sums_of(DAY_COSTS),
     ).group_by(DAY_COSTS.c.day),
     CostGrouping.PROVIDER: _by_attempts(ATTEMPTS.c.provider, _NO_NAME, ATTEMPTS, _OF_COST),

@@ -14,7 +14,7 @@ from spotd.core.domain.ids import AttemptId, JobId
 from spotd.core.domain.jobs import Outputs, RunTotals
 from spotd.core.domain.moves import Moves
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.metering.closing import closing_words
+from spotd.core.metering.closing import closing_words, compared_cost
 from spotd.core.metering.metering import accrued, on_demand_accrued
 from spotd.core.plans.plan import Event
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
@@ -98,8 +98,7 @@ class JobView:
         if not self.state.is_final:
             return ""
         uncompared = self.uncompared_at(now)
-        # A failure is worth nothing, so that nothing was saved by a low price of it.
-        compared = uncompared if self.state is JobState.FAILED else self.on_demand_at(now)
+        compared = compared_cost(self.state, self.on_demand_at(now), uncompared)
         totals = replace(self.totals, uncompared=uncompared, estimated=int(self.is_estimated))
         return closing_words(totals, self.spent_at(now), compared, self.recoveries, self.lost)
 
@@ -128,6 +127,7 @@ class ArrayTotals:
     spent: MicroUsd
     on_demand: MicroUsd
     uncompared: MicroUsd
+    estimated: int
     recoveries: int
 
 
@@ -165,21 +165,28 @@ class CostGroup:
     Attributes:
         name: of a job; empty for the others.
         attempts: how many machines it were; `None` by day, since one may run for days.
+        is_estimated: whether the provider's own bill of one of them is not known.
     """
 
     key: str
     name: str = ""
     attempts: int | None = None
+    is_estimated: bool = False
     sums: CostSums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What all jobs together cost. What still runs on a meter is not in it."""
+    """What all jobs together cost. What still runs on a meter is not in it.
+
+    Attributes:
+        estimated: of how many machines that cost something the provider's own bill is not known.
+    """
 
     jobs: int
     spent: MicroUsd
     on_demand: MicroUsd
     uncompared: MicroUsd
+    estimated: int
     recoveries: int
     lost: timedelta

@@ -95,6 +95,7 @@ class ArrayHandlers(ContextHandlers):
             jobs=len(views),
             states=dict(Counter(view.state.value for view in views)),
             spent_usd=as_usd(sum(view.spent_at(now) for view in views)),
+            estimated=any(view.is_estimated and view.spent_at(now) for view in views),
             retried=retried,
             refusals=refusals or [],
             next_index=following,

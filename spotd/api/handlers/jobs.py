@@ -125,6 +125,7 @@ class JobHandlers(ContextHandlers):
                     id=array,
                     states={state.value: count for state, count in totals.states.items()},
                     spent_usd=as_usd(spent),
+                    estimated=totals.estimated > 0 or any(cost for _, cost in running),
                     on_demand_usd=as_usd(compared),
                     saved_usd=as_usd(compared - spent),
                     uncompared_usd=as_usd(unknown),

@@ -83,7 +83,8 @@ def _add_running(found: dict[str, CostGroup], by: CostGrouping, item: Attempt, n
             label = name if by is CostGrouping.JOB else ""
             before = CostGroup(key=key, name=label, attempts=None if by is CostGrouping.DAY else 0, sums=CostSums())
         attempts = before.attempts if before.attempts is None else before.attempts + is_new
-        found[key] = replace(before, attempts=attempts, sums=before.sums + sums)
+        is_estimated = before.is_estimated or sums.amount != 0
+        found[key] = replace(before, attempts=attempts, is_estimated=is_estimated, sums=before.sums + sums)
         is_new = False
 
 
@@ -106,7 +107,9 @@ def _in_order(found: Iterable[CostGroup], by: CostGrouping) -> list[CostGroup]:
 
 def _together(key: str, groups: Sequence[CostGroup], by: CostGrouping) -> CostGroup:
     attempts = None if by is CostGrouping.DAY else sum(group.attempts or 0 for group in groups)
-    return CostGroup(key=key, attempts=attempts, sums=added_up([group.sums for group in groups]))
+    is_estimated = any(group.is_estimated for group in groups)
+    sums = added_up([group.sums for group in groups])
+    return CostGroup(key=key, attempts=attempts, is_estimated=is_estimated, sums=sums)
 
 
 def _response(group: CostGroup) -> CostGroupResponse:
@@ -124,6 +127,7 @@ def _response(group: CostGroup) -> CostGroupResponse:
         booked_usd=as_usd(sums.booked),
         corrected_usd=as_usd(sums.corrected),
         spent_usd=as_usd(sums.amount),
+        estimated=group.is_estimated,
         uncompared_usd=as_usd(sums.uncompared),
         on_demand_usd=as_usd(sums.on_demand),
         saved_usd=as_usd(sums.on_demand - sums.amount),

@@ -27,6 +27,7 @@ from spotd.core.domain.intents import Intent
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
 from spotd.core.machines.orphans import stray_cost
+from spotd.core.metering.closing import is_estimate, saved
 from spotd.core.metering.interruption_credit import machines_in_use
 from spotd.core.metering.metering import on_demand_spent, spent, spent_in_month, spent_on_day, unsettled_sums
 from spotd.core.plans.plan import Event
@@ -88,6 +89,7 @@ class ReceiptHandlers(ContextHandlers):
             spent=MicroUsd(paid),
             on_demand=MicroUsd(compared),
             uncompared=MicroUsd(totals.uncompared + unknown),
+            estimated=totals.estimated + sum(is_estimate(a, spent(a, now)) for a in running),
         )
 
     def _answer(
@@ -97,6 +99,7 @@ class ReceiptHandlers(ContextHandlers):
             receipts=receipts,
             more=sums.jobs - len(receipts),
             spent_usd=as_usd(sums.spent),
+            estimated=sums.estimated > 0 and sums.spent != 0,
             on_demand_usd=as_usd(sums.on_demand),
             saved_usd=as_usd(sums.on_demand - sums.spent),
             uncompared_usd=as_usd(sums.uncompared),
@@ -113,6 +116,7 @@ def _sums_of(views: Sequence[JobView], now: datetime) -> Totals:
         spent=MicroUsd(sum(view.spent_at(now) for view in views)),
         on_demand=MicroUsd(sum(view.on_demand_at(now) for view in views)),
         uncompared=MicroUsd(sum(view.uncompared_at(now) for view in views)),
+        estimated=sum(view.is_estimated for view in views),
         recoveries=sum(view.recoveries for view in views),
         lost=sum((view.lost for view in views), timedelta()),
     )
@@ -138,7 +142,7 @@ def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayResponse]:
     for end in ends:
         found[end.provider].append(stray_cost(end, end.accepted_at or now))
     return [
-        StrayResponse(provider=provider, machines=len(costs), spent_usd=as_usd(sum(costs)))
+        StrayResponse(provider=provider, machines=len(costs), spent_usd=as_usd(sum(costs)), estimated=True)
         for provider, costs in sorted(found.items())
     ]
 
@@ -161,8 +165,9 @@ def _receipt(
         name=view.name,
         state=view.state.value,
         spent_usd=as_usd(total),
+        estimated=total != 0 and (view.is_estimated or bool(aside)),
         on_demand_usd=as_usd(compared),
-        saved_usd=as_usd(compared - total),
+        saved_usd=as_usd(saved(view.state, MicroUsd(total), MicroUsd(compared))),
         recoveries=view.recoveries,
         lost_s=view.lost.total_seconds(),
         budget_usd=usd(job.budget) if job is not None else None,
@@ -210,6 +215,7 @@ def _line(item: Attempt, sums: CostSums, now: datetime) -> AttemptCostResponse:
         ended_at=instant(item.ended_at),
         seconds=sums.billed.total_seconds(),
         spent_usd=as_usd(spent(item, now)),
+        estimated=is_estimate(item, spent(item, now)),
         free_usd=as_usd(sums.free),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
         traffic_usd=as_usd(moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)),

@@ -30,6 +30,7 @@ from spotd.core.domain.quotes import PriceBreakdown, Quote
 from spotd.core.domain.verdicts import Verdict
 from spotd.core.machines.bids import pays_bid
 from spotd.core.machines.watchdog import late_words
+from spotd.core.metering.closing import is_estimate, saved
 from spotd.core.metering.metering import on_demand_spent, spent
 from spotd.core.pricing.effective_price import gpu_price_limit, repriced, usual_bid
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -70,6 +71,7 @@ def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
         detail="" if reason is None else reason.sentence(item.end_detail),
         exit_code=item.exit_code,
         spent_usd=as_usd(spent(item, now)),
+        estimated=is_estimate(item, spent(item, now)),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
         bid=_bid_response(item) if pays_bid(item) else None,
     )
@@ -136,8 +138,9 @@ def job_response(
         attempts=[attempt_response(item, now) for item in shown],
         effective_usd_h=None if machine is None else as_usd(machine.price),
         spent_usd=as_usd(spent_by_now),
+        estimated=view.is_estimated and spent_by_now != 0,
         on_demand_usd=as_usd(compared),
-        saved_usd=as_usd(compared - spent_by_now),
+        saved_usd=as_usd(saved(view.state, spent_by_now, compared)),
         recoveries=view.recoveries,
         checkpoint=None if view.checkpoint is None else checkpoint_response(view.checkpoint),
         submitted_at=utc_text(view.submitted_at),

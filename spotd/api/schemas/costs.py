@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from spotd.api.schemas.envelope import Answer
+from spotd.api.schemas.envelope import Answer, Spending
 
 
-class AttemptCostResponse(TypedDict):
+class AttemptCostResponse(Spending):
     """One line of a receipt. `seconds` is metered machine time.
 
     `free_usd` of it was not billed, as the provider took the machine soon after its launch; it is not in `spent_usd`.
@@ -29,7 +29,6 @@ class AttemptCostResponse(TypedDict):
     started_at: str | None
     ended_at: str | None
     seconds: float
-    spent_usd: float
     free_usd: float
     on_demand_usd: float
     traffic_usd: float
@@ -57,7 +56,7 @@ class FallbackResponse(TypedDict):
     at: str
 
 
-class ReceiptResponse(TypedDict):
+class ReceiptResponse(Spending):
     """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine.
 
     `corrections` states, in sentences, where a provider's own bill took the place of what was booked.
@@ -68,7 +67,6 @@ class ReceiptResponse(TypedDict):
     id: str
     name: str
     state: str
-    spent_usd: float
     on_demand_usd: float
     saved_usd: float
     recoveries: int
@@ -90,15 +88,14 @@ class BudgetResponse(TypedDict):
     limit: float | None
 
 
-class StrayResponse(TypedDict):
+class StrayResponse(Spending):
     """Machines with our label at one provider that no attempt owned, and what they cost about. No job pays for them."""
 
     provider: str
     machines: int
-    spent_usd: float
 
 
-class CostGroupResponse(TypedDict):
+class CostGroupResponse(Spending):
     """What one job, day, provider, GPU or host cost; what runs on a meter now is in it.
 
     `booked_usd` is `gpu_usd` + `disk_usd` + `traffic_usd` + `fee_usd` - `free_usd`, and `spent_usd` is that with
@@ -126,7 +123,6 @@ class CostGroupResponse(TypedDict):
     free_usd: float
     booked_usd: float
     corrected_usd: float
-    spent_usd: float
     uncompared_usd: float
     on_demand_usd: float
     saved_usd: float
@@ -166,7 +162,7 @@ class CalibrationResponse(TypedDict):
     sentence: str
 
 
-class CostResponse(Answer):
+class CostResponse(Answer, Spending):
     """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets.
 
     Of many jobs only the newest have a receipt here; the sums hold the `more` others, too. `uncompared_usd` of
@@ -175,7 +171,6 @@ class CostResponse(Answer):
 
     receipts: list[ReceiptResponse]
     more: int
-    spent_usd: float
     on_demand_usd: float
     saved_usd: float
     uncompared_usd: float

@@ -12,6 +12,17 @@ class Answer(TypedDict, total=False):
     now: str
 
 
+class Spending(TypedDict):
+    """What something cost by now.
+
+    Attributes:
+        estimated: for a part of it no provider's own bill is known: it follows from what was observed.
+    """
+
+    spent_usd: float
+    estimated: bool
+
+
 class ProblemResponse(TypedDict):
     """One thing wrong in what the user wrote. `key` is the dotted key of the job file, empty for the whole."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from spotd.api.schemas.envelope import Answer
+from spotd.api.schemas.envelope import Answer, Spending
 
 
 class CheckpointResponse(TypedDict):
@@ -121,7 +121,7 @@ class BidResponse(TypedDict):
     held_since: str | None
 
 
-class AttemptResponse(TypedDict):
+class AttemptResponse(Spending):
     """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user.
 
     `bid` is null where no bid is paid.
@@ -146,7 +146,6 @@ class AttemptResponse(TypedDict):
     reason: str | None
     detail: str
     exit_code: int | None
-    spent_usd: float
     on_demand_usd: float
     bid: BidResponse | None
 
@@ -161,7 +160,7 @@ class ArrayTaskResponse(TypedDict):
     at_once: int | None
 
 
-class ArrayResponse(TypedDict):
+class ArrayResponse(Spending):
     """An array as a whole.
 
     Attributes:
@@ -173,7 +172,6 @@ class ArrayResponse(TypedDict):
     name: str
     jobs: int
     states: dict[str, int]
-    spent_usd: float
     retried: int
     refusals: list[str]
     next_index: int | None
@@ -197,7 +195,7 @@ class FailureResponse(TypedDict):
     next_step: str
 
 
-class JobResponse(TypedDict):
+class JobResponse(Spending):
     """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
 
     `gpu` and `gpu_count` are what the job asks for while it has no machine (its first alternative); `gpu_wanted` has
@@ -226,7 +224,6 @@ class JobResponse(TypedDict):
     attempt: int
     attempts: list[AttemptResponse]
     effective_usd_h: float | None
-    spent_usd: float
     on_demand_usd: float
     saved_usd: float
     recoveries: int
@@ -277,12 +274,11 @@ class JobDetailResponse(Answer):
     set_aside: list[str]
 
 
-class ArraySumResponse(TypedDict):
+class ArraySumResponse(Spending):
     """All jobs of an array: how many are in each state, and what they cost together."""
 
     id: str
     states: dict[str, int]
-    spent_usd: float
     on_demand_usd: float
     saved_usd: float
     uncompared_usd: float

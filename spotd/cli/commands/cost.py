@@ -24,6 +24,7 @@ from spotd.words import (
     money,
     on_demand_text,
     price,
+    saved_text,
     size_text,
     span_text,
     where_text,
@@ -52,7 +53,7 @@ _JOB_COLUMNS: Sequence[Column[ReceiptResponse]] = (
     Column("STATE", lambda receipt: state_cell(receipt["state"])),
     Column("SPENT", lambda receipt: money(receipt["spent_usd"]), right=True),
     Column("ON-DEMAND", on_demand_text, right=True),
-    Column("SAVED", lambda receipt: compared_text(receipt, receipt["saved_usd"]), right=True),
+    Column("SAVED", saved_text, right=True),
     Column("PREEMPT", lambda receipt: str(receipt["recoveries"]), right=True),
     Column("LOST", lambda receipt: span_text(receipt["lost_s"]), right=True),
 )
@@ -195,7 +196,7 @@ def _signed(usd: float) -> str:
 def _show_receipt(receipt: ReceiptResponse) -> None:
     facts = [
         ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
-        ("spent", dollars(receipt["spent_usd"])
+        ("spent", dollars(receipt["spent_usd"]) + (" (estimated)" if receipt.get("estimated") else "")
             + ("" if receipt["budget_usd"] is None else f" of {dollars(receipt['budget_usd'])}")),
         *_compared(receipt),
         ("preempted", count(receipt["recoveries"], "time")),
@@ -218,6 +219,8 @@ def _compared(receipt: ReceiptResponse) -> list[tuple[str, str]]:
     """Return what on-demand would have cost, as far as that price is known."""
     saved, uncompared = receipt["saved_usd"], receipt.get("uncompared_usd", 0)
     on_demand = receipt["on_demand_usd"] - uncompared
+    if receipt["state"] == "FAILED":
+        return [("saved", "nothing, since it failed")]
     if uncompared and on_demand <= 0:
         return [("on demand", "not known: nothing is said of savings")]
     known = f"; {dollars(uncompared)} more was spent on hosts whose on-demand price is not known" if uncompared else ""

@@ -155,7 +155,7 @@ def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime
         return min(max(stated, since), now)
     if item.proven_at is None or item.meter.rate <= halted_rate(item.quote) or now - item.proven_at <= GAP:
         return now
-    return min(max(item.proven_at + ENDING_TAKES, since), now)
+    return min(max(item.proven_at + PROOF_STEP / 2, since), now)
 
 
 def last_lived(item: Attempt, seen_at: datetime, report: HostStatus | None) -> datetime:

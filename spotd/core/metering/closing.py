@@ -8,7 +8,7 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
-from spotd.core.domain.states import EndKind, EndReason
+from spotd.core.domain.states import EndKind, EndReason, JobState
 from spotd.core.metering.metering import metered_until
 from spotd.core.pricing.words import dollar_words
 from spotd_providers.contract.money import MicroUsd
@@ -40,6 +40,21 @@ def with_paid(totals: RunTotals, item: Attempt, paid: int) -> RunTotals:
 def with_estimates(totals: RunTotals, more: int) -> RunTotals:
     """Return the totals with so many more attempts whose cost is an estimate, or fewer."""
     return replace(totals, estimated=max(0, totals.estimated + more))
+
+
+def is_estimate(item: Attempt, spent: MicroUsd) -> bool:
+    """Whether so much for this attempt follows from what was observed: its provider's own bill is not known."""
+    return item.billed is None and spent != 0
+
+
+def compared_cost(state: JobState, on_demand: MicroUsd, uncompared: MicroUsd) -> MicroUsd:
+    """Return what the sum of a job is compared with: a failure is worth nothing, so nothing was saved by its price."""
+    return uncompared if state is JobState.FAILED else on_demand
+
+
+def saved(state: JobState, spent: MicroUsd, on_demand: MicroUsd) -> MicroUsd:
+    """Return what a job saved against on-demand, negative where it cost more; nothing where it failed."""
+    return MicroUsd(0 if state is JobState.FAILED else on_demand - spent)
 
 
 def _host_name(item: Attempt) -> str:

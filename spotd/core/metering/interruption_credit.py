@@ -73,12 +73,13 @@ def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> Mic
     rules = policy.providers.get(item.provider)
     if rules is None or item.launched_at is None or mine.loss not in _TAKEN:
         return MicroUsd(0)
-    taken_at = now  # or when it was announced, where its end is seen late
-    if item.notice_at is not None:
+    ended_at = min(now, mine.ended_at or now)
+    taken_at = ended_at  # or when it was announced, where its end is seen late
+    if mine.ended_at is None and item.notice_at is not None:
         taken_at = min(now, max(item.notice_at + TAKING, item.heartbeat_seen_at or item.launched_at))
     if taken_at - item.launched_at >= rules.free_if_taken_within:
         return MicroUsd(0)
-    owed = cost(halted_rate(item.quote), now - item.intended_at)
+    owed = cost(halted_rate(item.quote), ended_at - item.intended_at)
     moved = moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)
     return MicroUsd(max(0, item.meter.settled - owed - moved))
 

@@ -21,7 +21,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.records import Experience, Record, RecordId, added
 from spotd.core.domain.states import AttemptState, JobState, check_attempt_transition, check_job_transition
 from spotd.core.domain.world import World
-from spotd.core.metering.closing import closing_words
+from spotd.core.metering.closing import closing_words, compared_cost
 from spotd.core.plans.plan import Contained, Event, Plan
 from spotd_providers.contract.values import ProviderName
 
@@ -226,7 +226,8 @@ class WorkingCopy:
         own = [i for i in self._world.attempts.keys() | self._attempts.keys() if i.job == job]
         if not item.state.is_final or any(self.attempt(i).state is not AttemptState.ENDED for i in own):
             return
-        if words := closing_words(item.totals, item.spent, item.on_demand, item.recoveries, item.lost):
+        compared = compared_cost(item.state, item.on_demand, item.totals.uncompared)
+        if words := closing_words(item.totals, item.spent, compared, item.recoveries, item.lost):
             self.event(
                 "job.closed",
                 words,

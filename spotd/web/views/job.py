@@ -178,8 +178,8 @@ def receipt(answer: Mapping[str, Any]) -> Node:
         for row in one["attempts"]
     ]
     compared = one["on_demand_usd"] - one["uncompared_usd"]
-    total = f"Spent {dollars(one['spent_usd'])}"
-    if compared > 0:
+    total = f"Spent {dollars(one['spent_usd'])}" + (" (estimated)" if one["estimated"] else "")
+    if compared > 0 and one["state"] != "FAILED":
         share = f"{100 * one['saved_usd'] / compared:.0f} %"
         total += f", on-demand {dollars(compared)}, saved {dollars(one['saved_usd'])} ({share})"
     return section(

@@ -92,7 +92,7 @@ def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
             clean(where_text(job)),
             price(job["effective_usd_h"]),
             dollars(job["spent_usd"]),
-            dollars(job["saved_usd"]),
+            NOTHING if job["state"] == "FAILED" else dollars(job["saved_usd"]),
             _checkpoint(job, now),
         ]
         for job in shown[:ROWS_MAX]

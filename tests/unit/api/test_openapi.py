@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints, is_typeddict
 
 import jsonschema_rs
 import pytest
@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from spotd.api.app import api_routes
 from spotd.api.openapi import document, document_bytes
+from spotd.api.schemas import costs, jobs
 from tests.unit.api.place import Place, place
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
@@ -104,3 +105,10 @@ def test_what_a_key_means_is_taken_from_the_docstring_of_its_class() -> None:
     ranges = {one["name"]: one["schema"] for one in DOCUMENT["paths"]["/v1/jobs"]["get"]["parameters"]}
     assert ranges["limit"] == {"type": "integer", "minimum": 1, "maximum": 1_000_000}
     assert "WAITING_PRICE" in ranges["state"]["items"]["enum"]
+
+
+def test_every_sum_says_whether_it_is_an_estimate() -> None:
+    kinds = [kind for module in (costs, jobs) for kind in vars(module).values() if is_typeddict(kind)]
+    sums = [kind for kind in kinds if "spent_usd" in get_type_hints(kind)]
+    assert len(sums) >= 9
+    assert all("estimated" in get_type_hints(kind) for kind in sums)

@@ -125,7 +125,9 @@ def test_cost_of_all_jobs_ends_with_the_sum_and_the_budgets(ctl: Ctl) -> None:
 def test_cost_json_is_the_receipts(ctl: Ctl) -> None:
     ctl.place.write(worlds.ended(lost=timedelta(seconds=372)))
     body = json.loads(ctl("cost", "-o", "json").out)
-    assert (body["schema"], body["receipts"][0]["saved_usd"], body["lost_s"]) == (1, 3.18, 372.0)
+    assert (body["schema"], body["receipts"][0]["saved_usd"], body["lost_s"]) == (1, 0.0, 372.0), (
+        "a failure saves nothing"
+    )
 
 
 def test_providers_show_health_in_one_line_each(ctl: Ctl) -> None:

@@ -23,7 +23,7 @@ from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import launched, terminate_accepted
 from spotd.core.plans.applied import applied
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsdPerGpuHour
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.provider import Provider
 from spotd_providers.contract.values import InstanceRef, Market
 from spotd_providers.testkit.clock import run_virtually
@@ -37,8 +37,11 @@ from tests.unit.providers.vastai.harness import open_harness as open_vast
 
 MINUTE: Final = timedelta(minutes=1)
 HOUR: Final = timedelta(hours=1)
+STARTING: Final = timedelta(seconds=5)
 WITHIN: Final = 0.03
 """What all receipts of a cloud may differ from its ledger by."""
+UNSEEN: Final = 300
+"""Micro-dollars by which each receipt may differ besides: a few seconds in which a machine came up."""
 
 
 class Course:
@@ -54,6 +57,7 @@ class Course:
         self.is_reachable = True
         self._report = HostStatus(attempt=the(world).id, read_at=h.clock.now())
         self._heard = h.clock.now()
+        self._polled = h.clock.now()
 
     @property
     def item(self) -> Attempt:
@@ -64,10 +68,11 @@ class Course:
         return not self.world.attempts or not self.item.state.counts
 
     async def watched(self, span: timedelta) -> None:
-        """Pass so much time under a living daemon, which lists machines and reads hosts once a minute."""
+        """Pass so much time under a living daemon: a cycle each minute, or five seconds while a machine starts."""
         until = self.h.clock.now() + span
-        while self.h.clock.now() < until:
-            await self._pass(MINUTE)
+        while (left := until - self.h.clock.now()) > timedelta(0):
+            started = self.is_over or self.item.running_at is not None
+            await self._pass(min(left, MINUTE if started else STARTING))
             await self._cycle()
 
     async def dead(self, span: timedelta) -> None:
@@ -111,6 +116,9 @@ class Course:
     async def _cycle(self) -> None:
         now = self.h.clock.now()
         self._heard = now
+        if now - self._polled >= 5 * MINUTE:
+            self._polled = now
+            await self.provider.offers(self.h.query())  # machines cost what prices of today say
         listing = await self.provider.instances()
         reports = {a: replace(self._report, read_at=now) for a in self.world.attempts}
         self.world = applied(self.world, reconcile(self.world, {self.provider.name: listing}, reports, now))
@@ -181,7 +189,7 @@ async def is_out_of_reach_while_the_daemon_is_dead(run: Course) -> None:
 async def sees_prices_change_by_the_hour(run: Course) -> None:
     assert isinstance(run.h, AwsHarness)
     pool = run.h.cloud.instances[run.machine].pool
-    for usd in ("0.21", "0.1587", "0.30", "0.1234"):
+    for usd in ("0.21", "0.1587", "0.24", "0.1234"):
         await run.watched(37 * MINUTE)
         run.h.cloud.set_price(pool, usd)
     await run.watched(11 * MINUTE)
@@ -218,9 +226,11 @@ async def lived(h: Harness, provider: Provider, story: Story) -> tuple[int, int]
     spot = [one for one in offers if one.market is Market.SPOT]
     offer = min(spot or offers, key=lambda one: (one.gpu_price, one.offer_id))
     world = agreed_world(h, offer)
-    item = replace(the(world), ceiling=MicroUsdPerGpuHour(2_000_000))
+    agreed = MicroUsdPerHour(offer.gpu_price * 2)
+    item = replace(the(world), ceiling=MicroUsdPerGpuHour(2_000_000), price_max=agreed)
     world = replace(world, attempts={item.id: item})
-    made = await provider.launch(h.request(offer, key=item.key, disk_gb=DISK_GB))
+    limit = agreed if offer.market is Market.SPOT and not offer.pays_bid else offer.gpu_price
+    made = await provider.launch(h.request(offer, key=item.key, disk_gb=DISK_GB, price_max=limit))
     world = applied(world, launched(world, item.id, made.instance, h.clock.now()))
     run = Course(h, provider, world, made.instance.ref)
     await story(run)
@@ -256,3 +266,7 @@ def test_receipts_agree_with_the_ledger_of_a_cloud_over_losses_and_a_dead_daemon
     said = "; ".join(f"{name}: {mine} of {bill} ({mine / max(1, bill):.3f})" for name, (mine, bill) in sums.items())
     print(f"{booked / billed:.4f} of the ledger: {said}")
     assert abs(booked / billed - 1) <= within, said
+    if within < WITHIN:  # EC2 states for an hour when a machine ended, so each receipt agrees for itself
+        known = {name: pair for name, pair in sums.items() if "dead" not in name}
+        apart = [name for name, (mine, bill) in known.items() if abs(mine - bill) > within * bill + UNSEEN]
+        assert not apart, said

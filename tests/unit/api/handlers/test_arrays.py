@@ -68,7 +68,7 @@ async def test_what_a_limit_cuts_off_an_array_is_in_its_sums(rig: Rig) -> None:
         assert [job["name"] for job in page["jobs"]] == ["train-3", "train-2", "other"]
         [sums] = page["arrays"]
         assert sums == {
-            "id": array, "states": {"CANCELLED": 4}, "spent_usd": 0.4, "on_demand_usd": 1.2,
+            "id": array, "states": {"CANCELLED": 4}, "spent_usd": 0.4, "estimated": False, "on_demand_usd": 1.2,
             "saved_usd": pytest.approx(0.8), "uncompared_usd": 0.0, "recoveries": 0,
         }  # fmt: skip
         assert (await rig.handlers().jobs.page(JobQuery()))["arrays"] == []

@@ -74,7 +74,7 @@ async def test_of_many_jobs_the_newest_are_shown_and_all_are_summed(
     assert (whole["more"], some["more"], len(some["receipts"])) == (0, 7, 5)
     for total in ("recoveries", "lost_s", "strays"):
         assert some[total] == whole[total]
-    assert some["strays"] == [{"provider": "local", "machines": 1, "spent_usd": 1.75}]
+    assert some["strays"] == [{"provider": "local", "machines": 1, "spent_usd": 1.75, "estimated": True}]
     rig.store.close()
 
 

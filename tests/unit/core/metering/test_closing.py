@@ -111,6 +111,23 @@ def test_a_finished_job_ends_with_the_line_in_its_last_event() -> None:
     assert plan.events[-1].data["spent_microusd"] == job.spent
 
 
+def test_a_failed_job_ends_with_a_line_that_claims_no_savings() -> None:
+    world = world_with(AttemptState.RUNNING)
+    _, plan = ended(world, EndReason.USER_ERROR)
+    [job] = plan.jobs.values()
+    while job.state is not JobState.FAILED:  # its retries
+        [before] = world.jobs.values()
+        spec = replace(before.spec, retry_errors=0)
+        world = replace(world, jobs={before.id: replace(before, spec=spec)})
+        _, plan = ended(world, EndReason.USER_ERROR)
+        [job] = plan.jobs.values()
+    closed = plan.events[-1]
+    assert closed.kind == "job.closed"
+    assert job.on_demand > job.spent > 0
+    assert "saved" not in closed.message
+    assert "on demand" not in closed.message
+
+
 def test_a_job_that_goes_on_is_not_summed_up() -> None:
     world, plan = ended(world_with(AttemptState.RUNNING), EndReason.PREEMPTED)
     [job] = plan.jobs.values()
