@@ -9,6 +9,7 @@ import anyio
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import IntentState, bid_intent_id
+from spotd.core.domain.market import MarketSnapshot
 from spotd.core.machines import bids
 from spotd.core.plans.plan import Plan
 from spotd.daemon.commits import Committed, Decide, Points
@@ -41,15 +42,25 @@ class Commit(Protocol):
 class BidChanges:
     """Makes the calls that change bids."""
 
-    def __init__(self, provider: Callable[[ProviderName], GuardedProvider], commit: Commit, log: Logger) -> None:
+    def __init__(
+        self,
+        provider: Callable[[ProviderName], GuardedProvider],
+        commit: Commit,
+        market: Callable[[], MarketSnapshot],
+        log: Logger,
+    ) -> None:
         self._provider = provider
         self._commit = commit
+        self._market = market
         self._log = log
 
     async def change(self, attempt: Attempt) -> None:
         """Set the bid of this attempt's machine to the newest that is owed, once."""
+        market = self._market()
         committed = await self._commit(
-            lambda world, now: bids.bid_sent(world, attempt.id, now), _POINTS, otherwise=lambda _world, _now: Plan()
+            lambda world, now: bids.bid_sent(world, attempt.id, now, market),
+            _POINTS,
+            otherwise=lambda _world, _now: Plan(),
         )
         intent = committed.world.intents.get(bid_intent_id(attempt.key))
         now = committed.world.attempts.get(attempt.id)

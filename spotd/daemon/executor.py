@@ -25,6 +25,7 @@ from spotd.core.domain.disk import disk_gb_on
 from spotd.core.domain.ids import AttemptId, IntentId
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.world import World
 from spotd.core.machines import outcomes
 from spotd.core.machines.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
@@ -87,6 +88,7 @@ class Executor:
         list_again: Callable[[ProviderName], None],
         ask_again: Callable[[ProviderName], None],
         bought: Callable[[Offer], None],
+        market: Callable[[], MarketSnapshot],
         crash: CrashPoints,
     ) -> None:
         self._providers = providers
@@ -99,6 +101,7 @@ class Executor:
         self._list_again = list_again
         self._ask_again = ask_again
         self._bought = bought
+        self._market = market
         self._crash = crash
         self._group: anyio.abc.TaskGroup | None = None
         self._waiting: list[tuple[Attempt, Job]] = []
@@ -114,7 +117,7 @@ class Executor:
         """Which of these ends were accepted, until the state holds it."""
         self._changing: set[IntentId] = set()
         """Bids whose change is under way."""
-        self._bid_changes = BidChanges(self._provider, self._commit, log)
+        self._bid_changes = BidChanges(self._provider, self._commit, market, log)
         self._launching = 0
         self._idle = WakeEvent()
         self._retired = False
@@ -279,8 +282,9 @@ class Executor:
 
         Its job may have gone, and what it may cost may have changed, while the launch waited for its turn.
         """
+        market = self._market()
         committed = await self._commit(
-            lambda world, now: launch_sent(world, attempt.id, now),
+            lambda world, now: launch_sent(world, attempt.id, now, market),
             (CrashPoint.BEFORE_COMMIT_LAUNCH_SENT, CrashPoint.AFTER_COMMIT_LAUNCH_SENT),
             otherwise=self._contained(attempt, LaunchOutcome.NOT_MADE),
         )

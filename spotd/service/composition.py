@@ -325,6 +325,7 @@ class _Daemon:
             list_again=self.hosting.list_again,
             ask_again=self.hosting.ask_again,
             bought=lambda offer: self.offer_cache.bought(offer, at=clock.now()),
+            market=self.offer_cache.snapshot,
             crash=crash,
         )
         self.control_loop = ControlLoop(

@@ -127,6 +127,7 @@ class Process:
             list_again=daemon.list_again,
             ask_again=daemon.list_again,
             bought=lambda offer: self.offer_cache.bought(offer, at=daemon.now),
+            market=self.offer_cache.snapshot,
             crash=self.crash,
         )
         if daemon.launches_at_once is not None:

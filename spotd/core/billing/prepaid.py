@@ -163,6 +163,10 @@ class PrepaidGuard:
         self._left[item.provider] = left - more
         return True
 
+    def words_against(self, job: Job, quote: Quote) -> str:
+        """Why the balance does not carry this launch; empty where it does, or is not known."""
+        return "" if self._carries(job, quote) else self._shortage(job, quote)
+
     def _needed(self, job: Job, quote: Quote) -> MicroUsd:
         """Return what a useful run costs at the price that is agreed if nothing limits it."""
         policy, offer = self._world.policy, quote.offer

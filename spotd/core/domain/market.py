@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Offer, ProviderName
@@ -90,3 +91,7 @@ class MarketSnapshot:
     offer_cache: Mapping[ProviderName, ProviderOffers] = field(default_factory=dict)
     lows: Mapping[tuple[str, int], MicroUsdPerHour] = field(default_factory=dict)
     readings: Readings | None = None
+
+
+NOTHING_KNOWN: Final = MarketSnapshot()
+"""No offer and no balance."""

@@ -28,6 +28,7 @@ from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.intents import Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.machine_verdicts import MachineVerdict
+from spotd.core.domain.market import NOTHING_KNOWN, MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.machines.holding import note_awake
@@ -117,7 +118,7 @@ def owed_bid(item: Attempt) -> MicroUsdPerHour:
 # --- what became of it -----------------------------------------------------------------------------------------------
 
 
-def bid_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+def bid_sent(world: World, attempt_id: AttemptId, now: datetime, market: MarketSnapshot = NOTHING_KNOWN) -> Plan:
     """Record that the call is made now; or that it never is, where the machine is not wanted any more."""
     builder = PlanBuilder(world, now)
     item, intent = _owed(builder, world, attempt_id)
@@ -127,7 +128,7 @@ def bid_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
     job = world.jobs[item.id.job]
     if not item.state.counts or item.stop is not None or job.cancel_requested or paused:
         _give_up(builder, item, intent, f"not sent: {paused or 'the machine is not wanted any more'}")
-    elif not _is_lowering(item) and (unfit := words_against_raise(world, item, now)):
+    elif not _is_lowering(item) and (unfit := words_against_raise(world, market, item, now)):
         _give_up(builder, item, intent, f"not sent: {unfit}")
     else:
         builder.put_intent(replace(intent, state=IntentState.SENT, tries=intent.tries + 1))

@@ -19,6 +19,7 @@ from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.ids import AttemptId, IntentId
 from spotd.core.domain.intents import Intent, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import NOTHING_KNOWN, MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
@@ -91,7 +92,7 @@ def finish_launch(builder: PlanBuilder, item: Attempt, instance: Instance) -> No
         builder.put_intent(replace(intent, state=IntentState.DONE, ref=instance.ref))
 
 
-def launch_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+def launch_sent(world: World, attempt_id: AttemptId, now: datetime, market: MarketSnapshot = NOTHING_KNOWN) -> Plan:
     """Record that the call is made now; or that it never is, where its job wants no machine any more."""
     builder = PlanBuilder(world, now)
     item = world.attempts.get(attempt_id)
@@ -101,7 +102,7 @@ def launch_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
     job = world.jobs[attempt_id.job]
     if not item.state.counts or job.cancel_requested or job.state.is_final:
         not_sent(builder, item, intent, "its job does not want the machine any more")
-    elif unfit := world.policy.launches_paused or words_against_launch(world, item, now):
+    elif unfit := world.policy.launches_paused or words_against_launch(world, market, item, now):
         not_sent(builder, item, intent, unfit)
     else:
         builder.put_attempt(_within_today(item, job, world.policy))

@@ -1,10 +1,10 @@
-"""What a machine, or a bid for it, costs by the fee, the ceilings and the budgets of today.
+"""What a machine, or a bid for it, costs by the fee, the ceilings, the budgets and the balances of today.
 
 Theory. What was agreed holds for the moment at which it was decided. The call comes later: it waits for its turn and
-for the store, and meanwhile a config is reloaded, a ceiling or a budget is cut, a provider is switched off. So each
-call that spends money asks here once more, in the commit that records that it is made now, and what fits no longer is
-given up with its sentence before any money is spent. The fee of a machine that runs follows the config, too: its costs
-are counted by what is known of the fee today, and held against the ceiling so.
+for the store, and meanwhile a config is reloaded, a ceiling or a budget is cut, a balance is used up, a provider is
+switched off. So each call that spends money asks here once more, in the commit that records that it is made now, and
+what fits no longer is given up with its sentence before any money is spent. The fee of a machine that runs follows the
+config, too: its costs are counted by what is known of the fee today, and held against the ceiling so.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import replace
 from datetime import datetime
 
 from spotd.core.billing.budgets import BudgetGuard
+from spotd.core.billing.prepaid import PrepaidGuard
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.metering.interruption_credit import machines_in_use
 from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import PPM, halted_rate, metered_rate, on_demand_rate, with_fee
+from spotd.core.pricing.effective_price import PPM, halted_rate, metered_rate, on_demand_rate, repriced, with_fee
 from spotd.core.pricing.words import per_gpu_words
 from spotd.core.ranking.ceilings import ceiling_for, is_admissible
 from spotd_providers.contract.money import MicroUsdPerGpuHour
@@ -55,8 +57,11 @@ def words_above_ceiling(item: Attempt, job: Job, policy: Policy) -> str:
     return f"it costs {per_gpu_words(price.price.per_gpu)} by now, accepted are {per_gpu_words(ceiling)}"
 
 
-def words_against_launch(world: World, item: Attempt, now: datetime) -> str:
-    """Why the launch of this attempt is not to be made after all; empty if it is."""
+def words_against_launch(world: World, market: MarketSnapshot, item: Attempt, now: datetime) -> str:
+    """Why the launch of this attempt is not to be made after all; empty if it is.
+
+    Of the market only the balances count, which may be newer than the decision.
+    """
     job, policy = world.jobs[item.id.job], world.policy
     rules = policy.providers.get(item.provider)
     if rules is None or rules.unusable:
@@ -68,11 +73,12 @@ def words_against_launch(world: World, item: Attempt, now: datetime) -> str:
     if machines_in_use(world, now) > policy.machines_max:
         return f"all {policy.machines_max} machines of [budget] machines are in use"
     others = replace(world, attempts={i: a for i, a in world.attempts.items() if i != item.id})
-    refusal = BudgetGuard(others, now).refusal(job, at_todays_fee(item, policy).quote)
-    return "" if refusal is None else refusal[1]
+    quote = at_todays_fee(item, policy).quote
+    refusal = BudgetGuard(others, now).refusal(job, quote)
+    return PrepaidGuard(others, market, now).words_against(job, quote) if refusal is None else refusal[1]
 
 
-def words_against_raise(world: World, item: Attempt, now: datetime) -> str:
+def words_against_raise(world: World, market: MarketSnapshot, item: Attempt, now: datetime) -> str:
     """Why the higher bid for this machine, at which its quote is, is not to be placed after all; empty if it is."""
     job, policy = world.jobs[item.id.job], world.policy
     rules = policy.providers.get(item.provider)
@@ -86,6 +92,11 @@ def words_against_raise(world: World, item: Attempt, now: datetime) -> str:
     with_it = replace(world, attempts={**world.attempts, item.id: at_fee})
     if not BudgetGuard(with_it, now).carries_raise(job, at_fee, at_fee.quote.price.total):
         return "a budget does not carry it any more"
+    placed = at_fee.bidding.placed
+    before = at_fee if len(placed) < 2 else replace(at_fee, quote=repriced(at_fee.quote, placed[-2]))
+    as_it_is = replace(world, attempts={**world.attempts, item.id: before})
+    if not PrepaidGuard(as_it_is, market, now).carries_raise(job, before, at_fee.quote.price.total):
+        return f"the balance at {item.provider} does not carry it any more"
     return ""
 
 

@@ -163,6 +163,7 @@ class Rig:
             list_again=self.list_again,
             ask_again=lambda name: self.pollers[name].ask_again(),
             bought=lambda offer: self.offer_cache.bought(offer, at=self.clock.now()),
+            market=self.offer_cache.snapshot,
             crash=self.crash,
         )
         self.alive = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from spotd.core.domain.bidding import Bidding
 from spotd.core.domain.checkpoints import Checkpoint
 from spotd.core.domain.ids import AttemptId, JobId
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.machines import bids
@@ -101,6 +103,31 @@ def test_a_launch_that_still_fits_is_made_within_what_is_allowed_today(change: C
     assert not broken_rules(after)
 
 
+def left_there(dollars: float, at: datetime) -> MarketSnapshot:
+    known = ProviderOffers(provider=SHOP, at=at, balance=MicroUsd(round(dollars * 1_000_000)), balance_at=at)
+    return MarketSnapshot(offer_cache={SHOP: known})
+
+
+def test_a_launch_that_the_balance_carries_no_longer_is_not_made() -> None:
+    world, at = owed(), NOW + MINUTE
+    plan = launch_sent(world, FIRST, at, left_there(0.01, at))
+    [intent] = plan.intents.values()
+    assert intent.state is IntentState.FAILED
+    assert "the balance at shop leaves $0.01 for a launch" in intent.error
+    assert plan.attempts[FIRST].machine is MachineState.GONE
+    assert not broken_rules(applied(world, plan))
+
+
+@pytest.mark.parametrize(
+    "market",
+    [left_there(5, NOW + MINUTE), left_there(0.01, NOW - 31 * MINUTE), MarketSnapshot()],
+    ids=["enough", "an old balance", "none known"],
+)
+def test_a_launch_that_the_balance_carries_is_made(market: MarketSnapshot) -> None:
+    [intent] = launch_sent(owed(), FIRST, NOW + MINUTE, market).intents.values()
+    assert intent.state is IntentState.SENT
+
+
 def test_a_machine_is_booked_and_held_against_its_ceiling_by_the_fee_of_today() -> None:
     world = fee(1_200_000)(bid_world(floor=None))
     plan = reconcile(world, {}, report(seq=6), NOW)
@@ -172,6 +199,16 @@ def test_a_raise_that_fits_no_longer_when_its_turn_comes_is_not_placed(change: C
     assert why in intent.error
     item = plan.attempts[FIRST]
     assert (item.price_max, item.quote.price.gpu, item.bidding.refused) == (usd(0.44), usd(0.44), 0)
+
+
+def test_a_raise_that_the_balance_carries_no_longer_is_not_placed() -> None:
+    world = raised(bid_world())
+    plan = bids.bid_sent(world, FIRST, NOW, left_there(0.001, NOW))
+    [intent] = [t for t in plan.intents.values() if t.id == bid_intent_id(world.attempts[FIRST].key)]
+    assert intent.state is IntentState.FAILED
+    assert "the balance at shop does not carry it any more" in intent.error
+    enough = bids.bid_sent(world, FIRST, NOW, left_there(9, NOW))
+    assert [t.state for t in enough.intents.values()] == [IntentState.SENT]
 
 
 def test_a_raise_that_still_fits_is_placed() -> None:
