@@ -253,7 +253,7 @@ def stage_word(stage: Mapping[str, Any], now: str) -> str:
 
 def count(number: int, noun: str) -> str:
     """Return the number with its noun, in the plural where that is due."""
-    ending = "" if number == 1 else "ies" if noun.endswith("y") else "s"
+    ending = "" if number == 1 else "ies" if noun.endswith("y") and noun[-2:] not in {"ay", "ey"} else "s"
     return f"{number} {noun.removesuffix('y') if ending == 'ies' else noun}{ending}"
 
 

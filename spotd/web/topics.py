@@ -77,6 +77,7 @@ TOPICS: Final[Mapping[str, tuple[float, Fetch]]] = {
     "array": (2.0, lambda daemon, args, _before, _now: daemon.jobs({"array": args[0]})),
     "events": (2.0, _events),
     "cost": (10.0, lambda daemon, _args, _before, _now: daemon.cost(None)),
+    "days": (60.0, lambda daemon, _args, _before, _now: daemon.cost_by("day")["groups"]),
     "providers": (5.0, lambda daemon, _args, _before, _now: daemon.providers()["providers"]),
     "hosts": (30.0, lambda daemon, _args, _before, _now: daemon.hosts()),
     "prices": (10.0, lambda daemon, _args, _before, _now: daemon.prices({"limit": OFFERS_MAX})),

@@ -259,7 +259,9 @@ def show(*, ref: str, plot: Path | None, output: str) -> None:
     if plot is not None:
         from spotd.cli.views.timeline_plot import draw
 
-        draw(detail, daemon.checkpoints(detail["job"]["id"])["checkpoints"], detail["now"], plot)
+        ref = detail["job"]["id"]
+        changes = [*daemon.events({"job": ref, "kind": ["bid.raised", "bid.lowered"], "limit": 10_000})]
+        draw(detail, daemon.checkpoints(ref)["checkpoints"], changes, detail["now"], plot)
     if show_data(detail, output, [detail["job"]["id"]]):
         return
     for sentence in detail["set_aside"]:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.cli.views.plotting import COLOURS, dated, picture
+from spotd.rates import rates_of
 from spotd.words import LOSSES, clean, dollars, instant, price, where_text
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from spotd.api.schemas.checkpoints import KeptCheckpointResponse
     from spotd.api.schemas.jobs import AttemptResponse, JobDetailResponse
+    from spotd.api.schemas.streams import EventResponse
 
 HOSTS_MAX: Final = 40
 """Attempts on hosts before these are not drawn: a row each must stay readable."""
@@ -25,8 +27,17 @@ CHECKPOINTS_MAX: Final = 2_000
 _NAME_CHARS: Final = 40
 
 
-def draw(detail: JobDetailResponse, checkpoints: Sequence[KeptCheckpointResponse], now: str, path: Path) -> None:
+def draw(
+    detail: JobDetailResponse,
+    checkpoints: Sequence[KeptCheckpointResponse],
+    changes: Sequence[EventResponse],
+    now: str,
+    path: Path,
+) -> None:
     """Draw a row for each host, and the price of the machines below.
+
+    Args:
+        changes: the events by which bids changed, oldest first.
 
     Raises:
         CommandFailed: the file cannot be written.
@@ -39,9 +50,10 @@ def draw(detail: JobDetailResponse, checkpoints: Sequence[KeptCheckpointResponse
     with picture(path, width=10, height=3.6 + 0.32 * max(1, len(hosts))) as figure:
         timeline, money = figure.subplots(2, 1, sharex=True, height_ratios=(0.32 * max(1, len(hosts)) + 0.6, 1.6))
         for attempt in attempts:
-            _draw_attempt(timeline, money, attempt, rows[_host(attempt)], end)
+            rates = [(_instant(at), usd_h) for at, usd_h in rates_of(attempt, changes)]
+            _draw_attempt(timeline, money, attempt, rates, rows[_host(attempt)], end)
             if len(attempts) <= PRICED_MAX:
-                _write_price(money, attempt)
+                _write_prices(money, rates)
         begin = _instant(job["submitted_at"])
         _draw_checkpoints(timeline, checkpoints, {one["attempt"]: rows[_host(one)] for one in attempts}, begin, end)
         timeline.set_yticks(range(len(rows)), list(rows), fontsize=9)
@@ -59,7 +71,14 @@ def draw(detail: JobDetailResponse, checkpoints: Sequence[KeptCheckpointResponse
             figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
 
 
-def _draw_attempt(timeline: Any, money: Any, attempt: AttemptResponse, row: int, end: datetime) -> None:
+def _draw_attempt(
+    timeline: Any,
+    money: Any,
+    attempt: AttemptResponse,
+    rates: Sequence[tuple[datetime, float]],
+    row: int,
+    end: datetime,
+) -> None:
     """Draw the machine from its launch, the command's time in full colour, and how it ended."""
     began = _instant(attempt["launched_at"] or attempt["intended_at"])
     over = end if attempt["ended_at"] is None else _instant(attempt["ended_at"])
@@ -73,8 +92,8 @@ def _draw_attempt(timeline: Any, money: Any, attempt: AttemptResponse, row: int,
         timeline.plot(over, row, "X", color=COLOURS[1], markersize=8, label="lost", zorder=3)
     elif attempt["reason"] is not None:
         timeline.plot(over, row, "s", color="#444444", markersize=5, label="ended", zorder=3)
-    rate = attempt["effective_usd_h"]
-    money.plot([began, over], [rate, rate], color=COLOURS[0], linewidth=2)
+    ats, prices = [at for at, _ in rates], [usd_h for _, usd_h in rates]
+    money.plot([*ats, over], [*prices, prices[-1]], color=COLOURS[0], linewidth=2, drawstyle="steps-post")
     if attempt["on_demand_usd_h"] is not None:
         usual = attempt["on_demand_usd_h"]
         money.plot(
@@ -82,10 +101,9 @@ def _draw_attempt(timeline: Any, money: Any, attempt: AttemptResponse, row: int,
         )
 
 
-def _write_price(money: Any, attempt: AttemptResponse) -> None:
-    rate = attempt["effective_usd_h"]
-    began = _instant(attempt["launched_at"] or attempt["intended_at"])
-    money.annotate(f"${price(rate)}", (began, rate), xytext=(2, 3), textcoords="offset points", fontsize=8)
+def _write_prices(money: Any, rates: Sequence[tuple[datetime, float]]) -> None:
+    for at, rate in rates[:PRICED_MAX]:
+        money.annotate(f"${price(rate)}", (at, rate), xytext=(2, 3), textcoords="offset points", fontsize=8)
 
 
 def _draw_checkpoints(

@@ -6,10 +6,12 @@ from typing import Final
 
 from nicegui import ui
 
+from spotd.client.errors import ClientError
 from spotd.web.charts import job as figures
 from spotd.web.charts.base import Options
 from spotd.web.charts.prices import prices
 from spotd.web.charts.timeline import timeline
+from spotd.web.log_search import search_log
 from spotd.web.markup import el
 from spotd.web.pages.actions import buttons
 from spotd.web.pages.controls import select
@@ -19,7 +21,7 @@ from spotd.web.topics import WatchTopic
 from spotd.web.tree import TreeElement
 from spotd.web.views import job as view
 from spotd.web.views.market import CeilingLine
-from spotd.web.views.parts import WAITING, section
+from spotd.web.views.parts import WAITING, problem, section, waiting_for
 from spotd.words import clean
 
 WAITED_GPUS_MAX: Final = 3
@@ -69,9 +71,39 @@ def _body(page: Page, ref: str, detail: WatchTopic) -> None:
 
     page.part([WatchTopic("gpus", (ref,))], draw_gpus)
     page.section([log], lambda tail: section("Log", view.log(tail), note="the last lines"), name="the log")
+    _log_search(page, ref)
     page.section([WatchTopic("receipt", (ref,))], lambda answer: view.receipt(answer), name="the receipt")
     page.section([kept], lambda answer: view.checkpoints(answer), name="the checkpoints")
     page.section([happened], lambda answer: view.events(answer), name="the events")
+
+
+def _log_search(page: Page, ref: str) -> None:
+    """Add a field whose text is searched for in the log once it is sent."""
+    with ui.element("div").classes("controls"):
+        field = ui.input("Search the log").props("outlined dense clearable type=search maxlength=200").classes("search")
+        button = ui.button("Search").props("outline no-caps")
+    answer = TreeElement()
+    answer.props["aria-live"] = "polite"
+
+    async def search() -> None:
+        text = str(field.value or "").strip()
+        if not text:
+            answer.show()
+            return
+        button.disable()
+        answer.show(waiting_for("the log"))
+        try:
+            found = await page.poller.act(lambda daemon: search_log(daemon, ref, text))
+        except ClientError as exc:
+            answer.show(problem(exc.message, exc.hint))
+        else:
+            answer.show(view.log_hits(found, clean(text)))
+        finally:
+            button.enable()
+
+    button.on_click(search)
+    field.on("keydown.enter", search)
+    field.on("clear", answer.show)
 
 
 def _waiting_price(page: Page, detail: WatchTopic) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from spotd.web.charts.spend import spend
 from spotd.web.markup import el
-from spotd.web.pages.live import Page, value
+from spotd.web.pages.live import Chart, Page, value
 from spotd.web.poller import KnownAnswer
 from spotd.web.topics import WatchTopic
 from spotd.web.tree import TreeElement
@@ -23,5 +24,15 @@ def build(page: Page) -> None:
     page.part([WatchTopic("status"), WatchTopic("jobs"), WatchTopic("cost")], figures)
     page.section([WatchTopic("jobs")], lambda answer, now: overview.running(answer["jobs"], now), name="the jobs")
     page.section([WatchTopic("jobs")], lambda answer: overview.waiting(answer["jobs"]), name="the jobs")
+    past = Chart("Spend and machines by day", height="220px")
+
+    def draw_past(found: KnownAnswer | None) -> None:
+        if found is None or (found.value is None and not found.error):
+            past.wait()
+            return
+        options, words = spend(found.value or (), found.now)
+        past.show(options, words, empty=found.error or "Nothing was spent in the last 30 days.")
+
+    page.part([WatchTopic("days")], draw_past)
     page.section([WatchTopic("events")], lambda events: overview.latest(events), name="the events")
     TreeElement(el("p", "Prices are effective: fee, disk and traffic are in them.", cls="muted"))

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from spotd.web.figures import LogTail
+from spotd.web.log_search import LogHits
 from spotd.web.markup import Node, el, facts, table
 from spotd.web.views.events import matching, step_list
 from spotd.web.views.parts import ago, gpus, moment, section, state
@@ -15,6 +16,7 @@ from spotd.words import (
     ControlFilter,
     ceiling_text,
     clean,
+    count,
     dollars,
     failure_lines,
     missing_text,
@@ -197,6 +199,20 @@ def log(tail: LogTail) -> Node:
         return el("p", "It has written nothing yet.", cls="empty")
     drawn = [el("div", text or " ", cls=None if kind == "log" else "mark") for kind, text in reversed(lines)]
     return el("pre", *drawn, cls="log", tabindex=0, role="log", aria_label="The last lines of the log")
+
+
+def log_hits(found: LogHits, text: str) -> Node:
+    """Return the lines that hold the text, the newest at the bottom, and how many there are."""
+    where = f"the last {count(found.lines, 'line')}" if found.is_cut else count(found.lines, "line")
+    if not found.total:
+        return el("section", el("p", f"No line of {where} holds {text}.", cls="empty"))
+    cut = f", the newest {len(found.hits)} shown" if found.total > len(found.hits) else ""
+    lines = [el("div", el("span", f"{attempt} ", cls="mark"), line or " ") for attempt, line in reversed(found.hits)]
+    return section(
+        "Found in the log",
+        el("pre", *lines, cls="log", tabindex=0, aria_label="Lines that hold the text, each after its attempt"),
+        note=f"{count(found.total, 'line')} of {where}{cut}",
+    )
 
 
 def events(found: Sequence[Mapping[str, Any]]) -> Node:

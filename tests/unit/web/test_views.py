@@ -11,6 +11,7 @@ import pytest
 
 from spotd.web.charts import job as job_charts
 from spotd.web.charts import prices
+from spotd.web.charts.spend import spend
 from spotd.web.charts.timeline import timeline
 from spotd.web.draft import DraftRefused, draft_of
 from spotd.web.figures import LogTail
@@ -200,6 +201,22 @@ def test_a_state_is_a_word_and_a_sign_besides_its_colour(name: str) -> None:
     tree = state(name)
     assert len(tree[2:]) == 2
     assert tree[3].strip()
+
+
+def day_sums(key: str, usd: float, hours: float) -> Any:
+    return {"key": key, "spent_usd": usd, "seconds": hours * 3600}
+
+
+def test_spend_and_machines_are_drawn_for_each_day_also_for_those_without() -> None:
+    now = datetime(2026, 11, 21, 6, tzinfo=UTC)
+    groups = [day_sums("2026-11-18", 4.0, 48), day_sums("2026-11-21", 1.0, 12), day_sums("2020-01-01", 99.0, 1)]
+    chart, words = spend(groups, now)
+    assert chart["xAxis"]["data"] == ["11-18", "11-19", "11-20", "11-21"]
+    assert chart["series"][0]["data"] == [4.0, 0.0, 0.0, 1.0]
+    assert chart["series"][1]["data"] == [2.0, 0.0, 0.0, 2.0]
+    assert words.startswith("$5.00 in 4 days, most on 2026-11-18 with $4.00; today $1.00 by 2 machines")
+    assert spend([], now) == ({}, "")
+    assert spend([day_sums("2020-01-01", 1.0, 1)], now) == ({}, "")
 
 
 def past(market_name: str, *values: float, bucket_s: int = 3600) -> Any:
