@@ -108,7 +108,7 @@ def _log_search(page: Page, ref: str) -> None:
 
 def _waiting_price(page: Page, detail: WatchTopic) -> None:
     """Add the price of what the job waits for over the last day, against its ceiling, while it has no machine."""
-    with ui.element("div") as box:
+    with ui.element("div").classes("boxed") as box:
         chart = Chart("Price against the ceiling, last 24 hours", height="240px")
 
     def limits() -> list[tuple[str, float]]:
