@@ -211,10 +211,12 @@ class AttemptRun:
         if not grant.raw.get("data"):
             return None
 
-        def fetch() -> list[Any]:
-            from spotd_jobs.runner.data import DataRun, fetch_data
+        from spotd_jobs.runner.data import DataProgress, DataRun, fetch_data
 
-            runs = [
+        progress = self._status.data = DataProgress()
+
+        def fetch() -> list[Any]:
+            progress.runs = runs = [
                 DataRun(
                     lambda: self._keeper.grant.raw.get("data") or grant.raw.get("data") or [],
                     number,

@@ -98,6 +98,7 @@ class DataRun(RestoreRun):
         self._list: Any = None
         self._root = DataRoot((), 0, 0, 0)
         self.is_placed = False
+        self.is_kept = False
 
     def begin(self) -> None:
         """Read the root, and find out what is here already.
@@ -111,7 +112,7 @@ class DataRun(RestoreRun):
         self.total = self._root.bytes
         if os.path.isdir(self._place) and not os.path.islink(self._place) and self._was_placed():
             if self._is_unchanged():
-                self.is_placed = True
+                self.is_placed = self.is_kept = True
                 return
             self._say("data %s: the job has changed files of it; they are brought back" % self.source)
             remove(self._tree)
@@ -324,6 +325,21 @@ class DataRun(RestoreRun):
             if grant["path"] == self.path and grant["sha256"] == self.sha256:
                 return grant
         raise BadCheckpoint("the grant does not offer it any more")
+
+
+class DataProgress:
+    """How far all datasets of a job have come."""
+
+    def __init__(self) -> None:
+        self.runs: list[DataRun] = []
+
+    def read(self) -> dict[str, Any] | None:
+        """Return it for the heartbeat; nothing before it has begun."""
+        runs = [run for run in self.runs if not run.is_kept]
+        if not runs:
+            return None
+        names = ", ".join(ascii_text(run.source) for run in runs)[:200]
+        return {"name": names, "bytes_done": sum(r.done for r in runs), "bytes_total": sum(r.total for r in runs)}
 
 
 def fetch_data(runs: list[DataRun], folder: str) -> None:

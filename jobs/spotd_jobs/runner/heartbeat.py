@@ -48,6 +48,7 @@ class Status:
         self.began = process_began()
         self.progress: Any = None
         self.watch_s: float | None = None
+        self.data: Any = None
 
 
 class HeartbeatWriter:
@@ -133,6 +134,8 @@ class HeartbeatWriter:
         asked = {}
         if status.watch_s and status.progress is not None:
             asked["progress"] = status.progress.read(gpus, runs=status.phase == "run")
+        if status.data is not None:
+            asked["data"] = status.data.read()
         return self._store.document(
             seq=self._store.numbers.take(),
             boot=status.boot,
@@ -178,8 +181,8 @@ class HeartbeatWriter:
 def _news_of(document: dict[str, Any], every_s: float, watch_s: float | None = None) -> dict[str, Any]:
     """Return what of a heartbeat is worth reading it for."""
     news = {name: value for name, value in document.items() if name not in _NO_NEWS}
-    for name in ("upload", "restore"):
-        transfer = dict(document[name] or {})
+    for name in ("upload", "restore", "data"):
+        transfer = dict(document.get(name) or {})
         if transfer.get("name") is not None:
             transfer.update(bytes_done=int(steady() / (_PROGRESS_HEARTBEATS * every_s)), bytes_per_s=None)
         news[name] = transfer

@@ -207,6 +207,8 @@ class Heartbeat(WireModel):
     exit: Exit | None
     progress: ProgressFigures | None = None
     """Only where the grant asks for it."""
+    data: RestoreProgress | None = None
+    """Of the job's datasets together; only where it has some."""
 
 
 class EventKind(StrEnum):

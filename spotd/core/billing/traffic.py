@@ -71,12 +71,15 @@ def _add_moved(builder: PlanBuilder, item: Attempt, uploaded: int, restored: int
 
 
 def _restored(item: Attempt, job: Job, report: HostStatus) -> int:
-    """Return what was downloaded of the checkpoints that this attempt was offered, and of the code."""
+    """Return what was downloaded of the checkpoints that this attempt was offered, of code, inputs and data."""
     offered = [saved for saved in job.checkpoints if saved.attempt != item.id.number]
     size = max((saved.bytes for saved in offered), default=0)
     done = next((saved.bytes for saved in offered if saved.name == (report.resumed_from or item.resumed_from)), 0)
     moved = max(done, min(report.restored_bytes, size))
-    return moved + (bytes_within(job.delivered_bytes) if item.heartbeat_seen_at is not None else 0)
+    if item.heartbeat_seen_at is not None:
+        moved += bytes_within(job.delivered_bytes - job.data_bytes)
+    # All datasets are there once the command runs; before, a lost host has read no more than it stated.
+    return moved + min(bytes_within(job.data_bytes), job.data_bytes if item.running_at else max(0, report.data_bytes))
 
 
 def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) -> None:

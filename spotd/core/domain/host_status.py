@@ -81,6 +81,8 @@ class HostStatus:
     uploads: Mapping[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
     restored_bytes: int = 0
+    data_bytes: int = 0
+    """What it has downloaded of its job's datasets so far, as it states."""
     save_time: timedelta | None = None
     """How long the upload of its newest checkpoint took, as it states."""
     up: timedelta | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.billing.billing import charge_unseen, last_lived, prove_by_report, start_billing, start_billing_later
@@ -12,6 +12,7 @@ from spotd.core.billing.traffic import meter_outputs, meter_traffic
 from spotd.core.checkpoints.checkpoint_advice import with_save_time
 from spotd.core.checkpoints.outputs import note_outputs, pin_outputs
 from spotd.core.checkpoints.retention import note_fallbacks, with_fresh
+from spotd.core.domain.bounds import bytes_within
 from spotd.core.domain.host_status import ExitCause, HostStatus
 from spotd.core.domain.ids import AttemptId
 from spotd.core.domain.lineage import with_progress
@@ -20,9 +21,12 @@ from spotd.core.machines.notices import drop_lapsed_notice, note_notice
 from spotd.core.machines.watchdog import note_freshness, note_progress
 from spotd.core.plans.learning import learn_from_start
 from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.pricing.usefulness import transfer_time
 from spotd.core.pricing.words import machine_words
 from spotd.core.ranking.remaining_work import with_pace, with_work
 
+DATA_TIME_MAX: Final = timedelta(minutes=1)
+"""A start that waits longer for its job's datasets says nothing about its host, or about other starts of its image."""
 _RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
 _EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
     ExitCause.FINISHED: EndReason.USER_ERROR,
@@ -141,7 +145,8 @@ def _running(builder: PlanBuilder, attempt_id: AttemptId) -> None:
     builder.put_attempt(replace(item, state=AttemptState.RUNNING, running_at=builder.now))
     resumed = f", from checkpoint {item.resumed_from}" if item.resumed_from else ""
     job = builder.job(attempt_id.job)
-    learn_from_start(builder, item, job.spec.image)
+    if transfer_time(bytes_within(job.data_bytes), item.quote.offer.download_mbps) < DATA_TIME_MAX:
+        learn_from_start(builder, item, job.spec.image)
     offer = item.quote.offer
     builder.event("attempt.running", f"the command runs{resumed}", attempt=attempt_id)
     if job.state in {JobState.PROVISIONING, JobState.STARTING}:

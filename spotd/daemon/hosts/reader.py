@@ -134,6 +134,7 @@ def report_of(
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
         save_time=None if view.save_s is None or heartbeat is None else _virtual_span(heartbeat, view.save_s, virtual),
         restored_bytes=heartbeat.restore.bytes_done if heartbeat is not None and heartbeat.restore is not None else 0,
+        data_bytes=heartbeat.data.bytes_done if heartbeat is not None and heartbeat.data is not None else 0,
         up=None if heartbeat is None else _virtual_span(heartbeat, heartbeat.up_s, virtual),
         sample=None if heartbeat is None else _sample_of(heartbeat, virtual),
     )

@@ -85,6 +85,16 @@ def _bare(heartbeat: Heartbeat) -> HostTransfer | None:
     """Return the transfer under way, as far as one heartbeat shows it."""
     if heartbeat.exit is not None:
         return None
+    data = heartbeat.data
+    if data is not None and heartbeat.phase in _BEFORE_RESTORE and data.bytes_done < data.bytes_total:
+        return HostTransfer(
+            kind=TransferKind.RESTORE,
+            name=data.name,
+            done=data.bytes_done,
+            total=data.bytes_total,
+            rate=None,
+            left_s=None,
+        )
     at = heartbeat.restore
     # The code is fetched and set-up runs while a restore is under way.
     early = heartbeat.phase in _BEFORE_RESTORE and at is not None and at.bytes_done < at.bytes_total

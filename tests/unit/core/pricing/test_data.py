@@ -1,0 +1,93 @@
+"""What datasets do to the disk, the price, the plan's words and the books."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from spotd.core.decide import decide
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.disk import disk_gb_for
+from spotd.core.domain.egress import StoreEgress
+from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import AttemptState
+from spotd.core.domain.world import World
+from spotd.core.plans.applied import applied
+from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.pricing.usefulness import restore_time
+from spotd.core.ranking.cost_words import data_words
+from spotd.core.reconcile import reconcile
+from spotd_jobs.spec.model import DataSource
+from spotd_providers.contract.money import MicroUsdPerGb
+from tests.unit.core.builders import NOW, job, market, offer, report, shop_policy, world_with
+
+GB = 10**9
+TB = 10**12
+S3 = StoreEgress(per_gb=MicroUsdPerGb(90_000))
+
+
+def with_data(one: Job, *sizes: int, files: int = 1000) -> Job:
+    data = tuple(
+        DataSource(source=f"d{n}", path=f"d{n}", sha256="ab" * 32, bytes=size, files=files)
+        for n, size in enumerate(sizes)
+    )
+    return replace(one, spec=replace(one.spec, data=data))
+
+
+def test_the_disk_holds_the_data_besides() -> None:
+    assert disk_gb_for(with_data(job(), 1200 * GB)) == 1321  # a tenth more, and a block for each file
+    assert disk_gb_for(with_data(job(), 0, files=10**6)) == 10
+    assert disk_gb_for(with_data(job(), 10 * GB, files=10**7)) == 57
+
+
+def test_a_machine_whose_disk_cannot_hold_it_is_passed_over() -> None:
+    small, large = offer("small", price=300_000, disk_gb_max=500), offer("large", price=400_000, disk_gb_max=2000)
+    one = with_data(job(), 1200 * GB)
+    world = World(policy=shop_policy(), jobs={one.id: one}, attempts={}, intents={})
+    (launched,) = decide(world, market(small, large), NOW).attempts.values()
+    assert launched.quote.offer.offer_id == large.offer_id
+
+
+def test_a_terabyte_has_its_words() -> None:
+    there = offer(download_mbps=4000.0)
+    one = with_data(job(), 1200 * GB)
+    quoted = quote(there, needs_of(one, shop_policy()), 1_000_000, NOW, S3.per_gb)
+    assert data_words(one, quoted) == "download about 1 h 20 min on each machine at shop, $108.00 egress"
+    assert restore_time(one, there) == timedelta(minutes=80)
+    assert data_words(job(), quoted) == ""
+
+
+@pytest.mark.parametrize("size", [10**12, 44 * 10**11, 10**15, 10**18, 2**63])
+def test_however_large_it_is_the_plan_is_made(size: int) -> None:
+    one = with_data(job(), *[size] * 8, files=2**62)
+    policy = replace(shop_policy(), egress=S3)
+    quoted = quote(offer(disk_gb_max=None), needs_of(one, policy), 1_000_000, NOW, S3.per_gb)
+    assert quoted.price.total > 0
+    assert data_words(one, quoted)
+    world = World(policy=policy, jobs={one.id: one}, attempts={}, intents={})
+    decide(world, market(offer()), NOW)
+
+
+def the(world: World) -> Attempt:
+    (attempt,) = world.attempts.values()
+    return attempt
+
+
+def heard(world: World, **words: object) -> World:
+    return applied(world, reconcile(world, {}, report(**words), NOW))
+
+
+def test_a_lost_machine_has_read_what_it_stated_and_one_that_runs_all_of_it() -> None:
+    world = world_with(AttemptState.STARTING)
+    one = with_data(world.jobs[job().id], 100 * GB)
+    world = replace(world, jobs={one.id: one})
+    assert AttemptId(job=one.id, number=1) in world.attempts
+    world = heard(world, seq=6, phase="code", data_bytes=30 * GB)
+    assert the(world).restored_bytes == 30 * GB
+    world = heard(world, seq=7, phase="code", data_bytes=10**18)
+    assert the(world).restored_bytes == 100 * GB
+    world = heard(world, seq=8, phase="run", data_bytes=0)
+    assert the(world).restored_bytes == 100 * GB
