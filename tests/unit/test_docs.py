@@ -12,6 +12,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NOT_HISTORY = [page for page in PAGES if page.name != "CHANGELOG.md"]
 ROOTS = "spotd|providers/spotd_providers|jobs/spotd_jobs|tests|docs|examples|benchmarks|systemd|\\.github|\\.ci"
 NAMED = re.compile(rf"(?<![\w./<>$-])((?:{ROOTS})/[\w./*-]*[\w*/])")
+PARTIAL = re.compile(r"`((?!(?:" + ROOTS + r")/)[\w./-]+\.py)`")
+SOURCES = ("spotd", "providers", "jobs", "tests", "examples", "benchmarks", ".ci")
 LINKED = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NOT_OURS = {"spotd/spotd.sock"}
@@ -37,6 +39,22 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = {path.replace("NAME", "*") for path in NAMED.findall(FENCED.sub("", text)) if path not in NOT_OURS}
     assert {path for path in named if not any(ROOT.glob(path))} == set()
+
+
+@pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_part_of_a_path_that_a_page_names_exists(page: Path) -> None:
+    named = {path.replace("NAME", "*") for path in PARTIAL.findall(FENCED.sub("", page.read_text(encoding="utf-8")))}
+    assert {path for path in named if not any(any((ROOT / top).glob(f"**/{path}")) for top in SOURCES)} == set()
+
+
+def test_every_name_of_the_kit_that_the_provider_page_lists_is_in_its_file() -> None:
+    text = (ROOT / "docs" / "how-to" / "new-provider.md").read_text(encoding="utf-8")
+    rows = re.findall(r"`(kit/\w+\.py)`: ([^|]+) \|", text)
+    assert len(rows) > 10
+    for file, names in rows:
+        source = (ROOT / "providers" / "spotd_providers" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", names):
+            assert re.search(rf"^ *(async def|def|class) {name}\b|^ *{name}(: | = )", source, re.MULTILINE), (file, name)
 
 
 @pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
