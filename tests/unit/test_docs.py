@@ -54,7 +54,8 @@ def test_every_name_of_the_kit_that_the_provider_page_lists_is_in_its_file() -> 
     for file, names in rows:
         source = (ROOT / "providers" / "spotd_providers" / file).read_text(encoding="utf-8")
         for name in re.findall(r"`(?:\w+\.)?(\w+)`", names):
-            assert re.search(rf"^ *(async def|def|class) {name}\b|^ *{name}(: | = )", source, re.MULTILINE), (file, name)
+            defined = rf"^ *(async def|def|class) {name}\b|^ *{name}(: | = )"
+            assert re.search(defined, source, re.MULTILINE), (file, name)
 
 
 @pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
