@@ -16,9 +16,9 @@ import pytest
 
 from spotd.core.domain.ids import JobId
 from spotd.core.domain.keys import attempt_key, is_own_key, key_belongs_to, key_parts
-from spotd.daemon.install_lease import FRESH, Holder, InstallTaken, find_lease, lease_key
+from spotd.daemon.install_lease import FRESH, Holder, InstallTaken, claim, find_lease, lease_key
 from spotd.daemon.lease_controller import IDENTITIES, LeaseController
-from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.values import InstallId
 from spotd_providers.kit.keys import key_of
@@ -107,6 +107,19 @@ def test_a_machine_is_ours_by_its_identity() -> None:
 
 
 # --- one store ---
+
+
+def test_a_claim_replaces_no_lease_that_was_written_since_it_was_sought(rig: Rig) -> None:
+    """By the condition alone: the holder that was faster has read its lease back and acts."""
+    faster, slower = (Holder(words=name, places=frozenset(), nonce=name) for name in ("faster", "slower"))
+    assert claim(rig.objects, INSTALL, faster, None, own_identity="", fresh="one").epoch == 1
+    with pytest.raises(Conflict):
+        claim(rig.objects, INSTALL, slower, None, own_identity="", fresh="two")
+    found = find_lease(rig.objects, INSTALL)
+    assert found is not None
+    assert found.is_held_by(faster)
+    assert claim(rig.objects, INSTALL, slower, found, own_identity="", fresh="two").epoch == 2
+    assert [info.key for info in rig.objects.list("installs/")] == [lease_key(INSTALL, 2)]
 
 
 async def test_a_second_daemon_with_the_label_and_the_store_refuses_to_start(rig: Rig, tmp_path: Path) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import pytest
+
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import StopOrder
 from spotd.core.domain.ids import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
+from spotd.core.machines.host_reports import absorb
 from spotd.core.plans.applied import applied
+from spotd.core.plans.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
+from spotd.core.running.author import order_stop
 from spotd.store.mapping import from_json
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import InstanceState
@@ -63,6 +68,24 @@ def test_a_stop_for_money_is_not_prolonged() -> None:
     assert world.attempts[FIRST].stop is not None
     _, at = uploads(world, until=NOW + timedelta(hours=1))
     assert at <= NOW + BASE + timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("reason", [EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED, EndReason.PRICE_ROSE])
+def test_only_an_order_that_is_not_for_money_may_be_prolonged_by_an_upload(reason: EndReason) -> None:
+    """By the order alone: that each cycle ends a save which a budget does not carry is a rule of its own."""
+    world = world_with(AttemptState.RUNNING)
+    builder = PlanBuilder(world, NOW)
+    order_stop(builder, builder.attempt(FIRST), reason, "why")
+    stop = builder.attempt(FIRST).stop
+    assert stop is not None
+    told = report(seq=10, phase="upload", upload_progress="c:1:0")[FIRST]
+    later = PlanBuilder(applied(world, builder.plan()), NOW + 3 * MINUTE)
+    absorb(later, FIRST, told)
+    prolonged = later.attempt(FIRST).stop
+    assert prolonged is not None
+    is_for_money = reason is not EndReason.PRICE_ROSE
+    assert stop.limit == (None if is_for_money else NOW + timedelta(seconds=90) + world.policy.save_limit)
+    assert (prolonged.deadline == stop.deadline) is is_for_money
 
 
 def test_an_upload_is_broken_off_when_the_money_for_it_runs_out() -> None:
