@@ -153,7 +153,9 @@ def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime
         return now
     if stated is not None:
         return min(max(stated, since), now)
-    if item.proven_at is None or item.meter.rate <= halted_rate(item.quote) or now - item.proven_at <= GAP:
+    if item.proven_at is None or item.meter.until is None or item.meter.rate <= halted_rate(item.quote):
+        return now  # proofs are written down only where a machine without one ends itself
+    if now - item.proven_at <= GAP:
         return now
     return min(max(item.proven_at + PROOF_STEP / 2, since), now)
 

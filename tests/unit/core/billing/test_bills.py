@@ -158,6 +158,16 @@ def test_a_machine_that_lists_lack_after_a_gap_is_booked_up_to_the_last_sign_of_
     assert not any(item.state.counts for item in world.attempts.values())
 
 
+def test_a_machine_that_nothing_but_an_order_ends_is_booked_up_to_the_list_that_shows_its_end() -> None:
+    world = with_rules(started(), ends_itself=False)
+    for minutes in range(1, 91):
+        heard = report(seq=minutes, phase="run")
+        world = seen(world, InstanceState.RUNNING, NOW + minutes * MINUTE, heard)
+    stopped = NOW + 91 * MINUTE
+    world = over(world, InstanceState.GONE, stopped)
+    assert cost(RATE, 90 * MINUTE) <= job_spent(world, world.jobs[JOB], stopped) <= cost(RATE, 92 * MINUTE)
+
+
 # --- what its provider states to bill now ---
 
 
