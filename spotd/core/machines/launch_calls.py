@@ -60,6 +60,7 @@ def record_instance(
             start_deadline=_late_start(builder, item, launched_at),
             state=AttemptState.STARTING if starts else item.state,
             meter=meter,
+            proven_at=None,  # what its host wrote before; from here on its meter says what is proven
             full_since=meter.since if meter.rate > halted_rate(item.quote) else None,
         )
     )

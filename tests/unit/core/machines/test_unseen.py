@@ -276,6 +276,24 @@ def test_a_machine_that_was_heard_is_booked_for_as_long_whatever_our_clock_is_se
     assert spent(plan.attempts[FIRST], late) == -(-400_000 * 121 // 60), "to a minute after its last sign of life"
 
 
+def test_a_machine_that_wrote_before_it_was_listed_is_booked_up_to_its_end_hours_later() -> None:
+    world = lost_launch()
+    rules = replace(world.policy.providers[SHOP], ends_itself=False)
+    world = replace(world, policy=replace(world.policy, providers={SHOP: rules}))
+    speaks = {i: replace(r, seq=9, phase="run", alive_at=NOW) for i, r in read_at(NOW).items()}
+    world = applied(world, reconcile(world, {}, speaks, NOW))
+    for minutes in (1, 60, 120):
+        at = NOW + minutes * MINUTE
+        speaks = {i: replace(r, seq=9 + minutes, phase="run", alive_at=at) for i, r in read_at(at).items()}
+        world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), speaks, at))
+    gone, at = instance(InstanceState.GONE), NOW + 121 * MINUTE
+    world = applied(world, reconcile(world, listing(gone, at=at), read_at(at), at))
+    at += MINUTE
+    plan = reconcile(world, listing(gone, at=at), read_at(at), at)
+    rate = plan.attempts[FIRST].quote.price.total
+    assert 2 * rate <= plan.attempts[FIRST].meter.settled <= rate * 121 // 60 + 2
+
+
 def test_a_machine_that_was_woken_before_any_list_came_is_booked_from_its_intent() -> None:
     world = lost_launch(timedelta(hours=2))
     woken = replace(instance(InstanceState.RUNNING), created_at=NOW - MINUTE)
