@@ -24,14 +24,12 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from spotd.backtest.folder import read_history
-from spotd.backtest.model import Assumptions
-from spotd.backtest.playing import play
-from spotd.backtest.question import Question, cases_of, starts_over
+from spotd.backtest.playing import Question, cases_of, play, starts_over
+from spotd.backtest.recorded import Assumptions
 from spotd.backtest.replay import PlannedRun
 from spotd.backtest.result import answered
 from spotd.backtest.run import JobRun, policy_of, series_key
-from spotd.backtest.traces import TraceDefaults
+from spotd.backtest.traces import TraceDefaults, read_history
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from tests.unit.backtest import plain
 

@@ -18,24 +18,24 @@ from random import Random
 
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.jobs import Job, new_job
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import Checkpoint, Job, new_job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.domain.policy import Policy, ProviderPolicy
-from spotd.core.domain.records import ONE, Experience, Record, RecordId, RecordKind
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.domain.world import World
-from spotd.core.experience.hazards import SLOTS
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.domain.world import ONE, Experience, Record, RecordId, RecordKind, World
+from spotd.core.experience import SLOTS
+from spotd.core.plan import applied
+from spotd.core.pricing import needs_of, quote
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
-from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import (
     HostId,
     InstallId,
     Interruption,
     Market,
+    MicroUsdPerGbMonth,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,

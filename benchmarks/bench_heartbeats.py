@@ -22,19 +22,18 @@ import anyio
 from crowd import POLICY, history
 
 from spotd.core.decide import decide
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied, combine
+from spotd.core.plan import applied, combine
 from spotd.core.reconcile import reconcile
 from spotd.daemon import object_keys
 from spotd.daemon.clock import SystemClock
-from spotd.daemon.hosts.flood import FloodLimits
+from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.store import Store
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from tests.fakes import seaweed
 from tests.unit.daemon.host import Host
 from tests.unit.daemon.rig import Log

@@ -17,9 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from spotd.core.policies.library import POLICIES
-from spotd.core.policies.observation import Rule
-from spotd.core.policies.shield import shielded
+from spotd.core.policies import POLICIES, Rule, shielded
 from tests.replays.fuller import replay_fully
 from tests.replays.replay import ReplayResult, replay
 from tests.replays.traces import ABSENT, SCORES, Window, windows

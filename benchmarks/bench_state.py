@@ -18,14 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from spotd.api.handlers.context import find_job
 from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.charges import Charge
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, Charge, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.plan import Event, Plan
 from spotd.store import Reads, Store, Tx
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import AttemptKey
+from spotd_providers.contract.values import AttemptKey, MicroUsd
 from tests.unit.core.builders import SHOP, job, shop_policy, world_with
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

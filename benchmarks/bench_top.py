@@ -18,7 +18,7 @@ from crowd import crowded_lab
 
 from spotd.client.daemon import Daemon
 from spotd.top.app import Top
-from spotd.top.feed import Feed
+from spotd.top.screens import Feed
 
 JOBS, ROUNDS, LIMIT_S = 1_000, 25, 0.1
 

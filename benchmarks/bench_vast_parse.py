@@ -29,11 +29,10 @@ from pydantic import BaseModel, TypeAdapter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from spotd.core.domain.market import build_offer_index
-from spotd.core.pricing.effective_price import Needs, quote
+from spotd.core.pricing import Needs, quote
 from spotd_providers.contract.values import Market
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import offer_rows
+from spotd_providers.vastai.wire import VastSettings, offer_rows
 from tests.fakes.vastai import Quirks, some_asks
 from tests.fakes.vastai.rows import ask_row
 

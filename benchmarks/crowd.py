@@ -14,20 +14,18 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from spotd.core.decide import decide
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, new_job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.world import World
 from spotd.core.machines import outcomes
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import submit
 from spotd.store import Store, Tx
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     HostId,
     InstallId,
@@ -37,6 +35,7 @@ from spotd_providers.contract.values import (
     InstanceState,
     Interruption,
     Market,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,

@@ -32,8 +32,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.wire.grant import CHUNK_BYTES_DEFAULT, Grant, Restore, TransferRules
 from tests.fakes import seaweed
 from tests.fakes.seaweed import BUCKET, ROLE, Weed

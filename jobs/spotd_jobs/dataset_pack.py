@@ -37,7 +37,7 @@ from spotd_jobs.wire.client.dataset import (
     part_text,
     root_text,
 )
-from spotd_jobs.wire.client.names import ascii_text
+from spotd_jobs.wire.client.sinks import ascii_text
 
 UPLOADS: Final = 3
 """Chunks on their way at once; each takes up to `CHUNK_BYTES` of memory."""

@@ -17,23 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spotd.api.errors import ApiRefusal, ApiUnavailable, Invalid, RefusalCode
 from spotd.api.handlers import Handlers
-from spotd.api.parameters import (
-    read_array,
-    read_budget_change,
-    read_ceiling,
-    read_channel,
-    read_draft,
-    read_flag,
-    read_name,
-    read_names,
-    read_resume_from,
-    read_root,
-    read_secrets,
-    read_sha256,
-    read_spans,
-)
 from spotd.api.requests import (
     ContentsQuery,
     CostQuery,
@@ -47,30 +31,60 @@ from spotd.api.requests import (
     RetryQuery,
     Submission,
     VerificationQuery,
+    utc_text,
 )
 from spotd.api.responses import (
     INTERNAL,
     JSON_TYPE,
     STATUS_OF_DEFECT,
+    ApiRefusal,
+    ApiUnavailable,
     BodyTooLong,
+    ByteStream,
+    Invalid,
+    Record,
+    RecordStream,
+    RefusalCode,
     error_body,
     json_response,
     refusal_response,
 )
-from spotd.api.routes import ApiRoute, routes_of, serving
+from spotd.api.routes import (
+    ApiRoute,
+    read_array,
+    read_budget_change,
+    read_ceiling,
+    read_channel,
+    read_draft,
+    read_flag,
+    read_name,
+    read_names,
+    read_resume_from,
+    read_root,
+    read_secrets,
+    read_sha256,
+    read_spans,
+    routes_of,
+    serving,
+)
 from spotd.api.schemas.answers import (
     CalibrationAnswer,
     ChannelTestsAnswer,
     CheckpointsAnswer,
     CodeAnswer,
     DaemonStatusAnswer,
+    DoctorResponse,
+    EventResponse,
     ForgottenAnswer,
     ForgottenHostsAnswer,
+    HostsResponse,
     JobAnswer,
     JobOrArrayAnswer,
+    LogResponse,
     PlanAnswer,
     PresentAnswer,
     ProvidersAnswer,
+    ReconcileResponse,
     WhyAnswer,
 )
 from spotd.api.schemas.bodies import (
@@ -84,16 +98,19 @@ from spotd.api.schemas.bodies import (
     PlanBody,
     SubmitBody,
 )
-from spotd.api.schemas.checkpoints import VerificationResponse
-from spotd.api.schemas.costs import CostResponse, LedgerResponse
-from spotd.api.schemas.data import DatasetAnswer, DatasetsAnswer, RootBody, StoredAnswer
-from spotd.api.schemas.files import FilesResponse
-from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
-from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse, ShellResponse
-from spotd.api.schemas.prices import HistoryResponse, PricesResponse
-from spotd.api.schemas.streams import EventResponse, LogResponse
-from spotd.api.streams import ByteStream, Record, RecordStream
-from spotd.api.timestamps import utc_text
+from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PricesResponse
+from spotd.api.schemas.jobs import (
+    DatasetAnswer,
+    DatasetsAnswer,
+    FilesResponse,
+    GpuHistoryResponse,
+    JobDetailResponse,
+    JobPageResponse,
+    RootBody,
+    ShellResponse,
+    StoredAnswer,
+    VerificationResponse,
+)
 from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DOCUMENT_TEXT_MAX
 
 CODE_BYTES_MAX: Final = 8 * 2**30

@@ -13,15 +13,22 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from spotd.api.errors import RefusalCode
-from spotd.api.parameters import SHA256_PATTERN
-from spotd.api.queries import QueryParameter, query_parameters
-from spotd.api.responses import INTERNAL, JSON_TYPE, STATUS_OF_CODE, STATUS_OF_DEFECT, STATUS_OF_LONG_BODY
-from spotd.api.routes import ApiRoute
+from spotd.api.requests import QueryParameter, query_parameters
+from spotd.api.responses import (
+    INTERNAL,
+    JSON_TYPE,
+    NDJSON_TYPE,
+    STATUS_OF_CODE,
+    STATUS_OF_DEFECT,
+    STATUS_OF_LONG_BODY,
+    ByteStream,
+    RecordStream,
+    RefusalCode,
+)
+from spotd.api.routes import SHA256_PATTERN, ApiRoute
 from spotd.api.schemas import SCHEMA
 from spotd.api.schemas.answers import RefusedAnswer
-from spotd.api.schemas.envelope import Answer
-from spotd.api.streams import NDJSON_TYPE, ByteStream, RecordStream
+from spotd.api.schemas.bodies import Answer
 
 Json = dict[str, Any]
 BYTES_TYPE: Final = "application/octet-stream"

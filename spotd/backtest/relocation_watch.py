@@ -14,20 +14,18 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.backtest.model import ReplayedMachine, instant, second_after
-from spotd.core.decision.relocation import MARGIN_PERCENT, rate_now, settles_at
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.bidding import with_floor
+from spotd.backtest.recorded import ReplayedMachine, instant, second_after
+from spotd.core.domain.attempts import Attempt, with_floor
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.machines.bids import lowered_bid, pays_bid, raised_bid
-from spotd.core.pricing.effective_price import PPM, repriced
-from spotd.core.ranking.machine_speed import machine_speed_ppm, speeds_of
+from spotd.core.pricing import PPM, repriced
 from spotd.core.ranking.relocating import HORIZON_MAX, rate_limit, running_rate
-from spotd.core.ranking.remaining_work import remaining_work
-from spotd_providers.contract.money import MicroUsdPerHour, shares
+from spotd.core.ranking.remaining_work import machine_speed_ppm, remaining_work, speeds_of
+from spotd.core.relocation import MARGIN_PERCENT, rate_now, settles_at
+from spotd_providers.contract.values import MicroUsdPerHour, shares
 
 AHEAD_S: Final = 3600
 """So far ahead it is judged whether a move may be worth it, while what is left of a job is taken to grow."""

@@ -14,40 +14,35 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from spotd.backtest.model import SPEED_ONE, Assumptions, ReplayedMachine, instant, second_after
+from spotd.backtest.recorded import SPEED_ONE, Assumptions, ReplayedMachine, instant, second_after
 from spotd.backtest.relocation_watch import RelocationWatch
 from spotd.core import requests
-from spotd.core.billing.budgets import committed
-from spotd.core.checkpoints.retention import REMEMBERED, trim
+from spotd.core.budgets import committed
+from spotd.core.checkpoints import REMEMBERED, trim
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState
-from spotd.core.domain.jobs import new_job
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId
+from spotd.core.domain.jobs import Checkpoint, new_job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import InvariantBroken
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
+from spotd.core.domain.world import VerdictKind, World
 from spotd.core.machines import bids, outcomes
 from spotd.core.machines.bids import owed_bid
-from spotd.core.metering.metering import job_spent, on_demand_spent
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.pricing.effective_price import PPM
-from spotd.core.ranking.machine_speed import machine_speed_ppm
+from spotd.core.metering import job_spent, on_demand_spent
+from spotd.core.plan import Plan, applied
+from spotd.core.pricing import PPM
+from spotd.core.ranking.remaining_work import machine_speed_ppm
 from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     InstallId,
     Instance,
     InstanceState,
     Listing,
     Market,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     ProviderName,

@@ -14,17 +14,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from spotd.backtest.collecting import MarketCollector
-from spotd.backtest.recorded import GONE
-from spotd.backtest.refusals import BacktestRefused
-from spotd.backtest.rows import COUNT_MAX, instant_of, micro_dollars, recorded_offer
-from spotd.backtest.texts import Reader
+from spotd.backtest.recorded import BYTES_MAX, GONE, UNKNOWN, BacktestRefused, Reader, RecordedMarket
+from spotd.backtest.rows import (
+    BIDS,
+    COUNT_MAX,
+    MarketCollector,
+    instant_of,
+    micro_dollars,
+    read_csv,
+    read_json_lines,
+    recorded_offer,
+)
+from spotd.history.file import Spell, Watch
+from spotd.history.reading import PastUnreadable, WholePast, read_past
 from spotd_jobs.spec.model import GpuAlternative
 from spotd_providers.contract.values import Market
 
@@ -156,3 +166,163 @@ def _list(document: Mapping[str, Any], key: str) -> Sequence[Any]:
     if len(value) > TICKS_MAX:
         raise ValueError(f"{key} holds more than {TICKS_MAX:,} ticks")
     return value
+
+
+# The daemon's own price history as a recorded market.
+#
+# What was not polled is not known: nothing can be launched then, and what runs goes on. An offer that is not there when
+# polling resumes has gone meanwhile.
+
+
+def read_price_history(path: Path, found: MarketCollector) -> list[str]:
+    """Read the file; return what is coarser than it was, in sentences.
+
+    Raises:
+        BacktestRefused: naming the file.
+    """
+    notes: list[str] = []
+
+    def take(past: WholePast) -> None:
+        for spans in past.watches.values():
+            for since, until in spans:
+                found.cover(since)
+                found.cover(until)
+        for gpu, count in past.kinds:
+            found.seen.setdefault((gpu, count), 1)
+        is_coarse = False
+        for one in past.offers:
+            is_spot = one.market is Market.SPOT
+            number = found.number_of(
+                recorded_offer(
+                    provider=one.provider,
+                    name=one.offer,
+                    gpu=one.gpu,
+                    count=one.gpu_count,
+                    market=one.market,
+                    pays_bid=is_spot and one.provider in BIDS,
+                    storage=one.storage,
+                    pool=one.pool,
+                )
+            )
+            if number is None:
+                continue
+            is_coarse = is_coarse or any(since < past.exact_from for since, _, _ in one.spells)
+            for at, price in changes_of(one.spells, past.watches.get(one.provider, ())):
+                found.add(at, number, price)
+        if is_coarse:
+            exact = datetime.fromtimestamp(past.exact_from, UTC)
+            notes.append(
+                f"before {exact:%Y-%m-%d %H:%M} UTC {path.name} holds one price for each offer and quarter of a day"
+            )
+
+    try:
+        read_past(path, found.is_wanted, take)
+    except PastUnreadable as exc:
+        raise BacktestRefused(f"{path}: {exc}", hint="spotctl doctor, or another --history") from exc
+    return notes
+
+
+def changes_of(spells: Sequence[Spell], watches: Sequence[Watch]) -> Iterator[tuple[int, int]]:
+    """Yield instant and price of each change of an offer, where what was not watched is unknown."""
+    starts = [since for since, _, _ in spells]
+    for since, until in watches:
+        place = bisect_left(starts, since)
+        if place and spells[place - 1][1] > since:
+            place -= 1
+        at = since
+        while place < len(spells) and spells[place][0] < until:
+            begins, ends, price = spells[place]
+            if begins > at:
+                yield at, GONE
+            yield max(begins, at), price
+            at = min(ends, until)
+            place += 1
+        if at < until:
+            yield at, GONE
+        yield until, UNKNOWN
+
+
+# A folder or file with a history, in whichever of the formats it is.
+
+
+FILES_MAX: Final = 10_000
+_FORMATS: Final = ".csv, .jsonl, .json (a trace), each also as .gz, or .sqlite (a price history of spotd)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRead:
+    """A recorded market, and what a reader of its results must know of how it was read."""
+
+    market: RecordedMarket
+    notes: tuple[str, ...]
+
+
+def read_history(place: Path, is_wanted: Callable[[str, int], bool], defaults: TraceDefaults) -> HistoryRead:
+    """Read everything of one folder, or one file.
+
+    Raises:
+        BacktestRefused: naming what is wrong, its place and a way out.
+    """
+    found = MarketCollector(is_wanted)
+    reader = Reader()
+    notes: list[str] = []
+    files = _files(place)
+    traces = [path for path in files if _kind(path) == ".json"]
+    for path in files:
+        kind = _kind(path)
+        if kind == ".csv":
+            try:
+                read_csv(path, reader, found)
+            except BacktestRefused as exc:
+                if not traces or ":1: the column" not in exc.message:
+                    raise
+                notes.append(f"{path.name} is left out: it has not the columns of a history")
+        elif kind == ".jsonl":
+            read_json_lines(path, reader, found)
+        elif kind == ".sqlite":
+            notes.extend(read_price_history(path, found))
+        else:
+            notes.extend(read_trace(path, reader, found, defaults))
+    return HistoryRead(market=found.market(), notes=tuple(notes))
+
+
+def _files(place: Path) -> list[Path]:
+    try:
+        if place.is_dir():
+            files = sorted(path for path in place.iterdir() if _kind(path) and path.is_file())
+            _require_no_way_out(place, files)
+        elif place.exists():
+            files = [place] if _kind(place) and place.is_file() else []
+        else:
+            raise BacktestRefused(f"{place} does not exist", hint="--history DIR, or --history own")
+        size = sum(path.stat().st_size for path in files)
+    except OSError as exc:
+        raise BacktestRefused(f"{place}: {exc.strerror}", hint="check the folder and its permissions") from exc
+    if not files:
+        raise BacktestRefused(f"{place} holds no history", hint=f"a history is a file that ends in {_FORMATS}")
+    if size > BYTES_MAX:
+        raise BacktestRefused(
+            f"{place} holds {size / 10**9:.1f} GB, more than the {BYTES_MAX // 10**9} GB that are read",
+            hint="give a folder with fewer files, such as the last month",
+        )
+    if len(files) > FILES_MAX:
+        raise BacktestRefused(f"{place} holds {len(files):,} files", hint=f"put them into at most {FILES_MAX:,}")
+    return files
+
+
+def _require_no_way_out(place: Path, files: list[Path]) -> None:
+    """Require that no link leads out of the folder: an error shows a piece of the line that it is about.
+
+    Raises:
+        BacktestRefused: one does.
+    """
+    inside = place.resolve()
+    for path in files:
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise BacktestRefused(f"{path} is a link that leads out of the folder", hint="put the file itself there")
+
+
+def _kind(path: Path) -> str:
+    name = path.name.removesuffix(".gz")
+    ending = Path(name).suffix
+    return ending if ending in {".csv", ".jsonl", ".json", ".sqlite"} and not name.startswith(".") else ""

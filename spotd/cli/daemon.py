@@ -6,8 +6,7 @@ import sys
 
 import click
 
-from spotd.cli.entry import run
-from spotd.cli.lazy import Lazy, LazyGroup
+from spotd.cli.entry import Lazy, LazyGroup, run
 
 _HERE = "spotd.cli.commands.daemon"
 
@@ -16,7 +15,7 @@ COMMANDS = {
     "demo": Lazy(target=f"{_HERE}:demo", help="Watch real jobs survive preemption; two minutes, no account."),
     "migrate": Lazy(target=f"{_HERE}:migrate", help="Bring the state database to this version."),
     "install-service": Lazy(
-        target="spotd.cli.commands.service:install_service", help="Run the daemon as a service of systemd."
+        target="spotd.cli.commands.daemon:install_service", help="Run the daemon as a service of systemd."
     ),
     "config": Lazy(target=f"{_HERE}:config", help="Check the configuration, or print an example."),
 }

@@ -9,12 +9,85 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.failures import CommandFailed, ExitCode, of_refusal
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from spotd_jobs.spec.problems import FileProblems
+
+
+# Ends of a command: its exit code, and the failures that its own code decides on.
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `spotctl` and `spotd`. The first seven are a promise to scripts."""
+
+    OK = 0
+    JOB_FAILED = 1
+    """The job ended without success (`logs -f`, `submit --wait`), or `doctor` found something."""
+    USAGE = 2
+    """The command, the job file or a flag is wrong, or the job is in no state for it."""
+    NOTHING_UNDER_CEILING = 3
+    BUDGET = 4
+    UNREACHABLE = 5
+    """The daemon does not run, does not answer, or cannot do this now."""
+    NOT_FOUND = 6
+    SOFTWARE = 70
+    """A defect of spotctl itself."""
+    LOCAL_IO = 74
+    """A file of this machine could not be read or written."""
+    INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
+    """The reader of stdout went away; what shells report for SIGPIPE."""
+
+
+_BY_REFUSAL = {
+    "not_found": ExitCode.NOT_FOUND,
+    "ambiguous": ExitCode.USAGE,
+    "invalid": ExitCode.USAGE,
+    "conflict": ExitCode.USAGE,
+    "budget": ExitCode.BUDGET,
+}
+
+_BY_STATE = {"SUCCEEDED": ExitCode.OK, "EXPIRED": ExitCode.BUDGET}
+
+
+def of_refusal(code: str) -> ExitCode:
+    """Return the exit code for a refusal of the daemon; what it cannot do now counts as unreachable."""
+    return _BY_REFUSAL.get(code, ExitCode.UNREACHABLE)
+
+
+def of_state(state: str) -> ExitCode:
+    """Return the exit code for the final state of a job that was waited for."""
+    return _BY_STATE.get(state, ExitCode.JOB_FAILED)
+
+
+class CommandFailed(Exception):
+    """The command ends with this code after saying why. `rows` are several errors with a hint each."""
+
+    def __init__(
+        self, message: str, *, code: ExitCode = ExitCode.USAGE, hint: str = "", rows: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint
+        self.rows = tuple(rows)
+
+
+def unusable(message: str, refused: FileProblems) -> CommandFailed:
+    """Return the refusal of a file, with every mistake and its place in it."""
+    rows = [(problem.sentence(refused.source), problem.hint) for problem in refused.problems]
+    return CommandFailed(message, rows=rows)
 
 
 def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +135,7 @@ def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -
 
 def _unexpected(exc: Exception) -> int:
     # Imported here: only commands that spoke to the daemon can have failed this way, and those loaded it already.
-    from spotd.client.errors import ClientError, DaemonRefused
+    from spotd.client.transport import ClientError, DaemonRefused
 
     if isinstance(exc, ClientError):
         stderr.error(exc.message, hint=exc.hint, rows=exc.rows)
@@ -95,3 +168,63 @@ def _sentence(message: str) -> str:
     text = message.strip().removesuffix(".")
     first, _, rest = text.partition(" ")
     return f"{first.lower()} {rest}" if first in {"Missing", "Invalid", "Got", "No", "Option"} else text
+
+
+# A command group that imports a command only when it is called or asked for its own help.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lazy:
+    """Where a command lives (`module:attribute`) and the line that the group's help shows for it."""
+
+    target: str
+    help: str
+    aliases: tuple[str, ...] = ()
+
+
+class LazyGroup(click.Group):
+    """Commands from a table of `Lazy`, in the table's order."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, Lazy], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+        self._names = {alias: name for name, entry in lazy.items() for alias in (name, *entry.aliases)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = self._names.get(cmd_name)
+        if name is None:
+            return None
+        module, _, attribute = self._lazy[name].target.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        del ctx
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word not in self._names and not word.startswith("-"):
+            from difflib import get_close_matches  # costs as much as half of --help, and only a typo needs it
+
+            close = get_close_matches(word.lower(), self._names, n=1)
+            suggestion = f", did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"there is no command {word!r}{suggestion}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin so, without importing any, and the options."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self._lazy if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=self._lazy[name].help) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        rows = [(", ".join((name, *entry.aliases)), entry.help) for name, entry in self._lazy.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

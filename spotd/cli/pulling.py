@@ -20,11 +20,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from spotd.cli.failures import CommandFailed, ExitCode
-from spotd_jobs.wire.client.names import raw_of
+from spotd.cli.entry import CommandFailed, ExitCode
+from spotd_jobs.wire.client.sinks import raw_of
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.files import FileResponse
+    from spotd.api.schemas.jobs import FileResponse
 
 _PART_PREFIX: Final = ".spotd-part-"
 _OF_THE_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})

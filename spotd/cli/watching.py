@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final
 
-from spotd.arrays import state_rank, with_arrays_as_one
 from spotd.cli import stdout
 from spotd.cli.inputs.options import TABLE, show_data
 from spotd.cli.views import table
 from spotd.client.daemon import Daemon
-from spotd.client.errors import ClientError
+from spotd.client.transport import ClientError
+from spotd.lists import state_rank, with_arrays_as_one
 from spotd.words import clean, count, where_text
 
 EVERY_S: Final = 2.0

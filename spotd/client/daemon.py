@@ -9,8 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from spotd import paths
-from spotd.client.errors import DaemonRefused
-from spotd.client.transport import ANSWER_S, PATIENT_S, Query, Transport
+from spotd.client.transport import ANSWER_S, PATIENT_S, DaemonRefused, Query, Transport
 
 if TYPE_CHECKING:  # a command that does not print a type does not load it
     from spotd.api.schemas.answers import (
@@ -19,22 +18,31 @@ if TYPE_CHECKING:  # a command that does not print a type does not load it
         CheckpointsAnswer,
         CodeAnswer,
         DaemonStatusAnswer,
+        DoctorResponse,
+        EventResponse,
         ForgottenAnswer,
         ForgottenHostsAnswer,
+        HostsResponse,
         JobAnswer,
         JobOrArrayAnswer,
+        LogResponse,
         PlanAnswer,
         ProvidersAnswer,
+        ReconcileResponse,
         WhyAnswer,
     )
-    from spotd.api.schemas.checkpoints import VerificationResponse
-    from spotd.api.schemas.costs import CostResponse, LedgerResponse
-    from spotd.api.schemas.data import DatasetAnswer, DatasetsAnswer, StoredAnswer
-    from spotd.api.schemas.files import FilesResponse
-    from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
-    from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse, ShellResponse
-    from spotd.api.schemas.prices import HistoryResponse, PricesResponse
-    from spotd.api.schemas.streams import EventResponse, LogResponse
+    from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PricesResponse
+    from spotd.api.schemas.jobs import (
+        DatasetAnswer,
+        DatasetsAnswer,
+        FilesResponse,
+        GpuHistoryResponse,
+        JobDetailResponse,
+        JobPageResponse,
+        ShellResponse,
+        StoredAnswer,
+        VerificationResponse,
+    )
 
 SPANS_MAX: Final = 200
 """So that the line of a request stays within what every server takes."""

@@ -21,8 +21,7 @@ from pydantic import (
 )
 
 from spotd.config.credentials import CredentialRef
-from spotd.config.metrics import MetricsSection
-from spotd.config.notify import NotifySection
+from spotd.config.notify import MetricsSection, NotifySection
 from spotd.config.values import (
     Bytes,
     CeilingPrice,

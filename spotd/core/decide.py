@@ -12,25 +12,24 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from spotd.core.billing.budgets import BudgetGuard
-from spotd.core.deadlines.expiry import enforce_deadlines
-from spotd.core.decision.enforcement import Enforcement
-from spotd.core.decision.placement import JobPlacement
-from spotd.core.decision.relocation import Relocation
+from spotd.core.author import MachineVerdicts
+from spotd.core.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.states import JobState
-from spotd.core.domain.verdicts import Verdict, VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.machines.holding import hold_words
-from spotd.core.machines.watchdog import late_words
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.words import quote_words, witness_words
+from spotd.core.domain.world import Verdict, VerdictKind, World
+from spotd.core.enforcement import Enforcement
+from spotd.core.machines.bids import hold_words
+from spotd.core.machines.host_reports import late_words
+from spotd.core.pacer import enforce_deadlines
+from spotd.core.placement import JobPlacement
+from spotd.core.plan import Plan
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import quote_words, witness_words
 from spotd.core.quarantine import guarded, in_words
-from spotd.core.running.author import MachineVerdicts
-from spotd.core.schedule.opening import closing_words, enforce_windows
+from spotd.core.relocation import Relocation
+from spotd.core.schedule import closing_words, enforce_windows
 
 
 def decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:

@@ -17,18 +17,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from spotd.core.billing.budgets import committed
+from spotd.core.budgets import committed
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import accrued
-from spotd.core.plans.applied import applied, combine
-from spotd.core.plans.invariants import broken_rules
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd_providers.contract.money import MicroUsd
+from spotd.core.metering import accrued
+from spotd.core.plan import Plan, applied, broken_rules, combine
+from spotd.core.plan_builder import PlanBuilder
+from spotd_providers.contract.values import MicroUsd
 
 QUARANTINE_MARK: Final = "quarantined: "
 """How the reason of a quarantined job begins; `doctor` finds them by it."""

@@ -20,25 +20,19 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 
-from spotd.core.billing.billing import began_unseen, has_booked_time
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId
+from spotd.core.billing import began_unseen, has_booked_time
+from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
-from spotd.core.machines.absence import InstancesByKey, held_back, instances_by_key
-from spotd.core.machines.bids import note_bid
-from spotd.core.machines.confirmation import as_unknown, is_doubted
-from spotd.core.machines.holding import note_sign_of_life
+from spotd.core.machines.bids import note_bid, note_sign_of_life
 from spotd.core.machines.host_reports import absorb, exited
-from spotd.core.machines.judgements import Case, judge
-from spotd.core.machines.launch_calls import record_instance
-from spotd.core.machines.listed import STOPPED, is_outdated, record
-from spotd.core.machines.loss_evidence import LossEvidence
-from spotd.core.machines.orphans import end_orphans
-from spotd.core.machines.todays_terms import follow_fee
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.machines.judgements import Case, as_unknown, is_doubted, judge
+from spotd.core.machines.launch_calls import follow_fee, record_instance
+from spotd.core.machines.listed import STOPPED, end_orphans, is_outdated, record
+from spotd.core.machines.loss_evidence import InstancesByKey, LossEvidence, held_back, instances_by_key
+from spotd.core.plan import Plan
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
 from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, ProviderName
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from spotd.core.billing.budgets import redated_hold
+from spotd.core.budgets import redated_hold
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import Charge
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.intents import Charge
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.quotes import Quote
+from spotd.core.domain.market import Quote
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import settled
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.metering import settled
+from spotd.core.plan import Event, Plan
 from spotd_jobs.spec.model import JobSpec
 
 _T = TypeVar("_T")

@@ -24,28 +24,23 @@ from typing import Any, Final
 import anyio
 
 from spotd.core.decide import decide
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.states import InvariantBroken, JobState
-from spotd.core.domain.verdicts import Verdict
-from spotd.core.domain.world import World
+from spotd.core.domain.world import Verdict, World
 from spotd.core.machines.outcomes import after_restart, record_unsaved_ends
-from spotd.core.plans.applied import applied, combine
-from spotd.core.plans.plan import Contained, Plan
+from spotd.core.plan import Contained, Plan, applied, combine
 from spotd.core.reconcile import reconcile
-from spotd.daemon.clock import virtual_at_least
-from spotd.daemon.commits import Commits, Committed, Decide, cycle_points
-from spotd.daemon.controllers import Controller, Outage, Pause
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.clock import real_seconds_at_least, virtual_at_least
+from spotd.daemon.commits import Commits, Committed, CrashPoint, Decide, cycle_points
+from spotd.daemon.controllers import Controller, Outage, Pause, WakeEvent
+from spotd.daemon.database import Database
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
-from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.watched import WatchedProviders
-from spotd.daemon.wake import WakeEvent
-from spotd.store import StateError
+from spotd.daemon.market.offer_cache import OfferCache, WatchedProviders
+from spotd.store import Folding, StateError
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
 
@@ -348,3 +343,48 @@ def read_pace_s(clock: Clock, shared_by: str) -> float:
     """Return how often hosts are read: cheaply on a folder, seldom enough on a network store to cost nothing."""
     real = clock.real_seconds(virtual_at_least(clock, READ_NETWORK, real_s=READ_FLOOR_S))
     return min(real, READ_SHARED_S) if shared_by == "filesystem" else real
+
+
+# Folds what is too old or too much in the state, a piece at a time.
+
+
+PACE: Final = timedelta(minutes=5)
+PACE_FLOOR_S: Final = 30.0
+PIECES_PER_ROUND: Final = 4
+
+
+class Housekeeping:
+    """Bounds the size of the state. `reconcile_once` is one pass."""
+
+    def __init__(self, database: Database, *, clock: Clock, log: Logger, rules: Folding | None = None) -> None:
+        self._database = database
+        self._clock = clock
+        self._log = log
+        self._rules = rules or Folding()
+        self.controller = Controller(
+            "housekeeping",
+            self.reconcile_once,
+            interval_s=real_seconds_at_least(clock, PACE, real_s=PACE_FLOOR_S),
+            expected=(StateError,),
+            outage=Outage(log, "housekeeping.held", "housekeeping.back"),
+            is_first_run_late=True,
+        )
+
+    async def reconcile_once(self) -> None:
+        await self.fold()
+
+    async def fold(self) -> int:
+        """Fold some pieces, each in a transaction of its own; return how many rows are gone.
+
+        Raises:
+            StateError: the state cannot be written.
+        """
+        gone = 0
+        for _ in range(PIECES_PER_ROUND):
+            count = await self._database.tx(lambda tx: tx.fold(self._clock.now(), self._rules))
+            gone += count
+            if count == 0:
+                break
+        if gone:
+            self._log.info("housekeeping.folded", rows=gone)
+        return gone

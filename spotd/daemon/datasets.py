@@ -23,6 +23,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, TypeVar
 
+from spotd.core.domain.world import World
+from spotd.daemon.controllers import Controller, Outage
+from spotd.daemon.database import Threads
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.dataset import (
     DOCUMENT_BYTES_MAX,
@@ -39,7 +42,8 @@ from spotd_jobs.wire.client.dataset import (
     read_part,
     read_root,
 )
-from spotd_jobs.wire.client.manifest_text import Unreadable, text_of
+from spotd_jobs.wire.client.sinks import Unreadable, text_of
+from spotd_providers.contract.provider import Clock, Logger
 
 T = TypeVar("T")
 KEPT: Final = timedelta(hours=24)
@@ -302,3 +306,64 @@ def _read_name(name: str, data: bytes) -> Dataset:
     except (ValueError, KeyError, TypeError) as exc:
         raise StoreError(f"what {name} means cannot be read in the store: put the dataset again") from exc
     return Dataset(name=name, sha256=sha256, bytes=size, files=files, created_at=created_at)
+
+
+# The controller that deletes what no dataset consists of any more. What that is, `spotd.daemon.datasets` says.
+
+
+EVERY: Final = timedelta(hours=1)
+"""On the wall: what is deleted is a day old by the clock of the store, which is the wall's."""
+DEADLINE_S: Final = 1800.0
+
+
+class DatasetGarbage:
+    """Garbage collection of datasets. `reconcile_once` is one pass."""
+
+    def __init__(
+        self,
+        datasets: Datasets,
+        *,
+        world: Callable[[], World | None],
+        wall: Clock,
+        log: Logger,
+        inline: bool = False,
+        may_delete: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._datasets = datasets
+        self._world = world
+        self._wall = wall
+        self._log = log
+        self._threads = Threads(inline=inline)
+        self._may_delete = may_delete
+        self.controller = Controller(
+            "dataset-garbage",
+            self.reconcile_once,
+            interval_s=EVERY.total_seconds(),
+            expected=(StoreError,),
+            outage=Outage(log, "data.held", "data.back"),
+            deadline_s=DEADLINE_S,
+            is_first_run_late=True,
+        )
+
+    async def reconcile_once(self) -> None:
+        """Delete what nothing has needed for a day, unless it is not known for certain what is needed.
+
+        The world of the newest cycle may lack a job that was queued a moment ago: what it reads had a name then.
+
+        Raises:
+            StoreError: nothing is deleted.
+        """
+        world = self._world()
+        if world is None or world.unreadable or not self._may_delete():
+            return
+        needed = read_by_jobs(world)
+        now = self._wall.now()
+        done = await self._threads.run(lambda: self._datasets.collect(needed, now))
+        if done.objects:
+            self._log.info("data.swept", objects=done.objects, bytes=done.bytes)
+
+
+def read_by_jobs(world: World) -> frozenset[str]:
+    """Return the hashes of the datasets that jobs read which have not ended."""
+    jobs = (job for job in world.jobs.values() if not job.state.is_final)
+    return frozenset(one.sha256 for job in jobs for one in job.spec.data if one.sha256 is not None)

@@ -18,29 +18,22 @@ from typing import Any, Final, Protocol
 import anyio
 import anyio.abc
 
-from spotd.core.checkpoints.retention import passed_over
+from spotd.core.checkpoints import passed_over
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import FallbackRestore
-from spotd.core.domain.disk import disk_gb_on
-from spotd.core.domain.ids import AttemptId, IntentId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, launch_intent_id
+from spotd.core.domain.jobs import FallbackRestore, Job, disk_gb_on
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.world import World
 from spotd.core.machines import outcomes
 from spotd.core.machines.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
 from spotd.core.machines.outcomes import LaunchFailure
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd.core.quarantine import in_words
-from spotd.daemon.bid_changes import BidChanges
-from spotd.daemon.commits import Commits, Committed, Decide, Points
-from spotd.daemon.controllers import backoff_s
-from spotd.daemon.crash import CrashPoint, CrashPoints
-from spotd.daemon.grants.restore_points import InputsMissing
-from spotd.daemon.grants.secrets import SecretsMissing
-from spotd.daemon.launch_failures import LaunchRefusal, refusal_of
+from spotd.daemon.calls import BidChanges, LaunchRefusal, refusal_of
+from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Decide, Points
+from spotd.daemon.controllers import WakeEvent, backoff_s
+from spotd.daemon.grants.inputs import InputsMissing, SecretsMissing
 from spotd.daemon.market.guarded import GuardedProvider, guarded
-from spotd.daemon.wake import WakeEvent
 from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.start import ScriptTooLong

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from spotd.core.domain.keys import is_own_key, key_parts
-from spotd.core.domain.policy import Policy
+from spotd.core.domain.policy import Policy, is_own_key, key_parts
 from spotd.core.domain.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause
-from spotd.daemon.database import Database
-from spotd.daemon.install_lease import (
+from spotd.daemon.database import Database, StoreThreads
+from spotd.daemon.install import (
     Claimed,
     Holder,
     InstallTaken,
@@ -27,7 +26,6 @@ from spotd.daemon.install_lease import (
     require_silent,
     taken_words,
 )
-from spotd.daemon.threads import StoreThreads
 from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError
 from spotd_providers.contract.provider import Logger

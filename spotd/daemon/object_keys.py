@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd_jobs.wire.fields import LIVENESS_PREFIX, attempt_prefix, liveness_marker_name
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd_jobs.wire.grant import LIVENESS_PREFIX, attempt_prefix, liveness_marker_name
 
 
 def runner_key(sha256: str) -> str:

@@ -8,24 +8,21 @@ from datetime import datetime
 from heapq import nlargest
 from typing import Final
 
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
 from spotd.daemon import object_keys
-from spotd.daemon.commits import Commits
+from spotd.daemon.commits import Commits, CrashPoint
 from spotd.daemon.controllers import Controller, Outage
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.database import StoreThreads
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.reader import read_host
-from spotd.daemon.threads import StoreThreads
 from spotd.store import StateError as StateError
-from spotd.store.mapping import from_json, to_json
+from spotd.store.rows import from_json, to_json
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
 from spotd_providers.contract.provider import Clock, Logger
 

@@ -6,13 +6,26 @@ rely on chance: one host is outbid without notice, the other gives the two minut
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any, Final
+
+from spotd.client.daemon import Daemon
+from spotd.client.transport import DaemonUnreachable
 
 TIME_SCALE: Final = 120
 EVENING: Final = datetime(2026, 3, 6, 20, 30, tzinfo=UTC)
@@ -170,3 +183,183 @@ flavour = "notice"
 on_demand = 3.49
 spot = {{ kind = "csv", path = "{tariff}" }}
 {events}"""
+
+
+# A private daemon in a temporary folder, and its end without leftovers, whatever happens.
+
+
+READY_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 20.0
+
+
+class DemoFailed(Exception):
+    """A failure of the demo; the message names the cause and where to search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A running daemon of the demo's own.
+
+    Attributes:
+        folder: everything the demo makes is below it.
+    """
+
+    folder: Path
+    daemon: Daemon
+    process: subprocess.Popen[bytes]
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "spotd.log"
+
+    @property
+    def market(self) -> Path:
+        return market_folder(self.folder)
+
+    def check_alive(self) -> None:
+        """Raise DemoFailed when the daemon has ended by itself."""
+        code = self.process.poll()
+        if code is not None:
+            raise DemoFailed(f"the demo's daemon ended with code {code}; its log is {self.log}")
+
+
+def market_folder(folder: Path) -> Path:
+    return folder / "market"
+
+
+@contextmanager
+def session(seed: int, *, keep: bool) -> Iterator[Session]:
+    """Run a daemon over a market of its own. At the end both are gone, and their files too unless `keep`."""
+    folder = Path(tempfile.mkdtemp(prefix="spotd-demo-")).resolve()
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        process = _start(folder, seed)
+        found = Session(folder=folder, daemon=Daemon(folder / "run" / "spotd.sock"), process=process)
+        _wait_until_ready(found)
+        yield found
+    finally:
+        if process is not None:
+            _stop(process)
+        close_market(folder)
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: Path, seed: int) -> subprocess.Popen[bytes]:
+    for name in ("run", "state"):
+        (folder / name).mkdir(mode=0o700)
+    market = market_folder(folder)
+    text = config(folder, seed).replace("[providers.local]\n", f'[providers.local]\ndirectory = "{market}"\n', 1)
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    clock = {"real0": time.time(), "virtual0": EVENING.isoformat(), "scale": TIME_SCALE}
+    (folder / "state" / "clock.json").write_text(json.dumps(clock), encoding="utf-8")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SPOTD_")},
+        "STATE_DIRECTORY": str(folder / "state"),
+        "RUNTIME_DIRECTORY": str(folder / "run"),
+    }
+    command = [sys.executable, "-m", "spotd", "run", "--config", str(folder / "config.toml")]
+    with (folder / "spotd.log").open("wb") as log:
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+
+def _wait_until_ready(found: Session) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        found.check_alive()
+        try:
+            found.daemon.status()
+        except DaemonUnreachable:
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"the demo's daemon does not answer; its log is {found.log}") from None
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def close_market(folder: Path) -> None:
+    """Stop the market's server and every machine on it."""
+    market = market_folder(folder)
+    if market.is_dir():
+        subprocess.run(
+            [sys.executable, "-m", "spotd_providers.local.server", "--dir", str(market), "--stop"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+
+
+# The proof: the same script, never interrupted, must end with the same bytes.
+
+
+HASH_FILE = "weights.sha256"
+
+
+def training_folder() -> Path:
+    """Return the folder of the training script, in the wheel or in a checkout."""
+    packaged = Path(str(files("spotd.demo"))) / "example"
+    checkout = Path(__file__).resolve().parents[2] / "examples" / "numpy"
+    for folder in (packaged, checkout):
+        if (folder / "train.py").is_file():
+            return folder
+    raise DemoFailed("the demo's training script is missing from this installation; reinstall spotd")
+
+
+def check_numpy() -> None:
+    """Raise DemoFailed with the way out when the training script could not run."""
+    try:
+        import numpy  # noqa: F401 - only whether it is there matters, and only here
+    except ImportError:
+        raise DemoFailed("the demo trains with numpy, which is not installed: pip install 'spotd[demo]'") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """An uninterrupted run in the background."""
+
+    job: DemoJob
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def sha256(self) -> str:
+        """Return what the uninterrupted run ended with."""
+        code = self.process.wait(timeout=60)
+        if code != 0:
+            raise DemoFailed(f"the uninterrupted run of {self.job.name} failed; see {self.folder}")
+        return (self.folder / "out" / HASH_FILE).read_text(encoding="utf-8").strip()
+
+
+def start_reference(job: DemoJob, folder: Path) -> Reference:
+    """Start the job's script once from start to end, without spotd and without pauses."""
+    folder.mkdir(parents=True)
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(training_folder() / "train.py"), *job.flags],
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    return Reference(job=job, folder=folder, process=process)
+
+
+def delivered_sha256(daemon: Daemon, job: DemoJob) -> str:
+    """Return what the job delivered through the store."""
+    outputs = daemon.files(job.name, None)["files"]
+    path = next((f["path"] for f in outputs if Path(f["path"]).name == HASH_FILE), None)
+    if path is None:
+        raise DemoFailed(f"{job.name} delivered no {HASH_FILE}")
+    return b"".join(daemon.read_file(job.name, None, path)).decode("ascii", "replace").strip()

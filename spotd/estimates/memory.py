@@ -10,14 +10,193 @@ inference the cache of keys and values, and what the runtime takes for itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import Final
 
-from spotd.estimates.activations import activation_bytes, cache_bytes, logit_bytes, prefill_bytes
-from spotd.estimates.adapters import adapter_params
-from spotd.estimates.architecture import Architecture
-from spotd.estimates.optimizers import optimizer_bytes
-from spotd.estimates.workload import LINEAR_BYTES, QUANTIZED, Layout, Precision, Workload
+from spotd.estimates.workload import (
+    ATTENTION_INPUT,
+    FEED_FORWARD_INPUT,
+    LINEAR_BYTES,
+    QUANTIZED,
+    Architecture,
+    Layout,
+    Lora,
+    Optimizer,
+    Precision,
+    Recompute,
+    Workload,
+)
+
+# Low-rank adapters: which matrices they stand beside, and how many parameters they add.
+
+
+_ATTENTION: Final = frozenset({"q", "k", "v", "o", "q_down", "kv_down", "kv"})
+_FEED_FORWARD: Final = frozenset({"gate", "up", "down"})
+
+TARGET_GROUPS: Final[Mapping[str, frozenset[str]]] = {
+    "all": _ATTENTION | _FEED_FORWARD,
+    "attention": _ATTENTION,
+    "mlp": _FEED_FORWARD,
+}
+TARGETS: Final[Mapping[str, frozenset[str]]] = {
+    **TARGET_GROUPS,
+    **{name: frozenset({name}) for name in ("q", "k", "v", "o", "gate", "up", "down")},
+    **{f"{name}_proj": frozenset({name}) for name in ("q", "k", "v", "o", "gate", "up", "down")},
+}
+"""What a user may name, and the matrices it means."""
+
+
+def adapter_params(architecture: Architecture, lora: Lora) -> int:
+    """Return the parameters of all adapters: rank x (inputs + outputs) for each matrix, experts each their own."""
+    return sum(
+        lora.rank * (matrix.inputs + matrix.outputs) * matrix.copies * layers
+        for matrix, layers in architecture.matrices()
+        if matrix.name in lora.targets
+    )
+
+
+# What the forward pass leaves behind, in bytes.
+#
+# Theory. Per token and layer the backward pass needs the inputs of each operation (arXiv 2205.05198, section 4, here
+# with
+# flash attention, without dropout, and with normalizations that compute in 32 bits): both normalizations keep their
+# input and what they computed, attention keeps queries, keys, values and its output, a gated feed-forward keeps gate,
+# up, activated gate and product. A matrix needs its input only if it is trained, or if an adapter beside it is. With
+# full
+# recomputation only the input of each layer stays, and one layer at a time is computed again.
+#
+# Tensor parallelism cuts all of it, since it includes sequence parallelism, but for the hidden states that are gathered
+# before each matrix. A stage of a pipeline holds as many micro-batches as there are stages.
+
+
+LOGIT_BYTES: Final = 12
+"""Of one logit in the backward pass: 16 bits as computed, 32 bits for the loss, 32 and 16 bits of gradient."""
+LOSS_CHUNKS: Final = 8
+_NORM_COPY: Final = 4
+_GATHERED: Final = 2
+
+
+def activation_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+    """Return the bytes of activations on the card that holds most of them."""
+    tokens = work.tokens
+    layers = -(-model.layers // layout.pipeline)
+    in_flight = layout.pipeline
+    whole = _kept_per_token(model, work)
+    if work.recompute is Recompute.NONE:
+        kept = whole * layers * in_flight
+    elif work.recompute is Recompute.SELECTIVE:
+        kept = _selected_per_token(model, work) * layers * in_flight + whole
+    else:
+        kept = model.hidden * work.compute_bytes * layers * in_flight + whole
+    kept += _gradients_per_token(model, work)
+    gathered = _GATHERED * model.hidden * work.compute_bytes if layout.tensor > 1 else 0
+    scores = 0 if work.flash else _score_bytes(model, work, layers * in_flight)
+    return tokens * gathered + -(-(tokens * kept + scores) // layout.tensor)
+
+
+def logit_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+    """Return the bytes of the logits; inference computes those of the last token only."""
+    if not work.training:
+        return -(-work.batch * model.vocab * (work.compute_bytes + 4) // layout.tensor)
+    chunks = LOSS_CHUNKS if work.chunked_loss else 1
+    return -(-work.tokens * model.vocab * LOGIT_BYTES // (chunks * layout.tensor))
+
+
+def prefill_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+    """Return the working memory of one layer while a prompt is processed; nothing is kept for a backward pass."""
+    tokens = work.batch * min(work.sequence, work.prefill or work.sequence)
+    width = (3 if model.gated else 2) * model.active_width
+    scores = 0 if work.flash else 2 * work.compute_bytes * model.heads * tokens * work.sequence
+    return -(-(tokens * (width + 4 * model.hidden) * work.compute_bytes + scores) // layout.tensor)
+
+
+def cache_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+    """Return the bytes of keys and values of all tokens; every layer is taken to see the whole sequence."""
+    layers = -(-model.layers // layout.pipeline)
+    parts = min(layout.tensor, model.cache_heads)
+    return -(-work.tokens * layers * model.cache_width * work.cache_bytes // parts)
+
+
+def _kept_per_token(model: Architecture, work: Workload) -> int:
+    """Return the bytes that one layer keeps for each token."""
+    number, width = work.compute_bytes, model.active_width
+    norms = 2 * model.hidden * (number + _NORM_COPY)
+    attention = (model.query_width + model.key_width + 2 * model.value_width) * number
+    if model.value_width != model.query_width:  # shared keys and values, but an output as wide as the queries
+        attention += (model.query_width - model.value_width) * number
+    middle = (3 if model.gated else 1) * width * number
+    return norms + attention + middle + _inputs_per_token(model, work)
+
+
+def _inputs_per_token(model: Architecture, work: Workload) -> int:
+    """Return the bytes of inputs that matrices keep because they, or adapters beside them, are trained."""
+    targets = TARGET_GROUPS["all"] if work.lora is None else work.lora.targets
+    inputs = model.hidden if targets & ATTENTION_INPUT else 0
+    inputs += model.hidden if targets & FEED_FORWARD_INPUT else 0
+    inputs += model.active_width if "down" in targets else 0
+    return inputs * work.compute_bytes
+
+
+def _selected_per_token(model: Architecture, work: Workload) -> int:
+    """Return the bytes per token and layer with selective recomputation: inputs, attention, every other product."""
+    products = model.query_width + model.key_width + model.value_width + 2 * model.hidden
+    products += (2 if model.gated else 1) * model.active_width
+    return (model.hidden + model.query_width + products // 2) * work.compute_bytes
+
+
+def _gradients_per_token(model: Architecture, work: Workload) -> int:
+    """Return the bytes of gradients of activations that exist while one layer's backward pass runs."""
+    return 2 * (model.active_width + model.hidden) * work.compute_bytes
+
+
+def _score_bytes(model: Architecture, work: Workload, layers: int) -> int:
+    """Return the bytes of attention scores where they are kept: 16 bits, and 32 bits of their softmax."""
+    kept = layers if work.recompute is Recompute.NONE else 1
+    return (work.compute_bytes + 4) * model.heads * work.tokens * work.sequence * kept
+
+
+# What an optimizer keeps for each parameter that is trained.
+
+
+_STATES: Final[Mapping[Optimizer, int]] = {
+    Optimizer.ADAMW: 2,
+    Optimizer.LION: 1,
+    Optimizer.MOMENTUM: 1,
+    Optimizer.SGD: 0,
+}
+"""Numbers per parameter, each as wide as `state_bytes` says."""
+
+_BLOCK: Final = Fraction(4, 256)  # one 32-bit scale for each block of 256, as bitsandbytes does
+_8BIT: Final[Mapping[Optimizer, Fraction]] = {
+    Optimizer.ADAMW_8BIT: 2 * (1 + _BLOCK),
+    Optimizer.LION_8BIT: 1 + _BLOCK,
+}
+
+
+def optimizer_bytes(optimizer: Optimizer, trained: int, architecture: Architecture | None, state_bytes: int) -> int:
+    """Return the bytes of the optimizer's states, without a 32-bit copy of the weights.
+
+    Adafactor keeps a row and a column for each matrix (arXiv 1804.04235), Muon one number for each weight of a layer's
+    matrix and AdamW's two for every other parameter. Without an architecture all that is trained are adapters, which
+    are matrices.
+    """
+    if optimizer is Optimizer.ADAFACTOR:
+        return 0 if architecture is None else _factored_numbers(architecture) * 4
+    if optimizer is Optimizer.MUON:
+        matrices = trained if architecture is None else architecture.matrix_params
+        return (2 * trained - matrices) * state_bytes
+    if optimizer in _8BIT:
+        return -(-(_8BIT[optimizer] * trained) // 1)
+    return _STATES[optimizer] * trained * state_bytes
+
+
+def _factored_numbers(architecture: Architecture) -> int:
+    layers = sum((matrix.inputs + matrix.outputs) * matrix.copies * count for matrix, count in architecture.matrices())
+    ends = (architecture.vocab + architecture.positions + architecture.hidden) * (1 if architecture.tied else 2)
+    return layers + ends
+
 
 CONTEXT_BYTES: Final = 1_000_000_000
 """CUDA's context with the kernels that PyTorch loads; 0.8 to 1 GB are reported (pytorch issue 34323)."""

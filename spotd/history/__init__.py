@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from spotd.history.file import DISK_GB, Bucket, PriceGroup, PriceTerms, Retained, SeriesQuery, SeriesResult
 from spotd.history.history import History, HistoryUnavailable
 from spotd.history.reading import TooManyBuckets
-from spotd.history.values import DISK_GB, Bucket, PriceGroup, PriceTerms, Retained, SeriesQuery, SeriesResult
 
 __all__ = [
     "DISK_GB",

@@ -8,14 +8,239 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
-from spotd.history.spans import Watch
-from spotd.history.values import Kind
-from spotd_providers.contract.values import Market, ProviderName
+from spotd_providers.contract.values import Market, MicroUsdPerGpuHour, ProviderName
+
+# From changes of a price to how long each price held, and from that to slots, buckets and quantiles. Pure.
+#
+# Theory. A *point* states that from `at` on an offer cost `price`, or was not on offer (`None`). It holds until the
+# next
+# point, but only while the provider was polled: a *watch* is a span in which it was polled without a long pause. What
+# lies between two watches is not known and counts for nothing.
+
+
+Point = tuple[int, int | None]
+Watch = tuple[int, int]
+Spell = tuple[int, int, int]
+"""From, until, price."""
+
+PPM: Final = 1_000_000
+PARTS: Final = 20
+"""A kept distribution is so many prices, each standing for an equal share of the time."""
+MIDDLES_PERMILLE: Final = tuple(range(500 // PARTS, 1000, 1000 // PARTS))
+_PACKED: Final = Struct(f">{PARTS}q")
+
+
+def spells(points: Sequence[Point], watches: Sequence[Watch], *, since: int, until: int) -> Iterator[Spell]:
+    """Yield the spans in which the price is known. Points and watches come in order; watches do not overlap."""
+    first = 0
+    last = len(points) - 1
+    for index, (at, price) in enumerate(points):
+        if price is None:
+            continue
+        start = at if at > since else since
+        end = points[index + 1][0] if index < last else until
+        if end > until:
+            end = until
+        while first < len(watches) and watches[first][1] <= start:
+            first += 1
+        place = first
+        while start < end and place < len(watches):
+            opens, closes = watches[place]
+            begins = start if start > opens else opens
+            ends = end if end < closes else closes
+            if begins < ends:
+                yield begins, ends, price
+            start, place = closes, place + 1
+
+
+def divided(found: Iterable[Spell], length: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number of the span of this length, seconds in it, price. Without a length all of time is span 0."""
+    for start, end, price in found:
+        if not length:
+            yield 0, end - start, price
+            continue
+        number, last = start // length, (end - 1) // length
+        if number == last:
+            yield number, end - start, price
+            continue
+        yield number, (number + 1) * length - start, price
+        for between in range(number + 1, last):
+            yield between, length, price
+        yield last, end - last * length, price
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One offer over one slot; `typical` is its median by time."""
+
+    number: int
+    low: int
+    typical: int
+    high: int
+    offered_s: int
+
+
+def slots(found: Iterable[Spell], length: int) -> list[Slot]:
+    """Yield what is kept of an offer's past: one row for each slot in which it was on offer."""
+    by_slot: dict[int, dict[int, int]] = {}
+    for number, seconds, price in divided(found, length):
+        prices = by_slot.setdefault(number, {})
+        prices[price] = prices.get(price, 0) + seconds
+    return [
+        Slot(number, min(prices), quantiles(prices, (50,))[0], max(prices), sum(prices.values()))
+        for number, prices in sorted(by_slot.items())
+    ]
+
+
+def quantiles(seconds_by_price: Mapping[int, int], shares: Sequence[int], *, of: int = 100) -> tuple[int, ...]:
+    """Return the least price at or under which each share of the time was; there must be a price, shares ascend."""
+    total = sum(seconds_by_price.values())
+    found: list[int] = []
+    passed = 0
+    for price, seconds in sorted(seconds_by_price.items()):
+        passed += seconds
+        while len(found) < len(shares) and passed * of >= shares[len(found)] * total:
+            found.append(price)
+    return tuple(found)
+
+
+def packed(prices: Sequence[int]) -> bytes:
+    return _PACKED.pack(*prices)
+
+
+def unpacked(blob: bytes) -> tuple[int, ...]:
+    return _PACKED.unpack(blob)
+
+
+def first_watched(watches: Sequence[Watch], since: int, until: int) -> int:
+    """Return when the provider was first polled in this span; its beginning where no poll is on record."""
+    return next((max(since, opens) for opens, closes in watches if closes > since and opens < until), since)
+
+
+def watched_s(watches: Sequence[Watch], start: int, end: int) -> int:
+    """Return for how many seconds of the span the provider was polled."""
+    return sum(max(0, min(end, until) - max(start, since)) for since, until in watches)
+
+
+def effective(base: int, fee_ppm: int, gpu_count: int) -> MicroUsdPerGpuHour:
+    """Return the price per GPU-hour with the fee, rounded as `spotd.core.pricing` does; `base` is GPU and storage."""
+    total = base + -(-base * (fee_ppm - PPM) // PPM)
+    return MicroUsdPerGpuHour(-(-total // gpu_count))
+
+
+# What is asked of the history and what it answers. Instants inside this package are whole Unix seconds.
+
+
+DAY_S: Final = 86_400
+SLOT_S: Final = DAY_S // 4
+"""The past is rolled up into quarters of a day: a row for each offer, and one for all offers of a kind together."""
+DISK_GB: Final = 10
+"""The disk for which prices are shown where no job states how much it needs."""
+STORAGE: Final = "(s.storage * :disk + 719) / 720"
+"""In SQL: what the disk of a series costs an hour, rounded up, a month being 720 hours."""
+SHARES_PERCENT: Final = (10, 25, 50, 75, 90)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retained:
+    """How much is kept; the size limits win over the ages.
+
+    Attributes:
+        changes: age until which every change is kept.
+        everything: age at which the rolled-up rows go too.
+        bytes_max: the database file never grows beyond this.
+        disk_reserve: nothing is written while less than this is free on the disk, which is left to the state.
+    """
+
+    changes: timedelta = timedelta(days=7)
+    everything: timedelta = timedelta(days=90)
+    bytes_max: int = 190_000_000
+    disk_reserve: int = 64_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is compared with each other."""
+
+    id: int
+    provider: ProviderName
+    gpu: str
+    gpu_count: int
+    market: Market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTerms:
+    """What turns a stored price into an effective one: fee multipliers in parts per million."""
+
+    fee_ppm: Mapping[ProviderName, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesQuery:
+    """Which prices, from when until when (Unix seconds). What is `None` is not narrowed.
+
+    Attributes:
+        gpus: canonical names.
+        every_s: length of a bucket; `None` is one bucket for the whole range.
+    """
+
+    since: int
+    until: int
+    every_s: int | None = None
+    gpus: frozenset[str] | None = None
+    provider: ProviderName | None = None
+    market: Market | None = None
+    offer: str | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Effective prices of one GPU-hour over one span, weighed by the time for which they were on offer.
+
+    Attributes:
+        quantiles: at each of `SHARES_PERCENT`.
+        offers: how many were on offer on average while their providers were polled.
+        begins: from when on in this span prices are known: its start, or the first poll in it.
+    """
+
+    start: int
+    begins: int
+    low: MicroUsdPerGpuHour
+    quantiles: tuple[MicroUsdPerGpuHour, ...]
+    high: MicroUsdPerGpuHour
+    offers: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceGroup:
+    """One GPU in one market."""
+
+    gpu: str
+    market: Market
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesResult:
+    """What was found.
+
+    Attributes:
+        bucket_s: the length that was used: a rolled-up past has no finer one than its slots.
+    """
+
+    groups: tuple[PriceGroup, ...]
+    bucket_s: int
+
 
 APPLICATION_ID: Final = 0x73706F74
 VERSION: Final = 1

@@ -13,11 +13,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from spotd.history.file import PAGE_BYTES, FileOfTheFuture, FileUnusable, is_damage, open_file, pages_used, set_aside
+from spotd.history.file import (
+    PAGE_BYTES,
+    FileOfTheFuture,
+    FileUnusable,
+    PriceTerms,
+    Retained,
+    SeriesQuery,
+    SeriesResult,
+    is_damage,
+    open_file,
+    pages_used,
+    set_aside,
+)
 from spotd.history.reading import ask, kinds_sold
-from spotd.history.recording import Recorder
-from spotd.history.rolling import Roller
-from spotd.history.values import PriceTerms, Retained, SeriesQuery, SeriesResult
+from spotd.history.recording import Recorder, Roller
 from spotd_providers.contract.values import Offer, ProviderName
 
 T = TypeVar("T")

@@ -10,17 +10,22 @@ shares of that time; lowest, highest and the number of offers stay exact.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
-from spotd.history import file, spans
-from spotd.history.values import (
+from spotd.history import file
+from spotd.history.file import (
+    APPLICATION_ID,
     DAY_S,
     DISK_GB,
     SHARES_PERCENT,
     SLOT_S,
     STORAGE,
+    VERSION,
     Bucket,
     Kind,
     PriceGroup,
@@ -28,8 +33,7 @@ from spotd.history.values import (
     SeriesQuery,
     SeriesResult,
 )
-from spotd_providers.contract.money import MicroUsdPerGpuHour
-from spotd_providers.contract.values import Market, ProviderName
+from spotd_providers.contract.values import Market, MicroUsdPerGbMonth, MicroUsdPerGpuHour, ProviderName
 
 BUCKETS_MAX: Final = 2_000
 EXACT_S: Final = 2 * DAY_S
@@ -50,7 +54,7 @@ class _Tally:
     by_provider: dict[ProviderName, int] = field(default_factory=dict)
 
 
-_Watches = Mapping[ProviderName, list[spans.Watch]]
+_Watches = Mapping[ProviderName, list[file.Watch]]
 _Row = tuple[int, int, int, int, int, int]
 """Kind, bucket, price, seconds, lowest, highest; prices of the whole machine with its storage."""
 
@@ -84,16 +88,16 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
         *_counted(chosen, kinds, watches, length, coarse=coarse),
     ):
         kind = kinds[kind_id]
-        fee, count = terms.fee_ppm.get(kind.provider, spans.PPM), kind.gpu_count
-        price = spans.effective(base, fee, count)
+        fee, count = terms.fee_ppm.get(kind.provider, file.PPM), kind.gpu_count
+        price = file.effective(base, fee, count)
         group = tallies.setdefault((kind.gpu, kind.market), {})
         tally = group.get(number)
         if tally is None:
             tally = group[number] = _Tally(low=price, high=price)
         tally.seconds[price] = tally.seconds.get(price, 0) + seconds
         tally.by_provider[kind.provider] = tally.by_provider.get(kind.provider, 0) + seconds
-        tally.low = min(tally.low, price if low == base else spans.effective(low, fee, count))
-        tally.high = max(tally.high, price if high == base else spans.effective(high, fee, count))
+        tally.low = min(tally.low, price if low == base else file.effective(low, fee, count))
+        tally.high = max(tally.high, price if high == base else file.effective(high, fee, count))
     bucket_s = length or question.until - question.since
     groups = tuple(
         PriceGroup(
@@ -118,8 +122,8 @@ def _counted(
     for kind, since, points in chosen.changes(after_rolled=coarse):
         seconds_by = counted.setdefault(kind, {})
         watched = watches.get(kinds[kind].provider, ())
-        for number, seconds, base in spans.divided(
-            spans.spells(points, watched, since=since, until=question.until), length
+        for number, seconds, base in file.divided(
+            file.spells(points, watched, since=since, until=question.until), length
         ):
             key = (number, base)
             seconds_by[key] = seconds_by.get(key, 0) + seconds
@@ -153,12 +157,12 @@ def _bucket(item: _Tally, question: SeriesQuery, watches: _Watches, start: int, 
     first, end = max(start, question.since), min(start + length, question.until)
     offers = 0.0
     for provider, seconds in item.by_provider.items():
-        offers += seconds / max(1, spans.watched_s(watches.get(provider, ()), first, end))
+        offers += seconds / max(1, file.watched_s(watches.get(provider, ()), first, end))
     return Bucket(
         start=start,
-        begins=min(spans.first_watched(watches.get(provider, ()), first, end) for provider in item.by_provider),
+        begins=min(file.first_watched(watches.get(provider, ()), first, end) for provider in item.by_provider),
         low=item.low,
-        quantiles=tuple(MicroUsdPerGpuHour(price) for price in spans.quantiles(item.seconds, SHARES_PERCENT)),
+        quantiles=tuple(MicroUsdPerGpuHour(price) for price in file.quantiles(item.seconds, SHARES_PERCENT)),
         high=item.high,
         offers=offers,
     )
@@ -206,13 +210,13 @@ class _Chosen:
             self._values,
         )
         for kind, bucket, low, high, offered_s, blob in rows:
-            prices = spans.unpacked(blob)
-            share, rest = divmod(offered_s, spans.PARTS)
+            prices = file.unpacked(blob)
+            share, rest = divmod(offered_s, file.PARTS)
             yield kind, bucket, prices[0], share + rest, low, high
             for price in prices[1:]:
                 yield kind, bucket, price, share, price, price
 
-    def changes(self, *, after_rolled: bool) -> Iterator[tuple[int, int, list[spans.Point]]]:
+    def changes(self, *, after_rolled: bool) -> Iterator[tuple[int, int, list[file.Point]]]:
         """Yield kind, beginning and changes of each series, from the one that held then; prices with their storage."""
         since = ":since"
         if after_rolled:
@@ -222,7 +226,7 @@ class _Chosen:
                 else "(SELECT max(slot) FROM markets WHERE kind = s.kind)"
             )
             since = f"max(:since, coalesce(({newest} + 1) * {SLOT_S}, 0))"
-        found: dict[int, tuple[int, int, list[spans.Point]]] = {}
+        found: dict[int, tuple[int, int, list[file.Point]]] = {}
         rows = self._connection.execute(
             f"SELECT b.id, b.kind, b.since, p.at, p.price + b.disk FROM (SELECT s.id, s.kind, {STORAGE} AS disk,"  # noqa: S608 - as above
             f" {since} AS since FROM series s WHERE {self._where}) b CROSS JOIN points p"
@@ -238,3 +242,123 @@ class _Chosen:
         for kind, begins, points in found.values():
             points.sort(key=lambda point: point[0])
             yield kind, begins, points
+
+
+# The whole past of each offer, for replays: read beside the daemon that writes it, and changing nothing.
+#
+# As long as changes are kept, a price holds from its change to the next one. In what is rolled up, an offer is taken to
+# have been on offer from the beginning of each quarter of a day, for as long as it was, at its median price.
+
+
+_BUSY_S: Final = 10.0
+TEXT_BYTES_MAX: Final = 1_000_000
+"""Of one value; the longest that spotd writes is a name."""
+POINTS_MAX: Final = 2_000_000
+"""Of one offer: a change in each minute for four years."""
+
+
+class PastUnreadable(Exception):
+    """The file cannot be read. The message is a clause that reads on after its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferPast:
+    """One offer, and when it was on offer for which price of its GPU part; in order of time, never overlapping."""
+
+    provider: ProviderName
+    gpu: str
+    gpu_count: int
+    market: Market
+    offer: str
+    pool: str
+    storage: MicroUsdPerGbMonth
+    spells: Sequence[file.Spell]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholePast:
+    """Everything that one file holds of the GPUs that were asked for.
+
+    Attributes:
+        watches: spans in which each provider was polled; what lies between two of them is not known.
+        exact_from: since when every change is there.
+        kinds: every GPU and count of which there is an offer, asked for or not.
+    """
+
+    watches: Mapping[ProviderName, Sequence[file.Watch]]
+    exact_from: int
+    kinds: frozenset[tuple[str, int]]
+    offers: Iterator[OfferPast]
+
+
+def read_past(path: Path, is_wanted: Callable[[str, int], bool], work: Callable[[WholePast], None]) -> None:
+    """Read the file and hand what it holds to `work`, during which nothing of it changes.
+
+    Raises:
+        PastUnreadable
+    """
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=_BUSY_S)
+        ) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, TEXT_BYTES_MAX)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            found = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if (found, version) != (APPLICATION_ID, VERSION):
+                raise PastUnreadable(f"it is not a price history of version {VERSION}")
+            connection.execute("BEGIN")
+            if not file.has_own_tables(connection):
+                raise PastUnreadable("it holds other tables or views than a price history does")
+            work(_past(connection, is_wanted))
+    except sqlite3.Error as exc:
+        name = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
+        raise PastUnreadable(f"it cannot be read ({name}): {exc}") from exc
+
+
+def _past(connection: sqlite3.Connection, is_wanted: Callable[[str, int], bool]) -> WholePast:
+    watches = file.watched_spans(connection)
+    exact_from = file.changes_from(connection)
+    kinds = tuple(file.kinds(connection))
+    return WholePast(
+        watches=watches,
+        exact_from=exact_from,
+        kinds=frozenset((kind.gpu, kind.gpu_count) for kind in kinds),
+        offers=(
+            past
+            for kind in kinds
+            if is_wanted(kind.gpu, kind.gpu_count)
+            for past in _of_kind(connection, kind, watches.get(kind.provider, ()), exact_from)
+        ),
+    )
+
+
+def _of_kind(
+    connection: sqlite3.Connection, kind: Kind, known: Sequence[file.Watch], exact_from: int
+) -> Iterator[OfferPast]:
+    until = max((end for _, end in known), default=0)
+    for series, offer, pool, storage in connection.execute(
+        "SELECT id, offer, pool, storage FROM series WHERE kind = ? ORDER BY offer", (kind.id,)
+    ).fetchall():
+        rolled = [
+            (slot * SLOT_S, slot * SLOT_S + min(offered_s, SLOT_S), typical)
+            for slot, typical, offered_s in connection.execute(
+                "SELECT slot, typical, offered_s FROM slots WHERE series = ? AND slot < ? ORDER BY slot",
+                (series, exact_from // SLOT_S),
+            )
+        ]
+        limited = "SELECT at, price FROM points WHERE series = ? ORDER BY at LIMIT ?"
+        points = connection.execute(limited, (series, POINTS_MAX + 1)).fetchall()
+        if len(points) > POINTS_MAX:
+            raise PastUnreadable(f"one of its offers has more than {POINTS_MAX:,} changes")
+        exact = file.spells(points, known, since=exact_from, until=until)
+        yield OfferPast(
+            provider=kind.provider,
+            gpu=kind.gpu,
+            gpu_count=kind.gpu_count,
+            market=kind.market,
+            offer=offer,
+            pool=pool,
+            storage=MicroUsdPerGbMonth(storage),
+            spells=[*rolled, *exact],
+        )

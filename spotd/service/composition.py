@@ -24,47 +24,39 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.api.handlers import HandlerContext, Handlers
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
-from spotd.daemon.checkpoints.dataset_garbage import DatasetGarbage
-from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
-from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock
-from spotd.daemon.commits import Commits, PolicyHolder
-from spotd.daemon.control_loop import ControlLoop, read_pace_s
-from spotd.daemon.crash import CrashPoints
+from spotd.daemon.clock import Computer, SteadyClock, SystemClock, Timeline, begin_timeline, open_clock
+from spotd.daemon.commits import Commits, CrashPoints, PolicyHolder
+from spotd.daemon.control_loop import ControlLoop, Housekeeping, read_pace_s
+from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.database import Database
-from spotd.daemon.datasets import Datasets
+from spotd.daemon.datasets import DatasetGarbage, Datasets
 from spotd.daemon.executor import Executor
+from spotd.daemon.garbage import EndedGarbage
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
-from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.grants.writer import GrantWriter
-from spotd.daemon.hosts.gpu_use import use_of
-from spotd.daemon.hosts.last_lines import last_lines
-from spotd.daemon.hosts.monitor import HostMonitor
-from spotd.daemon.housekeeping import Housekeeping
-from spotd.daemon.ids import JobIds
-from spotd.daemon.install import new_identity, other_account_words, require_same_install, this_holder
+from spotd.daemon.hosts.monitor import HostMonitor, use_of
+from spotd.daemon.hosts.reader import last_lines
+from spotd.daemon.install import JobIds, new_identity, other_account_words, require_same_install, this_holder
 from spotd.daemon.lease_controller import LeaseController
 from spotd.daemon.log import Redactor
-from spotd.daemon.market.bills import BillCheck
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.price_recorder import PriceRecorder
+from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder
 from spotd.daemon.market.supervisor import ProviderSupervisor
-from spotd.daemon.policy import build_policy
+from spotd.daemon.policy import ChannelSettings, Settings, build_policy
 from spotd.daemon.recovery_survey import RecoverySurvey
-from spotd.daemon.settings import ChannelSettings, Settings
-from spotd.daemon.timeline import Timeline, begin_timeline
-from spotd.daemon.wake import WakeEvent
 from spotd.history import History
-from spotd.service import code_spool, memory, sockets
-from spotd.service.lifecycle import Lifecycle, Reload, signals
-from spotd.service.systemd import SystemdNotifier
+from spotd.service import lifecycle as code_spool
+from spotd.service import lifecycle as sockets
+from spotd.service import memory
+from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, signals
 from spotd.store import Store
-from spotd_jobs.bundle import build_runner
 from spotd_jobs.objects.api import ObjectStore, StoreError
-from spotd_jobs.start import SCRIPT_BYTES_MAX, start_script
+from spotd_jobs.start import SCRIPT_BYTES_MAX, build_runner, start_script
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import ProviderName
 
@@ -230,7 +222,7 @@ async def _serving(
 
 
 async def _serve_metrics(daemon: _Daemon, host: str, port: int) -> None:
-    from spotd.service.metrics.parts import make_listener
+    from spotd.service.metrics_listener import make_listener
 
     controllers = (*daemon.controllers, daemon.price_recorder.controller)
     await make_listener(host, port, daemon.parts, controllers, log=logs.get("metrics")).run()

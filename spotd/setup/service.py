@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -16,10 +20,161 @@ from urllib.parse import unquote, urlsplit
 from spotd import paths
 from spotd.config.credentials import CredentialRef
 from spotd.config.load import Loaded, load, secrets_of
-from spotd.files import replace_whole
+from spotd.paths import replace_whole
 from spotd.setup import SetupRefused
-from spotd.setup.program import folders_in_use, installed_command, require_reachable
-from spotd.setup.unit import UNIT_NAME, UnitPlan, unit_text
+
+# The text of the systemd unit, from the templates in `systemd/` and what this computer needs.
+
+
+UNIT_NAME: Final = "spotd.service"
+MARK: Final = "# Written by `spotd install-service`"
+_TEMPLATES: Final = {True: "spotd.service", False: "spotd-user.service"}
+_PLAIN: Final = re.compile(r"[A-Za-z0-9/._@+:,=-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlan:
+    """What the unit depends on.
+
+    Attributes:
+        command: the program with its own arguments, before `run`.
+        config: a configuration that is not where the service would search for it.
+        writable: folders that a user's service may write to; a system service has only its own.
+        credentials: the file of each secret, by the name that the configuration gives it.
+        environment: variables without which the service would search elsewhere than this shell.
+    """
+
+    system: bool
+    command: Sequence[str]
+    config: Path | None = None
+    writable: Sequence[Path] = ()
+    credentials: Mapping[str, Path] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def unit_text(plan: UnitPlan) -> str:
+    """Return the whole unit.
+
+    Raises:
+        SetupRefused: a path in it cannot be written in a unit.
+    """
+    scope = "" if plan.system else " --user"
+    lines = [
+        f"{MARK}, which compares and asks before it writes again. Changes of yours belong in an",
+        f"# override: systemctl{scope} edit spotd",
+        "",
+    ]
+    body = _template(plan.system).splitlines()
+    begin = body.index("[Unit]")
+    for line in body[begin:]:
+        key = line.partition("=")[0]
+        if key == "ExecStart":
+            lines += _start_lines(plan)
+        elif key == "ReadWritePaths":
+            lines += [f"ReadWritePaths={_word(str(path))}" for path in plan.writable]
+        elif key != "#LoadCredential":
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _start_lines(plan: UnitPlan) -> Iterator[str]:
+    words = [*plan.command, "run", *(() if plan.config is None else ("--config", str(plan.config)))]
+    # In this one line a dollar begins a variable, so two are one.
+    yield "ExecStart=" + " ".join(_word(word).replace("$", "$$") for word in words)
+    for name, value in sorted(plan.environment.items()):
+        yield f"Environment={_word(f'{name}={value}')}"
+    for name, path in sorted(plan.credentials.items()):
+        # The rest of the line is the path as it stands, blanks included; only a per cent has a meaning of its own.
+        yield f"LoadCredential={name}:{_printable(str(path)).replace('%', '%%')}"
+
+
+def _word(text: str) -> str:
+    """Return the text as one word of a unit: what has a meaning there is quoted."""
+    text = _printable(text).replace("%", "%%")
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise SetupRefused(f"{text!r} cannot be written in a unit", hint="move it to a path without line breaks")
+    return text
+
+
+def _template(system: bool) -> str:  # noqa: FBT001 - the one key of the table above
+    name = _TEMPLATES[system]
+    packaged = Path(str(files("spotd.setup"))) / "units" / name
+    checkout = Path(__file__).resolve().parents[2] / "systemd" / name
+    for path in (packaged, checkout):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise SetupRefused(f"{name} is missing from this installation", hint="reinstall spotd")
+
+
+# Where the installed program is, and whether a service can reach it.
+
+
+_HIDDEN_FROM_ALL: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - places that are refused, not used
+_HIDDEN_FROM_SYSTEM: Final = (Path("/home"), Path("/root"), Path("/run/user"))
+
+
+def installed_command() -> tuple[str, ...]:
+    """Return the command that starts this very installation: in a venv, of pipx, of uv, or of the user's site."""
+    beside = Path(sys.executable).parent
+    folders = [beside, Path(sysconfig.get_path("scripts")), Path(sysconfig.get_path("scripts", "posix_user"))]
+    for folder in folders:
+        if (folder / "spotd").is_file():
+            return (str(folder / "spotd"),)
+    # -P: a file called spotd.py in the folder that the service starts in is not this program.
+    return (sys.executable, "-P", "-m", "spotd")
+
+
+def folders_in_use(command: Sequence[str]) -> tuple[Path, ...]:
+    """Return every folder that the program is read from, its interpreter's own included."""
+    found = (Path(command[0]).parent, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2])
+    return tuple(dict.fromkeys(path for one in found for path in (one, one.resolve())))
+
+
+def require_reachable(folders: Sequence[Path], *, system: bool) -> None:
+    """Raise `SetupRefused` if the unit could not see the program, which its sandbox or a mode hides."""
+    hidden = (*_HIDDEN_FROM_ALL, *(_HIDDEN_FROM_SYSTEM if system else ()))
+    for folder in folders:
+        if any(folder.is_relative_to(place) for place in hidden):
+            way_out = "for one user, leave out --system; for all: pipx install --global spotd, or a venv in /opt"
+            raise SetupRefused(
+                f"the service could not see its own program: {folder} is hidden from it",
+                hint=way_out if system else "install spotd somewhere else, for instance with pipx",
+            )
+        if system and (closed := _closed_to_others(folder)) is not None:
+            raise SetupRefused(
+                f"the service runs as a user of its own, which may not enter {closed}", hint=f"chmod o+rx {closed}"
+            )
+        if system and (loose := changeable_by_others(folder)) is not None:
+            raise SetupRefused(
+                f"the service is given root's keys, and others than root may change its program by {loose}",
+                hint=f"chown -R root: {loose}; chmod -R go-w {loose}",
+            )
+
+
+def _closed_to_others(folder: Path) -> Path | None:
+    for path in (*reversed(folder.parents), folder):
+        try:
+            if not path.stat().st_mode & stat.S_IXOTH:
+                return path
+        except OSError:
+            return path
+    return None
+
+
+def changeable_by_others(folder: Path) -> Path | None:
+    """Return the folder, or the one above it, that others than root may write to; None where only root may."""
+    for path in (folder, *folder.parents):
+        found = path.stat()
+        if found.st_uid != 0 or (found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX):
+            return path
+    return None
+
 
 SYSTEM_STATE: Final = Path("/var/lib/spotd")
 _CALL_S: Final = 120.0

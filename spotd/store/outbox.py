@@ -9,13 +9,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, and_, delete, desc, func, insert, or_, select, update
 
-from spotd.core.notifications.values import Notification, Queued, Severity
+from spotd.core.notifications import Notification, Queued, Severity
 from spotd.store import rows
-from spotd.store.columns import instant_out
-from spotd.store.conditions import chunks
-from spotd.store.mapping import RowMap
-from spotd.store.readable import kept
-from spotd.store.tables import NOTIFICATIONS
+from spotd.store.rows import RowMap, instant_out, kept
+from spotd.store.tables import NOTIFICATIONS, chunks
 
 SENT_MAX: Final = 2_000
 """So many that were sent are remembered, for their keys."""

@@ -27,31 +27,36 @@ from sqlalchemy import (
     true,
 )
 
+from spotd.core.bills import BilledMachine
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.charges import Charge, CostSums
-from spotd.core.domain.checkpoints import OF_ANOTHER_JOB, Checkpoint
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import AttemptId, Charge, CostSums, Intent, JobId
+from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, Job
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.records import Experience
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.world import PastJob, UnreadableRow, World
-from spotd.core.metering.calibration import BilledMachine
-from spotd.core.plans.plan import Event
-from spotd.core.pricing.effective_price import egress_cost
+from spotd.core.domain.world import Experience, PastJob, UnreadableRow, World
+from spotd.core.plan import Event
+from spotd.core.pricing import egress_cost
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.store import rows
-from spotd.store.columns import duration_in, instant_in, instant_out
-from spotd.store.conditions import ACTIVE, IDS, NOT_ENDED, OPEN, chunks
-from spotd.store.engine import DatabasePlace
-from spotd.store.errors import StoreCorrupt
-from spotd.store.experience import load_experience
-from spotd.store.mapping import Row
+from spotd.store.engine import DatabasePlace, StoreCorrupt
 from spotd.store.outbox import Outbox
-from spotd.store.readable import ROW_ERRORS, kept, set_aside
-from spotd.store.row_cache import RowCache
-from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS, META
+from spotd.store.rows import ROW_ERRORS, Row, RowCache, duration_in, instant_in, instant_out, kept, set_aside
+from spotd.store.tables import (
+    ACTIVE,
+    ATTEMPT_COSTS,
+    ATTEMPTS,
+    CHARGES,
+    CHECKPOINTS,
+    DAY_COSTS,
+    EVENTS,
+    IDS,
+    INTENTS,
+    JOBS,
+    META,
+    NOT_ENDED,
+    OPEN,
+    chunks,
+)
 from spotd.store.views import (
     ArrayTotals,
     ArrayView,
@@ -63,9 +68,8 @@ from spotd.store.views import (
     MachineView,
     Totals,
 )
-from spotd.store.world import load_checkpoints, load_past, load_world
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import AttemptKey, ProviderName
+from spotd.store.world import load_checkpoints, load_experience, load_past, load_world
+from spotd_providers.contract.values import AttemptKey, MicroUsd, ProviderName
 
 C = TypeVar("C")
 AMBIGUOUS_MAX: Final = 10

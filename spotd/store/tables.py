@@ -7,14 +7,18 @@ holds only what is never queried. What is queried of a quote is repeated in colu
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import date
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Boolean,
     Column,
+    ColumnElement,
     Connection,
     Date,
     Float,
@@ -25,15 +29,17 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    bindparam,
     event,
     false,
+    literal_column,
     text,
 )
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
-from spotd.core.domain.charges import CostSums
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.intents import CostSums, IntentState
+from spotd.core.domain.states import AttemptState, JobState
 
 _NAMES: Final = {
     "ix": "ix_%(column_0_label)s",
@@ -389,3 +395,31 @@ def _append_only(table: Table, connection: Connection, **_: object) -> None:
 
 for _kept in (EVENTS, CHARGES):
     event.listen(_kept, "after_create", _append_only)
+
+
+# Conditions of statements, built once: to build a statement costs more than to run it.
+
+
+T = TypeVar("T")
+PARAMETERS_MAX: Final = 10_000
+"""Values in one IN list; SQLite's limit is 32,766."""
+IDS: Final[BindParameter[Any]] = bindparam("ids", expanding=True)
+"""The list that a statement is run with: `column.in_(IDS)`, then `{"ids": some}`."""
+
+
+def chunks(values: Iterable[T]) -> Iterator[Sequence[T]]:
+    """Yield the values in pieces that fit into one statement."""
+    every = list(values)
+    for start in range(0, len(every), PARAMETERS_MAX):
+        yield every[start : start + PARAMETERS_MAX]
+
+
+def _one_of(column: Column[Any], words: Iterable[StrEnum]) -> ColumnElement[bool]:
+    # In the text of the statement: parameters of a list are put together anew each time that it runs.
+    return column.in_([literal_column(f"'{word.value}'") for word in sorted(words)])
+
+
+ACTIVE: Final = _one_of(JOBS.c.state, (state for state in JobState if not state.is_final))
+FINAL: Final = _one_of(JOBS.c.state, (state for state in JobState if state.is_final))
+NOT_ENDED: Final = _one_of(ATTEMPTS.c.state, (state for state in AttemptState if state is not AttemptState.ENDED))
+OPEN: Final = _one_of(INTENTS.c.state, (s for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED}))

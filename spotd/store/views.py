@@ -7,18 +7,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from spotd.core.domain.chain import ArrayTask
-from spotd.core.domain.charges import CostSums, Meter
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.jobs import Outputs, RunTotals
-from spotd.core.domain.moves import Moves
+from spotd.core.domain.intents import AttemptId, CostSums, JobId, Meter
+from spotd.core.domain.jobs import ArrayTask, Checkpoint, Moves, Outputs, RunTotals
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.metering.closing import closing_words, compared_cost
-from spotd.core.metering.metering import accrued, on_demand_accrued
-from spotd.core.plans.plan import Event
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey, ProviderName
+from spotd.core.metering import accrued, closing_words, compared_cost, on_demand_accrued
+from spotd.core.plan import Event
+from spotd_providers.contract.values import AttemptKey, MicroUsd, MicroUsdPerHour, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,29 +5,78 @@ Core selects, never ORM objects: a thousand jobs cost a list of their ids and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime
+from itertools import groupby
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, func, or_, select
+from sqlalchemy import Connection, bindparam, delete, func, or_, select
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, Cooldown
-from spotd.core.domain.ids import AttemptId, IntentId, JobId
-from spotd.core.domain.intents import Intent
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import AttemptId, Intent, IntentId, JobId
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.records import Experience
-from spotd.core.domain.world import PastJob, UnreadableRow, World, awaited
+from spotd.core.domain.world import (
+    RECORDS_MAX,
+    Experience,
+    PastJob,
+    Record,
+    RecordKind,
+    UnreadableRow,
+    World,
+    awaited,
+    is_faded,
+)
 from spotd.store import rows
-from spotd.store.columns import instant_out
-from spotd.store.conditions import ACTIVE, IDS, NOT_ENDED, OPEN, chunks
-from spotd.store.experience import load_experience
-from spotd.store.readable import ROW_ERRORS, error_words, kept
-from spotd.store.row_cache import RowCache
-from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, DAY_COSTS, INTENTS, JOBS
-from spotd_providers.contract.money import MicroUsd
+from spotd.store.rows import ROW_ERRORS, RowCache, error_words, instant_out, kept
+from spotd.store.tables import (
+    ACTIVE,
+    ATTEMPTS,
+    CHECKPOINTS,
+    COOLDOWNS,
+    DAY_COSTS,
+    EXPERIENCE,
+    IDS,
+    INTENTS,
+    JOBS,
+    NOT_ENDED,
+    OPEN,
+    chunks,
+)
+from spotd_providers.contract.values import MicroUsd
+
+# The records of what was seen of providers, pools, hosts and images.
+
+
+_NEWEST: Final = select(EXPERIENCE).order_by(EXPERIENCE.c.at.desc()).limit(2 * len(RecordKind) * RECORDS_MAX)
+"""All of them, and a bound on what was added since the last that faded were deleted."""
+_ONE: Final = delete(EXPERIENCE).where(
+    EXPERIENCE.c.kind == bindparam("k"), EXPERIENCE.c.provider == bindparam("p"), EXPERIENCE.c.subject == bindparam("s")
+)
+
+
+def load_experience(connection: Connection) -> Experience:
+    """Return every record; one that cannot be understood is left out."""
+    found = kept(rows.RECORD.read, rows.fetch(connection, _NEWEST))
+    return {one.id: one for one in found}
+
+
+def delete_records(connection: Connection, records: Collection[Record]) -> int:
+    """Delete these records; return how many they are."""
+    if records:
+        connection.execute(_ONE, [{"k": r.id.kind.value, "p": r.id.provider, "s": r.id.subject} for r in records])
+    return len(records)
+
+
+def forget_faded(connection: Connection, now: datetime) -> int:
+    """Delete what has faded, and of each kind what is more than is kept; return how many records it was."""
+    newest_first = sorted(load_experience(connection).values(), key=lambda one: (one.id.kind, -one.at.timestamp()))
+    gone: list[Record] = []
+    for _, of_kind in groupby(newest_first, key=lambda one: one.id.kind):
+        gone += [one for n, one in enumerate(of_kind) if n >= RECORDS_MAX or is_faded(one, now)]
+    return delete_records(connection, gone)
+
 
 _IN_WORLD: Final = or_(ACTIVE, JOBS.c.id.in_(select(ATTEMPTS.c.job_id).where(NOT_ENDED)))
 

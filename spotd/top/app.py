@@ -14,13 +14,11 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
-from spotd.arrays import is_line_of_array, with_arrays_as_one
 from spotd.client.daemon import Daemon
-from spotd.client.errors import ClientError
-from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns, machines, sentence
-from spotd.top.feed import Feed, Questions, Snapshot
-from spotd.top.screens import Confirm, Help, LogScreen, NewCeiling
-from spotd.top.sheet import Sheet
+from spotd.client.transport import ClientError
+from spotd.lists import is_line_of_array, with_arrays_as_one
+from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, Sheet, job_columns, machine_columns, machines, sentence
+from spotd.top.screens import Confirm, Feed, Help, LogScreen, NewCeiling, Questions, Snapshot
 from spotd.words import FINAL_STATES, clean, count, dollars, money, price, short_span, where_text
 
 VIEWS: Final = ("jobs", "machines", "market", "events")

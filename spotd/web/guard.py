@@ -10,17 +10,174 @@ login needs a session or the token itself in a header; it is never part of an ad
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import ipaddress
-from collections.abc import Collection, Mapping
+import os
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spotd.web.peers import is_other_user, peer_of
-from spotd.web.sessions import COOKIE, Sessions
+# Who is at the other end of a connection: an address, and on loopback the user, where Linux states it.
+
+
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_OWN: Final = frozenset({0})
+GONE: Final = -1
+
+
+def peer_of(client: Sequence[Any] | None, headers: Mapping[str, str]) -> str:
+    """Return by what a peer is counted: its address, and of IPv6 its network, all addresses of which one host may have.
+
+    On loopback a proxy may say for whom it asks. A program of this computer can claim any address there, and so be
+    counted anew: what it gains is bounded by what holds for all together.
+    """
+    text = "" if client is None else str(client[0])
+    address = _address(text)
+    if address is not None and address.is_loopback:
+        address = _address(headers.get("x-forwarded-for", "").rpartition(",")[2].strip()) or address
+    if address is None or address.is_loopback or address.version == 4:
+        return str(address or text)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped if address.version == 6 else None) or address
+
+
+def is_other_user(client: Sequence[Any] | None, server: Sequence[Any] | None) -> bool:
+    """Whether the peer is a user other than this process's and root, or has gone; false where nothing is known."""
+    if client is None or server is None:
+        return False
+    uid = peer_uid(str(client[0]), int(client[1]), int(server[1] or 0))
+    return uid is not None and uid not in _OWN | {os.geteuid()}
+
+
+def peer_uid(address: str, port: int, to_port: int) -> int | None:
+    """Return the owner of the socket with this end and that other end; `None` where the system does not say.
+
+    One that its process has closed is `GONE`: such a socket is listed as root's, whosever it was.
+    """
+    ends = {f"{text}:{port:04X}" for text in _as_in_table(address)}
+    for table in _TABLES:
+        try:
+            rows = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            columns = row.split()
+            if len(columns) > 9 and columns[1] in ends and columns[2].endswith(f":{to_port:04X}"):
+                return GONE if columns[9] == "0" else int(columns[7])
+    return None
+
+
+def _as_in_table(address: str) -> list[str]:
+    """Return an address as the tables write it: words of four bytes in the byte order of the processor."""
+    try:
+        packed = ipaddress.ip_address(address).packed
+    except ValueError:
+        return []
+    if len(packed) == 4:
+        return [_words(packed), _words(b"\0" * 10 + b"\xff\xff" + packed)]
+    return [_words(packed)]
+
+
+def _words(packed: bytes) -> str:
+    import sys
+
+    words = (int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4))
+    return "".join(f"{word:08X}" for word in words)
+
+
+# The token of a dashboard, and the sessions of the browsers that were shown to know it.
+
+
+COOKIE: Final = "spotd_session"
+TOKEN_LENGTH_MIN: Final = 16
+SESSION_S: Final = 7 * 86_400
+SESSIONS_MAX: Final = 64
+"""One more closes the oldest."""
+FAILURES_MAX: Final = 8
+FAILURES_S: Final = 60.0
+"""After so many wrong tokens in so long from one peer, none of its is compared until the first has aged."""
+PEERS_MAX: Final = 256
+"""Of so many peers wrong tokens are remembered; one more forgets the one that was wrong least lately."""
+ALL_FAILURES_MAX: Final = 64
+DELAY_S: Final = 1.0
+"""How long each comparison waits while so many tokens were wrong in so long, from wherever they came."""
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+class Sessions:
+    """Open sessions. Only hashes are kept: what could open a session is nowhere in memory for long."""
+
+    def __init__(self, token: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token = _hash(token)
+        self._clock = clock
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._all_failures: deque[float] = deque(maxlen=ALL_FAILURES_MAX)
+
+    def is_token(self, text: str, peer: str) -> bool:
+        """Whether this is the token; false without a comparison while too many of this peer were wrong."""
+        if self.wait_s(peer):
+            return False
+        is_right = hmac.compare_digest(_hash(text), self._token)
+        if not is_right:
+            failures = self._failures.setdefault(peer, deque(maxlen=FAILURES_MAX))
+            self._failures.move_to_end(peer)
+            if len(self._failures) > PEERS_MAX:
+                self._failures.popitem(last=False)
+            for known in (failures, self._all_failures):
+                known.append(self._clock())
+        return is_right
+
+    def wait_s(self, peer: str) -> float:
+        """Return the seconds until a token of this peer is compared again."""
+        return self._left_s(self._failures.get(peer, ()), FAILURES_MAX)
+
+    def delay_s(self) -> float:
+        """Return how long the next comparison is to wait, of any peer: that locks out none."""
+        return DELAY_S if self._left_s(self._all_failures, ALL_FAILURES_MAX) else 0.0
+
+    def _left_s(self, failures: Sequence[float], most: int) -> float:
+        return max(0.0, failures[0] + FAILURES_S - self._clock()) if len(failures) == most else 0.0
+
+    def open(self) -> str:
+        """Return the cookie of a new session."""
+        value = secrets.token_urlsafe(32)
+        self._until[_hash(value)] = self._clock() + SESSION_S
+        while len(self._until) > SESSIONS_MAX:
+            self._until.popitem(last=False)
+        return value
+
+    def is_open(self, value: str) -> bool:
+        """Whether this is the cookie of an open session."""
+        return bool(value) and self._until.get(_hash(value), 0.0) > self._clock()
+
+    def close(self, value: str) -> None:
+        """End a session, if there is such a one."""
+        self._until.pop(_hash(value), None)
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
 
 LOGIN: Final = "/login"
 OPEN: Final = frozenset(
@@ -75,16 +232,16 @@ class Place:
             return False
         if name == "localhost" or name == self.host.lower() or name in self.names:
             return True
-        return is_loopback(name) or (_address(name) is not None and not self.is_loopback)
+        return is_loopback(name) or (_shown_address(name) is not None and not self.is_loopback)
 
 
 def is_loopback(host: str) -> bool:
     """Whether nothing but this computer reaches the address."""
-    address = _address(host)
+    address = _shown_address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
 
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _shown_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name.strip("[]"))
     except ValueError:

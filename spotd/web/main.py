@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,19 +19,155 @@ from fastapi import FastAPI
 from nicegui import Client, ui
 from nicegui import app as nicegui_app
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from spotd.client.daemon import Daemon
-from spotd.web import login
-from spotd.web.gate import Gate
-from spotd.web.guard import LOGIN, Guard, Place
+from spotd.slow_requests import TimedH11Protocol
+from spotd.web.guard import COOKIE, LOGIN, SESSION_S, Guard, Place, Sessions, is_loopback, peer_of, session_cookie
 from spotd.web.markup import el, job_href
-from spotd.web.pages import events, job, jobs, market, overview, providers, submit
-from spotd.web.pages.shell import shell
+from spotd.web.pages import jobs, market
+from spotd.web.pages.live import TreeElement, shell
 from spotd.web.poller import SharedPoller
-from spotd.web.sessions import Sessions
-from spotd.web.tree import TreeElement
 from spotd.words import clean
+
+# How many connections the dashboard has open, so that a peer which opens many or says nothing is in no one's way.
+
+
+OPEN_MAX: Final = 256
+OPEN_PER_PEER_MAX: Final = 48
+"""Of each address but loopback, where a proxy may ask for others. A browser opens six, and one for each tab."""
+FIRST_REQUEST_WITHIN_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    peer: str
+    transport: asyncio.Transport
+    is_request_due: Callable[[], bool]
+
+
+class Gate:
+    """The open connections of one server."""
+
+    def __init__(self) -> None:
+        self._open: list[_Connection] = []
+
+    def admits(self, transport: asyncio.Transport, is_request_due: Callable[[], bool]) -> bool:
+        """Whether one more connection is served; one that has ended, or whose request has not arrived, makes room.
+
+        Args:
+            is_request_due: whether the peer owes a request, or the rest of one.
+        """
+        peer = peer_of(transport.get_extra_info("peername"), {})
+        self._open = [one for one in self._open if not one.transport.is_closing()]
+        if not is_loopback(peer) and not self._make_room(
+            [one for one in self._open if one.peer == peer], per_peer=True
+        ):
+            return False
+        if not self._make_room(self._open):
+            return False
+        self._open.append(_Connection(peer, transport, is_request_due))
+        return True
+
+    def _make_room(self, those: list[_Connection], *, per_peer: bool = False) -> bool:
+        """Return whether one more of those may be open; the oldest of them that owes a request ends for it."""
+        if len(those) < (OPEN_PER_PEER_MAX if per_peer else OPEN_MAX):
+            return True
+        silent = next((one for one in those if one.is_request_due()), None)
+        if silent is None:
+            return False
+        silent.transport.abort()
+        self._open = [one for one in self._open if one is not silent]
+        return True
+
+    def protocol(self) -> type[TimedH11Protocol]:
+        """Return uvicorn's protocol, behind this gate."""
+        gate = self
+
+        class Gated(TimedH11Protocol):
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+                super().connection_made(transport)
+                if gate.admits(transport, lambda: self.is_request_due):
+                    self.loop.call_later(FIRST_REQUEST_WITHIN_S, self._close_if_silent)
+                else:
+                    transport.abort()
+
+            def _close_if_silent(self) -> None:
+                if self.cycle is None and self in self.connections:
+                    self.transport.abort()
+
+        return Gated
+
+
+# The page on which a browser states the token, once. Plain HTML: it works before anything else is served.
+
+
+BODY_BYTES_MAX: Final = 4096
+BODY_WITHIN_S: Final = 10.0
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Log in - spotd</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="/favicon.svg"><link rel="stylesheet" href="/style.css"></head>
+<body class="login"><main><h1>spotd</h1>
+<form method="post" action="/login">
+<label for="token">Token</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
+<p role="alert">{message}</p>
+<button type="submit">Log in</button>
+<p class="muted">spotctl web showed it when it started, or it is in the file that was given to it.</p>
+</form></main></body></html>
+"""
+
+
+def page(message: str = "", *, status: int = 200) -> Response:
+    return HTMLResponse(
+        _PAGE.format(message=escape(message)), status_code=status, headers={"cache-control": "no-store"}
+    )
+
+
+async def login(request: Request, sessions: Sessions) -> Response:
+    """Open a session for the right token."""
+    text, peer = await _token(request), peer_of(request.client, request.headers)
+    if wait_s := math.ceil(sessions.wait_s(peer)):
+        return page(f"Too many wrong tokens. Try again in {wait_s} s.", status=429)
+    await asyncio.sleep(sessions.delay_s())
+    if not sessions.is_token(text, peer):
+        return page("That is not the token.", status=403)
+    answer = RedirectResponse("/", status_code=303)
+    answer.set_cookie(
+        COOKIE,
+        sessions.open(),
+        max_age=SESSION_S,
+        httponly=True,
+        samesite="strict",
+        secure=request.headers.get("x-forwarded-proto") == "https",
+    )
+    return answer
+
+
+async def logout(request: Request, sessions: Sessions) -> Response:
+    """End the session of this browser."""
+    sessions.close(session_cookie(request.headers))
+    answer = RedirectResponse(LOGIN, status_code=303)
+    answer.delete_cookie(COOKIE)
+    return answer
+
+
+async def _token(request: Request) -> str:
+    """Return the field of the form, from a body of bounded size."""
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    return ""
+    except TimeoutError:
+        return ""
+    from urllib.parse import parse_qs
+
+    return parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+
 
 STATIC: Final = Path(__file__).parent / "static"
 FAVICON: Final = STATIC / "favicon.svg"
@@ -65,15 +204,15 @@ def make_app(poller: SharedPoller, place: Place, sessions: Sessions | None) -> A
 
         @server.get(LOGIN)
         def login_page() -> Response:
-            return login.page()
+            return page()
 
         @server.post(LOGIN)
         async def log_in(request: Request) -> Response:
-            return await login.login(request, sessions)
+            return await login(request, sessions)
 
         @server.post("/logout")
         async def log_out(request: Request) -> Response:
-            return await login.logout(request, sessions)
+            return await logout(request, sessions)
 
     nicegui_app.config.quasar_config["brand"] = {"primary": "#2f6fb3", "negative": "#c2410c", "positive": "#15803d"}
     ui.run_with(
@@ -100,13 +239,13 @@ def _pages(poller: SharedPoller, *, has_login: bool) -> None:
             with shell(poller, request, title, path, has_login=has_login) as page:
                 build(page, request)
 
-    add("/", "Overview", lambda page, _request: overview.build(page))
-    add("/jobs", "Jobs", lambda page, request: jobs.build(page, *_asked(request)))
-    add("/market", "Market", lambda page, _request: market.build(page))
-    add("/providers", "Providers", lambda page, _request: providers.build(page))
-    add("/events", "Events", lambda page, _request: events.build(page))
-    add("/submit", "Submit", lambda page, _request: submit.build(page))
-    add("/job/{ref}", "Job", lambda page, request: job.build(page, request.path_params["ref"]))
+    add("/", "Overview", lambda page, _request: market.overview_page(page))
+    add("/jobs", "Jobs", lambda page, request: jobs.jobs_page(page, *_asked(request)))
+    add("/market", "Market", lambda page, _request: market.market_page(page))
+    add("/providers", "Providers", lambda page, _request: market.providers_page(page))
+    add("/events", "Events", lambda page, _request: market.events_page(page))
+    add("/submit", "Submit", lambda page, _request: jobs.submit_page(page))
+    add("/job/{ref}", "Job", lambda page, request: jobs.job_page(page, request.path_params["ref"]))
 
     @ui.page("/jobs/{ref}")
     def job_by_its_other_name(request: Request) -> Response:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
-from spotd.arrays import is_line_of_array
-from spotd.words import NOTHING, clean
+from spotd.client.daemon import Daemon
+from spotd.lists import is_line_of_array
+from spotd.words import NOTHING, ControlFilter, clean
 
 Node = Any
 """A text, or a list of a tag, its attributes, and its children."""
@@ -110,3 +116,148 @@ def facts(pairs: list[tuple[str, Node]]) -> Node:
     """Return names with their values."""
     shown = [el("div", el("dt", name), el("dd", value)) for name, value in pairs if value != ""]
     return el("dl", *shown, cls="facts")
+
+
+# The log of a job as the dashboard keeps it: its last lines, and the figures in those that are JSON.
+#
+# Whatever a host wrote arrives here. Lines, names, figures and their number are bounded, and what is no finite number
+# of a size that can be drawn is counted and left out.
+
+
+LINES_MAX: Final = 400
+LINE_LENGTH_MAX: Final = 500
+"""Longer lines are cut where they are shown."""
+FIRST_LINES: Final = 5_000
+"""Of a job whose page is opened, so many of the last lines are read for figures."""
+READ_LENGTH_MAX: Final = 4_000_000
+"""Characters taken in at one time; what is left follows at the next."""
+RECORD_LENGTH_MAX: Final = 4_000
+KEYS_MAX: Final = 12
+POINTS_MAX: Final = 1_000
+"""When a series has more, every second point is left out."""
+VALUE_MAX: Final = 1e12
+STEPS: Final = ("step", "global_step", "iteration", "iter", "batch")
+_NOT_FIGURES: Final = frozenset({*STEPS, "epoch", "time", "timestamp", "ts", "elapsed", "pid", "rank", "attempt"})
+_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./ -]{0,39}")
+
+
+@dataclass(slots=True)
+class Figures:
+    """Series of what the job logs as JSON objects, one to a line, by its step or else by the number of the record."""
+
+    series: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    left_out: int = 0
+    """Values that cannot be drawn."""
+    has_steps: bool = False
+    _records: int = 0
+
+    def take(self, line: str) -> None:
+        """Take in one line; most are none of this."""
+        record = _record(line)
+        if record is None:
+            return
+        self._records += 1
+        step = next((found for key in STEPS if (found := _number(record.get(key))) is not None), None)
+        self.has_steps = self.has_steps or step is not None
+        for key, value in list(record.items())[:100]:
+            if key in _NOT_FIGURES or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            number = _number(value)
+            known = key in self.series
+            if number is None or not (known or (len(self.series) < KEYS_MAX and _KEY.fullmatch(key))):
+                self.left_out += 1
+                continue
+            self._add(key, float(self._records) if step is None else step, number)
+
+    def _add(self, key: str, x: float, y: float) -> None:
+        points = self.series.setdefault(key, [])
+        # A job that was resumed computes some steps once more: what it found the second time counts.
+        while points and points[-1][0] >= x:
+            points.pop()
+        points.append((x, y))
+        if len(points) > POINTS_MAX:
+            del points[1:-1:2]
+
+    def names(self) -> list[str]:
+        """Return what there is to draw: losses first, then as they came."""
+        return sorted(self.series, key=lambda key: "loss" not in key.lower())
+
+
+def _record(line: str) -> Mapping[str, Any] | None:
+    text = line.strip()
+    if not text.startswith("{") or not text.endswith("}") or len(text) > RECORD_LENGTH_MAX:
+        return None
+    # A dictionary as Python prints it, as the Hugging Face Trainer logs, is nearly JSON.
+    for candidate in (text, text.replace("'", '"')):
+        try:
+            record = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        return record if isinstance(record, dict) else None
+    return None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if abs(number) <= VALUE_MAX else None  # NaN compares as false
+
+
+@dataclass(slots=True)
+class LogTail:
+    """The end of one job's log, read on from where it was left."""
+
+    lines: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=LINES_MAX))
+    """Kind of the record and text."""
+    figures: Figures = field(default_factory=Figures)
+    version: int = 0
+    _cursor: str = ""
+    _filter: ControlFilter = field(default_factory=ControlFilter)
+    _rest: str = ""
+
+    def read(self, daemon: Daemon, ref: str) -> LogTail:
+        """Take in what the job wrote since."""
+        query: dict[str, Any] = {"after": self._cursor} if self._cursor else {"tail": FIRST_LINES}
+        taken = 0
+        for record in daemon.logs(ref, query):
+            if record["kind"] != "end":
+                self.take(record)
+                taken += len(record["text"])
+            self._cursor = record["cursor"] or self._cursor
+            if taken > READ_LENGTH_MAX:
+                break
+        return self
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take in one record of the log."""
+        self.version += 1
+        if record["kind"] != "log":
+            self._end_line()
+            self.lines.append((str(record["kind"]), self._filter.feed(record["text"]).strip()[:LINE_LENGTH_MAX]))
+            return
+        *whole, self._rest = (self._rest + self._filter.feed(record["text"])).split("\n")
+        for line in whole:
+            self._line(line)
+        if len(self._rest) > RECORD_LENGTH_MAX:
+            self._end_line()
+
+    def shown(self) -> list[tuple[str, str]]:
+        """Return the last lines, with one that is not finished yet."""
+        return [*self.lines, *([("log", _whole_units(self._rest))] if self._rest else [])]
+
+    def _end_line(self) -> None:
+        if self._rest:
+            self._line(self._rest)
+            self._rest = ""
+
+    def _line(self, line: str) -> None:
+        self.figures.take(line)
+        self.lines.append(("log", _whole_units(line)))
+
+
+def _whole_units(line: str) -> str:
+    return line if len(line) <= LINE_LENGTH_MAX else line[: LINE_LENGTH_MAX - 1] + "…"

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from spotd.daemon.crash import CrashPoint, CrashPoints, never
+from spotd.daemon.commits import CrashPoint, CrashPoints, never
 from spotd.service import memory
 
 VARIABLE = "SPOTD_CRASH_AT"

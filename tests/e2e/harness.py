@@ -24,11 +24,11 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.transport import DaemonRefused, DaemonUnreachable
 from spotd_jobs.pack import pack
 from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.server.__main__ import stop as stop_market
-from spotd_providers.local.server.files import find_endpoint
+from spotd_providers.local.settings import find_endpoint
 from tests.e2e.preloaded import Forked
 from tests.e2e.receipts import disagreements
 from tests.waiting import described, until

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.commits import CrashPoint
 from spotd_providers.local.hosts import Segment
 from tests.e2e.harness import FINAL, DaemonUnreachable, Lab, until
 

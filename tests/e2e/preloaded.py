@@ -31,7 +31,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any, Final
 
-from spotd_providers.local import launcher
+from spotd_providers.local import plugin
 from spotd_providers.local.server import __main__ as market_server
 from tests.e2e import crashable
 from tests.fakes.faulty_market import FaultyMarketApp
@@ -41,9 +41,9 @@ _MODULES: Final = (
     "spotd.api.app",
     "spotd.service.http_server",
     "spotd_providers.kit.http",
-    "spotd_providers.local.client",
     "spotd_providers.local.plugin",
-    "spotd_providers.local.provider",
+    "spotd_providers.local.plugin",
+    "spotd_providers.local.plugin",
     "spotd_providers.local.server.__main__",
     "anyio._backends._asyncio",
     "httpcore",
@@ -136,7 +136,7 @@ def main() -> int:
     markets = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     markets.bind(b"\0spotd-markets-%d" % os.getpid())
     markets.listen(64)
-    launcher._spawn = partial(_fork_market, markets.getsockname())
+    plugin._spawn = partial(_fork_market, markets.getsockname())
     ended, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())
@@ -175,16 +175,16 @@ def main() -> int:
 
 def _work_ahead() -> None:
     """Do once what every daemon would do anew after its start, and compile the runner for its hosts."""
-    from spotd.config import plugins
+    from spotd.config import credentials
     from spotd.service import composition
     from spotd_providers.kit import http
     from tests.fakes.compiled_runner import compiled_runner
 
     vars(composition).update(build_runner=compiled_runner)
-    vars(plugins).update(entry_points=cache(entry_points))
+    vars(credentials).update(entry_points=cache(entry_points))
     compiled_runner()
     http._tls_context()
-    plugins.InstalledPlugins().bundled()
+    credentials.InstalledPlugins().bundled()
 
 
 def _become(request: dict[str, Any], output: int, other: int) -> int:
@@ -210,7 +210,7 @@ def _fork_market(address: bytes, folder: Path, ready: int, *, idle_exit: timedel
     request = {
         "market": str(folder),
         "argv": ["--detach", "--dir", str(folder), "--idle-exit", str(idle_exit.total_seconds())],
-        "env": {name: os.environ[name] for name in launcher._PASSED_ON if name in os.environ},
+        "env": {name: os.environ[name] for name in plugin._PASSED_ON if name in os.environ},
     }
     with (
         closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as way,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.money import MICRO, cost
+from spotd_providers.contract.values import MICRO, cost
 from spotd_providers.local.hosts import Segment
 
 ROUNDED_USD: Final = 0.0001

@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 
 from spotd_providers.local.hosts import ScaledClock, write_clock
-from spotd_providers.testkit.faults import FOR_EVER, Call, Canned, Faults
-from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send, serving
+from spotd_providers.testkit.serve import (
+    FOR_EVER,
+    AsgiApp,
+    Call,
+    Canned,
+    Faults,
+    Receive,
+    RecordedRequest,
+    Scope,
+    Send,
+    serving,
+)
 from tests.e2e.clouds import RUNPOD_KEY, SCALE, VAST_KEY, VIRTUAL0
 from tests.e2e.ctl import log_lines, spotctl
 from tests.e2e.harness import FINAL, host, lab, until

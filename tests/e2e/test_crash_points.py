@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.commits import CrashPoint
 from tests.e2e.harness import Lab, assert_receipts_agree, host
 from tests.e2e.person import Person, assert_one_machine_each
 

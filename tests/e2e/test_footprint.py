@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.local.hosts.clock import REAL_TIME
+from spotd_providers.local.hosts.machines import REAL_TIME
 from spotd_providers.testkit.serve import serving
 from tests.e2e.harness import Lab, lab, until
 from tests.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud

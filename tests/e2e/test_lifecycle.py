@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.local.server.files import find_endpoint
+from spotd_providers.local.settings import find_endpoint
 from tests.e2e.ctl import assert_no_traceback, log_lines, spotctl
 from tests.e2e.harness import LEAVES_AT_ONCE, Lab, host, lab, until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from spotd_providers.local.hosts import Segment
 from tests.e2e.receipts import disagreements
 

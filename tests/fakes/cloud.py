@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour
+from spotd_providers.contract.values import MICRO, MicroUsdPerHour
 from spotd_providers.local.hosts import HostClock, Ledger, Machines, read_ledger, segments
 from spotd_providers.testkit.serve import AsgiApp, Receive, Scope, Send
 from tests.fakes.ledger_sums import total_by_machine

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import MAGIC_NUMBER, source_hash
 from typing import Final
 
-from spotd_jobs.bundle import build_runner
+from spotd_jobs.start import build_runner
 
 _UNCHECKED: Final = (1).to_bytes(4, "little")
 """The flags of compiled code that is believed without a look at its source."""

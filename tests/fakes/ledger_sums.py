@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import MicroUsd
 from spotd_providers.local.hosts import Segment
 
 

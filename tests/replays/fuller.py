@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from spotd.core.policies.observation import HOUR_S, Action, Observation, Rule, Zone
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd.core.policies import HOUR_S, Action, Observation, Rule, Zone
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.replays.replay import ReplayResult, ReplayTerms, ZoneTrace, zone_after
 
 MINUTE_S: Final = 60

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from spotd.core.policies.observation import HOUR_S
+from spotd.core.policies import HOUR_S
 from tests.replays.replay import ReplayTerms, ZoneTrace
 
 _NEVER = np.int64(2**62)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from spotd.core.policies.observation import HOUR_S, Action, Observation, Rule, Zone
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd.core.policies import HOUR_S, Action, Observation, Rule, Zone
+from spotd_providers.contract.values import MicroUsdPerHour
 
 LATE_FACTOR: Final = 4
 """A replay is given up after so many times the span that it was allowed."""

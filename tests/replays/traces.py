@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from spotd.core.policies.observation import HOUR_S
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd.core.policies import HOUR_S
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.replays.replay import ReplayTerms, ZoneTrace
 
 DATA: Final = Path(os.environ.get("SPOTD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))

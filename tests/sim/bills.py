@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import accumulate
 
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import ProviderCharge
+from spotd_providers.contract.values import MicroUsd, ProviderCharge
 from tests.sim.machines import OWED_UNIT, Machine
 from tests.sim.nature import Nature
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.backoff import LAUNCHES_PER_HOUR_MAX
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.cooldowns import LAUNCHES_PER_HOUR_MAX
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason, JobState
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.money import MicroUsdPerHour, cost
+from spotd_providers.contract.values import MicroUsdPerHour, cost
 from tests.sim.bills import ALL_STATED_AFTER, BILLS_READ_WITHIN
 from tests.sim.hazards import PLANNED, Hazard
 from tests.sim.machines import BOOT, gpus_of

@@ -12,14 +12,6 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 from spotd.core.machines.outcomes import LaunchFailure
-from spotd_providers.contract.money import (
-    MicroUsdPerGb,
-    MicroUsdPerGbMonth,
-    MicroUsdPerGpuHour,
-    MicroUsdPerHour,
-    shares,
-    whole_machine,
-)
 from spotd_providers.contract.values import (
     NO_GPU,
     AttemptKey,
@@ -31,10 +23,16 @@ from spotd_providers.contract.values import (
     Interruption,
     Listing,
     Market,
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,
     ProviderCharge,
+    shares,
+    whole_machine,
 )
 from tests.sim.bills import Manner, charges
 from tests.sim.machines import (

@@ -13,31 +13,31 @@ from random import Random
 from typing import Any
 
 from spotd.core import requests, timeline
-from spotd.core.checkpoints.retention import offered
-from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.charges import Charge
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.disk import disk_gb_for
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.domain.jobs import Job
-from spotd.core.domain.progress import HostSample
+from spotd.core.checkpoints import offered
+from spotd.core.domain.attempts import Attempt, ExitCause, HostSample, HostStatus, MachineState
+from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, terminate_intent_id
+from spotd.core.domain.jobs import Checkpoint, Job, disk_gb_for
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.machines import forget, recovery
+from spotd.core.machines import host_reports, recovery
 from spotd.core.machines.recovery import Survey
-from spotd.core.plans.applied import applied
-from spotd.core.plans.invariants import broken_rules
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan, applied, broken_rules
 from spotd.core.timeline import Anchor, dated, wants_new_date
-from spotd.daemon.commits import Decide, Points, PolicyHolder
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.commits import CrashPoint, Decide, Points, PolicyHolder
 from spotd.daemon.hosts.reader import clock_behind, later
 from spotd.daemon.recovery_survey import NOT_DONE, require_newest, use_number
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
-from spotd_providers.contract.values import AttemptKey, InstanceRef, Listing, Offer, OfferPage, ProviderName
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstanceRef,
+    Listing,
+    MicroUsd,
+    MicroUsdPerHour,
+    Offer,
+    OfferPage,
+    ProviderName,
+    micro_usd,
+)
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud, owner_of
 from tests.sim.machines import CloudDown, Machine, Row, Save, Task
@@ -226,7 +226,7 @@ class Daemon:
             self.boot()
 
     def begin_timeline(self) -> None:
-        """What `spotd.daemon.timeline` does at each start, without its files."""
+        """What `spotd.daemon.clock` does at each start, without its files."""
         if self.anchor is None and not self.wall_off:
             self.anchor = Anchor(boot_id=BOOT_ID, boot_s=self.uptime_s(), at=self.now)
         found = dated(self.anchor, None, BOOT_ID, self.uptime_s(), self.true + self.wall_off)
@@ -693,10 +693,10 @@ class Daemon:
         errors = {name: cache.machines(name).error for name in self.clouds}
         item = found if isinstance(found, Intent) else self.world.attempts[found]
         counts = isinstance(item, Attempt) and item.state.counts
-        if forget.refusal(self.world, found, cache.listings(), errors) or (counts and not self.can_read):
+        if host_reports.refusal(self.world, found, cache.listings(), errors) or (counts and not self.can_read):
             return  # its user is told so
         self.told.given_up[item.key] = self.true
-        self.request(lambda world, now: forget.forget(world, found, now, self.last_report(item)), CANCEL)
+        self.request(lambda world, now: host_reports.forget(world, found, now, self.last_report(item)), CANCEL)
 
     def last_report(self, item: Attempt | Intent) -> HostStatus | None:
         """All that the host of a machine wrote until now."""

@@ -7,11 +7,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
-from spotd.core.domain.host_status import ExitCause
+from spotd.core.domain.attempts import ExitCause
 from spotd.core.machines.outcomes import LaunchFailure
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.money import MicroUsdPerGbMonth
-from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Loss, Offer, ProviderName
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstanceRef,
+    InstanceState,
+    Loss,
+    MicroUsdPerGbMonth,
+    Offer,
+    ProviderName,
+)
 
 BOOT = timedelta(minutes=3)
 CHECKPOINT_EVERY = timedelta(minutes=10)

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.intents import IntentKind
+from spotd.core.domain.intents import IntentKind, JobId
 from spotd.core.machines.outcomes import LaunchFailure
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 
-from spotd.core.billing.billing import GAP
+from spotd.core.billing import GAP
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import JobState
-from spotd_providers.contract.money import MicroUsdPerHour, cost, shares
-from spotd_providers.contract.values import AttemptKey, InstanceState
+from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsdPerHour, cost, shares
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
 from tests.sim.machines import DISK_GB, GB, OWED_UNIT, Machine, gpus_of

@@ -11,9 +11,17 @@ from datetime import datetime, timedelta
 from math import exp, sqrt
 from random import Random
 
-from spotd.core.domain.host_status import ExitCause
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey, InstanceState, Interruption, Loss, Market, ProviderName
+from spotd.core.domain.attempts import ExitCause
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstanceState,
+    Interruption,
+    Loss,
+    Market,
+    MicroUsd,
+    MicroUsdPerHour,
+    ProviderName,
+)
 from tests.sim.machines import (
     BOOT,
     CHECKPOINT_EVERY,

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
-from spotd.core.deadlines.due import due_at
+from spotd.core.deadlines import due_at
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import EndReason, JobState
 from spotd_providers.contract.values import AttemptKey

@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final
 
-from spotd.core.domain.chain import ArrayTask, Chain
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import ArrayTask, Chain, Job
 from spotd_jobs.spec.model import Resources, StallAction, WatchdogPolicy, Window
 from tests.sim.daemon import Hang, Work
 from tests.sim.hazards import PLANNED, Hazard

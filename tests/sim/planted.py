@@ -10,26 +10,30 @@ from typing import Any
 
 import pytest
 
-from spotd.core import reconcile, requests
-from spotd.core.billing import budgets
-from spotd.core.decision.placement import JobPlacement
-from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent
+from spotd.core import budgets, reconcile, requests
+from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
+from spotd.core.domain.intents import AttemptId, Intent, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
-from spotd.core.machines import launch_calls, listed, orphans
+from spotd.core.machines import launch_calls, listed
 from spotd.core.machines.loss_evidence import LossEvidence
 from spotd.core.machines.outcomes import LaunchFailure
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.ranking import ceilings
+from spotd.core.placement import JobPlacement
+from spotd.core.plan import Plan
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.ranking import candidates
 from spotd.daemon import control_loop
+from spotd.daemon.calls import LaunchRefusal
 from spotd.daemon.executor import Executor
-from spotd.daemon.launch_failures import LaunchRefusal
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, Offer
+from spotd_providers.contract.values import (
+    Instance,
+    InstanceRef,
+    InstanceState,
+    Listing,
+    MicroUsd,
+    MicroUsdPerHour,
+    Offer,
+)
 from tests.sim.daemon import CANCEL, Daemon
 from tests.sim.hazards import Hazard
 from tests.sim.machines import LostAnswer, Refused, Row, Save, Task
@@ -215,7 +219,7 @@ def launches_twice() -> AbstractContextManager[None]:
 
 
 def everything_is_ours() -> AbstractContextManager[None]:
-    return patched((orphans, "is_own_key", lambda _policy, _key: True))
+    return patched((listed, "is_own_key", lambda _policy, _key: True))
 
 
 def paused_is_gone() -> AbstractContextManager[None]:
@@ -235,7 +239,7 @@ def bids_without_limit() -> AbstractContextManager[None]:
         return MicroUsdPerHour(10_000_000)
 
     return patched(
-        (ceilings, "gpu_price_limit", wrong), (launch_calls, "gpu_price_limit", wrong), not_asked_again_at_the_call()
+        (candidates, "gpu_price_limit", wrong), (launch_calls, "gpu_price_limit", wrong), not_asked_again_at_the_call()
     )
 
 

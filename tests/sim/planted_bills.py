@@ -8,11 +8,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from spotd.core.billing import bill_correction
-from spotd.core.billing.bill import Bill, bill_of
-from spotd.daemon.market import bills
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import InstanceId, ProviderCharge
+from spotd.core import bills as bill_correction
+from spotd.core.bills import Bill, bill_of
+from spotd.daemon.market import price_recorder
+from spotd_providers.contract.values import InstanceId, MicroUsd, ProviderCharge
 from tests.sim.hazards import Hazard
 from tests.sim.planted import Bug, patched
 from tests.sim.worlds import Shape
@@ -44,7 +43,7 @@ def rows_count_each_time() -> AbstractContextManager[None]:
         found = bill_of(machine, own)
         return found and replace(found, amount=MicroUsd(sum(row.amount for row in own)))
 
-    return patched((bills, "bill_of", wrong))
+    return patched((price_recorder, "bill_of", wrong))
 
 
 BILLS: Mapping[str, Bug] = {

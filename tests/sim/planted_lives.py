@@ -8,18 +8,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core.billing import billing
-from spotd.core.decision import placement
+from spotd.core import billing, metering, placement
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.intents import IntentState, launch_intent_id
+from spotd.core.domain.intents import AttemptId, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
-from spotd.core.machines import forget as forgetting
+from spotd.core.machines import host_reports as forgetting
 from spotd.core.machines import outcomes
 from spotd.core.machines.recovery import recover, unsent
-from spotd.core.metering import billing_limits
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd.daemon import executor
 from tests.sim import daemon as hosts
 from tests.sim.daemon import Daemon
@@ -110,7 +107,7 @@ def given_up_unread() -> AbstractContextManager[None]:
 
 
 def meters_what_cannot_be_seen() -> AbstractContextManager[None]:
-    return patched((billing_limits, "outlives", lambda *_: None), (billing, "outlives", lambda *_: None))
+    return patched((metering, "outlives", lambda *_: None), (billing, "outlives", lambda *_: None))
 
 
 def dates_of_hosts_as_they_are() -> AbstractContextManager[None]:

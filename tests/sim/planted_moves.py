@@ -8,17 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.decision import relocation
-from spotd.core.decision.relocation import Relocation
-from spotd.core.domain.attempts import Attempt
+from spotd.core import relocation
+from spotd.core.domain.attempts import Attempt, HostSample, Watch, watched
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.progress import HostSample, Watch, watched
 from spotd.core.domain.states import EndReason
-from spotd.core.machines import bids, orphans, watchdog
-from spotd.daemon.bid_changes import BidChanges
+from spotd.core.machines import bids, host_reports, listed
+from spotd.core.relocation import Relocation
+from spotd.daemon.calls import BidChanges
 from spotd_jobs.spec.model import WatchdogPolicy
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.sim.planted import Bug, patched
 from tests.sim.worlds import Shape
 
@@ -63,7 +62,7 @@ def moves_before_it_has_ended() -> AbstractContextManager[None]:
             self._builder.machine_gone(item.id)
             self._builder.wake(self._now)
 
-    return patched((Relocation, "_move", wrong), (orphans, "is_own_key", lambda _policy, _key: False))
+    return patched((Relocation, "_move", wrong), (listed, "is_own_key", lambda _policy, _key: False))
 
 
 def saving_is_nothing() -> AbstractContextManager[None]:
@@ -72,7 +71,7 @@ def saving_is_nothing() -> AbstractContextManager[None]:
     def wrong(before: Watch | None, sample: HostSample, rules: WatchdogPolicy, at: datetime) -> Watch:
         return watched(before, replace(sample, writes=0), rules, at)
 
-    return patched((watchdog, "watched", wrong))
+    return patched((host_reports, "watched", wrong))
 
 
 MOVES: Mapping[str, Bug] = {

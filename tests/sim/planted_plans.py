@@ -8,15 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from spotd.core import decide
-from spotd.core.decision import enforcement, relocation
-from spotd.core.decision.relocation import Relocation
+from spotd.core import decide, enforcement, relocation, schedule
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
-from spotd.core.schedule import turn
-from spotd.core.schedule.after import Predecessors
-from spotd.core.schedule.preemption import Preemption
-from spotd.core.schedule.turn import Turns
+from spotd.core.enforcement import Preemption
+from spotd.core.relocation import Relocation
+from spotd.core.schedule import Predecessors, Turns
 from tests.sim.hazards import Hazard
 from tests.sim.planted import Bug, patched
 from tests.sim.worlds import QUIET
@@ -45,7 +42,7 @@ def empty(*_args: Any, **_more: Any) -> str:
 
 
 def buys_outside_of_windows() -> AbstractContextManager[None]:
-    return patched((turn, "window_wait", nothing))
+    return patched((schedule, "window_wait", nothing))
 
 
 def stays_when_a_window_closes() -> AbstractContextManager[None]:

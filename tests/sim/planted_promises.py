@@ -8,22 +8,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import reconcile, timeline
-from spotd.core.billing import budgets
-from spotd.core.decision import enforcement
-from spotd.core.domain import backoff
-from spotd.core.domain.backoff import Setback
-from spotd.core.domain.keys import key_belongs_to
+from spotd.core import budgets, enforcement, metering, plan_builder, pricing, reconcile, timeline
+from spotd.core.domain import cooldowns
+from spotd.core.domain.cooldowns import Setback
+from spotd.core.domain.policy import key_belongs_to
 from spotd.core.domain.world import World
-from spotd.core.machines import absence, host_reports, judgements, launch_calls, listed, orphans, outcomes
-from spotd.core.metering import metering
-from spotd.core.plans import plan_builder
-from spotd.core.plans.plan import Plan
-from spotd.core.pricing import effective_price
-from spotd.core.ranking import ceilings
+from spotd.core.machines import host_reports, judgements, launch_calls, listed, loss_evidence, outcomes
+from spotd.core.plan import Plan
+from spotd.core.ranking import candidates
 from spotd.daemon.executor import Executor
 from spotd.daemon.market import plugin_values
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, not_asked_again_at_the_call, patched, small
 from tests.sim.worlds import QUIET
@@ -43,7 +38,7 @@ def sizes_in_timedeltas() -> AbstractContextManager[None]:
     def wrong(amount: int, span: timedelta) -> int:
         return int(timedelta(hours=amount) / span)
 
-    return patched((effective_price, "per_hour", wrong))
+    return patched((pricing, "per_hour", wrong))
 
 
 def traffic_is_free() -> AbstractContextManager[None]:
@@ -68,7 +63,7 @@ def no_setback() -> AbstractContextManager[None]:
 
 def every_machine_is_a_start() -> AbstractContextManager[None]:
     """Takes a machine for a command that ran: the pauses grow, and the number of starts never does."""
-    return patched((backoff, "did_start", lambda *_: True))
+    return patched((cooldowns, "did_start", lambda *_: True))
 
 
 def ends_when_told() -> AbstractContextManager[None]:
@@ -89,13 +84,13 @@ def believes_when_it_was_made() -> AbstractContextManager[None]:
 
 
 def ceilings_of_whole_machines() -> AbstractContextManager[None]:
-    limit = effective_price.gpu_price_limit
+    limit = pricing.gpu_price_limit
 
     def wrong(agreed: Any, ceiling: int) -> MicroUsdPerHour:
         return limit(agreed, ceiling * agreed.offer.gpu_count)
 
     return patched(
-        (ceilings, "gpu_price_limit", wrong), (launch_calls, "gpu_price_limit", wrong), not_asked_again_at_the_call()
+        (candidates, "gpu_price_limit", wrong), (launch_calls, "gpu_price_limit", wrong), not_asked_again_at_the_call()
     )
 
 
@@ -103,7 +98,7 @@ def ceilings_of_whole_machines() -> AbstractContextManager[None]:
 
 
 def meters_one_gpu() -> AbstractContextManager[None]:
-    rate = effective_price.metered_rate
+    rate = pricing.metered_rate
 
     def wrong(agreed: Any) -> MicroUsdPerHour:
         return MicroUsdPerHour(rate(agreed) // agreed.offer.gpu_count)
@@ -113,7 +108,7 @@ def meters_one_gpu() -> AbstractContextManager[None]:
 
 def using(name: str) -> list[Any]:
     """The modules of the core that took this name from where it is made."""
-    from spotd.core.billing import billing
+    from spotd.core import billing
 
     return [module for module in (billing, listed) if hasattr(module, name)]
 
@@ -140,14 +135,14 @@ def an_accepted_order_is_an_end() -> AbstractContextManager[None]:
 
 
 def any_list_is_proof() -> AbstractContextManager[None]:
-    return patched(*((module, "proves_absence", lambda *_: True) for module in (absence, judgements)))
+    return patched(*((module, "proves_absence", lambda *_: True) for module in (loss_evidence, judgements)))
 
 
 # --- on the computer that it runs on, and beside another one ---
 
 
 def one_label_is_one_owner() -> AbstractContextManager[None]:
-    return patched((orphans, "is_own_key", lambda policy, key: key_belongs_to(policy.install, key)))
+    return patched((listed, "is_own_key", lambda policy, key: key_belongs_to(policy.install, key)))
 
 
 def meters_follow_the_clock() -> AbstractContextManager[None]:

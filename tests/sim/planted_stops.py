@@ -8,19 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core import reconcile
-from spotd.core.decision import placement
+from spotd.core import author, placement, reconcile
+from spotd.core.author import MachineVerdicts
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
+from spotd.core.domain.world import VerdictKind
 from spotd.core.machines import host_reports
 from spotd.core.machines.loss_evidence import LossEvidence
-from spotd.core.running import author
-from spotd.core.running.author import MachineVerdicts
 from spotd.daemon.control_loop import ControlLoop
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Listing
+from spotd_providers.contract.values import Listing, MicroUsdPerHour
 from tests.sim.hazards import Hazard
 from tests.sim.planted import Bug, patched
 from tests.sim.worlds import Shape

@@ -15,30 +15,25 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import FallbackRestore
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import LaunchFailure
-from spotd.daemon.commits import Commits
+from spotd.daemon.commits import Commits, CrashPoint
 from spotd.daemon.control_loop import ControlLoop
-from spotd.daemon.controllers import Pause
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.controllers import Pause, WakeEvent
 from spotd.daemon.database import Database
 from spotd.daemon.executor import Executor
-from spotd.daemon.grants.secrets import SecretsMissing
+from spotd.daemon.grants.inputs import SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
-from spotd.daemon.market.bills import BillCheck
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.wake import WakeEvent
+from spotd.daemon.market.price_recorder import BillCheck
 from spotd.store import StateError, Store
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract import errors
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Provider
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -47,6 +42,7 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    MicroUsdPerHour,
     Power,
     ProviderCharge,
     ProviderName,

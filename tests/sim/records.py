@@ -7,11 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.jobs import Job
 from spotd.core.machines.recovery import Survey, recover
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd.daemon import recovery_survey
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreUnavailable
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
 from spotd.core.timeline import Anchor

@@ -9,14 +9,13 @@ from itertools import pairwise
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from spotd.core.decision.relocation import DWELL, MARGIN_PERCENT
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason
-from spotd.core.machines.bids import RAISE_HELD_EVERY
-from spotd.core.machines.holding import SPEAKS_WITHIN
-from spotd.core.plans.stalls import PREPARATION
-from spotd.core.schedule.preemption import DWELL as VICTIM_DWELL
+from spotd.core.enforcement import DWELL as VICTIM_DWELL
+from spotd.core.machines.bids import RAISE_HELD_EVERY, SPEAKS_WITHIN
+from spotd.core.plan_builder import PREPARATION
+from spotd.core.relocation import DWELL, MARGIN_PERCENT
 from spotd_jobs.spec.model import Schedule, Window
 from spotd_providers.contract.values import AttemptKey
 from tests.sim.daemon import has_succeeded, outputs_of

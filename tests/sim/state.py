@@ -9,15 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import Charge
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import Charge, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World, awaited, past_job
-from spotd.core.plans.plan import Plan
-from spotd.store.errors import StateUnavailable
+from spotd.core.plan import Plan
+from spotd.store.engine import StateUnavailable
 from spotd_providers.contract.values import ProviderName
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason
 from tests.sim.machines import Machine
 from tests.sim.money import job_of, learnt

@@ -8,8 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.backtest.model import Assumptions
-from spotd.backtest.recorded import RecordedMarket
+from spotd.backtest.recorded import Assumptions, RecordedMarket
 from spotd.backtest.replay import MarketReplay, PlannedRun
 from spotd.backtest.run import End, JobRun, RunOutcome, policy_of, series_key
 from spotd_providers.contract.values import OfferId

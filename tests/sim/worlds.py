@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core.domain.host_status import ExitCause
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.attempts import ExitCause
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, new_job
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd_jobs.spec.model import (

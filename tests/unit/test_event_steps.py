@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotd.event_steps import steps
+from spotd.lists import steps
 from tests.unit.api import made_responses as made
 
 J, K = "6j00000001", "6j00000002"

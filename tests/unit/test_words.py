@@ -105,7 +105,7 @@ OLD_SENTENCES: Final = (
 """What spotd once said, for which it has one word now: preemption, not supported, avoided until, renting, Try.
 
 Each is a pattern over texts that a user may read: of the code without docstrings, and of the user's pages."""
-FOREIGN: Final = frozenset({"providers/spotd_providers/vastai/launching.py", "spotd/cli/commands/size.py"})
+FOREIGN: Final = frozenset({"providers/spotd_providers/vastai/offers.py", "spotd/cli/commands/size.py"})
 """Files that hold others' sentences, or the loss of a model."""
 
 

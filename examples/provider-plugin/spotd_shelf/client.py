@@ -22,8 +22,8 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.provider import Services
+from spotd_providers.kit.calls import retry_read
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
-from spotd_providers.kit.retry import retry_read
 from spotd_shelf.wire import AccountReply, RentalPage, RentalReply, RentalRow, SlotPage
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
-from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer
+from spotd_providers.contract.values import AttemptKey, Balance, Market, MicroUsd, MicroUsdPerHour, Offer, micro_usd
 from spotd_providers.testkit import (
     CANARY,
     Call,

@@ -8,7 +8,6 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from spotd_providers.contract.errors import ProviderError, RequestRejected, Unavailable
-from spotd_providers.contract.money import MicroUsd, as_usd, micro_usd
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -20,12 +19,15 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    MicroUsd,
     Offer,
     OfferPage,
     OfferQuery,
     Power,
     ProviderName,
     Rejected,
+    as_usd,
+    micro_usd,
 )
 from spotd_providers.kit.shapes import listed_reasons
 from spotd_shelf.client import ShelfClient

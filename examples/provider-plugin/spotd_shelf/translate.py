@@ -8,7 +8,6 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from spotd_providers.contract.gpus import canonical
-from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import (
     AttemptKey,
     HostId,
@@ -19,11 +18,13 @@ from spotd_providers.contract.values import (
     Interruption,
     Loss,
     Market,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,
     ProviderName,
     Rejected,
+    micro_usd,
 )
 from spotd_shelf.wire import RentalRow, SlotRow
 

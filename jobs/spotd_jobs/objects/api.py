@@ -6,11 +6,17 @@ synchronous and may block; the daemon calls them through its bounded threads.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Final, Protocol
+
+from spotd_jobs.wire.client.sinks import TEMPORARY, is_plain
+from spotd_jobs.wire.grant import KEY_BYTES_MAX, NAME_BYTES_MAX
 
 
 class StoreError(Exception):
@@ -181,3 +187,90 @@ class ObjectStore(Protocol):
             StoreError
         """
         ...
+
+
+# Which keys an object may have, the same in every store.
+
+
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+
+
+def require_key(key: str) -> str:
+    """Return the key, if it is a relative path that stays below the store and every file system can hold.
+
+    Raises:
+        StoreError: naming what is wrong with it.
+    """
+    parts = key.split("/")
+    wrong = None
+    if not key or len(key.encode(errors="surrogateescape")) > KEY_BYTES_MAX:
+        wrong = f"is empty or longer than {KEY_BYTES_MAX} bytes"
+    elif not is_plain(key):
+        wrong = "has an empty part, '.' or '..'"
+    elif _FORBIDDEN.search(key):
+        wrong = "holds a control character, a backslash or broken text"
+    elif any(len(part.encode()) > NAME_BYTES_MAX for part in parts):
+        wrong = f"has a part longer than {NAME_BYTES_MAX} bytes"
+    elif any(part.startswith(TEMPORARY) for part in parts):
+        wrong = f"has a part that begins with {TEMPORARY}, which is for unfinished writes"
+    if wrong is not None:
+        raise StoreError(f"the object key {key[:100]!r} {wrong}")
+    return key
+
+
+def require_prefix(prefix: str) -> str:
+    """Return the key of the folder that the prefix of a grant names.
+
+    Raises:
+        StoreError: it does not end in `/`, or is no place in a store.
+    """
+    if not prefix.endswith("/"):
+        raise StoreError(f"the prefix of a grant must end in '/', not {prefix[:100]!r}")
+    return require_key(prefix[:-1])
+
+
+def is_key(key: str) -> bool:
+    """Whether every method of a store takes this key."""
+    try:
+        require_key(key)
+    except StoreError:
+        return False
+    return True
+
+
+def require_listed_key(key: str) -> str:
+    """Return the key as it was listed, if it means the same object to every store: no part of it can lead elsewhere.
+
+    Raises:
+        StoreError
+    """
+    if "\0" in key or not is_plain(key):
+        raise StoreError(f"the object key {key[:100]!r} has an empty part, '.' or '..', or a NUL")
+    return key
+
+
+# Files of this computer that are stored or hold objects.
+
+
+@contextmanager
+def source_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is to be stored.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        source = path.open("rb")
+    except OSError as exc:
+        raise StoreError(f"{path} cannot be read: {exc.strerror}") from exc
+    with source:
+        yield source
+
+
+def flush_folder(folder: Path) -> None:
+    """Bring the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

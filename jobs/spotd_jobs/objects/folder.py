@@ -30,11 +30,14 @@ from spotd_jobs.objects.api import (
     StoreError,
     StoreUnavailable,
     UploadGrant,
+    flush_folder,
+    require_key,
+    require_listed_key,
+    require_prefix,
+    source_file,
 )
-from spotd_jobs.objects.files import flush_folder, source_file
-from spotd_jobs.objects.keys import require_key, require_listed_key, require_prefix
-from spotd_jobs.wire.client.files import TEMPORARY
-from spotd_jobs.wire.fields import INSTANT_MAX
+from spotd_jobs.wire.client.sinks import TEMPORARY
+from spotd_jobs.wire.grant import INSTANT_MAX
 
 _SPOOL: Final = f"{TEMPORARY}spool"
 _SPOOL_KEPT: Final = timedelta(days=1)

@@ -1,6 +1,6 @@
 """Objects in a bucket: AWS, and everything that speaks its protocol, by `endpoint_url`.
 
-Nothing is assumed of what the store enforces: `probe.py` finds that out by what is here, and `s3.py` obeys it.
+Nothing is assumed of what the store enforces: the probe of `s3.py` finds it out by what is here.
 
 Retries are few and bounded, so that a store that is away is reported soon. Nothing here logs, and no error quotes a
 URL, a form or a key of the account.
@@ -28,15 +28,23 @@ from spotd_jobs.objects.api import (
     ObjectTooLarge,
     StoreError,
     StoreUnavailable,
+    require_key,
+    require_listed_key,
+    source_file,
 )
-from spotd_jobs.objects.files import source_file
-from spotd_jobs.objects.keys import require_key, require_listed_key
-from spotd_jobs.objects.s3_advice import advice, keeps_versions
-from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
-from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, store_errors
-from spotd_jobs.objects.s3_grants import S3Grants
-from spotd_jobs.objects.s3_signing import Signer
-from spotd_jobs.wire.fields import KEY_BYTES_MAX
+from spotd_jobs.objects.s3_client import (
+    GONE,
+    Busy,
+    Empty,
+    S3Place,
+    advice,
+    keeps_versions,
+    s3_client,
+    s3_keys,
+    store_errors,
+)
+from spotd_jobs.objects.s3_grants import S3Grants, Signer
+from spotd_jobs.wire.grant import KEY_BYTES_MAX
 
 URL_LIFE_MAX_S: Final = 7 * 86400
 """A presigned URL cannot live longer, whatever it states."""

@@ -14,25 +14,30 @@ import sys
 import threading
 from typing import Any, Callable
 
-from spotd_jobs.runner import VERSION, notices, process
-from spotd_jobs.runner.aside import clear_aside
-from spotd_jobs.runner.background import Background
+from spotd_jobs.runner import VERSION, process, shutdown
 from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader
-from spotd_jobs.runner.chunk_index import ChunkIndex
-from spotd_jobs.runner.environment import job_environment
-from spotd_jobs.runner.grants import GrantKeeper, RunnerGrant
 from spotd_jobs.runner.heartbeat import HeartbeatWriter, Status
-from spotd_jobs.runner.logs import LogShipper, patience_s
-from spotd_jobs.runner.oom import OomWatch
+from spotd_jobs.runner.logs import LogShipper, ProgressMeter, patience_s
+from spotd_jobs.runner.manifest import ChunkIndex
 from spotd_jobs.runner.prefetch import Prefetch
-from spotd_jobs.runner.restore import Restored, RestoreRun
-from spotd_jobs.runner.shutdown import TICK_S, ShutdownWatch, Stop, Wakeups
-from spotd_jobs.runner.store import RunnerStore
+from spotd_jobs.runner.process import OomWatch, job_environment
+from spotd_jobs.runner.restore import Restored, RestoreRun, clear_aside
+from spotd_jobs.runner.shutdown import TICK_S, Background, ShutdownWatch, Stop, Wakeups
+from spotd_jobs.runner.store import GrantKeeper, RunnerGrant, RunnerStore
 from spotd_jobs.runner.upload import Progress
-from spotd_jobs.runner.watching import ProgressMeter
-from spotd_jobs.wire.client.clocks import CLOCK, steady
-from spotd_jobs.wire.client.console import clean, log_line, reason_of
-from spotd_jobs.wire.client.files import DiskFull, folder_lock_path, free_bytes, is_full, lock, remove, write_whole
+from spotd_jobs.wire.client.sinks import (
+    DiskFull,
+    clean,
+    folder_lock_path,
+    free_bytes,
+    is_full,
+    lock,
+    log_line,
+    reason_of,
+    remove,
+    write_whole,
+)
+from spotd_jobs.wire.client.web import CLOCK, steady
 
 MARK_FILE = "mark"
 _SETUP_GRACE_S = 5.0
@@ -78,7 +83,7 @@ class AttemptRun:
         self._status = Status(boot)
         self._status.grant_issued_at = grant.issued_at_text
         self._heartbeat = HeartbeatWriter(self._store, self._status, home, lambda: self._keeper.grant.heartbeat_s)
-        self._job_file = notices.JobFile(os.path.join(home, "job-notice.json"))
+        self._job_file = shutdown.JobFile(os.path.join(home, "job-notice.json"))
         remove(self._job_file.path)
         self._shutdown_watch = ShutdownWatch(
             self._keeper, self._wakeups, self._store, self._status, self._job_file, home
@@ -180,7 +185,7 @@ class AttemptRun:
             code = grant.raw.get("code")
             if code is None:
                 return
-            from spotd_jobs.runner import unpack
+            from spotd_jobs.runner import inputs as unpack
 
             archive = os.path.join(self._home, "code.tar.gz")
             unpack.fetch_code(code, archive, self._cancel.wait)

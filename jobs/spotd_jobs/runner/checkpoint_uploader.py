@@ -14,16 +14,13 @@ import os
 import threading
 from typing import Any, NamedTuple
 
-from spotd_jobs.runner import complete, manifest, tree
-from spotd_jobs.runner.chunk_index import ChunkIndex
-from spotd_jobs.runner.companions import companions
-from spotd_jobs.runner.priority import Priority, lower_priority
+from spotd_jobs.runner import complete, manifest
+from spotd_jobs.runner.complete import companions
+from spotd_jobs.runner.manifest import ChunkIndex
 from spotd_jobs.runner.store import GivenUp, RunnerStore
-from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
-from spotd_jobs.wire.client.clocks import now_text, steady
-from spotd_jobs.wire.client.console import log_line, reason_of
-from spotd_jobs.wire.client.files import read_text, remove, write_whole
-from spotd_jobs.wire.client.names import ascii_text
+from spotd_jobs.runner.upload import Priority, Progress, TreeUpload, Yielded, lower_priority
+from spotd_jobs.wire.client.sinks import ascii_text, log_line, read_text, reason_of, remove, write_whole
+from spotd_jobs.wire.client.web import now_text, steady
 
 STAGES = "stages"
 PUBLISHED = "published"
@@ -57,7 +54,7 @@ class _End(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    stage: tree.Stage
+    stage: manifest.Stage
     serial: int
     step: int | None
     at: str
@@ -66,7 +63,7 @@ class _Taken(NamedTuple):
 class _Watched:
     """What the watcher remembers of one entry."""
 
-    def __init__(self, seen: tree.Tree) -> None:
+    def __init__(self, seen: manifest.Tree) -> None:
         self.tree = seen
         self.since = steady()
         self.refused = ""
@@ -92,8 +89,8 @@ class CheckpointUploader:
         self._keep = max(1, int(rules.get("keep", 3)))
         self._chunk_bytes = chunk_bytes
         self._watched: dict[str, _Watched] = {}
-        self._taken: dict[str, tree.Tree] = {}
-        self._whole: dict[str, tree.Tree] = {}
+        self._taken: dict[str, manifest.Tree] = {}
+        self._whole: dict[str, manifest.Tree] = {}
         """Of each entry that is there, the last state that was complete, whatever became of its upload."""
         self._odd: dict[str, str] = {}
         """Of entries that could not even be read: what was reported of each."""
@@ -130,8 +127,8 @@ class CheckpointUploader:
         self._names_are_free = first_boot
         if restored is not None:
             try:
-                self._taken[restored] = self._whole[restored] = tree.scan(self._folder, restored)
-            except (tree.Vanished, tree.Unfit) as odd:
+                self._taken[restored] = self._whole[restored] = manifest.scan(self._folder, restored)
+            except (manifest.Vanished, manifest.Unfit) as odd:
                 log_line("what was restored is sent again: " + reason_of(odd))
         self._read_pointers()
         for thread in self._threads:
@@ -217,12 +214,12 @@ class CheckpointUploader:
             and not os.path.islink(os.path.join(self._folder, name))
         ]
 
-    def _candidate(self, name: str, end: _End | None) -> tree.Tree | None:
+    def _candidate(self, name: str, end: _End | None) -> manifest.Tree | None:
         try:
-            now = tree.scan(self._folder, name)
-        except tree.Vanished:
+            now = manifest.scan(self._folder, name)
+        except manifest.Vanished:
             return None
-        except tree.Unfit as unfit:
+        except manifest.Unfit as unfit:
             self._refuse(name, str(unfit))
             return None
         watched = self._watched.get(name)
@@ -230,7 +227,7 @@ class CheckpointUploader:
             watched = self._watched[name] = _Watched(now)
         if self._taken.get(name) == now:
             return None
-        if name in self._whole and tree.is_remnant(now, self._whole[name]):
+        if name in self._whole and manifest.is_remnant(now, self._whole[name]):
             if end is not None:
                 self._refuse(name, "it was being removed")
             return None
@@ -250,14 +247,14 @@ class CheckpointUploader:
             return None
         return now
 
-    def _age(self, candidate: tree.Tree) -> tuple[int, int, str]:
+    def _age(self, candidate: manifest.Tree) -> tuple[int, int, str]:
         return (candidate.changed_ns, complete.step_of(self._folder, candidate) or 0, candidate.name)
 
-    def _take(self, candidate: tree.Tree) -> None:
+    def _take(self, candidate: manifest.Tree) -> None:
         serial = self._store.numbers.take()
         try:
-            stage = tree.stage(self._folder, candidate, os.path.join(self._stages, str(serial)))
-        except tree.Vanished:
+            stage = manifest.stage(self._folder, candidate, os.path.join(self._stages, str(serial)))
+        except manifest.Vanished:
             return  # it changed after all; the next scan sees the new state
         self._taken[candidate.name] = self._whole[candidate.name] = candidate
         step = complete.step_of(self._folder, candidate)
@@ -308,10 +305,10 @@ class CheckpointUploader:
                 self._upload(taken)
             except Yielded:
                 put_back = True
-            except tree.Vanished:
+            except manifest.Vanished:
                 self._skip(taken, "it was changed while it was read")
                 self._forget_taken(taken)
-            except tree.Unfit as unfit:
+            except manifest.Unfit as unfit:
                 self._skip(taken, str(unfit))
             except GivenUp as given_up:
                 self._skip(taken, "no time was left: %s" % given_up)

@@ -17,11 +17,8 @@ import stat
 from typing import TYPE_CHECKING, Any, Callable
 
 from spotd_jobs.runner.inputs import InputUnusable
-from spotd_jobs.runner.placement import Placement
-from spotd_jobs.runner.restore import BadCheckpoint, Load, RestoreRun
+from spotd_jobs.runner.restore import BadCheckpoint, Load, Placement, RestoreRun
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import steady
-from spotd_jobs.wire.client.console import log_line
 from spotd_jobs.wire.client.dataset import (
     DIR,
     DOCUMENT_BYTES_MAX,
@@ -38,10 +35,18 @@ from spotd_jobs.wire.client.dataset import (
     read_part,
     read_root,
 )
-from spotd_jobs.wire.client.files import DiskFull, free_bytes, remove, write_whole
-from spotd_jobs.wire.client.manifest_text import Unreadable, text_of
-from spotd_jobs.wire.client.names import ascii_text
-from spotd_jobs.wire.client.paths import is_plain
+from spotd_jobs.wire.client.sinks import (
+    DiskFull,
+    Unreadable,
+    ascii_text,
+    free_bytes,
+    is_plain,
+    log_line,
+    remove,
+    text_of,
+    write_whole,
+)
+from spotd_jobs.wire.client.web import steady
 
 if TYPE_CHECKING:
     from hashlib import _Hash

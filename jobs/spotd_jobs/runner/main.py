@@ -20,14 +20,10 @@ from typing import Any
 from spotd_jobs.runner import prefetch
 from spotd_jobs.runner.attempt import MARK_FILE, AttemptRun
 from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
-from spotd_jobs.runner.ending import end_machine
-from spotd_jobs.runner.environment import GRANT_URL_VARIABLE
-from spotd_jobs.runner.grants import NotCurrent, RunnerGrant, first_grant
-from spotd_jobs.runner.process import marked_processes
-from spotd_jobs.runner.store import RunnerStore
-from spotd_jobs.wire.client.clocks import CLOCK, now_text, steady
-from spotd_jobs.wire.client.console import log_line, reason_of
-from spotd_jobs.wire.client.files import is_full, lock, read_text, write_whole
+from spotd_jobs.runner.process import GRANT_URL_VARIABLE, end_machine, marked_processes
+from spotd_jobs.runner.store import NotCurrent, RunnerGrant, RunnerStore, first_grant
+from spotd_jobs.wire.client.sinks import is_full, lock, log_line, read_text, reason_of, write_whole
+from spotd_jobs.wire.client.web import CLOCK, now_text, steady
 
 DONE = "done"
 END = "end.json"

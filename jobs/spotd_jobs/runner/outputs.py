@@ -10,14 +10,12 @@ import hashlib
 import os
 from typing import Iterator, NamedTuple
 
-from spotd_jobs.runner import manifest, tree
-from spotd_jobs.runner.chunk_index import ChunkIndex
+from spotd_jobs.runner import manifest
+from spotd_jobs.runner.manifest import ChunkIndex
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload
-from spotd_jobs.wire.client.clocks import now_text
-from spotd_jobs.wire.client.console import clean, log_line, reason_of
-from spotd_jobs.wire.client.files import remove
-from spotd_jobs.wire.client.names import ascii_text
+from spotd_jobs.wire.client.sinks import ascii_text, clean, log_line, reason_of, remove
+from spotd_jobs.wire.client.web import now_text
 
 MANIFEST = "outputs/manifest.json"
 _TRIES = 5
@@ -100,7 +98,7 @@ def _is_match(name: str, pattern: str) -> bool:
 
 def _entries(folder: str, path: str, left_out: LeftOut) -> list[tuple[str, bool]]:
     """Names directly below, and whether each is a folder that is no link."""
-    if path.count("/") >= tree.DEPTH_MAX:
+    if path.count("/") >= manifest.DEPTH_MAX:
         left_out.add(path, "it is too deep")
         return []
     place = os.path.join(folder, path)
@@ -125,7 +123,9 @@ def _files_below(place: str, left_out: LeftOut) -> list[str]:
     return found
 
 
-def gather(workdir: str, patterns: list[str], output_dir: str, into: str, left_out: LeftOut | None = None) -> tree.Tree:
+def gather(
+    workdir: str, patterns: list[str], output_dir: str, into: str, left_out: LeftOut | None = None
+) -> manifest.Tree:
     """One folder `into` that shows all outputs under the names they will have, as links to where they are.
 
     The output folder's files come first: where a pattern matches the same name, they win.
@@ -150,7 +150,7 @@ def gather(workdir: str, patterns: list[str], output_dir: str, into: str, left_o
             left_out.add(path, "another output has the name of its folder")
         except OSError as error:
             left_out.add(path, reason_of(error))
-    return tree.scan(os.path.dirname(into), os.path.basename(into))
+    return manifest.scan(os.path.dirname(into), os.path.basename(into))
 
 
 def _why_not(original: str) -> str:
@@ -189,12 +189,12 @@ def store_outputs(
             # It was changed each time it was read: a process that outlived the job may write on for ever.
             this_time.add(path, "it was changed while it was read")
         left_out.count, left_out.reason = this_time.count, this_time.reason
-        found = tree.Tree(found.name, tuple(node for node in found.nodes if node.path not in gone))
+        found = manifest.Tree(found.name, tuple(node for node in found.nodes if node.path not in gone))
         if not found.files:
             return None
         try:
             return upload_outputs(store, known, progress, chunk_bytes, found, into)
-        except tree.Vanished as vanished:
+        except manifest.Vanished as vanished:
             if further == 1:
                 raise
             if further < _TRIES:
@@ -210,7 +210,7 @@ def count_of(places: tuple[str, list[str], str, str]) -> int:
 
 
 def upload_outputs(
-    store: RunnerStore, known: ChunkIndex, progress: Progress, chunk_bytes: int, found: tree.Tree, into: str
+    store: RunnerStore, known: ChunkIndex, progress: Progress, chunk_bytes: int, found: manifest.Tree, into: str
 ) -> StoredOutputs:
     """Upload these files.
 
@@ -219,12 +219,12 @@ def upload_outputs(
     """
     progress.begin("outputs", found.size)
     try:
-        stage = tree.Stage(found, os.path.dirname(into), None)
+        stage = manifest.Stage(found, os.path.dirname(into), None)
         files = TreeUpload(stage, store, known, progress, chunk_bytes, lambda: False).run(store.parallel)
     finally:
         progress.end()
     cut = len(ascii_text(found.name)) + 1
-    entries = [dict(entry, path=entry["path"][cut:]) for entry in files if entry["type"] == tree.FILE]
+    entries = [dict(entry, path=entry["path"][cut:]) for entry in files if entry["type"] == manifest.FILE]
     size = sum(entry["size"] for entry in entries)
     data = manifest.manifest_bytes(
         store,

@@ -14,11 +14,9 @@ import threading
 from typing import Any, Callable, Iterator
 
 from spotd_jobs.runner import manifest
-from spotd_jobs.runner.grants import NotCurrent, first_grant
+from spotd_jobs.runner.store import NotCurrent, first_grant
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.console import log_line, reason_of
-from spotd_jobs.wire.client.files import lock, remove, write_whole
-from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, Unreadable
+from spotd_jobs.wire.client.sinks import MANIFEST_BYTES_MAX, Unreadable, lock, log_line, reason_of, remove, write_whole
 
 VARIABLE = "SPOTD_PREFETCH"
 _FOLDER = "prefetch"

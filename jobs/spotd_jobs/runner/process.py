@@ -9,12 +9,15 @@ the group. Processes that leave the group are found by a mark in their environme
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple, Sequence
 
-from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.runner.store import RunnerGrant
+from spotd_jobs.wire.client.sinks import log_line, reason_of, write_whole
+from spotd_jobs.wire.client.web import Backoff, now_text, steady
 
 MARK = "SPOTD_RUN_MARK"
 _PAUSE_S = 0.01
@@ -222,3 +225,234 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+# Whether the kernel killed something of the job for want of memory, by whatever this machine lets be read.
+#
+# The count of the own control group is best: a container's is its own, and it counts a worker that was killed while the
+# command itself ended with an ordinary exit code. Without it, a hard kill is searched for in the kernel's log, and
+# where even that is closed, a count of the whole machine that did not rise still proves that it was not the memory.
+
+
+_V2 = "/sys/fs/cgroup%s/memory.events"
+_V1 = "/sys/fs/cgroup/memory%s/memory.oom_control"
+_WHOLE_MACHINE = "/proc/vmstat"
+_KERNEL_LOG = "/dev/kmsg"
+_KILLED = b"Killed process"
+_RECORDS_MAX = 100_000
+_RECORD_BYTES = 8192
+
+
+class OomWatch:
+    """Counts from when it is made."""
+
+    def __init__(
+        self, groups: Sequence[str] | None = None, machine: str = _WHOLE_MACHINE, log: str = _KERNEL_LOG
+    ) -> None:
+        self._groups = _own_groups() if groups is None else groups
+        self._machine = machine
+        self._in_group = _first_count(self._groups)
+        self._in_machine = _first_count([machine])
+        self._log = _open_at_end(log)
+
+    def happened(self, ended: ProcessEnd) -> bool | None:
+        """`None`: the job was killed hard and nothing here shows by what."""
+        if ended.succeeded:
+            return False
+        now = _first_count(self._groups)
+        if now is not None and self._in_group is not None:
+            return now > self._in_group
+        if not ended.killed_hard:
+            return False
+        if self._log is not None:
+            return _shows_a_kill(self._log)
+        now = _first_count([self._machine])
+        return False if now is not None and now == self._in_machine else None
+
+
+def _own_groups() -> list[str]:
+    """Where this process's control group counts, most specific first; in a container its own is often the root."""
+    places = []
+    try:
+        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as stream:
+            for line in stream:
+                _, controllers, path = line.strip().split(":", 2)
+                if not controllers:
+                    places.append(_V2 % path.rstrip("/"))
+                elif "memory" in controllers.split(","):
+                    places.append(_V1 % path.rstrip("/"))
+    except (OSError, ValueError):
+        places = []
+    return [*places, _V2 % "", _V1 % ""]
+
+
+def _first_count(places: Sequence[str]) -> int | None:
+    for place in places:
+        try:
+            with open(place, encoding="ascii", errors="replace") as stream:
+                for line in stream:
+                    word, _, number = line.partition(" ")
+                    if word == "oom_kill":
+                        return int(number)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _open_at_end(log: str) -> int | None:
+    """Open the kernel's log after its last record; `None` where it may not be read."""
+    try:
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
+    try:
+        os.lseek(descriptor, 0, os.SEEK_END)
+        return descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+
+
+def _shows_a_kill(descriptor: int) -> bool:
+    for _ in range(_RECORDS_MAX):
+        try:
+            record = os.read(descriptor, _RECORD_BYTES)
+        except BlockingIOError:
+            return False  # that was the last one
+        except BrokenPipeError:
+            continue  # records were overwritten before they were read
+        except OSError:
+            return False
+        if not record:
+            return False
+        if _KILLED in record:
+            return True
+    return False
+
+
+# The machine's own end once its attempt is over, so that it costs nothing while the daemon is away.
+#
+# The credentials are the host's own, scoped by its provider to this one instance; they come from its environment and
+# are
+# never handed to the job.
+
+
+INSTANCE_KEYS = ("CONTAINER_API_KEY", "RUNPOD_API_KEY")
+MACHINE_DONE = "machine-done"
+_FETCH_PAUSE_S = 2.0
+_PAUSE_MAX_S = 60.0
+_TRY_FOR_S = 1800.0
+_LINGER_S = 300.0
+_ASKED_BY_NETWORK = ("vast", "runpod")
+_VAST = "https://console.vast.ai"
+_RUNPOD = "https://api.runpod.io"
+
+
+def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TRY_FOR_S) -> bool:
+    """Ask the provider to end this machine; return whether it accepted, or there is no way to ask it.
+
+    False after half an hour of refusals: the process then ends, and its next start comes here again. Where a
+    provider starts a container again as soon as it ends (RunPod, on a wiped disk), returning would be the worst that
+    can be done: so this waits to be killed, for a while.
+    """
+    if how is None:
+        return True
+    give_up_at = steady() + try_for_s
+    pauses = Backoff(_FETCH_PAUSE_S, _PAUSE_MAX_S)
+    while True:
+        try:
+            _ask(how, outcome)
+            if how.get("method") in _ASKED_BY_NETWORK:
+                time.sleep(_LINGER_S)
+            return True
+        except Exception as error:  # noqa: BLE001 - a machine that is not ended costs money: whatever failed, try again
+            log_line("this machine could not be ended yet: " + reason_of(error))
+        pause_s = pauses.next_s()
+        if steady() + pause_s >= give_up_at:
+            return False
+        time.sleep(pause_s)
+
+
+def _ask(how: dict[str, Any], outcome: str) -> None:
+    method = how.get("method")
+    if method == "file":
+        content = json.dumps({"at": now_text(), "outcome": outcome})
+        write_whole(os.path.join(os.getcwd(), MACHINE_DONE), content.encode(), durable=True)
+    elif method == "vast":
+        place = "/api/v0/instances/%s/" % _quoted(_own("CONTAINER_ID"))
+        _delete((how.get("base_url") or _VAST).rstrip("/") + place, _own("CONTAINER_API_KEY"))
+    elif method == "runpod":
+        place = "/v2/pods/%s" % _quoted(_own("RUNPOD_POD_ID"))
+        _delete((how.get("base_url") or _RUNPOD).rstrip("/") + place, _own("RUNPOD_API_KEY"))
+    elif method == "shutdown":
+        _shut_down()
+    else:
+        log_line("this runner knows no way named %r to end a machine" % str(method)[:40])
+
+
+def _own(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise RuntimeError("the host has no " + name)
+    return value
+
+
+def _quoted(part: str) -> str:
+    from urllib.parse import quote
+
+    return quote(part, safe="")
+
+
+def _delete(url: str, key: str) -> None:
+    from spotd_jobs.wire.client import web
+
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json", "Accept": "application/json"}
+    status, _, answer = web.request("DELETE", url, headers, [b"{}"])
+    # Gone already is what was wanted; but vast.ai answers 404 to a key that it refuses, too, and bills on.
+    if status == 404 and b"auth_error" in answer:
+        raise RuntimeError("the provider refuses the machine's own key")
+    if status not in (200, 202, 204, 404, 410):
+        raise RuntimeError("the provider answers HTTP %d" % status)
+
+
+def _shut_down() -> None:
+    import subprocess
+
+    for command in (["shutdown", "-h", "now"], ["poweroff"], ["systemctl", "poweroff"], ["halt", "-p"]):
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=30, check=False)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if done.returncode == 0:
+            return
+    raise RuntimeError("no command to shut down works here")
+
+
+# The environment of the job's own processes: the machine's, the job's, its secrets, and what spotd promises.
+
+
+GRANT_URL_VARIABLE = "SPOTD_GRANT_URL"
+_HIDDEN = (*INSTANCE_KEYS, GRANT_URL_VARIABLE)
+
+
+def job_environment(grant: RunnerGrant, places: dict[str, str]) -> dict[str, str]:
+    """Later ones win: nothing of the image, the job file or the secrets can change the value of `SPOTD_*`.
+
+    The host's keys over this machine, and the URL of the grant, are not in it.
+    """
+    env = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
+    env.setdefault("PYTHONUNBUFFERED", "1")  # output that waits in a buffer is lost with the machine
+    for more in (grant.spec.get("env") or {}, grant.raw.get("secrets") or {}):
+        env.update({str(name): str(value) for name, value in more.items()})
+    every_s = grant.checkpoint.get("every_s")
+    array = grant.raw.get("array") or {}
+    env.update(
+        SPOTD_ARRAY_INDEX=str(array.get("index", "")),
+        SPOTD_ARRAY_COUNT=str(array.get("count", "")),
+        SPOTD_JOB_ID=grant.job_id,
+        SPOTD_JOB_NAME=grant.job_name,
+        SPOTD_ATTEMPT=str(grant.attempt),
+        SPOTD_CHECKPOINT_INTERVAL_S="%g" % float(every_s) if every_s else "",
+    )
+    env.update(places)
+    return env

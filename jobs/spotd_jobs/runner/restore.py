@@ -15,20 +15,142 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
 from spotd_jobs.runner import manifest
-from spotd_jobs.runner.aside import remove_aside
-from spotd_jobs.runner.placement import ChunkWriter, DiskFailed, Placement
+from spotd_jobs.runner.manifest import DIR, FILE, LINK
 from spotd_jobs.runner.prefetch import Prefetch, chunk_url
-from spotd_jobs.runner.tree import DIR, FILE, LINK
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import Backoff, steady
-from spotd_jobs.wire.client.console import clean, log_line, reason_of
-from spotd_jobs.wire.client.files import TEMPORARY, DiskFull, free_bytes, is_full, remove
-from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, Unreadable
-from spotd_jobs.wire.client.names import ascii_text
-from spotd_jobs.wire.client.paths import climb, is_plain
+from spotd_jobs.wire.client.sinks import (
+    MANIFEST_BYTES_MAX,
+    TEMPORARY,
+    DiskFull,
+    Unreadable,
+    ascii_text,
+    clean,
+    climb,
+    free_bytes,
+    is_full,
+    is_plain,
+    log_line,
+    reason_of,
+    remove,
+)
+from spotd_jobs.wire.client.web import Backoff, steady
 
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+
+# Where the bytes of a chunk belong on this machine's disk: one place in a large file, or many small files.
+
+
+class DiskFailed(Exception):
+    """A failure of this machine's own disk.
+
+    As an OSError it would pass for the store's, which is asked again.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Placement(NamedTuple):
+    """Where a part of a chunk belongs: `length` bytes of it from `start` on, at `offset` of the file."""
+
+    path: str
+    offset: int
+    start: int
+    length: int
+
+
+class ChunkWriter:
+    """Where the bytes of one chunk go, block by block."""
+
+    def __init__(self, places: list[Placement]) -> None:
+        self._places = places
+        # A chunk of one large file is written in many blocks; one of many small files in few.
+        self._descriptor = os.open(places[0].path, os.O_WRONLY) if len(places) == 1 else -1
+        self.written = 0
+
+    def begin(self) -> None:
+        """Begin a chunk: the next bytes are its first."""
+        self.written = 0
+
+    def write(self, data: memoryview) -> None:
+        """Write the next bytes of the chunk to all files they belong to.
+
+        Raises:
+            DiskFailed
+        """
+        begin, end = self.written, self.written + len(data)
+        try:
+            for place in self._places:
+                first, last = max(begin, place.start), min(end, place.start + place.length)
+                if first < last:
+                    self._put(place, data[first - begin : last - begin], place.offset + first - place.start)
+        except OSError as error:
+            raise DiskFailed(error) from None
+        self.written = end
+
+    def _put(self, place: Placement, data: memoryview, offset: int) -> None:
+        descriptor = self._descriptor if self._descriptor >= 0 else os.open(place.path, os.O_WRONLY)
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(descriptor, data[done:], offset + done)
+        finally:
+            if descriptor != self._descriptor:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+# The checkpoint folder at a start of the runner: empty, and what was in it put aside.
+
+
+_ASIDE = TEMPORARY + "before-"
+
+
+def clear_aside(folder: str, boot: int) -> None:
+    """Make the folder, empty: a checkpoint of unknown state is never resumed from.
+
+    What was there is not deleted but moved beside the folder, until the next start of the runner. (Some training
+    scripts refuse a folder that holds anything, so it stays inside, hidden, only where there is no other way.)
+
+    Raises:
+        OSError: the folder can not be made or written.
+    """
+    os.makedirs(folder, exist_ok=True)
+    remove_aside(folder)
+    names = os.listdir(folder)
+    for name in names:
+        if name.startswith(TEMPORARY):
+            remove(os.path.join(folder, name))
+    rest = [name for name in names if not name.startswith(TEMPORARY)]
+    if not rest:
+        return
+    try:
+        _move(folder, rest, "%s%s%d" % (folder, _ASIDE, boot))
+    except OSError:
+        left = [name for name in rest if os.path.lexists(os.path.join(folder, name))]
+        _move(folder, left, os.path.join(folder, "%s%d" % (_ASIDE, boot)))
+
+
+def remove_aside(folder: str) -> None:
+    """Nothing is left of what earlier starts of the runner put beside the folder, or hidden inside it."""
+    parent, own_name = os.path.split(folder)
+    for place, beginning in ((parent, own_name + _ASIDE), (folder, _ASIDE)):
+        for name in os.listdir(place):
+            if name.startswith(beginning):
+                remove(os.path.join(place, name))
+
+
+def _move(folder: str, names: list[str], into: str) -> None:
+    os.mkdir(into, 0o700)
+    for name in names:
+        os.rename(os.path.join(folder, name), os.path.join(into, name))
+
 
 _DISK_BLOCK_BYTES = 4096
 _ROOM_LEFT_BYTES = 16 * 1024 * 1024

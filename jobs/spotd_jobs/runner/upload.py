@@ -12,20 +12,70 @@ of the first ones ends with the chunk it is at.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import os
+import sys
 import threading
 from typing import Any, Callable, Iterator, NamedTuple
 
-from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark
-from spotd_jobs.runner.manifest import text_bytes, too_much
-from spotd_jobs.runner.priority import Priority, lower_priority
+from spotd_jobs.runner.manifest import (
+    FILE,
+    ChunkIndex,
+    Node,
+    Stage,
+    Unfit,
+    Vanished,
+    is_same,
+    new_mark,
+    text_bytes,
+    too_much,
+)
 from spotd_jobs.runner.store import GivenUp, RunnerStore
-from spotd_jobs.runner.tree import FILE, Node, Stage, Unfit, Vanished, is_same
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import steady
-from spotd_jobs.wire.client.manifest_text import CHUNK_BYTES_MAX, CHUNKS_MAX
-from spotd_jobs.wire.client.names import ascii_text
+from spotd_jobs.wire.client.sinks import CHUNK_BYTES_MAX, CHUNKS_MAX, ascii_text
+from spotd_jobs.wire.client.web import steady
+
+# Threads that give way to the training they serve.
+#
+# No thread can be relied on to get back what it gave up (a container's root may not even leave `SCHED_IDLE` again):
+# when
+# an upload becomes more urgent, it is new threads that carry it on.
+
+
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_BEST_EFFORT_LAST = (2 << 13) | 7
+_NICE = 10
+
+
+class Priority(enum.IntEnum):
+    """How far a thread gives way to all others of the machine."""
+
+    NOT = 0
+    MOSTLY = 1
+    """It gets about a tenth of what a thread of the training gets on the same processor."""
+    WHOLLY = 2
+    """It gets what no other process uses, and three thousandths of a processor that is never idle."""
+
+
+def lower_priority(how: Priority) -> None:
+    """Let the calling thread yield processor and disk so far, where the system lets single threads do so."""
+    if how is Priority.NOT or not hasattr(threading, "get_native_id") or not sys.platform.startswith("linux"):
+        return
+    thread = threading.get_native_id()
+    try:
+        os.setpriority(os.PRIO_PROCESS, thread, _NICE)  # on Linux this is one thread's own
+        number = _IOPRIO_SET.get(os.uname().machine)
+        if number is not None:
+            import ctypes
+
+            ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, thread, _BEST_EFFORT_LAST)
+        if how is Priority.WHOLLY:
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    except (OSError, AttributeError):
+        return  # it is only a courtesy
+
 
 _CHUNKS_PREFERRED_MAX = 16_384
 _PACKED_BYTES_MAX = 1024 * 1024

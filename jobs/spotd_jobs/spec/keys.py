@@ -10,19 +10,23 @@ from enum import StrEnum
 from typing import Any, Final
 
 from spotd_jobs.spec import units
-from spotd_jobs.spec.deadlines import deadline_words, parse_deadline
 from spotd_jobs.spec.fields import (
     Convert,
     Table,
     bounded,
     choice,
+    deadline_words,
     env_name,
     fraction,
     integer,
     kind,
+    parse_deadline,
+    parse_window,
+    parse_zone,
     shown,
     text,
     truth,
+    window_words,
 )
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
@@ -41,7 +45,6 @@ from spotd_jobs.spec.model import (
     Work,
 )
 from spotd_jobs.spec.problems import BadValue, nearest
-from spotd_jobs.spec.windows import parse_window, parse_zone, window_words
 
 STOP_SIGNALS: Final = frozenset(
     {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT", "SIGXCPU"}

@@ -7,13 +7,16 @@ nearest known one, never ignored, because a key that is silently dropped is wors
 from __future__ import annotations
 
 import os.path
+import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Final
 
-from spotd_jobs.spec.deadlines import DEADLINE_HINT
-from spotd_jobs.spec.fields import Table
+from spotd_jobs.spec.fields import DEADLINE_HINT, WINDOW_HINT, ZONE_HINT, Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
@@ -25,8 +28,7 @@ from spotd_jobs.spec.model import (
     WatchdogPolicy,
     Work,
 )
-from spotd_jobs.spec.problems import Problem, SpecError, require_few_values
-from spotd_jobs.spec.windows import WINDOW_HINT, ZONE_HINT
+from spotd_jobs.spec.problems import DEPTH_HINT, BadValue, FileProblems, Problem, SpecError, require_few_values
 
 _TABLES: Final = {key.path.rpartition(".")[0] for key in FILE_ORDER}
 KNOWN: Final[Mapping[str, frozenset[str]]] = {
@@ -179,3 +181,154 @@ def _find(data: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 def _known_or_reported(table: str) -> frozenset[str]:
     """Keys that need no report as unknown: they are known, or reported as belonging elsewhere."""
     return KNOWN[table] if table else KNOWN[""] | {name for name in KNOWN if name} | _FLAGS_ALONE.keys()
+
+
+# Indexes of an array as people write them: `0-15`, `0-15:2`, `1,3,7`, and with `%4` how many run at once.
+
+
+ARRAY_MAX: Final = 10_000
+"""Jobs of one array."""
+INDEX_MAX: Final = 999_999_999
+NAME_MAX: Final = 63
+ARRAY_HINT: Final = "write --array 0-15, 0-15:2, 1,3,7 or 0-99%4"
+_PART: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
+_AT_ONCE: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
+_TEXT_MAX: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayIndexes:
+    """The indexes of an array, ascending, and how many of its jobs may run at once; `None` for no limit."""
+
+    indexes: tuple[int, ...]
+    at_once: int | None = None
+
+
+def parse_array(text: str) -> ArrayIndexes:
+    """Return the indexes that the text names.
+
+    Raises:
+        BadValue: it names none, too many, or one of them twice.
+    """
+    shown = text if len(text) <= 40 else f"{text[:37]}..."
+    listed, percent, most = text.strip().partition("%")
+    if percent and not (_AT_ONCE.fullmatch(most) and int(most) > 0):
+        raise BadValue(f'"{shown}" does not say behind % how many jobs run at once', hint=ARRAY_HINT)
+    parts = listed.split(",") if len(text) <= _TEXT_MAX else []
+    ranges = [_range(part.strip(), shown) for part in parts]
+    count = sum(map(len, ranges))
+    if not ranges or count > ARRAY_MAX:
+        many = f"{count:,}" if ranges else "too many"
+        raise BadValue(
+            f'"{shown}" makes {many} jobs, and an array has at most {ARRAY_MAX:,}',
+            hint="submit several arrays, or let each job do more",
+        )
+    indexes = sorted({index for some in ranges for index in some})
+    if len(indexes) < count:
+        raise BadValue(f'"{shown}" names an index twice', hint=ARRAY_HINT)
+    return ArrayIndexes(indexes=tuple(indexes), at_once=int(most) if percent else None)
+
+
+def _range(part: str, shown: str) -> range:
+    match = _PART.fullmatch(part)
+    if match is None:
+        raise BadValue(f'"{shown}" is not a list of indexes', hint=ARRAY_HINT)
+    first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+    if step == 0 or last < first:
+        raise BadValue(f'"{shown}" has a range without an index', hint=ARRAY_HINT)
+    return range(first, last + 1, step)
+
+
+def task_names(name: str, array: ArrayIndexes) -> tuple[str, ...]:
+    """Return the names of the jobs of an array.
+
+    Raises:
+        BadValue: the longest is no name of a job.
+    """
+    longest = f"{name}-{array.indexes[-1]}"
+    if len(longest) > NAME_MAX:
+        raise BadValue(f"{longest} is longer than {NAME_MAX} characters", hint="give the job a shorter name")
+    return tuple(f"{name}-{index}" for index in array.indexes)
+
+
+# TOML files from disk, refused with a sentence instead of a traceback.
+
+
+BYTES_MAX: Final = 1_000_000
+_PATH_PART: Final = r"""(?>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_DEEP_KEY: Final = re.compile(rf"(?:^|[\[{{,])[ \t\[]*+(?>{_PATH_PART}\.[ \t]*+){{20}}", re.MULTILINE)
+"""A parser of TOML takes time by the square of a key's parts."""
+_PLACE: Final = re.compile(
+    r"^(?P<what>.*?) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|(?P<end>end of document))\)$"
+)
+
+
+def read_toml(path: Path, *, refusal: type[FileProblems]) -> tuple[dict[str, Any], str]:
+    """Return the data of a TOML file and the text it was read from.
+
+    Raises:
+        FileProblems: of the class `refusal`; the file is missing, unreadable, too large, not UTF-8 or not TOML.
+    """
+    source = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(BYTES_MAX + 1)
+    except FileNotFoundError as exc:
+        problem = Problem(key="", message="no such file", hint="check the path; it is taken from the current folder")
+        raise refusal(source, [problem]) from exc
+    except IsADirectoryError as exc:
+        problem = Problem(key="", message="this is a folder, not a file", hint="name the TOML file inside it")
+        raise refusal(source, [problem]) from exc
+    except OSError as exc:
+        problem = Problem(key="", message=f"cannot be read: {exc.strerror}", hint="check the file's owner and mode")
+        raise refusal(source, [problem]) from exc
+    return parse_toml(raw, source=source, refusal=refusal)
+
+
+def parse_toml(raw: bytes, *, source: str, refusal: type[FileProblems]) -> tuple[dict[str, Any], str]:
+    """Return the data of a TOML document and its text.
+
+    Raises:
+        FileProblems: of the class `refusal`; too large, not UTF-8 or not TOML.
+    """
+    if len(raw) > BYTES_MAX:
+        problem = Problem(key="", message="larger than 1 MB", hint="no file meant for spotd is so large")
+        raise refusal(source, [problem])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        problem = Problem(key="", message="not UTF-8 text", hint="save the file as UTF-8", line=line)
+        raise refusal(source, [problem]) from exc
+    text = text.replace("\r\n", "\n")
+    if (deep := _DEEP_KEY.search(text)) is not None:
+        line = text.count("\n", 0, deep.start()) + 1
+        problem = Problem(key="", message="a key of too many parts", hint=DEPTH_HINT, line=line)
+        raise refusal(source, [problem])
+    try:
+        data = tomllib.loads(text)
+        require_few_values(data, source, refusal=refusal)
+        return data, text
+    except tomllib.TOMLDecodeError as exc:
+        raise refusal(source, [_syntax_problem(str(exc), text)]) from exc
+    except RecursionError as exc:
+        problem = Problem(key="", message="lists or tables are nested too deeply", hint=DEPTH_HINT)
+        raise refusal(source, [problem]) from exc
+
+
+def json_ready(value: Any) -> Any:
+    """Return TOML's dates as text; the daemon refuses them where they do not belong."""
+    if isinstance(value, dict):
+        return {key: json_ready(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [json_ready(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime | date | time) else value
+
+
+def _syntax_problem(message: str, text: str) -> Problem:
+    place = _PLACE.match(message)
+    if place is None:
+        return Problem(key="", message=f"not valid TOML: {message}", hint='text needs quotes: name = "llama-lora"')
+    line = text.count("\n") + 1 if place["end"] else int(place["line"])
+    hint = 'text needs quotes, as in name = "llama-lora"; a table starts with [name] on a line of its own'
+    return Problem(key="", message=f"not valid TOML: {place['what']}", hint=hint, line=line)

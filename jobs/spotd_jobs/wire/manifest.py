@@ -19,10 +19,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Protocol
 
-from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, COMPANIONS_MAX
-from spotd_jobs.wire.client.paths import climb
-from spotd_jobs.wire.fields import Url, WireError, attempt_prefix
-from spotd_jobs.wire.grant import ManifestBlob, Restore
+from spotd_jobs.wire.client.sinks import CHUNKS_MAX, COMPANIONS_MAX, climb
+from spotd_jobs.wire.grant import ManifestBlob, Restore, Url, WireError, attempt_prefix
 from spotd_jobs.wire.manifest_document import Entry, EntryType, Manifest, ManifestKind, parse_manifest, parts_of
 
 

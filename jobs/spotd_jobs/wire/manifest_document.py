@@ -1,7 +1,7 @@
 """A manifest as bytes and as a value: the one reader of both schemas, bounded in bytes, text, files and chunks.
 
 Schema 1 repeats the whole chunk with each file and holds paths as they are. Schema 2 lists the chunks once, since many
-small files may share one, holds names as `names.py` writes them, and may be compressed. As a value there is only one
+small files may share one, holds names as `name_of` reads them, and may be compressed. As a value there is only one
 kind: paths are printable text, and each file is a sequence of parts of chunks.
 """
 
@@ -16,17 +16,18 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from spotd_jobs.wire.client.manifest_text import (
+from spotd_jobs.wire.client.sinks import (
     CHUNK_BYTES_MAX,
     CHUNKS_MAX,
     COMPANIONS_MAX,
     MANIFEST_BYTES_MAX,
     Unreadable,
     chunk_key,
+    printable_text,
+    raw_of,
     text_of,
 )
-from spotd_jobs.wire.client.names import printable_text, raw_of
-from spotd_jobs.wire.fields import (
+from spotd_jobs.wire.grant import (
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
     Count,

@@ -14,18 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from spotd_jobs.wire.fields import (
-    Count,
-    EntryName,
-    Instant,
-    JobId,
-    Line,
-    Seconds,
-    Size,
-    StoreKey,
-    WireError,
-    WireModel,
-)
+from spotd_jobs.wire.grant import Count, EntryName, Instant, JobId, Line, Seconds, Size, StoreKey, WireError, WireModel
 
 HEARTBEAT_BYTES_MAX: Final = 64 * 1024
 EVENT_BYTES_MAX: Final = 16 * 1024

@@ -6,13 +6,15 @@ What no table knows is judged by the status: a server's error in a launch is an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from spotd_providers.aws.quotas import family_quota, region_quota
+import anyio
+
 from spotd_providers.aws.sdk import AwsRefused
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -26,8 +28,44 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.values import LaunchRequest
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import LaunchRequest, Market, QuotaId
 from spotd_providers.kit.http import AnswerLost
+
+# The account's limits: vCPUs of a family of types in a region, on spot and on-demand apart.
+#
+# A new account has none for GPUs. A limit that is used up is no lack of capacity: every other type of its family is
+# refused in that region too, in every zone, while other families, regions and the other market are not touched by it.
+
+
+SPOT_QUOTAS: Final[Mapping[str, str]] = {"G": "L-3819A6DF", "P2-P4": "L-7212CCBC", "P5": "L-C4BD4855"}
+ON_DEMAND_QUOTAS: Final[Mapping[str, str]] = {"G": "L-DB2E81BA", "P": "L-417A185B"}
+"""What Service Quotas calls them. AWS's pages do not agree on which spot quota P6 counts against."""
+_NAME: Final = re.compile(r"([a-z]+)([0-9]*)")
+
+
+def family_of(instance_type: str, market: Market) -> str:
+    """Return the quota family whose vCPUs this type takes; types without GPUs keep their own letters."""
+    found = _NAME.match(instance_type)
+    letters, generation = (found[1], found[2]) if found is not None else (instance_type, "")
+    if letters in {"g", "gr", "vt"}:
+        return "G"
+    if letters != "p":
+        return letters.upper()
+    if market is Market.ON_DEMAND:
+        return "P"
+    return "P2-P4" if generation in {"2", "3", "4"} else f"P{generation}"
+
+
+def family_quota(instance_type: str, region: str, market: Market) -> QuotaId:
+    """Return the vCPU quota that a launch of this type counts against."""
+    return QuotaId(f"{region} {market.value} {family_of(instance_type, market)} vCPUs")
+
+
+def region_quota(region: str) -> QuotaId:
+    """Return the quota of volumes, their operations and addresses, which every launch in the region counts against."""
+    return QuotaId(f"{region} volumes and addresses")
+
 
 NO_CAPACITY: Final = frozenset(
     {
@@ -163,3 +201,82 @@ def _common(refused: AwsRefused, what: str, rng: Random) -> ProviderError | None
     if refused.code == VERIFYING:
         return Unavailable(f"AWS still verifies this account: {refused.detail}")
     return None
+
+
+# Answers that improve offers without being needed for them: read seldom, waited for briefly, kept long.
+#
+# An absent permission is no failure of the market: it is remembered with AWS's sentence, and asked about again
+# after a while, since somebody may grant it.
+
+
+PATIENCE_S: Final = 15.0
+"""A poll waits no longer for this; the next one asks again."""
+RETRY_AFTER: Final = timedelta(minutes=10)
+REFUSED_FOR: Final = timedelta(hours=1)
+T = TypeVar("T")
+
+
+class Optional(Generic[T]):
+    """The newest answer to one question, and why there is none.
+
+    Attributes:
+        last_error: the sentence of the last failure, empty after a success.
+        is_refused: whether that failure is a permission that is absent.
+    """
+
+    def __init__(
+        self, services: Services, ask: Callable[[], Awaitable[T]], *, without: T, fresh: timedelta, kept: timedelta
+    ) -> None:
+        self._clock = services.clock
+        self._ask = ask
+        self._without = without
+        self._fresh = fresh
+        self._kept = kept
+        self._due: datetime | None = None
+        self._known: tuple[datetime, T] | None = None
+        self.last_error = ""
+        self.is_refused = False
+
+    def known(self) -> T:
+        """Return the newest answer unless it is too old."""
+        if self._known is None or self._clock.now() - self._known[0] >= self._kept:
+            return self._without
+        return self._known[1]
+
+    async def get(self) -> T:
+        """Return the newest answer, read again if it is due; a failure is recorded, not raised."""
+        if self._due is None or self._clock.now() >= self._due:
+            await self._renew()
+        return self.known()
+
+    async def ask_now(self) -> T:
+        """Read the answer now.
+
+        Raises:
+            ProviderError: there is none.
+        """
+        answer = await self._ask()
+        self._record_answer(answer)
+        return answer
+
+    async def _renew(self) -> None:
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                answer = await self._ask()
+        except AuthFailed as exc:
+            self._record_failure(str(exc), refused=True, again_in=REFUSED_FOR)
+        except ProviderError as exc:
+            self._record_failure(str(exc), refused=False, again_in=RETRY_AFTER)
+        except TimeoutError:
+            self._record_failure(f"AWS did not answer within {PATIENCE_S:.0f} s", refused=False, again_in=RETRY_AFTER)
+        else:
+            self._record_answer(answer)
+
+    def _record_answer(self, answer: T) -> None:
+        now = self._clock.now()
+        self._known, self._due = (now, answer), now + self._fresh
+        self.last_error, self.is_refused = "", False
+
+    def _record_failure(self, sentence: str, *, refused: bool, again_in: timedelta) -> None:
+        self._due = self._clock.now() + again_in
+        self.last_error, self.is_refused = sentence, refused

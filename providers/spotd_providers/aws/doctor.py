@@ -2,25 +2,321 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from spotd_providers.aws.answers import AUTH, QUOTA, contract_errors
-from spotd_providers.aws.launching import tag_specifications
-from spotd_providers.aws.ondemand import TABLE_DATE, TABLE_REGION
-from spotd_providers.aws.quotas import ON_DEMAND_QUOTAS, SPOT_QUOTAS
-from spotd_providers.aws.region import Region
-from spotd_providers.aws.sdk import AwsRefused, Sdk
-from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.volumes import Volumes, summary
-from spotd_providers.aws.wire import INSTALL_TAG
-from spotd_providers.contract.errors import AuthFailed, Unavailable
+from spotd_providers.aws.answers import AUTH, ON_DEMAND_QUOTAS, QUOTA, SPOT_QUOTAS, Optional, contract_errors
+from spotd_providers.aws.offers import STATES
+from spotd_providers.aws.prices import TABLE_DATE, TABLE_REGION
+from spotd_providers.aws.region import MachineImage, Region
+from spotd_providers.aws.sdk import AwsRefused, AwsSettings, Sdk
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, VolumeRow
+from spotd_providers.contract.errors import AuthFailed, PriceMoved, Unavailable
 from spotd_providers.contract.provider import Services
-from spotd_providers.contract.values import CheckLine
-from spotd_providers.kit.checks import CLOCK_HINT, check_line, clock_line
+from spotd_providers.contract.values import (
+    MICRO,
+    AttemptKey,
+    CheckLine,
+    InstallId,
+    InstanceState,
+    LaunchRequest,
+    Market,
+)
+from spotd_providers.kit.calls import CLOCK_HINT, check_line, clock_line, rejected
 from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.text import key_of
+
+# The script of a machine's first boot: the job's image under docker with the GPUs, or the start script itself.
+#
+# However that ends, the machine shuts itself down, and as its shutdown behaviour is `terminate`, it costs nothing from
+# then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a
+# container cannot shut down its host, and needs no right to. Nothing is installed: driver, docker and NVIDIA's toolkit
+# are in the machine image. While the job's image is pulled, the machine's own Python fetches the checkpoint
+# (`SPOTD_PREFETCH`) into the folder that will be the container's; nothing is run and nothing ended by it. A machine
+# without a working GPU ends, rather than train at its price without one. A machine that EC2 is about to take waits for
+# that: in its first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
+#
+# A runner that hangs ends nothing, and spotd may be dead at that time. So a watchdog outside of it, and of its
+# container,
+# shuts the machine down when the mark that the runner makes at each renewal of its lease (`machine-lease`: a number
+# that
+# changes, and for how many seconds it holds) has not changed for so long. It counts by the uptime of the machine, which
+# is never set; before the first mark it waits two hours.
+
+
+USER_DATA_BYTES_MAX: Final = 16_384
+SCRIPT_BYTES_MAX: Final = 14_000
+IMAGE_CHARS_MAX: Final = 512
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+
+# On a rented machine cloud-init's shell stands in `/`. A machine that already has a home of its own stays there.
+_HEAD: Final = """#!/bin/sh
+if [ -z "${SPOTD_HOME:-}" ]; then mkdir -p /opt/spotd && cd /opt/spotd || shutdown -h now; fi
+umask 077
+cat >start.sh <<'%(mark)s'
+%(script)s
+%(mark)s
+"""
+
+_WATCHDOG: Final = """up() { { read -r u _ </proc/uptime && echo "${u%%.*}"; } 2>/dev/null || date +%s; }
+(
+  seen=; since=$(up); limit=7200
+  while [ $(($(up) - since)) -le "$limit" ]; do
+    sleep 15
+    mark=$(head -c 32 machine-lease 2>/dev/null)
+    [ "$mark" = "$seen" ] && continue
+    seen=$mark; since=$(up); holds=${mark#* }
+    case $holds in
+    ""|*[!0-9]*|???????*) ;;
+    *) limit=$(echo "$holds" | sed 's/^0*//'); limit=${limit:-0} ;;
+    esac
+  done
+  echo "spotd: no lease was renewed for $limit s: this machine ends"
+  shutdown -h now
+) &
+"""
+
+_GPU: Final = """n=0
+until nvidia-smi >/dev/null 2>&1; do
+  n=$((n + 1))
+  [ "$n" -ge 60 ] && { echo "spotd: this machine's GPU does not work"; shutdown -h now; exit 1; }
+  sleep 2
+done
+"""
+
+_DOCKER: Final = """image=%(image)s
+%(gpu)sn=0
+until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
+SPOTD_PREFETCH=1 /bin/sh ./start.sh >prefetch.log 2>&1 &
+n=0
+until timeout 900 docker pull -q "$image"; do
+  n=$((n + 1))
+  [ "$n" -ge 3 ] && { echo "spotd: the image cannot be pulled"; shutdown -h now; exit 1; }
+  sleep 10
+done
+docker run --name spotd --network host --ipc host%(gpus)s --user 0 -v "$PWD:/spotd" -w /spotd \\
+  --entrypoint /bin/sh "$image" ./start.sh &
+"""
+
+_PLAIN: Final = """/bin/sh ./start.sh &
+"""
+
+_TAIL: Final = """job=$!
+while kill -0 "$job" 2>/dev/null && [ ! -e machine-done ]; do sleep 1; done
+[ -e machine-done ] || wait "$job"
+echo "spotd: the start script has ended ($?)"
+imds=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}
+token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$imds/latest/api/token")
+curl -sf -m 2 -H "X-aws-ec2-metadata-token: $token" "$imds/latest/meta-data/spot/instance-action" && sleep 150
+shutdown -h now
+"""
+
+
+def user_data(*, image: str, start_script: str, container: str, has_gpu: bool = True) -> str:
+    """Build the script for `UserData`.
+
+    Raises:
+        ValueError: the image is no image name, or everything together is beyond EC2's limit.
+    """
+    mark = "SPOTD"
+    while mark in start_script:
+        mark += "_"
+    parts = [_HEAD % {"mark": mark, "script": start_script.rstrip("\n")}, _WATCHDOG]
+    if container == "docker":
+        if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
+            raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")
+        gpu, gpus = (_GPU, " --gpus all") if has_gpu else ("", "")
+        parts.append(_DOCKER % {"image": shlex.quote(image), "gpu": gpu, "gpus": gpus})
+    else:
+        parts.append(_PLAIN)
+    text = "".join([*parts, _TAIL])
+    if len(text.encode()) > USER_DATA_BYTES_MAX:
+        raise ValueError(f"user data has {len(text.encode())} of at most {USER_DATA_BYTES_MAX} bytes")
+    return text
+
+
+# The request that buys one machine, and its answer.
+
+
+WHO: Final = "AWS"
+TOKEN_CHARS_MAX: Final = 64
+TAG_CHARS_MAX: Final = 256
+TAGGED: Final = ("instance", "volume", "network-interface")
+MAX_PRICE_MICRO_USD_MIN: Final = 1_001
+
+
+def client_token(key: AttemptKey) -> str:
+    """Return the idempotency token of a launch: the key, or its hash if the key is too long."""
+    if len(key) <= TOKEN_CHARS_MAX:
+        return str(key)
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings) -> dict[str, Any]:
+    """Return the parameters of RunInstances for this request.
+
+    Tags are given with the launch, so that no moment exists in which the machine is orphaned. The root disk is the
+    job's disk on top of what the machine image itself takes.
+
+    Raises:
+        PriceMoved: the offer is above what may be paid.
+        RequestRejected: it can not be asked for.
+    """
+    offer = request.offer
+    if len(request.start_script.encode()) > SCRIPT_BYTES_MAX:
+        raise rejected(WHO, "start_script", f"it has {len(request.start_script.encode())} of {SCRIPT_BYTES_MAX} bytes")
+    if len(request.key) > TAG_CHARS_MAX:
+        raise rejected(WHO, "key", f"a tag has at most {TAG_CHARS_MAX} characters")
+    try:
+        script = user_data(
+            image=request.image,
+            start_script=request.start_script,
+            container=settings.container,
+            has_gpu=offer.gpu_count > 0,
+        )
+    except ValueError as exc:
+        raise rejected(WHO, "image" if "image" in str(exc) else "start_script", str(exc)) from exc
+    disk = {
+        "VolumeSize": image.disk_gb + request.disk_gb,
+        "VolumeType": "gp3",
+        "Throughput": settings.volume_mb_per_s,
+        "DeleteOnTermination": True,
+    }
+    spot = offer.market is Market.SPOT
+    parameters: dict[str, Any] = {
+        "ImageId": image.image_id,
+        "InstanceType": offer.extra["type"],
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": client_token(request.key),
+        "SubnetId": subnet,
+        "UserData": script,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        # A container on a bridge network is one hop further from the metadata service.
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 2,
+            "InstanceMetadataTags": "disabled",
+        },
+        "BlockDeviceMappings": [
+            {"DeviceName": image.root_device, "Ebs": disk},
+            # The image may say that its other disks outlive the machine, and cost for ever.
+            *({"DeviceName": name, "Ebs": {"DeleteOnTermination": True}} for name in image.other_devices),
+        ],
+        "TagSpecifications": tag_specifications(request.install, str(request.key), spot=spot),
+    }
+    if settings.security_groups:
+        parameters["SecurityGroupIds"] = list(settings.security_groups)
+    if spot:
+        if request.price_max < MAX_PRICE_MICRO_USD_MIN:
+            raise rejected(WHO, "price_max", "AWS takes no spot price of $0.001 or less")
+        capped = {"MaxPrice": f"{request.price_max / MICRO:.6f}"} if settings.max_price == "ceiling" else {}
+        parameters["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {
+                "SpotInstanceType": "one-time",
+                "InstanceInterruptionBehavior": "terminate",
+                **capped,
+            },
+        }
+    elif offer.gpu_price > request.price_max:
+        raise PriceMoved(f"{offer.pool} costs ${offer.gpu_price / MICRO:.4f}/h, agreed were less")
+    return parameters
+
+
+def tag_specifications(install: InstallId, key: str, *, spot: bool) -> list[dict[str, Any]]:
+    """Build our tags for everything that a launch makes; the least policy allows no launch without them."""
+    tags = [{"Key": INSTALL_TAG, "Value": str(install)}, {"Key": KEY_TAG, "Value": key}]
+    kinds = (*TAGGED, "spot-instances-request") if spot else TAGGED
+    return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
+
+
+def launched_row(answer: Mapping[str, Any]) -> Any | None:
+    """Return the row of the launched machine, or `None` if the answer does not hold exactly one."""
+    rows = answer.get("Instances")
+    return rows[0] if isinstance(rows, list) and len(rows) == 1 else None
+
+
+# Disks that outlived their machines: found by our tags in every region, and deleted.
+#
+# Every disk of a launch is to go with its machine. One may stay all the same: that was changed on the running
+# machine, or AWS failed half-way through a launch. It would cost for ever without being noticed. What carries
+# our tags, hangs on no machine for a while, and whose attempt has no machine any more, is deleted.
+
+
+SWEEP_EVERY: Final = timedelta(hours=1)
+AGE_MIN: Final = timedelta(minutes=15)
+"""A disk is on no machine for a moment while its machine is being made."""
+
+
+class Volumes:
+    """The disks of one region.
+
+    Attributes:
+        left: the last sweep, with the names of what it found and may not judge.
+    """
+
+    def __init__(self, region: Region, sdk: Sdk, services: Services) -> None:
+        self._region = region
+        self._sdk = sdk
+        self._services = services
+        self.left = Optional[Sequence[str]](services, self._sweep, without=(), fresh=SWEEP_EVERY, kept=SWEEP_EVERY)
+
+    async def sweep(self) -> None:
+        """Delete what is left over if a sweep is due; a failure is logged once."""
+        before = self.left.last_error
+        await self.left.get()
+        if self.left.last_error not in ("", before):
+            self._services.log.warning("aws.volumes_not_swept", region=self._region.name, detail=self.left.last_error)
+
+    async def strays(self) -> Sequence[VolumeRow]:
+        """Return our disks that are attached to no machine.
+
+        Raises:
+            ProviderError: AWS does not list them.
+        """
+        now = self._services.clock.now()
+        rows = (row_or_none(VolumeRow, raw) for raw in await self._region.volume_rows())
+        return [
+            row
+            for row in rows
+            if row is not None
+            and row.State == "available"
+            and row.tags.get(INSTALL_TAG) == self._services.install
+            and now - row.CreateTime.astimezone(UTC) >= AGE_MIN
+        ]
+
+    async def _sweep(self) -> Sequence[str]:
+        left = []
+        for row in await self.strays():
+            key = key_of(row.tags.get(KEY_TAG), self._services.install)
+            if key is None or await self._has_machine(key):
+                left.append(row.VolumeId)
+                continue
+            with contract_errors("delete_volume", self._services.rng, unless="InvalidVolume.NotFound"):
+                await self._sdk.call("ec2", self._region.name, "delete_volume", VolumeId=row.VolumeId)
+            self._services.log.warning(
+                "aws.stray_volume_deleted", volume=row.VolumeId, region=self._region.name, gb=row.Size, key=key
+            )
+        return left
+
+    async def _has_machine(self, key: AttemptKey) -> bool:
+        rows = [row_or_none(AwsInstanceRow, raw) for raw in await self._region.machine_rows(f"tag:{KEY_TAG}", str(key))]
+        return any(
+            row is None or row.State is None or STATES.get(row.State.Name) is not InstanceState.GONE for row in rows
+        )
+
+
+def summary(strays: Sequence[VolumeRow]) -> str:
+    shown = ", ".join(row.VolumeId for row in strays[:3]) + (", ..." if len(strays) > 3 else "")
+    return f"{len(strays)} disks of ended machines are left ({shown}), {sum(row.Size for row in strays)} GB"
+
 
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
 POLICY_HINT: Final = "attach the policy of docs/providers/aws.md to this user or role"

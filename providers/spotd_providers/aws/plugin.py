@@ -2,22 +2,409 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import base64
+import binascii
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, TypeVar
 
 import anyio
 
-from spotd_providers.aws.advisor import Band, read_advisor
-from spotd_providers.aws.offers import PROVIDER
-from spotd_providers.aws.provider import AwsProvider
-from spotd_providers.aws.sdk import Sdk
-from spotd_providers.aws.settings import IMDS, AwsSettings
-from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX
+from spotd_providers.aws import doctor
+from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, contract_errors, launch_failure
+from spotd_providers.aws.doctor import SCRIPT_BYTES_MAX, WHO, Volumes, client_token, launched_row, run_parameters
+from spotd_providers.aws.offers import (
+    PROVIDER,
+    Band,
+    as_instance,
+    current_prices,
+    is_announced,
+    key_in,
+    offers_of,
+    on_demand_prices,
+    read_advisor,
+)
+from spotd_providers.aws.region import Region
+from spotd_providers.aws.sdk import IMDS, AwsRefused, AwsSettings, Sdk
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    ContractViolation,
+    OfferGone,
+    OutcomeUnknown,
+    PriceMoved,
+    ProviderError,
+    RequestRejected,
+    Unavailable,
+)
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
-from spotd_providers.kit.plugin import AdapterPlugin
-from spotd_providers.kit.settings import is_loopback
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    InstanceState,
+    Launched,
+    LaunchRequest,
+    Listing,
+    Market,
+    MicroUsdPerHour,
+    Offer,
+    OfferPage,
+    OfferQuery,
+    Power,
+    Rejected,
+)
+from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
+from spotd_providers.kit.calls import RequestPace, judge_apart, rejected
+from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.text import clean, key_of
+
+# EC2 as a spotd provider: every configured region as one market.
+#
+# A region that does not answer costs its own offers and makes listings incomplete; it hides no other region's machines.
+
+
+NOT_VISIBLE_YET: Final = timedelta(minutes=5)
+AT_ONCE: Final = timedelta(seconds=1)
+"""After a refusal that the next try does not meet again."""
+T = TypeVar("T")
+
+CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
+    Power.SPOT,
+    Power.NOTICES,
+    Power.LOGS,
+    Power.SELF_TERMINATE,
+    Power.CAPACITY_SCORES,
+    missing={
+        Power.BID_CHANGE: "the price limit of an AWS spot machine is fixed at its launch; you pay the market price",
+        Power.BALANCE: "an AWS account has no balance, it is billed each month",
+        Power.BILLING: "AWS's own bill is a day late and not per machine, so prices and seconds are multiplied",
+        Power.HOST_IDENTITY: "AWS does not show which computer a machine runs on",
+        Power.SHELL: "spotd opens no port of an AWS machine and gives it no key pair, so there is none to log in with",
+        Power.STOP_RESUME: "a stopped spot machine may never get its GPU back, so interruption terminates it",
+    },
+)
+
+
+class AwsProvider:
+    """The Protocol over one open client and some regions."""
+
+    name = PROVIDER
+
+    def __init__(
+        self,
+        sdk: Sdk,
+        settings: AwsSettings,
+        services: Services,
+        bands: Mapping[tuple[str, str], Band] | None = None,
+    ) -> None:
+        self._sdk = sdk
+        self._settings = settings
+        self._services = services
+        self._pace = RequestPace(services.clock)
+        self._regions = {name: self._region(name) for name in settings.regions}
+        self._volumes = {name: Volumes(region, sdk, services) for name, region in self._regions.items()}
+        self._bands = bands or {}
+        self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
+        self._ours: dict[str, datetime] = {}
+        self._announced: dict[str, datetime] = {}
+
+    @property
+    def requests_sent(self) -> int:
+        """Calls to AWS since it was opened; Amazon's own client may have sent a few of them twice."""
+        return self._sdk.requests_sent
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:
+        for region in self._regions.values():
+            if region.scores.is_refused:
+                reason = f"in {region.name} {region.scores.last_error}; allow ec2:GetSpotPlacementScores"
+                return {**CAPABILITIES, Power.CAPACITY_SCORES: Capability(available=False, reason=reason)}
+        return CAPABILITIES
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """Return every type with GPUs in every zone that has a subnet, on the markets asked for."""
+
+        async def of(region: Region) -> tuple[list[Offer], list[Rejected]]:
+            return await self._offers_of(region, query)
+
+        answers, failed = await self._everywhere(of)
+        offers = [offer for good, _ in answers.values() for offer in good]
+        rejected = [row for _, bad in answers.values() for row in bad]
+        return OfferPage(
+            offers=tuple(offers), rejected=tuple(rejected), complete=not failed, at=self._services.clock.now()
+        )
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """Buy a machine by one RunInstances, and check that it is of the market that was asked for."""
+        region = self._regions.get(request.offer.extra.get("region", ""))
+        if region is None:
+            raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
+        if not {"zone", "type"} <= request.offer.extra.keys():
+            raise rejected(WHO, "offer", "it is not an offer of AWS")
+        subnet = await self._subnet(region, request.offer)
+        parameters = run_parameters(request, await region.image(), subnet, self._settings)
+        if request.offer.market is Market.SPOT and self._settings.max_price == "none":
+            await self._check_price(region, request)
+        try:
+            answer = await self._sdk.call("ec2", region.name, "run_instances", **parameters)
+        except AwsRefused as exc:
+            if exc.code == SUBNET_FULL:
+                region.subnet_is_full(subnet)
+                other = await self._subnet(region, request.offer)
+                raise OfferGone(f"the subnet {subnet} is full, {other} is next", lasts=AT_ONCE) from None
+            raise launch_failure(exc, request, rng=self._services.rng) from None
+        except AnswerLost as exc:
+            raise OutcomeUnknown(f"{exc}; {request.offer.pool}", key=request.key) from None
+        row = row_or_none(AwsInstanceRow, launched_row(answer))
+        if row is None:
+            raise OutcomeUnknown(
+                f"AWS's answer to the launch of {request.offer.pool} names no machine", key=request.key
+            )
+        instance = as_instance(row, request.key, region=region.name, request=None, prices=self._prices)
+        self._ours[row.InstanceId] = self._services.clock.now()
+        if instance.market is not request.offer.market:
+            await self._undo(instance)
+            raise ContractViolation(
+                f"AWS sold {row.InstanceId} {instance.market} though {request.offer.market} was asked for"
+            )
+        return Launched(instance=instance)
+
+    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        """Return every machine that carries the key, by its launch's token or its tag. Emptiness needs every region."""
+        if key_of(key, self._services.install) is None:
+            return ()
+
+        async def of(region: Region) -> list[Instance]:
+            for name, value in (("client-token", client_token(key)), (f"tag:{KEY_TAG}", str(key))):
+                found, _ = await self._machines(region, name, value, expected=key)
+                if found:
+                    return found
+            return []
+
+        answers, failed = await self._everywhere(of)
+        found = [i for own in answers.values() for i in own if i.key == key and i.state is not InstanceState.GONE]
+        if not found and failed:
+            raise Unavailable(f"{', '.join(failed)} did not answer, so {key} is not proved absent")
+        return tuple(found)
+
+    async def instances(self) -> Listing:
+        """Return every machine under our install tag, in every region; ended ones as long as AWS lists them."""
+
+        async def of(region: Region) -> tuple[list[Instance], bool]:
+            found = await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
+            await self._volumes[region.name].sweep()
+            return found
+
+        answers, failed = await self._everywhere(of)
+        found = tuple(instance for own, _ in answers.values() for instance in own)
+        whole = not failed and all(readable for _, readable in answers.values())
+        return Listing(instances=found, complete=whole, at=self._services.clock.now())
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        """End this machine; an absent one is a success, and one that is not ours is refused."""
+        region = await self._region_of_ours(ref)
+        with contract_errors("terminate_instances", self._services.rng, unless="InvalidInstanceID.NotFound") as refused:
+            answer = await self._sdk.call("ec2", region.name, "terminate_instances", InstanceIds=[str(ref.instance_id)])
+        if refused:
+            launched_at = self._ours.get(ref.instance_id)
+            if launched_at is not None and self._services.clock.now() - launched_at < NOT_VISIBLE_YET:
+                # What was launched a moment ago may not be known everywhere yet; later the same words mean gone.
+                raise Unavailable(f"AWS does not know its new machine {ref.instance_id} yet")
+            return
+        if not answer.get("TerminatingInstances"):
+            raise Unavailable(f"AWS's answer does not say that {ref.instance_id} ends")
+
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+        """Return the machine's console as AWS kept it, minutes late, without anything that resembles a secret."""
+        region = await self._region_of_ours(ref)
+        answer = await region.ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
+        encoded = answer.get("Output")
+        try:
+            text = base64.b64decode(encoded).decode("utf-8", "replace") if isinstance(encoded, str) else ""
+        except (binascii.Error, ValueError):
+            text = ""
+        return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
+
+    async def account(self) -> str:
+        """Return the number of the AWS account; empty where AWS does not state it."""
+        answer = await doctor.identity(self._sdk, tuple(self._regions.values()), self._services)
+        return str(answer.get("Account") or "")
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Check key and clock, and in each region reads, the permission to launch, and quotas."""
+        return await doctor.examine(
+            self._sdk, tuple(self._regions.values()), self._volumes, self._settings, self._services
+        )
+
+    async def _region_of_ours(self, ref: InstanceRef) -> Region:
+        """Return the region of a machine of ours, or of one that AWS does not list.
+
+        Raises:
+            RequestRejected: the machine is another's.
+        """
+        region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
+        if ref.instance_id not in self._ours:
+            for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
+                row = row_or_none(AwsInstanceRow, raw)
+                if row is None or key_in(row, self._services.install) is None:
+                    raise RequestRejected(
+                        f"the machine {ref.instance_id} does not carry the tags of this installation",
+                        field="ref",
+                        reason="not ours",
+                    )
+        return region
+
+    def _region(self, name: str) -> Region:
+        return Region(name, self._sdk, self._settings, self._services, self._pace)
+
+    async def _everywhere(self, ask: Callable[[Region], Awaitable[T]]) -> tuple[dict[str, T], list[str]]:
+        """Ask every region at once; return the answers, and the names of the regions that failed.
+
+        Raises:
+            ProviderError: no region answered; the error of the first, a refused key before all else.
+        """
+        answers: dict[str, T] = {}
+        failed: dict[str, ProviderError] = {}
+
+        async def one(region: Region) -> None:
+            try:
+                answers[region.name] = await ask(region)
+            except ProviderError as exc:
+                failed[region.name] = exc
+
+        async with anyio.create_task_group() as group:
+            for region in self._regions.values():
+                group.start_soon(one, region, name=f"aws {region.name}")
+        if failed and not answers:
+            first = next((exc for exc in failed.values() if isinstance(exc, AuthFailed)), None)
+            raise first or next(iter(failed.values()))
+        for name, exc in failed.items():
+            self._services.log.warning("aws.region_failed", region=name, error=type(exc).__name__, detail=str(exc))
+        return answers, sorted(failed)
+
+    async def _check_price(self, region: Region, request: LaunchRequest) -> None:
+        """Read the price once more: without a limit AWS sells at the price of the moment.
+
+        Raises:
+            PriceMoved: it is above what may be paid.
+        """
+        pool = (request.offer.extra["type"], request.offer.extra["zone"])
+        prices, _ = current_prices(await region.price_rows(pool))
+        self._prices.update(prices)
+        if pool not in prices:
+            raise OfferGone(f"AWS states no spot price of {request.offer.pool} any more")
+        if prices[pool] > request.price_max:
+            raise PriceMoved(f"the spot price of {request.offer.pool} is above what was agreed")
+
+    async def _subnet(self, region: Region, offer: Offer) -> str:
+        """Return the subnet to launch this offer in now.
+
+        Raises:
+            OfferGone: every one of its zone is full.
+        """
+        zone = offer.extra.get("zone", "")
+        subnet = (await region.subnets()).get(zone)
+        if subnet is None:
+            raise OfferGone(f"no subnet in {zone} has a free address", lasts=FULL_FOR)
+        return subnet
+
+    async def _offers_of(self, region: Region, query: OfferQuery) -> tuple[list[Offer], list[Rejected]]:
+        kinds, subnets, on_demand = await region.kinds(), await region.subnets(), await region.on_demand()
+        image_gb = await region.image_gb()
+        offers: list[Offer] = []
+        rejected = list(kinds.rejected)
+        for market in (one for one in Market if one in query.markets):
+            is_spot = market is Market.SPOT
+            if is_spot:
+                rows = await region.price_rows()
+                prices, odd = await judge_apart(partial(current_prices, rows), rows=len(rows))
+                self._prices.update(prices)
+            else:
+                pools = [pool for pool in await region.pools() if pool[0] in kinds.usable]
+                prices, odd = on_demand_prices(pools, on_demand)
+            good, bad = offers_of(
+                prices,
+                market,
+                kinds.usable,
+                subnets,
+                on_demand,
+                self._settings,
+                scores=await region.scores.get() if is_spot else {},
+                bands=self._bands if is_spot else {},
+                image_gb=image_gb,
+            )
+            offers += good
+            rejected += [*odd, *bad]
+        return offers, rejected
+
+    async def _machines(
+        self, region: Region, name: str, value: str, *, expected: AttemptKey | None = None
+    ) -> tuple[list[Instance], bool]:
+        """Return our machines that match this filter, and whether every row could be attributed."""
+        rows = await region.machine_rows(name, value)
+        readable = True
+        ours: list[tuple[AwsInstanceRow, AttemptKey]] = []
+        for raw in rows:
+            row = row_or_none(AwsInstanceRow, raw)
+            key = key_in(row, self._services.install) if row is not None else None
+            if key is None and row is not None and expected is not None and row.ClientToken == client_token(expected):
+                key = expected
+            if row is None or key is None:
+                # It matched our tag, so it is ours; without a key the attempt is unknown.
+                readable = False
+            else:
+                ours.append((row, key))
+                self._ours.setdefault(row.InstanceId, row.LaunchTime or self._services.clock.now())
+        requests = await self._spot_requests(region, ours)
+        found = []
+        for row, key in ours:
+            said = requests.get(row.InstanceId)
+            announced_at = self._announced_at(row, said)
+            found.append(
+                as_instance(row, key, region=region.name, request=said, prices=self._prices, announced_at=announced_at)
+            )
+        return found, readable
+
+    def _announced_at(self, row: AwsInstanceRow, request: SpotRequestRow | None) -> datetime | None:
+        """Return when an interruption without a time of its own was observed first."""
+        if not is_announced(row, request):
+            self._announced.pop(row.InstanceId, None)
+            return None
+        if request is None or request.Status.UpdateTime is not None:
+            return None
+        if row.InstanceId not in self._announced:
+            self._announced[row.InstanceId] = self._services.clock.now()
+            self._services.log.warning("aws.notice_without_time", machine=row.InstanceId, code=request.Status.Code)
+        return self._announced[row.InstanceId]
+
+    async def _spot_requests(
+        self, region: Region, ours: Sequence[tuple[AwsInstanceRow, AttemptKey]]
+    ) -> Mapping[str, SpotRequestRow]:
+        """Return each machine's spot request; none where AWS does not list them, which costs only the warning."""
+        if not any(row.InstanceLifecycle == "spot" for row, _ in ours):
+            return {}
+        try:
+            raw = await region.spot_request_rows(f"tag:{INSTALL_TAG}", str(self._services.install))
+        except ProviderError as exc:
+            self._services.log.warning("aws.notices_unknown", region=region.name, detail=str(exc))
+            return {}
+        rows = (row_or_none(SpotRequestRow, row) for row in raw)
+        return {row.InstanceId: row for row in rows if row is not None}
+
+    async def _undo(self, instance: Instance) -> None:
+        """End a machine that was not ordered, if AWS allows it; otherwise the listing shows it."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(30):
+            try:
+                await self.terminate(instance.ref)
+            except ProviderError as exc:
+                machine = instance.ref.instance_id
+                self._services.log.warning("aws.wrong_purchase_stays", machine=machine, detail=str(exc))
 
 
 def _traits(settings: AwsSettings) -> ProviderTraits:

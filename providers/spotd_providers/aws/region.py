@@ -8,21 +8,25 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final, Generic, TypeVar
 
-from spotd_providers.aws.answers import FULL_FOR, contract_errors
-from spotd_providers.aws.hardware import Hardware, hardware
-from spotd_providers.aws.ondemand import AwsOnDemandPrices
-from spotd_providers.aws.optional import Optional
-from spotd_providers.aws.placement import scores_of, sets_of_types
-from spotd_providers.aws.pricelist import endpoint_region, listed_prices, questions
-from spotd_providers.aws.sdk import Sdk
-from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.wire import INSTALL_TAG, ImageRow, OfferingRow, SubnetRow, TypeRow, rows_of
+from spotd_providers.aws.answers import FULL_FOR, Optional, contract_errors
+from spotd_providers.aws.prices import AwsOnDemandPrices, endpoint_region, listed_prices, questions
+from spotd_providers.aws.sdk import AwsSettings, Sdk
+from spotd_providers.aws.wire import (
+    INSTALL_TAG,
+    Hardware,
+    ImageRow,
+    OfferingRow,
+    SubnetRow,
+    TypeRow,
+    hardware,
+    rows_of,
+    scores_of,
+    sets_of_types,
+)
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RequestRejected, Unavailable
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Services
-from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.pace import RequestPace
-from spotd_providers.kit.retry import retry_read
+from spotd_providers.contract.values import MicroUsdPerHour, Rejected
+from spotd_providers.kit.calls import RequestPace, retry_read
 from spotd_providers.kit.shapes import row_or_none
 
 INTERVAL: Final = timedelta(seconds=0.4)

@@ -7,15 +7,18 @@ texts and are judged here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
-from spotd_providers.kit.shapes import Lenient, Row
+from spotd_providers.contract.gpus import aws_gpus, canonical, gpu_info, vram_fits
+from spotd_providers.contract.values import CAPACITY_SCORE_MAX, NO_GPU, Market, MicroUsdPerHour, micro_usd
+from spotd_providers.kit.shapes import Lenient, Row, row_or_none
 
 INSTALL_TAG: Final = "spotd:install"
 KEY_TAG: Final = "spotd:key"
@@ -183,3 +186,109 @@ def spot_price(text: str) -> MicroUsdPerHour:
     if price <= 0:
         raise ValueError("SpotPrice is zero")
     return MicroUsdPerHour(price)
+
+
+# The hardware of an instance type, or the reason why it is not offered.
+
+
+OPEN_DRIVER_MIN: Final = 7.5
+"""CUDA compute capability from which NVIDIA's open kernel modules work; the default images have no others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One instance type that can be offered."""
+
+    instance_type: str
+    gpu: str
+    gpu_count: int
+    gpu_vram_mb: int | None
+    cpus: int | None
+    memory_mb: int | None
+    sold_as: frozenset[str]
+
+
+def hardware(row: TypeRow, *, own_image: bool, without_gpu: bool = False) -> Hardware | str | None:
+    """Describe the type's hardware: a reason if it cannot be used, `None` for one without GPUs that is not wanted.
+
+    Args:
+        own_image: the user names the machine image, and answers for its drivers and processor.
+        without_gpu: the user names this type although it has no GPU.
+    """
+    gpus = row.GpuInfo.Gpus if row.GpuInfo is not None else []
+    architectures = row.ProcessorInfo.SupportedArchitectures if row.ProcessorInfo is not None else []
+    other_processor = f"its processor is {'/'.join(architectures) or 'unknown'}, the machine image is for x86_64"
+    if not gpus:
+        if without_gpu and "x86_64" not in architectures and not own_image:
+            return other_processor
+        return _described(row, NO_GPU, 0, None) if without_gpu else None
+    first = gpus[0]
+    if len(gpus) > 1:
+        return "it has several kinds of GPU"
+    if first.Manufacturer.upper() != "NVIDIA":
+        return f"its GPUs are made by {first.Manufacturer}, images for CUDA do not run on them"
+    if "x86_64" not in architectures and not own_image:
+        return other_processor
+    vram = first.MemoryInfo.SizeInMiB if first.MemoryInfo is not None else None
+    known = aws_gpus(row.InstanceType)
+    # Fractions of a card (g6f) count 0; they are named by their memory and never answer to the whole card's name.
+    count = first.Count or first.LogicalGpuCount or 0
+    if count <= 0:
+        return "AWS does not say how many GPUs it has"
+    name = known[0] if known is not None else canonical("aws", first.Name, vram)
+    info = gpu_info(name)
+    if not own_image and info is not None and float(info.compute_capability or OPEN_DRIVER_MIN) < OPEN_DRIVER_MIN:
+        return f"the default machine image's driver knows no {name}; set ami"
+    return _described(row, name, count, _memory(name, vram))
+
+
+def _described(row: TypeRow, gpu: str, gpu_count: int, gpu_vram_mb: int | None) -> Hardware:
+    return Hardware(
+        instance_type=row.InstanceType,
+        gpu=gpu,
+        gpu_count=gpu_count,
+        gpu_vram_mb=gpu_vram_mb,
+        cpus=row.VCpuInfo.DefaultVCpus if row.VCpuInfo is not None else None,
+        memory_mb=row.MemoryInfo.SizeInMiB if row.MemoryInfo is not None else None,
+        sold_as=frozenset(row.SupportedUsageClasses),
+    )
+
+
+def _memory(gpu: str, stated_mb: int | None) -> int | None:
+    """Return the memory that a card in the table is sold with: AWS states 22,888 MiB for one with 24 GB."""
+    info = gpu_info(gpu)
+    if info is not None and stated_mb:
+        fitting = [gb for gb in info.vram_gb if vram_fits(gb, stated_mb)]
+        return max([stated_mb, *(gb * 1024 for gb in fitting)])
+    return stated_mb or None
+
+
+# AWS's own scores of how likely a spot launch is to succeed now: 1 to 10 for each zone.
+#
+# AWS scores a *set* of types, low whenever there are fewer than three, and lets an account ask only a limited number of
+# different questions a day. So the sets are fixed by what the region sells: the types with the same GPUs, among which a
+# job may choose. They are asked seldom. A GPU that fewer than three types carry has no score.
+
+
+TYPES_MIN: Final = 3
+
+
+def sets_of_types(kinds: Iterable[Hardware]) -> list[tuple[str, ...]]:
+    """Group the types with the same GPUs: each group is scored together."""
+    found: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+    for kind in kinds:
+        # The types without a GPU differ in size: a score of all of them says nothing about one.
+        if Market.SPOT.value in kind.sold_as and kind.gpu_count:
+            found[kind.gpu, kind.gpu_count].append(kind.instance_type)
+    return [tuple(sorted(types)) for _, types in sorted(found.items()) if len(types) >= TYPES_MIN]
+
+
+def scores_of(rows: Sequence[Any], types: Iterable[str], zone_by_id: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Return the score of each type and zone name: AWS states the zone's id, which is not its name in this account."""
+    by_zone: dict[str, int] = {}
+    for raw in rows:
+        row = row_or_none(ScoreRow, raw)
+        zone = zone_by_id.get(row.AvailabilityZoneId) if row is not None else None
+        if row is not None and zone is not None and 1 <= row.Score <= CAPACITY_SCORE_MAX:
+            by_zone[zone] = row.Score
+    return {(kind, zone): score for kind in types for zone, score in by_zone.items()}

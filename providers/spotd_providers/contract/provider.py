@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
@@ -26,6 +25,7 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    MicroUsdPerHour,
     OfferPage,
     OfferQuery,
     Power,

@@ -8,13 +8,26 @@ and a launch has an unknown outcome, because the machine may exist. `AdapterPlug
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any, Final
+import ipaddress
+import json
+import re
+import shlex
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel
 
 from spotd_providers.contract import errors
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, Unavailable
-from spotd_providers.contract.values import LaunchRequest, OfferPage
+from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.values import Capability, LaunchRequest, OfferPage, Power, ProviderName
 from spotd_providers.kit.shapes import listed_reasons
 
 LEAVES: Final[tuple[type[ProviderError], ...]] = tuple(
@@ -70,3 +83,152 @@ def _bounded(answer: Any) -> Any:
         reasons = listed_reasons(answer.rejected)
         return answer if reasons == answer.rejected else replace(answer, rejected=reasons)
     return answer
+
+
+# Values as users write them in settings: durations, and base URLs that keep a key safe.
+
+
+_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+def duration(text: str, *, example: str) -> timedelta:
+    """Parse days, hours, minutes and seconds with their units.
+
+    Raises:
+        ValueError: it is not written so.
+    """
+    parts = _DURATION.fullmatch(text.strip())
+    if parts is None or not any(parts.groups()):
+        raise ValueError(f"write it like {example}")
+    days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
+    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether this URL names this very computer."""
+    host = (urlsplit(url).hostname or "").lower()
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def safe_base_url(value: str, *, example: str) -> str:
+    """Check a base URL and return it without a final slash.
+
+    Raises:
+        ValueError: it is no base URL, or would carry the key in the clear.
+    """
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        raise ValueError(f'write it like "{example}"')
+    if parts.scheme == "http" and not is_loopback(value):
+        raise ValueError("plain http would send the API key in the clear; use https")
+    return value.rstrip("/")
+
+
+# The descriptor of a provider: what an entry point of the group `spotd.providers` names.
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterPlugin(Generic[S]):
+    """A `ProviderPlugin` whose settings are a pydantic model."""
+
+    name: ProviderName
+    title: str
+    settings_model: type[S]
+    needs_credential: bool
+    traits_by: Callable[[S], ProviderTraits]
+    open_by: Callable[[S, Services], AbstractAsyncContextManager[Provider]]
+
+    def traits(self, settings: Any) -> ProviderTraits:
+        return self.traits_by(self._validate(settings))
+
+    @asynccontextmanager
+    async def open(self, settings: Any, services: Services) -> AsyncIterator[Provider]:
+        """Open the provider; every error of it is one of the contract's, whatever went wrong inside."""
+        async with self.open_by(self._validate(settings), services) as provider:
+            keep_contract(type(provider))
+            yield provider
+
+    def _validate(self, settings: Any) -> S:
+        return settings if isinstance(settings, self.settings_model) else self.settings_model.model_validate(settings)
+
+
+def capabilities(*available: Power, missing: Mapping[Power, str]) -> Mapping[Power, Capability]:
+    """Declare the powers that are available, and the missing ones with the sentence a user reads."""
+    absent = {power: Capability(available=False, reason=reason) for power, reason in missing.items()}
+    return {**dict.fromkeys(available, Capability(available=True)), **absent}
+
+
+# The command that adds an optional part to this very installation, found out when it is needed.
+#
+# spotd is installed in several ways, and each has a command of its own for what is added later. A name on an index is
+# never used: what is added is named by the libraries that the optional part consists of, or by the clone.
+
+
+DISTRIBUTION: Final = "spotd"
+_OF_EXTRA: Final = re.compile(r"extra\s*==\s*[\"'](?P<extra>[A-Za-z0-9_.-]+)[\"']")
+
+
+def install_command(extra: str, *, prefix: Path | None = None, python: str | None = None) -> str:
+    """Return the command that installs the libraries of one of spotd's extras where this Python finds them.
+
+    Args:
+        extra: its name in `pyproject.toml`.
+        prefix: the environment; this one unless given.
+        python: its interpreter; this one unless given.
+    """
+    prefix = Path(sys.prefix) if prefix is None else prefix
+    python = python or sys.executable
+    distribution = _distribution()
+    clone = None if distribution is None else _clone(distribution)
+    libraries = [] if distribution is None else libraries_of(extra, distribution.requires or ())
+    quoted = " ".join(shlex.quote(one) for one in libraries) or shlex.quote(f"{DISTRIBUTION}[{extra}]")
+    if (prefix / "pipx_metadata.json").is_file():
+        return f"pipx inject {DISTRIBUTION} {quoted}"
+    if (prefix / "uv-receipt.toml").is_file():
+        return f"uv pip install --python {shlex.quote(python)} {quoted}"
+    if clone is not None:
+        return f"{_pip(prefix, python)} install -e {shlex.quote(f'{clone}[{extra}]')}"
+    return f"{_pip(prefix, python)} install {quoted}"
+
+
+def libraries_of(extra: str, requirements: Iterable[str]) -> list[str]:
+    """Return the requirements of an extra, as pip takes them, without those of the extras that it names itself."""
+    found = []
+    for line in requirements:
+        requirement, _, marker = line.partition(";")
+        match = _OF_EXTRA.search(marker)
+        if match is not None and match["extra"] == extra:
+            found.append(requirement.strip())
+    return found
+
+
+def _distribution(find: Callable[[str], Distribution] = Distribution.from_name) -> Distribution | None:
+    try:
+        return find(DISTRIBUTION)
+    except PackageNotFoundError:
+        return None
+
+
+def _clone(distribution: Distribution) -> Path | None:
+    """Return the folder that an editable installation reads the program from, as its own record states it."""
+    try:
+        record = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if not record.get("dir_info", {}).get("editable", False):
+            return None
+        path = Path(unquote(urlsplit(record["url"]).path))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return path if (path / "pyproject.toml").is_file() else None
+
+
+def _pip(prefix: Path, python: str) -> str:
+    beside = prefix / "bin" / "pip"
+    return shlex.quote(str(beside)) if beside.is_file() else f"{shlex.quote(python)} -m pip"

@@ -32,7 +32,7 @@ if _absent:
     del sys.modules["httpx._main"]
 
 from spotd_providers.contract.errors import Unavailable  # noqa: E402 - behind httpx
-from spotd_providers.kit.inflate import BodyTooLarge, Inflate, require_few_values  # noqa: E402 - behind httpx
+from spotd_providers.kit.shapes import BodyTooLarge, Inflate, require_few_values  # noqa: E402 - behind httpx
 
 BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Three times the largest answer that any marketplace was seen to give, unpacked."""

@@ -3,16 +3,86 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import from_json
 
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.inflate import require_few_values
+from spotd_providers.contract.values import AttemptKey, InstanceId, MicroUsd, ProviderCharge, Rejected, micro_usd
+
+# Packed answers, unpacked within a bound: a thousandth of the bytes on the line is enough to fill a small computer.
+#
+# An unpacked answer costs more once it is parsed: an empty list takes three bytes of JSON and sixty of memory. So the
+# number of values is bounded, too, before any parser sees it.
+
+
+PIECE_BYTES: Final = 256 * 1024
+VALUES_MAX: Final = 1_500_000
+"""Three times what a market of five thousand offers of a hundred fields has."""
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
+
+
+class BodyTooLarge(Exception):
+    """An answer that is larger than any that makes sense, or packed in a way that was not asked for."""
+
+
+def require_few_values(body: bytes) -> None:
+    """Require that a JSON text holds no more values than can be parsed.
+
+    Raises:
+        ValueError: it has more.
+    """
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > VALUES_MAX:
+        raise ValueError(f"more than {VALUES_MAX} values")
+
+
+class Inflate:
+    """A converter from pieces of the line to pieces of the body, of which there may be `bytes_max` bytes.
+
+    Raises:
+        BodyTooLarge: at once for an unknown packing, later beyond `bytes_max` or for a torn body.
+    """
+
+    def __init__(self, encoding: str, *, bytes_max: int) -> None:
+        word = encoding.strip().lower()
+        if word not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise BodyTooLarge("the answer is packed in a way that was not asked for")
+        self._is_packed = word not in ("", "identity")
+        self._left = bytes_max
+        self._fed = False
+        self._one = zlib.decompressobj(_GZIP_OR_ZLIB)
+
+    def __call__(self, raw: bytes) -> Iterator[bytes]:
+        for piece in self._unpacked(raw) if self._is_packed else (raw,):
+            self._left -= len(piece)
+            if self._left < 0:
+                raise BodyTooLarge("the answer is larger than any that makes sense")
+            if piece:
+                yield piece
+
+    def finish(self) -> None:
+        """Raise `BodyTooLarge` if a packed body ended in the middle; of a plain one HTTP itself states the length."""
+        if self._fed and not self._one.eof:
+            raise BodyTooLarge("the packed answer ends in the middle")
+
+    def _unpacked(self, raw: bytes) -> Iterator[bytes]:
+        rest = raw
+        self._fed = self._fed or bool(raw)
+        while rest:
+            if self._one.eof:
+                self._one = zlib.decompressobj(_GZIP_OR_ZLIB)  # a gzip body may have several members
+            try:
+                piece = self._one.decompress(rest, PIECE_BYTES)
+            except zlib.error as exc:
+                raise BodyTooLarge("the answer cannot be unpacked") from exc
+            rest = self._one.unused_data if self._one.eof else self._one.unconsumed_tail
+            yield piece
+
 
 REASON_CHARS_MAX: Final = 200
 ROWS_MAX: Final = 20_000
@@ -168,3 +238,57 @@ def first_fault(exc: ValidationError) -> str:
     fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "row"
     return f"{where}: {fault['msg']}"[:REASON_CHARS_MAX]
+
+
+# Charges from a provider's own records.
+
+
+DOLLARS: Final = "USD"
+"""What a row is in that names no currency."""
+CHARGE_ROWS_MAX: Final = 50_000
+TOTAL: Final = "total"
+
+
+def require_few_charges(rows: int, *, who: str) -> None:
+    """Require that a bill has no more rows than are judged: of a part of it nothing could be concluded.
+
+    Raises:
+        Unavailable: it has more.
+    """
+    if rows > CHARGE_ROWS_MAX:
+        raise Unavailable(f"{who} answered with a bill of more than {CHARGE_ROWS_MAX:,} rows, which no account has")
+
+
+def signed_micro_usd(amount: float) -> int:
+    """Convert a figure that may be a debt or a refund to micro-dollars, rounded away from zero."""
+    return micro_usd(amount) if amount >= 0 else -micro_usd(-amount)
+
+
+def charges_of(
+    key: AttemptKey,
+    machine: str,
+    start: datetime,
+    end: datetime,
+    *,
+    total: float,
+    parts: Sequence[tuple[str, float]],
+    rounding: float,
+    currency: str | None = None,
+) -> list[ProviderCharge]:
+    """Return one charge per kind of part, or one `total` where there are no parts or they do not add up to it."""
+    adds_up = abs(sum(amount for _, amount in parts) - total) <= max(rounding, abs(total) / 1000)
+    by_kind: dict[str, float] = {}
+    for kind, amount in parts:
+        by_kind[kind] = by_kind.get(kind, 0.0) + amount
+    return [
+        ProviderCharge(
+            key=key,
+            instance_id=InstanceId(machine),
+            start=start,
+            end=end,
+            amount=MicroUsd(signed_micro_usd(amount)),
+            kind=kind,
+            currency=(currency or DOLLARS).upper(),
+        )
+        for kind, amount in (by_kind.items() if parts and adds_up else [(TOTAL, total)])
+    ]

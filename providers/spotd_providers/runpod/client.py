@@ -16,22 +16,26 @@ from urllib.parse import quote
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
+from spotd_providers.kit.calls import Rest, judge_apart, retry_read
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
-from spotd_providers.kit.pace import Rest
-from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.shapes import Rows, as_model, row_or_none
 from spotd_providers.kit.text import quote_safely
-from spotd_providers.kit.threads import judge_apart
-from spotd_providers.runpod.answers import (
+from spotd_providers.runpod.wire import (
     NOTHING_MADE_WORDS,
+    WHO,
+    BillingPage,
+    GpuRow,
+    PodPage,
+    PodRow,
     RunpodRefused,
     body_of,
+    gpu_rows,
+    problem_of,
     raise_for,
     running_low,
     says,
     used_up,
 )
-from spotd_providers.runpod.wire import WHO, BillingPage, GpuRow, PodPage, PodRow, gpu_rows, problem_of
 
 CREATE_TIMEOUT_S: Final = 60.0
 SEARCH_TIMEOUT_S: Final = 45.0

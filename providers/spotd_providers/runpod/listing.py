@@ -6,26 +6,157 @@ fails or is promised without a cursor, a cursor that repeats, a row that cannot 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
 
 from spotd_providers.contract.errors import ProviderError
-from spotd_providers.contract.provider import Services
-from spotd_providers.contract.values import Instance, InstanceId, InstanceState, Listing, Loss
-from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
-from spotd_providers.kit.keys import key_of
-from spotd_providers.kit.pages import PAGES_MAX, Page, all_pages
-from spotd_providers.kit.shapes import row_or_none
-from spotd_providers.kit.text import clean
-from spotd_providers.runpod.answers import says
+from spotd_providers.contract.provider import Logger, Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Billing,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Listing,
+    Loss,
+    Market,
+    MicroUsdPerHour,
+    ProviderCharge,
+    micro_usd,
+)
+from spotd_providers.kit.calls import PAGES_MAX, Page, all_pages
+from spotd_providers.kit.shapes import charges_of, require_few_charges, row_or_none
+from spotd_providers.kit.text import CONSOLE_LINES, clean, key_of, quote_safely, start_complaint, write_atomically
 from spotd_providers.runpod.client import RunpodClient
-from spotd_providers.runpod.pod_keys import PodKeys
-from spotd_providers.runpod.pods import IMAGE_FAILURE_WORDS, as_instance, unreadable
-from spotd_providers.runpod.wire import PodRow
+from spotd_providers.runpod.offers import PROVIDER
+from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, says
+
+# From pod rows to machines, and why a pod stopped.
+#
+# Theory. `status` is what RunPod observes: PROVISIONING and STARTING (the image is pulled), RUNNING, EXITED (stopped:
+# the pod keeps its host but not its GPU, so it may never run again), ERROR (the container cannot run), TERMINATED. No
+# word says *why* a pod stopped. spotd never stops pods, it deletes them; so an EXITED pod lost its host or was stopped
+# by
+# RunPod, perhaps for want of money, which the next create finds out. It says nothing about the job either: a pod whose
+# process ends is *restarted*, for ever, on a wiped disk.
+
+
+IMAGE_FAILURE_WORDS: Final = (
+    "layer does not exist",
+    "manifest unknown",
+    "manifest for",
+    "pull access denied",
+    "error response from daemon",
+    "error pulling image",
+    "repository does not exist",
+    "no such image",
+    "unauthorized: authentication required",
+    "toomanyrequests",
+)
+_STATES: Final = {
+    "PROVISIONING": InstanceState.PENDING,
+    "STARTING": InstanceState.PENDING,
+    "RUNNING": InstanceState.RUNNING,
+    "EXITED": InstanceState.PAUSED,
+    "ERROR": InstanceState.PAUSED,
+    "TERMINATED": InstanceState.GONE,
+}
+_BILLED: Final = {
+    InstanceState.PENDING: Billing.FULL,
+    InstanceState.RUNNING: Billing.FULL,
+    InstanceState.PAUSED: Billing.NOTHING,
+}
+"""A pod bills from its creation. One that stopped would bill its volume, and a pod of ours has none."""
+_LOSSES: Final = {"EXITED": Loss.HOST_LOST, "ERROR": Loss.PROVISION_FAILED}
+_DETAILS: Final = {
+    "EXITED": "RunPod shows the pod as exited, though spotd did not stop it",
+    "ERROR": "RunPod says that the container is in an error it cannot recover from",
+}
+
+
+_NO_GPU: Final = "RunPod calls it running and shows no GPU on it"
+
+
+def ref_of(pod_id: str) -> InstanceRef:
+    return InstanceRef(provider=PROVIDER, instance_id=InstanceId(pod_id))
+
+
+def as_instance(row: PodRow, key: AttemptKey) -> Instance:
+    word = (row.status or "").strip().upper()
+    state = _STATES.get(word, InstanceState.UNKNOWN)
+    loss = _LOSSES.get(word)
+    without_gpu = state is InstanceState.RUNNING and row.gpu is not None and row.gpu.count == 0
+    if without_gpu:
+        state = InstanceState.UNKNOWN  # it is being moved to another machine, or came back without what it is paid for
+    odd = f"RunPod calls its status {quote_safely(row.status or '')!r}"
+    detail = _DETAILS.get(word, "" if word in _STATES else odd)
+    return Instance(
+        ref=ref_of(row.id),
+        key=key,
+        state=state,
+        market=Market.ON_DEMAND,
+        price=MicroUsdPerHour(micro_usd(row.cost)) if row.cost else None,
+        created_at=row.created_at,
+        loss=loss,
+        detail=_NO_GPU if without_gpu else detail,
+        billing=_BILLED.get(state, Billing.UNKNOWN),
+    )
+
+
+def unreadable(pod_id: str, key: AttemptKey) -> Instance:
+    """Describe a machine that certainly exists under our name, though its row is malformed."""
+    return Instance(
+        ref=ref_of(pod_id), key=key, state=InstanceState.UNKNOWN, detail="RunPod's row about it is malformed"
+    )
+
+
+# The keys of pods, kept because bills name pods by id only, also long after the pod is gone.
+#
+# Losing the file costs the keys of old bills, never a machine.
+
+
+PODS_MAX: Final = 5000
+
+
+class PodKeys:
+    """The key of each pod of ours, in one small file."""
+
+    def __init__(self, folder: Path, log: Logger) -> None:
+        self._file = folder / "pods.json"
+        self._log = log
+        self._keys: dict[str, str] = {}
+        try:
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            self._keys = {str(pod): str(key) for pod, key in content["pods"].items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+            log.warning("runpod.pod_keys_unreadable", reason=type(exc).__name__)
+
+    def record(self, pod_id: str, key: AttemptKey) -> None:
+        """Keep the key of this pod; the oldest entry beyond the bound is dropped."""
+        if self._keys.get(pod_id) == key:
+            return
+        self._keys[pod_id] = key
+        while len(self._keys) > PODS_MAX:
+            del self._keys[next(iter(self._keys))]
+        try:
+            write_atomically(self._file, json.dumps({"pods": self._keys}))
+        except OSError as exc:
+            self._log.warning("runpod.pod_keys_unwritable", reason=type(exc).__name__)
+
+    def key_of(self, pod_id: str) -> AttemptKey | None:
+        """Return the key of this pod, if it is or was one of ours."""
+        key = self._keys.get(pod_id)
+        return None if key is None else AttemptKey(key)
+
 
 PULL_SUSPECT_AFTER: Final = timedelta(minutes=6)
 LOG_READ_EVERY: Final = timedelta(minutes=5)
@@ -161,3 +292,36 @@ class PodListing:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 128
+
+
+# The charges of our pods, from RunPod's own billing records.
+
+
+async def charges_between(
+    client: RunpodClient, pod_keys: PodKeys, log: Logger, since: datetime, until: datetime
+) -> tuple[ProviderCharge, ...]:
+    """Return what our pods were billed, hour by hour: one charge per kind (gpu, cpu, disk), or one `total`."""
+    found: list[ProviderCharge] = []
+    odd = 0
+    records = (await client.billing(since, until)).records
+    require_few_charges(len(records), who=WHO)
+    for raw in records:
+        row = row_or_none(BillingRow, raw)
+        if row is None:
+            odd += 1
+        else:
+            found.extend(as_charges(row, pod_keys))
+    if odd:
+        log.warning("runpod.charge_unreadable", rows=odd)
+    return tuple(found)
+
+
+def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[ProviderCharge]:
+    """Translate one record; no charges for pods that were not ours. The parts are used only if they add up."""
+    key = pod_keys.key_of(row.pod)
+    if key is None:
+        return []
+    parts = [(kind, amount) for kind, amount in (("gpu", row.gpu), ("cpu", row.cpu), ("disk", row.disk)) if amount]
+    return charges_of(
+        key, row.pod, row.start, row.end, total=row.total, parts=parts, rounding=1e-6, currency=row.currency
+    )

@@ -12,10 +12,16 @@ or, for a provider and a harness that are registered as entry points, `python -m
 
 from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.faults import Call, Canned, Faults
-from spotd_providers.testkit.harness import CANARY, Harness, HarnessFactory, WorldMachine, WorldOffer
-from spotd_providers.testkit.knobs import NotApplicable, OddState
-from spotd_providers.testkit.serve import Served, serving
+from spotd_providers.testkit.harness import (
+    CANARY,
+    Harness,
+    HarnessFactory,
+    NotApplicable,
+    OddState,
+    WorldMachine,
+    WorldOffer,
+)
+from spotd_providers.testkit.serve import Call, Canned, Faults, Served, serving
 from spotd_providers.testkit.suite import Behaviour, run
 
 __all__ = [

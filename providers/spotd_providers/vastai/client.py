@@ -20,12 +20,9 @@ import anyio
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
+from spotd_providers.kit.calls import RequestPace, judge_apart, retry_read
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
-from spotd_providers.kit.pace import RequestPace
-from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.shapes import as_model
-from spotd_providers.kit.threads import judge_apart
-from spotd_providers.vastai.answers import VastRefused, body_of, raise_for
 from spotd_providers.vastai.wire import (
     WHO,
     ChargePage,
@@ -34,7 +31,10 @@ from spotd_providers.vastai.wire import (
     LogReply,
     OfferRows,
     UserReply,
+    VastRefused,
+    body_of,
     offer_rows,
+    raise_for,
     single_instance,
 )
 

@@ -24,8 +24,7 @@ from spotd_providers.contract.errors import ProviderError, Unavailable
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import Market, OfferQuery, Rejected
 from spotd_providers.vastai.offers import names_of, search_body
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import OfferRow, OfferRows
+from spotd_providers.vastai.wire import OfferRow, OfferRows, VastSettings
 
 ROWS_CAP: Final = 64
 _PAGE_SIZES: Final = frozenset({ROWS_CAP, 50, 100, 128, 200, 250, 256, 500, 512, 1000, 1024, 2000, 2048})

@@ -9,24 +9,16 @@ A job reference (`ref`) is an id, a name or a unique prefix of an id; `job_refs.
 
 from __future__ import annotations
 
-from spotd.api.handlers.amendments import AmendmentHandlers
-from spotd.api.handlers.arrays import ArrayHandlers
-from spotd.api.handlers.checkpoints import CheckpointHandlers
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.data import DataHandlers
-from spotd.api.handlers.doctor import DoctorHandlers
-from spotd.api.handlers.events import EventHandlers
-from spotd.api.handlers.files import FileHandlers
-from spotd.api.handlers.health import HealthHandlers
-from spotd.api.handlers.hosts import HostHandlers
+from spotd.api.handlers.doctor import DoctorHandlers, NotificationHandlers
+from spotd.api.handlers.files import CheckpointHandlers, FileHandlers
+from spotd.api.handlers.health import HealthHandlers, HostHandlers, ShellHandlers
 from spotd.api.handlers.jobs import JobHandlers
-from spotd.api.handlers.ledger import LedgerHandlers
-from spotd.api.handlers.logs import LogHandlers
-from spotd.api.handlers.notifications import NotificationHandlers
+from spotd.api.handlers.logs import EventHandlers, LogHandlers
 from spotd.api.handlers.prices import PriceHandlers
-from spotd.api.handlers.receipts import ReceiptHandlers
-from spotd.api.handlers.shell import ShellHandlers
-from spotd.api.handlers.submissions import SubmissionHandlers
+from spotd.api.handlers.receipts import LedgerHandlers, ReceiptHandlers
+from spotd.api.handlers.submissions import AmendmentHandlers, ArrayHandlers, SubmissionHandlers
 
 __all__ = ["HandlerContext", "Handlers"]
 

@@ -11,26 +11,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from spotd.api.errors import ApiUnavailable, NotFound
-from spotd.api.job_refs import JobHead, resolve
-from spotd.api.schemas.health import CheckResponse
-from spotd.core.domain.ids import JobId
+from spotd.api.responses import ApiUnavailable, JobHead, NotFound, resolve
+from spotd.api.schemas.answers import CheckResponse
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.verdicts import Verdict
-from spotd.core.domain.world import World
-from spotd.core.plans.plan import Plan
-from spotd.daemon.commits import Commits, Committed, DecideWith, Points, PolicyHolder
+from spotd.core.domain.world import Verdict, World
+from spotd.core.plan import Plan
+from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
-from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.database import Database
 from spotd.daemon.datasets import Datasets
-from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.hosts.monitor import HostMonitor
-from spotd.daemon.ids import JobIds
+from spotd.daemon.install import JobIds
 from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.pollers import ProviderEntry
 from spotd.daemon.market.price_recorder import PriceRecorder
-from spotd.daemon.market.provider_entry import ProviderEntry
-from spotd.daemon.wake import WakeEvent
 from spotd.store import Reads, StateError
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError

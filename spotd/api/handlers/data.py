@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from spotd.api.errors import ApiUnavailable, Invalid, NotFound, StateConflict
 from spotd.api.handlers.context import ContextHandlers, HandlerContext
-from spotd.api.schemas.data import DatasetResponse
-from spotd.api.timestamps import utc_text
+from spotd.api.requests import utc_text
+from spotd.api.responses import ApiUnavailable, Invalid, NotFound, StateConflict
+from spotd.api.schemas.jobs import DatasetResponse
 from spotd.core.domain.world import World
 from spotd.daemon.datasets import BadDataset, Dataset, Incomplete
 from spotd.words import count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -10,17 +11,130 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import ContextHandlers
-from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
-from spotd.api.handlers.notifications import channel_rows
-from spotd.api.schemas.health import CheckResponse, DoctorResponse
-from spotd.core.machines.watchdog import late_words
+from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.responses import NotFound
+from spotd.api.schemas.answers import ChannelTestResponse, CheckResponse, DoctorResponse
+from spotd.core.machines.host_reports import late_words
 from spotd.daemon.install import other_account_words
 from spotd.daemon.market.guarded import guarded
-from spotd.daemon.market.provider_entry import ProviderEntry
+from spotd.daemon.market.pollers import ProviderEntry
 from spotd.history import History, HistoryUnavailable
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_providers.contract.errors import ProviderError
+
+# What `spotctl doctor` finds around the daemon: its SQLite, and who else can touch its files.
+#
+# A finding with `ok` and a hint is a warning: it can stay so, and there is a way to be rid of it.
+
+
+WAL_RESET_FIRST: Final = (3, 7, 0)
+WAL_RESET_FIXED: Final = (3, 51, 3)
+NETWORK_FILESYSTEMS: Final = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gfs2"}
+    | {"glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs"}
+)
+MOUNTS: Final = Path("/proc/self/mounts")
+
+
+def row_of(area: str, name: str, detail: str, *, ok: bool, hint: str = "") -> CheckResponse:
+    return CheckResponse(area=area, name=name, ok=ok, detail=detail, hint=hint)
+
+
+def sqlite_row(version: tuple[int, ...]) -> CheckResponse:
+    """Warn of the versions whose WAL-reset bug can corrupt a database that two connections write to."""
+    detail = f"SQLite {'.'.join(str(part) for part in version)}"
+    if not WAL_RESET_FIRST <= version < WAL_RESET_FIXED:
+        return row_of("daemon", "sqlite", detail, ok=True)
+    # One connection writes and checkpoints, which is the condition under which this bug cannot strike.
+    detail += " has the WAL-reset bug, which needs two writers; spotd has one, so keep other programs out"
+    fixed = ".".join(str(part) for part in WAL_RESET_FIXED)
+    return row_of("daemon", "sqlite", detail, ok=True, hint=f"run spotd with a Python whose SQLite is {fixed} or later")
+
+
+def config_row(path: Path) -> CheckResponse:
+    """Check that the config, which may name where keys are and whom to notify, is its owner's alone."""
+    row = mode_row("config", path)
+    if row["ok"] and stat.S_IMODE(path.stat().st_mode) & 0o004:
+        return row_of("daemon", "config", f"{path} can be read by everybody", ok=True, hint=f"chmod o-r {path}")
+    return row
+
+
+def mode_row(name: str, path: Path) -> CheckResponse:
+    """Whether others can change this file or folder."""
+    if stat.S_IMODE(path.stat().st_mode) & 0o022:
+        return row_of("daemon", name, f"{path} can be changed by others", ok=False, hint=f"chmod go-w {path}")
+    return row_of("daemon", name, str(path), ok=True)
+
+
+def filesystem_row(folder: Path, mounts: str) -> CheckResponse:
+    """Whether the state lies on a disk of this computer: locks and shared memory do not hold across a network."""
+    kind = filesystem_of(folder.resolve(), mounts)
+    if kind not in NETWORK_FILESYSTEMS:
+        return row_of("daemon", "filesystem", f"the state is on {kind or 'an unknown filesystem'}", ok=True)
+    detail = f"the state is on {kind}, a network filesystem, where SQLite's locks do not hold"
+    return row_of(
+        "daemon", "filesystem", detail, ok=False, hint="set STATE_DIRECTORY to a folder on a disk of this computer"
+    )
+
+
+def filesystem_of(folder: Path, mounts: str) -> str:
+    """Return the kind of filesystem of the folder, from the text of /proc/mounts; empty where unknown."""
+    found, depth = "", -1
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        place = Path(fields[1].replace("\\040", " "))
+        # Of two at the same place the later one covers the earlier.
+        if folder.is_relative_to(place) and len(place.parts) >= depth:
+            found, depth = fields[2], len(place.parts)
+    return found
+
+
+def mounts_text() -> str:
+    """Return what is mounted where, on a system that shows it."""
+    try:
+        return MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+# The channels of notifications: a test of each, and how they are doing.
+
+
+class NotificationHandlers(ContextHandlers):
+    async def test(self, channel: str | None) -> list[ChannelTestResponse]:
+        """Send a message by this channel, or by each of them.
+
+        Raises:
+            NotFound: there is no such channel, or none at all.
+        """
+        notifier = self._context.notifier
+        known = [] if notifier is None else sorted(notifier.channels)
+        if notifier is None or (channel is not None and channel not in known):
+            what = "no channel is configured" if notifier is None else f"there is no channel {channel!r}"
+            hint = "write [notify.phone] into the config and restart spotd; docs/how-to/notifications.md"
+            raise NotFound(what, hint=hint if notifier is None else f"known here: {', '.join(known)}")
+        found = await notifier.test(channel)
+        return [ChannelTestResponse(channel=name, ok=not error, error=error) for name, error in found.items()]
+
+
+def channel_rows(context: HandlerContext) -> list[CheckResponse]:
+    notifier = context.notifier
+    if notifier is None:
+        return []
+    rows = []
+    if notifier.last_error:
+        hint = "nothing that is owed is lost, and everything else goes on; see the daemon's log"
+        rows.append(row_of("notify", "daemon", notifier.last_error, ok=False, hint=hint))
+    for name, status in sorted(notifier.status.items()):
+        waiting = notifier.waiting[name]
+        waits = f"; {waiting} wait" if waiting else ""
+        detail = f"{status.error}{waits}" if status.error else f"works{waits}"
+        hint = f"spotctl notify test {name} tries it now; see [notify.{name}]" if status.error else ""
+        rows.append(row_of("notify", name, detail, ok=not status.error, hint=hint))
+    return rows
+
 
 CHECK_DEADLINE_S: Final = 30.0
 GRANT_TRIED: Final = timedelta(minutes=1)

@@ -3,31 +3,116 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 import anyio
 
 from spotd.api.handlers.context import ContextHandlers
-from spotd.api.handlers.listing_anomalies import anomalies_of
 from spotd.api.handlers.render import usd
-from spotd.api.schemas.health import (
+from spotd.api.requests import instant, utc_text
+from spotd.api.responses import ApiUnavailable, NotFound, StateConflict
+from spotd.api.schemas.answers import (
     AccountResponse,
     CapabilityResponse,
+    ForgottenHostResponse,
+    HostResponse,
+    HostsResponse,
     ListingResponse,
     ProviderResponse,
     ReconcileResponse,
     StatusResponse,
 )
-from spotd.api.timestamps import instant, utc_text
-from spotd.core.billing.prepaid import current_balance, spending_rate
+from spotd.api.schemas.jobs import ShellResponse
+from spotd.core.budgets import current_balance, spending_rate
+from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.market import ProviderOffers
-from spotd.core.metering.metering import spent_in_month, spent_on_day
-from spotd.daemon.market.provider_entry import ProviderEntry
-from spotd.daemon.market.request_counts import RequestCounts
+from spotd.core.domain.world import ONE, World
+from spotd.core.experience import HostMemory, host_memories, host_of, records_of_host
+from spotd.core.metering import spent_in_month, spent_on_day
+from spotd.core.plan import Plan
+from spotd.core.working_copy import forget_host
+from spotd.daemon.market.guarded import guarded
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.pollers import ProviderEntry, RequestCounts
 from spotd.store import Reads
-from spotd_providers.contract.money import as_usd
-from spotd_providers.contract.values import InstanceState, ProviderName
+from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.provider import Clock, GivesShell
+from spotd_providers.contract.values import InstanceState, Listing, OfferPage, Power, ProviderName, as_usd
+
+# What is odd about a provider that answers: too slowly, or nonsense.
+#
+# One that fails shows an error. One that answers and cannot be relied on must be named as well, or a person
+# searches for the cause of a waiting job everywhere else.
+
+
+SLOW_REAL_S: Final = 10.0
+"""Longer than any of the marketplaces needs for its largest page; half a minute is patience, not health."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingAnomalies:
+    """Anomalies in words. `is_unusable` when what it lists cannot be worked with, and not only some of it."""
+
+    words: tuple[str, ...] = ()
+    is_unusable: bool = False
+
+
+def anomalies_of(offer_cache: OfferCache, name: ProviderName, clock: Clock, now: datetime) -> ListingAnomalies:
+    """Return what a person should know of this provider besides its errors."""
+    words: list[str] = []
+    unusable = False
+    asked_at = offer_cache.asked_since(name)
+    waited_s = 0.0 if asked_at is None else clock.real_seconds(now - asked_at)
+    took_s = clock.real_seconds(offer_cache.took(name))
+    if waited_s >= SLOW_REAL_S:
+        words.append(f"has not answered for {waited_s:.0f} s")
+    elif took_s >= SLOW_REAL_S:
+        words.append(f"answers slowly: the newest answer took {took_s:.0f} s")
+    page = offer_cache.page(name)
+    if page is not None:
+        nonsense = _nonsense(page)
+        if nonsense:
+            words.append(nonsense)
+            unusable = not page.offers and not page.whole
+    seen = offer_cache.machines(name)
+    if seen.listing is not None and not seen.error:
+        if not seen.listing.complete:
+            words.append("its list of machines is not complete, and proves no machine's end" + _why(seen.listing))
+            unusable = True
+        odd = [m for m in seen.listing.instances if m.state is InstanceState.UNKNOWN]
+        if odd:
+            words.append(
+                f"shows {len(odd)} of our machines in no state that is known: {odd[0].detail or 'without a word'}"
+            )
+    return ListingAnomalies(words=tuple(words), is_unusable=unusable)
+
+
+def notes_of(offer_cache: OfferCache, clock: Clock) -> dict[ProviderName, str]:
+    """Return a sentence for every provider with an anomaly, or that does not list its machines."""
+    now = clock.now()
+    notes = {}
+    for name, provider_offers in offer_cache.snapshot().offer_cache.items():
+        unlisted = offer_cache.machines(name).error
+        words = [f"its machines cannot be listed: {unlisted}"] if unlisted and unlisted != provider_offers.error else []
+        notes[name] = "; ".join([*words, *anomalies_of(offer_cache, name, clock, now).words])
+    return notes
+
+
+def _why(listing: Listing) -> str:
+    refused = listing.rejected
+    return f" ({len(refused)} rows cannot be read: {refused[0].reason})" if refused else ""
+
+
+def _nonsense(page: OfferPage) -> str:
+    if not page.rejected or page.note:
+        return page.note or ("" if page.complete else "its answer about prices is cut off or garbled")
+    rows = len(page.rejected)
+    reason = Counter(row.reason for row in page.rejected).most_common(1)[0][0]
+    return f"{rows} of {rows + len(page.offers)} rows about prices cannot be used, most often: {reason}"
+
 
 CYCLE_DEADLINE_S: Final = 60.0
 _NOTES: Final = ("host.note", "provider.", "history.")
@@ -148,4 +233,92 @@ class HealthHandlers(ContextHandlers):
             machines=len(machines),
             complete=listing is not None and listing.complete and not seen.error,
             error=seen.error,
+        )
+
+
+# What is remembered of hosts, and forgetting it.
+
+
+HOSTS_MAX: Final = 200
+"""So many are shown, the worst first."""
+
+
+class HostHandlers(ContextHandlers):
+    async def hosts(self) -> HostsResponse:
+        """Return what is remembered of each host, the worst first."""
+        world, now = self._context.world(), self._context.clock.now()
+        known = await self._context.read(lambda reads: reads.experience())
+        found = host_memories(known, now)
+        cooling = {
+            (c.provider, c.subject): c.until for c in world.cooldowns if c.scope is CooldownScope.HOST and c.until > now
+        }
+        shown = [_response(one, cooling.get((one.provider, one.host))) for one in found[:HOSTS_MAX]]
+        return HostsResponse(hosts=shown, more=len(found) > HOSTS_MAX)
+
+    async def forget(self, host: str) -> list[ForgottenHostResponse]:
+        """Forget the faults and losses of a host, named `HOST` or `PROVIDER/HOST`.
+
+        Raises:
+            NotFound: nothing is remembered of such a host.
+        """
+        names: set[tuple[str, str]] = set()
+
+        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
+            names.update((i.provider, host_of(i)) for i in records_of_host(world.experience, host))
+            if not names:
+                raise NotFound(f"nothing is remembered of a host {host!r}", hint="spotctl providers --hosts")
+            return forget_host(world, host, now)
+
+        await self._context.commit(decide)
+        self._context.log.info("host.forgotten", host=host)
+        return [ForgottenHostResponse(provider=provider, host=name) for provider, name in sorted(names)]
+
+
+def _response(one: HostMemory, cools_until: datetime | None) -> HostResponse:
+    return HostResponse(
+        provider=one.provider,
+        host=one.host,
+        failed_starts=round(one.failed_starts / ONE, 2),
+        slow_starts=round(one.slow_starts / ONE, 2),
+        early_losses=round(one.early_losses / ONE, 2),
+        losses=round(one.losses / ONE, 2),
+        machine_h=round(one.hours.total_seconds() / 3600, 2),
+        ranks_behind=one.malus_ppm / 1_000_000,
+        at=utc_text(one.at),
+        cools_until=instant(cools_until),
+    )
+
+
+# Where a job's machine gives its user a shell.
+
+
+class ShellHandlers(ContextHandlers):
+    """Asks a provider for the address; spotd itself never connects and holds no key for it."""
+
+    async def address(self, ref: str) -> ShellResponse:
+        """Return the address.
+
+        Raises:
+            StateConflict: the job has no machine now, or its provider gives no shell.
+            ApiUnavailable: the provider does not state it now.
+        """
+        context = self._context
+        job_id = await context.find(ref)
+        attempt = context.world().counting_attempt(job_id)
+        if attempt is None or attempt.ref is None:
+            raise StateConflict(f"job {ref} has no machine now", hint=f"spotctl why {ref}")
+        entry = context.providers.get(attempt.provider)
+        if entry is None or entry.provider is None:
+            raise ApiUnavailable(f"{attempt.provider} is not open now", hint="spotctl doctor")
+        provider = guarded(entry.provider, clock=context.clock, log=context.log)
+        power = provider.capabilities.get(Power.SHELL)
+        if power is None or not power.available or not isinstance(provider, GivesShell):
+            reason = "" if power is None else power.reason
+            raise StateConflict(reason or f"{attempt.provider} gives no shell", hint=f"spotctl logs -f {ref}")
+        try:
+            found = await provider.shell(attempt.ref)
+        except ProviderError as exc:
+            raise ApiUnavailable(str(exc) or type(exc).__name__, hint="try again in a minute") from exc
+        return ShellResponse(
+            job_id=job_id, attempt=attempt.id.number, host=found.host, port=found.port, user=found.user
         )

@@ -8,21 +8,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from spotd.api.errors import ApiUnavailable, NotFound, OverBudget, StateConflict
 from spotd.api.handlers.context import ContextHandlers, HandlerContext, find_array, get_job
-from spotd.api.handlers.deadlines import require_due_later
-from spotd.api.handlers.failures import FailureHandlers, failure_response
-from spotd.api.handlers.listing_anomalies import notes_of
+from spotd.api.handlers.health import notes_of
+from spotd.api.handlers.plans import require_due_later
 from spotd.api.handlers.render import (
+    FailureHandlers,
+    Words,
     event_response,
+    failure_response,
     job_response,
     offers_responses,
     passed_over_responses,
+    provider_words,
     quote_response,
+    stage_response,
     usd,
 )
-from spotd.api.handlers.stages import Words, provider_words, stage_response
-from spotd.api.requests import JobQuery
+from spotd.api.requests import JobQuery, instant, utc_text
+from spotd.api.responses import ApiUnavailable, NotFound, OverBudget, StateConflict
+from spotd.api.schemas.answers import WhyResponse
 from spotd.api.schemas.jobs import (
     ArraySumResponse,
     GpuHistoryResponse,
@@ -32,29 +36,25 @@ from spotd.api.schemas.jobs import (
     JobResponse,
     StageResponse,
 )
-from spotd.api.schemas.plans import WhyResponse
-from spotd.api.timestamps import instant, utc_text
 from spotd.core import requests
-from spotd.core.checkpoints.checkpoint_advice import advice_words
-from spotd.core.decision.prospects import used_up
+from spotd.core.checkpoints import advice_words
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import JobState
-from spotd.core.domain.verdicts import RENTING
-from spotd.core.domain.world import UnreadableRow, World
+from spotd.core.domain.world import RENTING, UnreadableRow, World
+from spotd.core.enforcement import used_up
 from spotd.core.machines import recovery
-from spotd.core.plans.applied import combine
-from spotd.core.plans.plan import Plan
-from spotd.core.ranking.ceilings import ceilings_of
+from spotd.core.plan import Plan, combine
+from spotd.core.ranking.candidates import ceilings_of
 from spotd.core.ranking.cost_words import cost_words
-from spotd.core.schedule.after import readers
-from spotd.daemon.crash import CrashPoint
-from spotd.daemon.grants.secrets import SecretsMissing
+from spotd.core.schedule import readers
+from spotd.daemon.commits import CrashPoint
+from spotd.daemon.grants.inputs import SecretsMissing
 from spotd.daemon.recovery_survey import survey_one
 from spotd.store import JobView, Reads
 from spotd_jobs.spec.keys import job_file
-from spotd_providers.contract.money import as_usd
+from spotd_providers.contract.values import as_usd
 
 EVENTS_WITH_WHY: Final = 10
 PLACED_KIND: Final = "attempt.intended"

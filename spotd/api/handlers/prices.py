@@ -8,22 +8,20 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.api.errors import ApiUnavailable, Invalid
 from spotd.api.handlers.context import ContextHandlers
-from spotd.api.handlers.listing_anomalies import notes_of
+from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.render import offers_responses, quote_response
-from spotd.api.requests import HistoryQuery, PriceQuery
-from spotd.api.schemas.prices import (
+from spotd.api.requests import HistoryQuery, PriceQuery, utc_text
+from spotd.api.responses import ApiUnavailable, Invalid
+from spotd.api.schemas.costs import (
     HistoryResponse,
     PastBucketResponse,
     PastPricesResponse,
     PricesResponse,
     QuoteResponse,
 )
-from spotd.api.timestamps import utc_text
-from spotd.core.pricing.effective_price import Needs, quote
-from spotd.core.ranking.candidates import CandidateCatalogue
-from spotd.core.ranking.ceilings import ceiling_for
+from spotd.core.pricing import Needs, quote
+from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for
 from spotd.core.ranking.cost_words import cost_words
 from spotd.history import (
     DISK_GB,
@@ -36,8 +34,7 @@ from spotd.history import (
     TooManyBuckets,
 )
 from spotd_providers.contract import gpus
-from spotd_providers.contract.money import as_usd
-from spotd_providers.contract.values import Market, ProviderName
+from spotd_providers.contract.values import Market, ProviderName, as_usd
 
 RANGE: Final = timedelta(days=7)
 ROWS_MAX: Final = 32

@@ -3,42 +3,173 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from typing import Final
 
-from spotd.api.handlers.failures import failure_response
-from spotd.api.handlers.stages import Words, stage_response
+from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.requests import instant, utc_text
+from spotd.api.responses import ApiUnavailable, NotFound
+from spotd.api.schemas.answers import EventResponse, PassedOverResponse
+from spotd.api.schemas.costs import BreakdownResponse, PollResponse, QuoteResponse
 from spotd.api.schemas.jobs import (
     ArrayTaskResponse,
     AttemptResponse,
     BidResponse,
     CheckpointResponse,
+    FailureResponse,
     GpuResponse,
     JobResponse,
+    StageResponse,
     TransferResponse,
 )
-from spotd.api.schemas.plans import PassedOverResponse
-from spotd.api.schemas.prices import BreakdownResponse, PollResponse, QuoteResponse
-from spotd.api.schemas.streams import EventResponse
-from spotd.api.timestamps import instant, utc_text
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.chain import ArrayTask
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.market import MarketSnapshot, ProviderOffers
-from spotd.core.domain.quotes import PriceBreakdown, Quote
-from spotd.core.domain.verdicts import Verdict
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import ArrayTask, Checkpoint
+from spotd.core.domain.market import MarketSnapshot, PriceBreakdown, ProviderOffers, Quote
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.world import Verdict
 from spotd.core.machines.bids import pays_bid
-from spotd.core.machines.watchdog import late_words
-from spotd.core.metering.closing import is_estimate, saved
-from spotd.core.metering.metering import on_demand_spent, spent
-from spotd.core.pricing.effective_price import gpu_price_limit, repriced, usual_bid
+from spotd.core.machines.host_reports import explain_exit, late_words
+from spotd.core.metering import is_estimate, on_demand_spent, saved, spent
+from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
+from spotd.daemon.hosts.limits import HostTransfer, TransferKind
 from spotd.daemon.hosts.monitor import HostMonitor
-from spotd.daemon.hosts.transfers import HostTransfer
+from spotd.daemon.hosts.reader import last_lines
 from spotd.store import AttemptView, EventView, JobView
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
-from spotd_providers.contract.values import ProviderName
+from spotd_jobs.wire.reports import Phase
+from spotd_providers.contract.values import InstanceRef, Listing, MicroUsdPerGpuHour, ProviderName, as_usd
+
+# Why a job failed: its reason, what its exit code usually means, the last lines of its output, the next step.
+
+
+LISTED_MAX: Final = 5
+"""Of so many failed jobs a list shows the output."""
+_KNOWN_MAX: Final = 256
+
+
+def failure_response(view: JobView, output: Sequence[str] = ()) -> FailureResponse | None:
+    """Return why a job failed; `None` for one that did not."""
+    if view.state is not JobState.FAILED:
+        return None
+    return _response(view.reason, view.attempts_made, view.exit_code, output, view.name)
+
+
+def _response(reason: str, attempt: int, exit_code: int | None, output: Sequence[str], name: str) -> FailureResponse:
+    known = explain_exit(exit_code, output, name)
+    return FailureResponse(
+        attempt=attempt,
+        reason=reason,
+        exit_code=exit_code,
+        meaning=known.meaning,
+        output=list(output),
+        next_step=known.step,
+    )
+
+
+class FailureHandlers(ContextHandlers):
+    """Adds the last lines of output, which are in the object store, to the answers about failed jobs."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        super().__init__(context)
+        self._known: OrderedDict[AttemptId, list[str]] = OrderedDict()
+
+    async def complete(self, jobs: Sequence[JobResponse]) -> None:
+        """Add the output to the newest failed ones of these."""
+        failed = [job for job in jobs if job["failure"] is not None]
+        for job in failed[:LISTED_MAX]:
+            failure = job["failure"]
+            if failure is not None and failure["attempt"]:
+                output = await self.output_of(AttemptId(job=JobId(job["id"]), number=failure["attempt"]))
+                job["failure"] = _response(
+                    failure["reason"], failure["attempt"], failure["exit_code"], output, job["name"]
+                )
+
+    async def output_of(self, attempt: AttemptId) -> list[str]:
+        """Return the last lines that an ended attempt wrote; none where they cannot be read now."""
+        if (known := self._known.get(attempt)) is not None:
+            return known
+        context = self._context
+        try:
+            lines = await context.stored(partial(last_lines, context.objects, attempt))
+        except (ApiUnavailable, NotFound):
+            return []
+        if lines:
+            self._known[attempt] = lines
+            if len(self._known) > _KNOWN_MAX:
+                self._known.popitem(last=False)
+        return lines
+
+
+# What a rented machine does while the command of its job does not run yet, or not any more.
+#
+# A provider states it until the machine's first heartbeat, the heartbeats afterwards. All of it is only ever shown.
+
+
+Words = Mapping[InstanceRef, str]
+DETAIL_CHARS_MAX: Final = 160
+
+_OF_PHASE: Final = {
+    Phase.BOOT: ("boot", "the runner begins"),
+    Phase.CODE: ("code", "fetches and unpacks the code"),
+    Phase.SETUP: ("set-up", "runs the job's set-up command"),
+    Phase.RESTORE: ("restore", "restores the checkpoint"),
+    Phase.SAVE: ("save", "was asked to stop; the job may be writing its last checkpoint"),
+    Phase.UPLOAD: ("upload", "the command has ended; what is complete goes to the store"),
+}
+
+
+def provider_words(listings: Mapping[ProviderName, Listing]) -> Words:
+    """Return what the providers say of each machine in their own words, where they say anything."""
+    return {one.ref: one.detail for listing in listings.values() for one in listing.instances if one.detail}
+
+
+def stage_response(attempts: Iterable[Attempt], hosts: HostMonitor, words: Words) -> StageResponse | None:
+    """Return what the machine of the attempt that counts does; `None` while its command runs, and without one."""
+    item = next((one for one in attempts if one.state.counts), None)
+    if item is None:
+        return None
+    heartbeat = hosts.heartbeat(item.id)
+    if heartbeat is None:
+        return _unheard(item, words)
+    named = _OF_PHASE.get(heartbeat.phase)
+    if named is None or heartbeat.exit is not None:
+        return None
+    since, moving = hosts.phase_at(item.id), hosts.transfer(item.id)
+    return _stage(
+        *named,
+        since=since,
+        moved=None
+        if moving is None or (moving.kind is TransferKind.UPLOAD) is not (heartbeat.phase in {Phase.SAVE, Phase.UPLOAD})
+        else (moving.done, moving.total),
+    )
+
+
+def _unheard(item: Attempt, words: Words) -> StageResponse | None:
+    """Return the stage of a machine without a heartbeat that this daemon has read."""
+    if item.state is AttemptState.INTENDED and item.ref is None:
+        return _stage("launch", f"{item.provider} has not answered the launch yet", since=item.intended_at)
+    if item.state not in {AttemptState.INTENDED, AttemptState.STARTING} or item.heartbeat_seq >= 0:
+        return None
+    detail = words.get(item.ref, "")[:DETAIL_CHARS_MAX] if item.ref is not None else ""
+    said = f"; {item.provider} says: {detail}" if detail else ""
+    text = f"the machine starts and pulls the image, and has not reported yet{said}"
+    return _stage("image", text, since=item.launched_at or item.intended_at)
+
+
+def _stage(name: str, text: str, *, since: datetime | None, moved: tuple[int, int] | None = None) -> StageResponse:
+    done, total = moved or (None, None)
+    return StageResponse(
+        name=name,
+        text=text,
+        since=instant(since),
+        bytes_done=done,
+        bytes_total=total,
+    )
+
 
 SHELL = ("/bin/sh", "-c")
 

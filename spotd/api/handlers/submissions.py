@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,34 +13,45 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
-from spotd.api.handlers.chains import find_chain
-from spotd.api.handlers.context import ContextHandlers, HandlerContext
+import anyio
+
+from spotd.api.handlers.context import ContextHandlers, HandlerContext, get_job
 from spotd.api.handlers.data import with_data
-from spotd.api.handlers.deadlines import require_feasible, require_future
 from spotd.api.handlers.jobs import JobHandlers, require_free_names, require_free_views
-from spotd.api.handlers.plans import outlook, read_spec
-from spotd.api.handlers.resume_source import find_resume_source, resume_source_response
-from spotd.api.requests import JobRequest, Submission
-from spotd.api.schemas.jobs import JobDetailResponse
-from spotd.api.schemas.plans import CodeResponse, PlanResponse
+from spotd.api.handlers.plans import (
+    find_chain,
+    find_resume_source,
+    outlook,
+    read_spec,
+    require_feasible,
+    require_future,
+    resume_source_response,
+)
+from spotd.api.requests import BudgetChange, JobRequest, Submission
+from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
+from spotd.api.schemas.answers import CodeResponse, PlanResponse
+from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobDetailResponse, JobResponse
 from spotd.core import requests
-from spotd.core.agents import AGENT, ALLOW_HINT, day_problem, within_limits
-from spotd.core.checkpoints.unprotected import HINT as UNPROTECTED_HINT
-from spotd.core.checkpoints.unprotected import unprotected_words
-from spotd.core.decision.prospects import used_up
-from spotd.core.domain.chain import ArrayTask
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.jobs import Job, new_job
+from spotd.core.checkpoints import HINT as UNPROTECTED_HINT
+from spotd.core.checkpoints import unprotected_words
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import AttemptId, Intent, JobId
+from spotd.core.domain.jobs import ArrayTask, Job, new_job
+from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import day_start
-from spotd.core.plans.plan import Plan
+from spotd.core.enforcement import used_up
+from spotd.core.machines import host_reports
+from spotd.core.metering import day_start
+from spotd.core.plan import Plan
+from spotd.core.requests import AGENT, ALLOW_HINT, day_problem, within_limits
 from spotd.daemon import object_keys
-from spotd.daemon.crash import CrashPoint
-from spotd.store import Reads
-from spotd_jobs.spec.arrays import ArrayIndexes, parse_array, task_names
-from spotd_jobs.spec.model import JobSpec
+from spotd.daemon.commits import CrashPoint
+from spotd.daemon.hosts.reader import with_job
+from spotd.store import JobView, Reads
+from spotd_jobs.spec.model import JobSpec, PriceLimit
+from spotd_jobs.spec.parse import ArrayIndexes, parse_array, task_names
 from spotd_jobs.spec.problems import BadValue, Problem
+from spotd_providers.contract.values import MicroUsd, ProviderName, as_usd
 
 PLAN_ID: Final = JobId("0planned00")
 
@@ -246,3 +258,190 @@ def _require_secrets(spec: JobSpec, submission: Submission) -> None:
     extra = sorted(set(submission.secrets) - set(spec.secrets))
     if extra:
         raise Invalid(f"the job names no secret {', '.join(extra)}", hint="list it under secrets in the job file")
+
+
+# What owners change about jobs and machines that exist: budgets, ceilings, and machines that are given up.
+
+
+BUDGET_MAX = MicroUsd(10**13)
+
+
+class AmendmentHandlers(ContextHandlers):
+    def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
+        super().__init__(context)
+        self._jobs = jobs
+
+    async def set_budget(self, ref: str, change: BudgetChange) -> JobResponse:
+        """Set what all attempts of the job together may cost; it may have ended, and go on after a retry.
+
+        Raises:
+            Invalid: there is no budget to add to.
+        """
+        job_id = await self._context.find(ref)
+
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
+            job = get_job(reads, job_id, world)
+            return requests.set_budget(world, job, _changed(job, change), now)
+
+        await self._context.commit(decide)
+        self._context.log.info("job.budget_changed", job=job_id)
+        return await self._jobs.line(job_id)
+
+    async def set_ceiling(self, ref: str, limit: PriceLimit | None) -> JobResponse:
+        """Set what a machine of the job may cost; `None` is what the config says."""
+        job_id = await self._context.find(ref)
+
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
+            job = get_job(reads, job_id, world)
+            return requests.set_ceiling(world.with_job(job), [job], limit, now)
+
+        await self._context.commit(decide)
+        self._context.log.info("job.ceiling_changed", job=job_id)
+        return await self._jobs.line(job_id)
+
+    async def forget(self, machine: str) -> ForgottenResponse:
+        """Give up a machine, named by its id, its key or `JOB-NUMBER`, although its end was not seen.
+
+        Raises:
+            NotFound: no such machine is known.
+            StateConflict: it can be seen, and therefore ended.
+            ApiUnavailable: what its host saved last cannot be read now.
+        """
+        context = self._context
+        report = await self._last_report(machine)
+        names = set(context.policy.current.providers) & set(context.offer_cache.listings())
+        errors: dict[ProviderName, str] = {name: context.offer_cache.machines(name).error for name in names}
+        listings = {name: listing for name, listing in context.offer_cache.listings().items() if name in names}
+        forgotten: list[ForgottenResponse] = []
+
+        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
+            found = host_reports.find_machine(world, machine)
+            if found is None:
+                raise NotFound(f"no machine {machine!r} is known", hint="spotctl show JOB lists the machines of a job")
+            problem = host_reports.refusal(world, found, listings, errors)
+            if problem:
+                raise StateConflict(problem, hint="spotctl cancel JOB ends the machine of a job")
+            forgotten.append(_response(world, found))
+            last = None if report is None or report.attempt != found else with_job(report, world.jobs[found.job])
+            return host_reports.forget(world, found, now, last)
+
+        await self._context.commit(decide)
+        context.log.warning("machine.forgotten", key=forgotten[-1]["key"], provider=forgotten[-1]["provider"])
+        return forgotten[-1]
+
+    async def _last_report(self, machine: str) -> HostStatus | None:
+        """Return all that the host of this machine wrote until now; `None` where nothing more of it counts."""
+        world = self._context.world()
+        found = host_reports.find_machine(world, machine)
+        item = None if found is None or isinstance(found, Intent) else world.attempts[found]
+        if item is None or not item.state.counts:
+            return None
+        job, monitor = world.jobs[item.id.job], self._context.host_monitor
+        return await self._context.stored(lambda: monitor.read_alone(item, job))
+
+
+def _changed(job: Job, change: BudgetChange) -> MicroUsd:
+    if not change.is_added:
+        return MicroUsd(change.amount)
+    if job.budget is None:
+        raise Invalid(f"{job.name} has no budget to add to", hint=f"spotctl budget {job.name} =140 sets one")
+    return min(BUDGET_MAX, MicroUsd(job.budget + change.amount))
+
+
+def _response(world: World, found: AttemptId | Intent) -> ForgottenResponse:
+    item = found if isinstance(found, Intent) else world.attempts[found]
+    return ForgottenResponse(
+        provider=item.provider,
+        machine=None if item.ref is None else item.ref.instance_id,
+        key=item.key,
+        job=None if isinstance(found, Intent) else found.job,
+        attempt=None if isinstance(found, Intent) else found.number,
+    )
+
+
+# Whole arrays: cancel and retry every job of one, and change their ceiling.
+
+
+RETRIES_AT_ONCE: Final = 250
+"""In one transaction."""
+RETRIES_LAST_S: Final = 5.0
+"""Each asks the store; after so long the client asks again with the index behind the last."""
+REFUSALS_MAX: Final = 5
+
+
+class ArrayHandlers(ContextHandlers):
+    """Changes the jobs of an array together. Each method returns `None` where the reference means no array."""
+
+    def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
+        super().__init__(context)
+        self._jobs = jobs
+
+    async def cancel(self, ref: str) -> ArrayResponse | None:
+        """Cancel all jobs of the array that have not ended, in one transaction."""
+        array = await self._context.find_array(ref)
+        if array is None:
+            return None
+
+        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
+            mine = [job.id for job in world.jobs.values() if job.array is not None and job.array.id == array]
+            return requests.cancel_all(world, mine, now)
+
+        await self._context.commit(decide, (CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL))
+        self._context.log.info("array.cancel_requested", array=array)
+        return await self._response(array)
+
+    async def set_ceiling(self, ref: str, limit: PriceLimit | None) -> ArrayResponse | None:
+        """Set what a machine of each job of the array may cost, in one transaction; those that ended keep theirs."""
+        array = await self._context.find_array(ref)
+        if array is None:
+            return None
+
+        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
+            mine = [job for job in world.jobs.values() if job.array is not None and job.array.id == array]
+            return requests.set_ceiling(world, mine, limit, now)
+
+        await self._context.commit(decide)
+        self._context.log.info("array.ceiling_changed", array=array)
+        return await self._response(array)
+
+    async def retry(self, ref: str, *, start: int = 0) -> ArrayResponse | None:
+        """Queue the jobs of the array that ended without success again, some of them, from this index on."""
+        array = await self._context.find_array(ref)
+        if array is None:
+            return None
+        views = await self._context.read(lambda reads: reads.array_jobs(array))
+        ended = [view for view in views if view.state.is_final and view.state is not JobState.SUCCEEDED]
+        due = [view for view in ended if _index(view) >= start]
+        refusals: list[str] = []
+        retried, until = 0, anyio.current_time() + RETRIES_LAST_S
+        while due:
+            some, due = due[:RETRIES_AT_ONCE], due[RETRIES_AT_ONCE:]
+            queued, refused = await self._jobs.retry_all([view.id for view in some])
+            retried += queued
+            refusals += [refusal.message for refusal in refused]
+            if anyio.current_time() >= until:
+                break
+        following = _index(due[0]) if due else None
+        return await self._response(array, retried=retried, refusals=refusals[:REFUSALS_MAX], following=following)
+
+    async def _response(
+        self, array: JobId, *, retried: int = 0, refusals: list[str] | None = None, following: int | None = None
+    ) -> ArrayResponse:
+        views = await self._context.read(lambda reads: reads.array_jobs(array))
+        now = self._context.clock.now()
+        first = views[0].array
+        return ArrayResponse(
+            id=array,
+            name="" if first is None else first.name,
+            jobs=len(views),
+            states=dict(Counter(view.state.value for view in views)),
+            spent_usd=as_usd(sum(view.spent_at(now) for view in views)),
+            estimated=any(view.is_estimated and view.spent_at(now) for view in views),
+            retried=retried,
+            refusals=refusals or [],
+            next_index=following,
+        )
+
+
+def _index(view: JobView) -> int:
+    return 0 if view.array is None else view.array.index

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
-from spotd.api.schemas.envelope import Answer, Spending
+from spotd.api.schemas.bodies import Answer, Spending
 
 
 class CheckpointResponse(TypedDict):
@@ -297,3 +297,120 @@ class JobPageResponse(Answer):
     more: bool
     paused: str
     arrays: list[ArraySumResponse]
+
+
+# The JSON of `spotctl checkpoints`, by the rules of `spotd.api.schemas`.
+
+
+class KeptCheckpointResponse(CheckpointResponse):
+    """A checkpoint on a job's list.
+
+    Attributes:
+        job: the id of the job that wrote it; where this job is to begin from another's, `attempt` is 0.
+        metric: what the job measured with it, null where it names no metric or the checkpoint does not hold it.
+        best: it has the best value of the metric.
+        pinned: it stays until it is unpinned.
+        manifest_sha256: of the manifest that was accepted.
+    """
+
+    job: str
+    metric: float | None
+    best: bool
+    pinned: bool
+    manifest_sha256: str
+
+
+class VerificationResponse(TypedDict):
+    """How far the reading of one checkpoint has come, or how it ended.
+
+    Attributes:
+        kind: `progress`, or `verified` for the last record of one checkpoint.
+        bytes_done, bytes_total: of content that is there once, however often the checkpoint uses it.
+        ok: null while it is read.
+        damaged: how many chunks differ from the manifest.
+        problem: a sentence, empty where nothing is wrong.
+    """
+
+    kind: Literal["progress", "verified"]
+    name: str
+    attempt: int
+    bytes_done: int
+    bytes_total: int
+    ok: bool | None
+    damaged: int
+    problem: str
+
+
+# Files kept in the store, as JSON.
+
+
+class FileResponse(TypedDict):
+    """One path of a checkpoint or of the outputs. `mode` holds the permission bits.
+
+    In `path` and `target` what is not printable text is `%` and two hex digits for each byte.
+
+    A `dir` is listed only where it is empty. `target` is a `link`'s, relative and inside the folder, else null.
+    """
+
+    path: str
+    kind: Literal["file", "dir", "link"]
+    bytes: int
+    mode: int
+    target: str | None
+
+
+class FilesResponse(Answer):
+    """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it.
+
+    `manifest_sha256` is of this very list.
+    `warning` names what of the outputs is missing; it is empty where nothing is.
+    """
+
+    id: str
+    kind: Literal["outputs", "checkpoint"]
+    name: str
+    attempt: int
+    manifest_sha256: str
+    files: list[FileResponse]
+    bytes: int
+    warning: str
+
+
+# Datasets: what a name means, and what its upload still lacks.
+
+
+class DatasetResponse(TypedDict):
+    """A dataset that has a name.
+
+    `sha256` stands for its whole content. `jobs` are the ids of jobs that have not ended and read just this content.
+    """
+
+    name: str
+    sha256: str
+    bytes: int
+    files: int
+    created_at: str
+    jobs: list[str]
+
+
+class DatasetsAnswer(Answer):
+    datasets: list[DatasetResponse]
+
+
+class DatasetAnswer(Answer, total=False):
+    """The dataset that has the name now, or hashes of what the store lacks of it, and then nothing has changed."""
+
+    dataset: DatasetResponse
+    missing: list[str]
+
+
+class StoredAnswer(Answer):
+    """How many bytes were stored."""
+
+    bytes: int
+
+
+class RootBody(TypedDict):
+    """The list of the parts of a dataset, as its text."""
+
+    root: str

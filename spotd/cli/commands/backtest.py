@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from spotd.cli import stderr
-from spotd.cli.failures import CommandFailed, ExitCode, unusable
-from spotd.cli.inputs.ceiling_range import RANGE, CeilingRange, ceilings_around
+from spotd.cli.entry import CommandFailed, ExitCode, unusable
 from spotd.cli.inputs.draft import read_draft
 from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
-from spotd.cli.views.figures import PURCHASE, number
+from spotd.cli.inputs.ranges import RANGE, CeilingRange, ceilings_around
+from spotd.cli.views.size_view import PURCHASE, number
 from spotd.client.daemon import Daemon
-from spotd.client.errors import ClientError
+from spotd.client.transport import ClientError
 from spotd.paths import state_dir
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, MarketChoice, PolicyName
 from spotd_jobs.spec.parse import merge, parse_job
@@ -138,7 +138,7 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     spotctl backtest train.toml --history prices/ --ceiling 0.2..0.5 --work 24h --plot out.svg
     """
     # Here and not above: the core is a third of a second of imports, which --help does not need.
-    from spotd.backtest.refusals import BacktestRefused
+    from spotd.backtest.recorded import BacktestRefused
     from spotd.cli.views.backtest_view import document, show
 
     spec = _spec(job)
@@ -149,9 +149,9 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     except BacktestRefused as exc:
         raise CommandFailed(exc.message, hint=exc.hint) from exc
     if plot is not None:
-        from spotd.cli.views.backtest_plot import draw
+        from spotd.cli.views.plots import draw_backtest
 
-        draw(result, plot)
+        draw_backtest(result, plot)
     if output == JSON:
         document(result)
     else:
@@ -161,7 +161,7 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
 def _result(
     spec: JobSpec, history: str, ceilings: CeilingRange, deadline: timedelta | None, given: Mapping[str, Any]
 ) -> Result:
-    from spotd.backtest.model import Assumptions, VanishedRule
+    from spotd.backtest.recorded import Assumptions, VanishedRule
     from spotd.backtest.result import answered
     from spotd.backtest.traces import TraceDefaults
 
@@ -223,7 +223,7 @@ def _of_config() -> tuple[BidsSection, MovesSection]:
     """Return what the config lets a daemon do with bids and machines that run; the usual where it cannot be read."""
     from spotd.config.load import load
     from spotd.config.model import BidsSection, MovesSection
-    from spotd.config.refusals import ConfigError
+    from spotd.config.values import ConfigError
 
     try:
         config = load(None).config

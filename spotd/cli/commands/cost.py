@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,7 +12,6 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.inputs.options import CSV, JSON, TABLE, complete_job, output, show_data
-from spotd.cli.views import sheet
 from spotd.cli.views.table import Column, state_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
@@ -41,6 +43,38 @@ if TYPE_CHECKING:
         LedgerResponse,
         ReceiptResponse,
     )
+
+
+# Tables for a spreadsheet: CSV in which no text is taken for a formula.
+
+
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""How a spreadsheet's formula may begin, their full-width forms with them."""
+_NEXT_CELL: Final = re.compile(r"(;[\s\"']*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
+"""Where a formula would begin in a spreadsheet whose list separator is the semicolon, as in much of Europe."""
+
+
+def show(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print these keys of the rows, with a line of their names."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(key, row.get(key)) for key in columns] for row in rows)
+    stdout.write_bytes(text.getvalue().encode("utf-8", errors="replace"))
+
+
+def _cell(key: str, value: object) -> str:
+    """Return a cell: a number as it is, dollars to the micro-dollar, and text that nothing executes."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.6f}" if "_usd" in key else f"{value:.3f}"
+    text = _NEXT_CELL.sub(r"\1'", clean(str(value)))
+    return f"'{text}" if text.lstrip(" \"'").startswith(_FORMULA) else text
 
 
 def _attempt_on_demand(line: AttemptCostResponse) -> str:
@@ -125,9 +159,7 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
         return
     shape: CostResponse = Daemon().cost(ref)
     if output == CSV:
-        sheet.show(
-            ("job", *_ATTEMPT_KEYS), [{"job": r["id"], **line} for r in shape["receipts"] for line in r["attempts"]]
-        )
+        show(("job", *_ATTEMPT_KEYS), [{"job": r["id"], **line} for r in shape["receipts"] for line in r["attempts"]])
         return
     if show_data(shape, output):
         return
@@ -156,7 +188,7 @@ def _show_groups(shape: LedgerResponse, output: str) -> None:
     by, groups = shape["by"], shape["groups"]
     if output == CSV:
         keys = (by, "name", *_SUMS) if by == "job" else (by, *_SUMS)
-        sheet.show(keys, [{**group, by: group["key"]} for group in groups])
+        show(keys, [{**group, by: group["key"]} for group in groups])
         return
     if show_data(shape, output):
         return
@@ -173,7 +205,7 @@ def _show_calibration(answer: Mapping[str, Any], output: str) -> None:
     """Print what the bills of each provider say of its fee, and what to write into the config."""
     rows: list[CalibrationResponse] = answer["calibration"]
     if output == CSV:
-        sheet.show(_CALIBRATION_KEYS, rows)
+        show(_CALIBRATION_KEYS, rows)
         return
     if show_data(answer, output):
         return

@@ -8,17 +8,71 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.failures import ExitCode
+from spotd.cli.entry import ExitCode
 from spotd.cli.inputs.options import ID, JSON, TABLE, output, show_data
-from spotd.cli.views.hosts_view import forget_host, show_hosts
 from spotd.cli.views.table import Cell, Column
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonUnreachable
-from spotd.words import NOTHING, clean, count, dollars, seconds_between, short_span, span_text
+from spotd.client.transport import DaemonUnreachable
+from spotd.words import NOTHING, clean, count, dollars, local_text, seconds_between, short_span, span_text
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.health import CheckResponse, DoctorResponse, ProviderResponse, ReconcileResponse
+    from spotd.api.schemas.answers import (
+        ChannelTestResponse,
+        CheckResponse,
+        DoctorResponse,
+        ForgottenHostResponse,
+        HostResponse,
+        ProviderResponse,
+        ReconcileResponse,
+    )
+
+
+# `providers --hosts` and `--forget`: what is remembered of hosts.
+
+
+_COLUMNS: Sequence[Column[HostResponse]] = (
+    Column("HOST", lambda row: clean(f"{row['provider']}/{row['host']}"), least=10),
+    Column("BEHIND", lambda row: f"{row['ranks_behind']:.1%}", right=True),
+    Column("FAILED", lambda row: _count(row["failed_starts"]), right=True),
+    Column("SLOW", lambda row: _count(row["slow_starts"]), right=True),
+    Column("EARLY", lambda row: _count(row["early_losses"]), right=True),
+    Column("LOST", lambda row: _count(row["losses"]), right=True),
+    Column("HOURS", lambda row: f"{row['machine_h']:.1f}", right=True),
+    Column("LAST", lambda row: local_text(row["at"]), drop=2),
+    Column("AVOIDED UNTIL", lambda row: local_text(row["cools_until"]), drop=1),
+)
+_NOTE = (
+    "a host ranks BEHIND by a share of its price for starts that FAILED or were SLOW and machines lost EARLY;"
+    " these fade by half in 3 days, machines LOST and HOURS in 14"
+)
+
+
+def show_hosts(output: str) -> None:
+    answer = Daemon().hosts()
+    rows: list[HostResponse] = answer["hosts"]
+    if show_data(answer, output, [f"{row['provider']}/{row['host']}" for row in rows]):
+        return
+    if not rows:
+        stderr.note("no host is remembered: none that has a name was used, or all of it has faded")
+        return
+    show_table(_COLUMNS, rows)
+    stderr.note(_NOTE)
+    if answer["more"]:
+        stderr.note("hosts that rank no further behind are left out")
+
+
+def forget_host(host: str, output: str) -> None:
+    answer = Daemon().forget_host(host)
+    gone: list[ForgottenHostResponse] = answer["forgotten"]
+    names = [f"{row['provider']}/{row['host']}" for row in gone]
+    if not show_data(answer, output, names):
+        for name in names:
+            stdout.line(clean(f"{name} is forgotten: it ranks by its price again"))
+
+
+def _count(value: float) -> str:
+    return f"{value:.1f}" if value else NOTHING
 
 
 def _columns(now: str, *, money: bool) -> Sequence[Column[ProviderResponse]]:
@@ -138,3 +192,25 @@ def reconcile(*, output: str) -> None:
         stdout.line(clean(action))
     if not shape["actions"]:
         stdout.line("nothing to set right")
+
+
+# `notify test`: does a notification arrive.
+
+
+@click.group()
+def notify() -> None:
+    """Notifications, by the channels of the config's [notify.NAME]."""
+
+
+@notify.command()
+@click.argument("channel", required=False)
+@output(TABLE, JSON, ID)
+def test(*, channel: str | None, output: str) -> int:
+    """Send one message by CHANNEL, or by each. Exits 1 if one was not taken."""
+    answer = Daemon().test_notifications(channel)
+    rows: list[ChannelTestResponse] = answer["channels"]
+    if not show_data(answer, output, [row["channel"] for row in rows]):
+        for row in rows:
+            detail = "was taken" if row["ok"] else row["error"]
+            stdout.line(f"{'ok  ' if row['ok'] else 'FAIL'}  {clean(row['channel'])}: {clean(detail)}")
+    return ExitCode.OK if all(row["ok"] for row in rows) else ExitCode.JOB_FAILED

@@ -12,17 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
+from click.shell_completion import get_completion_class
 
 from spotd import paths
 from spotd.cli import stderr, stdout
-from spotd.cli.failures import CommandFailed, ExitCode
+from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.setup import SetupRefused
-from spotd.setup.draft import ConfigDraft, KeySource, names_key_place, quoted, read_key_source, require_figures
-from spotd.setup.write import write_setup
-from spotd_providers.kit.extras import install_command
+from spotd.setup.draft import (
+    ConfigDraft,
+    KeySource,
+    names_key_place,
+    quoted,
+    read_key_source,
+    require_figures,
+    write_setup,
+)
+from spotd_providers.kit.boundary import install_command
 
 if TYPE_CHECKING:
-    from spotd.setup.checks import DraftChecks
+    from spotd.setup.draft import DraftChecks
+
 
 T = TypeVar("T")
 
@@ -72,7 +81,7 @@ def init(
             f"{target} exists and stays as it is",
             hint="edit it (spotd config check, spotd config example), or name another --config",
         )
-    from spotd.setup.checks import DraftChecks
+    from spotd.setup.draft import DraftChecks
 
     draft = ConfigDraft()
     questions = _Questions(draft, DraftChecks(draft, os.environ), _key_places(keys), live=not no_check)
@@ -328,3 +337,28 @@ def _write(target: Path, draft: ConfigDraft, checks: DraftChecks, *, system: boo
         stdout.line(str(path))
     flag = " --system" if system else ""
     stderr.note(f"written. Next: spotd install-service{flag} (or spotd run), then spotctl doctor")
+
+
+# `spotctl completion`: the script by which a shell asks `spotctl` what could come next.
+
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, *, shell: str) -> None:
+    """Print the script that completes commands, options and names of jobs in a shell.
+
+    \b
+    bash: echo 'eval "$(spotctl completion bash)"' >> ~/.bashrc
+    zsh:  echo 'eval "$(spotctl completion zsh)"' >> ~/.zshrc
+    fish: spotctl completion fish > ~/.config/fish/completions/spotctl.fish
+    """
+    kind = get_completion_class(shell)
+    if kind is None:  # every shell of the choice has one
+        raise click.UsageError(f"there is no completion for {shell}")
+    made = kind(ctx.find_root().command, {}, "spotctl", "_SPOTCTL_COMPLETE")
+    # Not source(): that of bash starts a bash to ask for its version, and writes its doubts to the terminal.
+    stdout.write(made.source_template % made.source_vars())

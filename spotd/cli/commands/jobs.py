@@ -23,7 +23,7 @@ from spotd.cli.inputs.options import (
 from spotd.cli.views.table import Cell, Column, state_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused
+from spotd.client.transport import DaemonRefused
 from spotd.words import (
     NOTHING,
     ceiling_text,
@@ -48,6 +48,8 @@ from spotd.words import (
 )
 
 if TYPE_CHECKING:
+    from spotd.api.schemas.answers import WhyResponse
+    from spotd.api.schemas.costs import PollResponse, QuoteResponse
     from spotd.api.schemas.jobs import (
         ArrayResponse,
         AttemptResponse,
@@ -56,8 +58,6 @@ if TYPE_CHECKING:
         JobResponse,
         TransferResponse,
     )
-    from spotd.api.schemas.plans import WhyResponse
-    from spotd.api.schemas.prices import PollResponse, QuoteResponse
 
 WARNINGS_MAX = 5
 FAILURES_MAX = 3
@@ -102,7 +102,7 @@ def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
 def _state_cell(job: JobResponse, now: str) -> Cell:
     """Return the state, and what its machine is busy with while the command does not run."""
     if job["array"] is not None:
-        from spotd.arrays import states_of
+        from spotd.lists import states_of
 
         if len(states := states_of(job)) > 1:
             return Cell(", ".join(f"{many} {name}" for name, many in states.items()), state_cell(job["state"]).style)
@@ -154,7 +154,7 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, is_watc
         return
     lines = jobs
     if not array and any(job["array"] is not None for job in jobs):
-        from spotd.arrays import with_arrays_as_one
+        from spotd.lists import with_arrays_as_one
 
         lines = with_arrays_as_one(jobs, answer.get("arrays", ()))
     show_table(ls_columns(answer["now"]), lines)
@@ -257,11 +257,11 @@ def show(*, ref: str, plot: Path | None, output: str) -> None:
     daemon = Daemon()
     detail = daemon.job(ref)
     if plot is not None:
-        from spotd.cli.views.timeline_plot import draw
+        from spotd.cli.views.plots import draw_timeline
 
         ref = detail["job"]["id"]
         changes = [*daemon.events({"job": ref, "kind": ["bid.raised", "bid.lowered"], "limit": 10_000})]
-        draw(detail, daemon.checkpoints(ref)["checkpoints"], changes, detail["now"], plot)
+        draw_timeline(detail, daemon.checkpoints(ref)["checkpoints"], changes, detail["now"], plot)
     if show_data(detail, output, [detail["job"]["id"]]):
         return
     for sentence in detail["set_aside"]:
@@ -420,7 +420,7 @@ def why(*, ref: str, output: str) -> None:
         lines.append(f"  decides again by {local_text(shape['until'])}")
     lines += [f"  {_last_error(row)}" for row in shape["offers"] if row["error"] or row["note"]]
     if shape["events"]:
-        from spotd.event_steps import steps
+        from spotd.lists import steps
 
         lines.append("  lately:")
         lines += [

@@ -2,21 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.failures import ExitCode, of_state
-from spotd.cli.follow import Waiting, followed
-from spotd.cli.inputs.options import JSON, TABLE, job_argument, output
+from spotd.cli.entry import ExitCode, of_state
+from spotd.cli.inputs.options import ID, JSON, TABLE, complete_job, job_argument, output
+from spotd.cli.inputs.ranges import WHEN, When, instants
 from spotd.client.daemon import Daemon
-from spotd.words import ControlFilter, clean
+from spotd.client.transport import DaemonUnreachable, Json
+from spotd.lists import EventStep, steps
+from spotd.words import ControlFilter, clean, local_text
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.streams import LogResponse
+    from spotd.api.schemas.answers import EventResponse, LogResponse
     from spotd.cli.inputs.line_filter import Printer
+
+
+# Following a stream of the daemon across its restarts.
+
+
+PATIENCE_S: Final = 60.0
+"""How long a daemon that went away may take to come back."""
+AGAIN_S: Final = 0.5
+_CONNECTED_S: Final = 5.0
+"""A try that lasted so long was connected, whether or not a record came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How time passes between two tries."""
+
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+
+def followed(
+    stream: Callable[[dict[str, Any]], Iterator[Json]],
+    query: dict[str, Any],
+    *,
+    cursor: str,
+    drop: tuple[str, ...],
+    is_last: Callable[[Json], bool],
+    waiting: Waiting | None = None,
+) -> Iterator[Json]:
+    """Yield the records up to the last, none twice, though the daemon restarts meanwhile.
+
+    Args:
+        cursor: the record's key that is given back as `after`.
+        drop: parameters that state where to begin, and no longer hold once a record came.
+
+    Raises:
+        DaemonUnreachable: it was not there at first, or did not come back.
+    """
+    waiting = waiting or Waiting()
+    query = {**query, "follow": 1}
+    lost_at: float | None = None
+    was_there = False
+    while True:
+        began = waiting.monotonic()
+        try:
+            for record in stream(query):
+                was_there, lost_at = True, None
+                query = {**query, **dict.fromkeys(drop), "after": record[cursor]}
+                yield record
+                if is_last(record):
+                    return
+            was_there, lost_at = True, None
+        except DaemonUnreachable as exc:
+            now = waiting.monotonic()
+            was_there = was_there or now - began > _CONNECTED_S
+            if not was_there:
+                raise
+            if lost_at is None or now - began > _CONNECTED_S:
+                lost_at = now
+            elif now - lost_at > PATIENCE_S:
+                raise DaemonUnreachable(
+                    f"the daemon has been away for {PATIENCE_S:.0f} s; jobs on their machines go on", hint=exc.hint
+                ) from exc
+        waiting.sleep(AGAIN_S)
 
 
 @click.command()
@@ -166,3 +234,71 @@ def follow_to_end(
         state = record["state"] or state
     printer.end()
     return of_state(state)
+
+
+# `events`: the daemon's own account of what happened.
+
+
+SCREEN_MAX = 200
+"""How many events a terminal gets where nothing states how many."""
+
+
+@click.command()
+@click.argument("ref", metavar="[JOB]", required=False, shell_complete=complete_job)
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
+@click.option("--since", type=WHEN, metavar="SPAN|INSTANT", help="Only those at or after this.")
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind, such as attempt or job.failed; repeatable."
+)
+@click.option("-n", "--limit", type=click.IntRange(0, 1_000_000), help="Only the newest so many.")
+@output(TABLE, JSON, ID)
+def events(
+    *, ref: str | None, follow: bool, since: When | None, kinds: tuple[str, ...], limit: int | None, output: str
+) -> None:
+    """What happened and why, oldest first: all of it, or what belongs to one job.
+
+    A step is one line, and so are the checkpoints between two steps of a job. -o json has every event.
+    """
+    daemon = Daemon()
+    most = SCREEN_MAX if limit is None and since is None and output == TABLE and stdout.is_terminal() else None
+    limit = limit if most is None else most
+    query: dict[str, Any] = {"job": ref, "limit": limit, "since": instants(daemon, since)[0]}
+    if kinds:
+        query["kind"] = list(kinds)
+    if output == JSON and not follow:
+        stdout.document({"schema": 1, "events": [without_schema(record) for record in daemon.events(query)]})
+        return
+    if follow:
+        for record in followed(daemon.events, query, cursor="id", drop=("limit", "since"), is_last=lambda _: False):
+            _show(record, output)
+        return
+    found = list(daemon.events(query))
+    shown = len(found)
+    if output == TABLE:
+        for step in steps(found):
+            _show_step(step)
+    else:
+        for record in found:
+            _show(record, output)
+    if not shown and output == TABLE:
+        stderr.note(f"no events of the kind {' or '.join(map(clean, kinds))}" if kinds else "no events")
+    if shown == most:
+        stderr.note(f"the newest {most} events; spotctl events -n {10 * SCREEN_MAX} shows more")
+
+
+def _show(event: EventResponse, output: str) -> None:
+    if output == JSON:
+        stdout.record({**event})
+    elif output == ID:
+        stdout.line(str(event["id"]))
+    else:
+        _show_step(EventStep(event=event))
+
+
+def _show_step(step: EventStep) -> None:
+    event = step.event
+    subject = event["job_name"] or event["job"] or "-"
+    if event["attempt"] is not None:
+        subject += f"#{event['attempt']}"
+    said = ", ".join(part for part in (step.message, step.local_span) if part)
+    stdout.line(f"{local_text(event['at'])}  {clean(subject)}  {clean(event['kind'])}  {said}", indent=4)

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from spotd.cli import stderr
-from spotd.cli.inputs.options import ID, JSON, TABLE, output, show_data
+from spotd.cli import stderr, stdout
+from spotd.cli.inputs.options import CHART, ID, JSON, TABLE, Parsed, output, plot_option, show_data
+from spotd.cli.inputs.ranges import SPAN, WHEN, When, instants
 from spotd.cli.views.table import Column, per_gpu_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
-from spotd.words import WITHOUT_CEILING, clean, count, gpu_text, price, silence_texts, verdict_text, where_text
+from spotd.words import (
+    WITHOUT_CEILING,
+    clean,
+    count,
+    gpu_text,
+    local_text,
+    price,
+    silence_texts,
+    span_text,
+    verdict_text,
+    where_text,
+)
+from spotd_jobs.spec.problems import BadValue
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.prices import QuoteResponse
+    from spotd.api.schemas.costs import HistoryResponse, PastBucketResponse, PastPricesResponse, QuoteResponse
 
 
 def ceiling_note(quotes: Sequence[QuoteResponse]) -> str:
@@ -94,3 +109,116 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, job: str | N
         stderr.warning(sentence)
     if answer["more"]:
         stderr.note(f"more expensive ones are left out; --limit {limit * 10} shows more")
+
+
+# `history`: what prices were.
+
+
+COLUMNS: Sequence[Column[tuple[PastPricesResponse, PastBucketResponse]]] = (
+    Column("FROM", lambda row: local_text(row[1].get("begins", row[1]["at"]))),
+    Column("GPU", lambda row: row[0]["gpu"], least=6),
+    Column("MARKET", lambda row: row[0]["market"], least=9),
+    Column("OFFERS", lambda row: f"{row[1]['offers']:.1f}", right=True, drop=1),
+    Column("LOW", lambda row: price(row[1]["low_usd_gpu_h"]), right=True),
+    Column("P10", lambda row: price(row[1]["p10_usd_gpu_h"]), right=True, drop=2),
+    Column("P25", lambda row: price(row[1]["p25_usd_gpu_h"]), right=True, drop=4),
+    Column("MEDIAN", lambda row: price(row[1]["median_usd_gpu_h"]), right=True),
+    Column("P75", lambda row: price(row[1]["p75_usd_gpu_h"]), right=True, drop=4),
+    Column("P90", lambda row: price(row[1]["p90_usd_gpu_h"]), right=True, drop=2),
+    Column("HIGH", lambda row: price(row[1]["high_usd_gpu_h"]), right=True, drop=3),
+)
+MARKETS = ("spot", "on-demand")
+
+
+def _own_prices(text: str) -> tuple[str, str]:
+    """Return provider and id of `PROVIDER/ID`, as `prices -o id` prints it."""
+    provider, slash, name = text.partition("/")
+    if not (provider and slash and name):
+        raise BadValue(f"{text!r} is not PROVIDER/ID as spotctl prices -o id prints it", hint="")
+    return provider, name
+
+
+_OWN_PRICES = Parsed("id", _own_prices)
+
+
+@click.command()
+@click.option("--gpu", metavar="NAME", help="Only this GPU, in any usual spelling.")
+@click.option("--provider", metavar="NAME", help="Only this provider.")
+@click.option("--market", type=click.Choice(MARKETS), help="Only this market.")
+@click.option("--offer", type=_OWN_PRICES, metavar="PROVIDER/ID", help="Only this offer, as prices -o id prints it.")
+@click.option(
+    "--pool", type=_OWN_PRICES, metavar="PROVIDER/ID", help="Only this machine (vast) or type and zone (aws)."
+)
+@click.option("--since", type=WHEN, metavar="SPAN|INSTANT", help="From then on.  [default: 7d]")
+@click.option("--until", type=WHEN, metavar="SPAN|INSTANT", help="Until then.  [default: now]")
+@click.option("--every", type=SPAN, metavar="SPAN", help="One line for each such span.  [default: to suit]")
+@plot_option()
+@output(TABLE, JSON, CHART)
+def history(
+    *,
+    gpu: str | None,
+    provider: str | None,
+    market: str | None,
+    offer: tuple[str, str] | None,
+    pool: tuple[str, str] | None,
+    since: When | None,
+    until: When | None,
+    every: timedelta | None,
+    plot: Path | None,
+    output: str,
+) -> None:
+    """What a GPU-hour cost: lowest, median and percentiles, weighed by how long each price was on offer.
+
+    Effective prices in dollars, with today's fee multipliers. Without a GPU, offer or pool: one line for each GPU.
+    With one, a terminal gets a chart, unless --every or -o asks for the table.
+    """
+    named = {name for name, _ in (item for item in (offer, pool) if item is not None)} | ({provider} - {None})
+    if len(named) > 1:
+        raise click.UsageError(f"these name different providers: {', '.join(sorted(filter(None, named)))}")
+    daemon = Daemon()
+    begin, end = instants(daemon, since, until)
+    answer = daemon.history(
+        {
+            "gpu": gpu,
+            "provider": next(iter(named), None),
+            "market": market,
+            "offer": None if offer is None else offer[1],
+            "pool": None if pool is None else pool[1],
+            "since": begin,
+            "until": end,
+            "every_s": None if every is None else int(every.total_seconds()),
+        }
+    )
+    if plot is not None:
+        from spotd.cli.views.plots import draw_history
+
+        draw_history(answer, plot)
+    if output == JSON:
+        show_data(answer, output)
+        return
+    is_chosen = every is not None or _is_given("output")
+    spans = max((len(prices["buckets"]) for prices in answer["prices"]), default=0)
+    chart = output == CHART or (not is_chosen and stdout.is_terminal() and spans > 1)
+    show(answer, asked_s=None if every is None else int(every.total_seconds()), chart=chart)
+
+
+def _is_given(name: str) -> bool:
+    """Whether an option stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def show(answer: HistoryResponse, *, asked_s: int | None, chart: bool) -> None:
+    """Print the prices as a table or a chart, and on stderr what keeps them from being the whole answer."""
+    rows = [(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
+    if rows and chart:
+        from spotd.cli.views.chart import show_chart
+
+        show_chart(answer)
+    elif rows:
+        show_table(COLUMNS, rows)
+    else:
+        stderr.note(f"no prices of this kind between {local_text(answer['since'])} and {local_text(answer['until'])}")
+    if asked_s is not None and answer["bucket_s"] > asked_s:
+        stderr.note(f"spans of {span_text(answer['bucket_s'])}: the older part is rolled up and has no shorter ones")
+    if answer["trouble"]:
+        stderr.warning(f"prices are not being kept now: {answer['trouble']}")

@@ -2,28 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from spotd.cli import stderr
-from spotd.cli.current_quotes import current_quotes
-from spotd.cli.failures import CommandFailed
-from spotd.cli.inputs.model_file import read_architecture
+from spotd.cli import stderr, stdout
+from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.options import JSON, TABLE, F, output, shown_option
-from spotd.cli.views.figures import PARAMS, number
-from spotd.cli.views.size_view import Sizing, cheapest_rows, document, show
-from spotd.estimates.adapters import TARGETS
-from spotd.estimates.architecture import Architecture, typical_architecture
-from spotd.estimates.fitting import MemoryNeeds, Spread, gpu_fits, layout_for
-from spotd.estimates.memory import WorkloadError, memory_parts
-from spotd.estimates.rule_of_thumb import rule_of_thumb
-from spotd.estimates.workload import Lora, Optimizer, Precision, Recompute, Sharding, Workload
+from spotd.cli.views.size_view import MONEY, PARAMS, PURCHASE, RENT, Sizing, cheapest_rows, document, number, show
+from spotd.client.daemon import Daemon
+from spotd.client.transport import ClientError
+from spotd.estimates.breakeven import CARD_WATTS, HOURS_PER_WEEK, MONTHS_PER_YEAR, BreakEven, Purchase, break_even
+from spotd.estimates.fitting import MemoryNeeds, Spread, gpu_fits, layout_for, rule_of_thumb
+from spotd.estimates.memory import TARGETS, WorkloadError, memory_parts
+from spotd.estimates.model_config import WAY_OUT, ModelConfigError, architecture_of
+from spotd.estimates.workload import (
+    Architecture,
+    Lora,
+    Optimizer,
+    Precision,
+    Recompute,
+    Sharding,
+    Workload,
+    typical_architecture,
+)
+from spotd.words import clean, count, dollars, gpu_text, price, silence_texts, where_text
+from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import nearest
 from spotd_providers.contract import gpus
-from spotd_providers.contract.gpus_table import GPUS, GpuInfo
+from spotd_providers.contract.gpus import GPUS, GpuInfo
+
+if TYPE_CHECKING:
+    from spotd.api.schemas.costs import QuoteResponse
+
+
+# What is offered now, for commands that go on without a daemon.
+
+
+_LIMIT: Final = 100_000
+
+
+def current_quotes() -> tuple[list[QuoteResponse], str]:
+    """Return all quotes of now, or none and why; providers whose prices are missing are named on stderr."""
+    try:
+        answer = Daemon().prices({"limit": _LIMIT})
+    except ClientError as exc:
+        return [], exc.message
+    for sentence in silence_texts(answer):
+        stderr.warning(sentence)
+    quotes: list[QuoteResponse] = answer["quotes"]
+    return quotes, ""
+
+
+# The `config.json` of a model, from a file of this machine, refused with a sentence instead of a traceback.
+
+
+NAME: Final = "config.json"
+BYTES_MAX: Final = 4_000_000
+
+
+def read_architecture(path: Path) -> Architecture:
+    """Return the architecture that a config describes, or the config of a folder that holds a model.
+
+    Raises:
+        CommandFailed: unreadable, not JSON, or a model that cannot be counted; names the file and the key.
+    """
+    file = path / NAME if path.is_dir() else path
+    config = _config(file, _content(file))
+    try:
+        return architecture_of(config)
+    except ModelConfigError as exc:
+        place = ": ".join(part for part in (str(file), exc.key) if part)
+        raise CommandFailed(f"{place}: {exc}", hint=exc.hint) from exc
+
+
+def _content(file: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise CommandFailed(f"{file}: this is not a file", hint=f"name a model's {NAME}")
+        with file.open("rb") as opened:
+            raw = opened.read(BYTES_MAX + 1)
+    except FileNotFoundError as exc:
+        hint = f"name a model's {NAME}, or the folder it is in"
+        raise CommandFailed(f"{file}: no such file", hint=hint) from exc
+    except OSError as exc:
+        hint = "check the path, the file's owner and mode"
+        raise CommandFailed(f"{file}: cannot be read: {exc.strerror}", hint=hint) from exc
+    if len(raw) > BYTES_MAX:
+        raise CommandFailed(f"{file}: larger than {BYTES_MAX // 10**6} MB", hint=f"name the {NAME}, not the weights")
+    return raw
+
+
+def _config(file: Path, raw: bytes) -> dict[str, Any]:
+    hint = f"name a model's {NAME}, as it is on its page; or {WAY_OUT}"
+    try:
+        config = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as exc:
+        raise CommandFailed(f"{file}: not UTF-8 text", hint=hint) from exc
+    except json.JSONDecodeError as exc:
+        message = f"{file}:{exc.lineno}: not JSON: {exc.msg}"
+        raise CommandFailed(message, hint=hint) from exc
+    except ValueError as exc:
+        raise CommandFailed(f"{file}: holds a number that none can be: {exc}", hint=hint) from exc
+    except RecursionError as exc:
+        raise CommandFailed(f"{file}: nested too deeply", hint=hint) from exc
+    if not isinstance(config, dict):
+        raise CommandFailed(f"{file}: does not hold a table of settings", hint=hint)
+    return config
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(text)
+
 
 _CACHE_BYTES: Final = {"16-bit": 2, "8-bit": 1}
 _SHARDING: Final = {**{kind.value: kind for kind in Sharding}, "ddp": Sharding.NONE, "fsdp": Sharding.ZERO3}
@@ -167,3 +264,173 @@ def _wanted(name: str | None) -> Sequence[GpuInfo]:
     except gpus.UnknownGpu as exc:
         raise CommandFailed(str(exc), hint="spotctl size without --gpu shows all") from exc
     return [gpu for gpu in GPUS if gpu.name in names]
+
+
+# `breakeven`: renting against buying one's own cards.
+
+
+SCHEMA: Final = 1
+_MICRO: Final = 1_000_000
+_WATTS: Final = number(unit="W", most=1_000_000)
+_PERCENT: Final = number(unit="%", most=100)
+_HOURS: Final = number(unit="h", most=HOURS_PER_WEEK, above=True)
+_YEARS: Final = number(most=50, above=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rent:
+    """What the machine costs per hour in micro-dollars, and where."""
+
+    hour: int
+    source: str
+    quote: QuoteResponse | None
+
+
+@click.command()
+@click.option("--price", "paid", type=PURCHASE, metavar="DOLLARS", required=True, help="Of everything that is bought.")
+@click.option("--hours", type=_HOURS, required=True, help="Hours of use per week.")
+@click.option("--gpu", metavar="NAME", help="The card: for its price of today, and its power.")
+@click.option("--cards", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many are bought.")
+@click.option(
+    "--rent", type=RENT, metavar="PRICE", help="Rent per GPU-hour; 2.80/h: of the machine.  [default: today's]"
+)
+@click.option("--power", type=_WATTS, help="Watts of a busy card.  [default: its maker's]")
+@click.option("--other-power", type=_WATTS, default="0", show_default=True, help="Of the rest of the machine, busy.")
+@click.option("--idle-power", type=_WATTS, default="0", show_default=True, help="Of the whole machine, idle.")
+@click.option("--electricity", type=MONEY, metavar="DOLLARS", default="0.15", show_default=True, help="Per kWh.")
+@click.option("--hosting", type=MONEY, metavar="DOLLARS", default="0", show_default=True, help="Per month.")
+@click.option("--resale", type=_PERCENT, default="0", show_default=True, help="Share of the price got back in the end.")
+@click.option("--years", type=_YEARS, default="3", show_default=True, help="Until it is sold.")
+@output(TABLE, JSON)
+def breakeven(*, paid: int, gpu: str | None, cards: int, rent: PriceLimit | None, output: str, **given: Any) -> None:
+    """When buying cards has cost as much as renting them, in months and in hours of use.
+
+    \b
+    months = price x (1 - resale) / (renting per month - electricity and hosting per month)
+
+    \b
+    spotctl breakeven --price 1900 --gpu 4090 --hours 40
+    spotctl breakeven --price 240000 --gpu h100 --cards 8 --hours 120 --rent 2.10 --hosting 1500 --resale 40%
+    """
+    names = None if gpu is None else _names(gpu)
+    purchase = Purchase(
+        price=paid,
+        cards=cards,
+        busy_watts=_card_watts(given["power"], names) * cards + given["other_power"],
+        idle_watts=given["idle_power"],
+        electricity=Fraction(given["electricity"]),
+        hosting=given["hosting"],
+        resale=given["resale"] / 100,
+        years=given["years"],
+    )
+    hours: Fraction = given["hours"]
+    rented = _rented(rent, names, cards)
+    result = break_even(purchase, rent_hour=rented.hour, hours_per_week=hours)
+    if output == JSON:
+        stdout.document(_body(purchase, rented, hours, result))
+    else:
+        stdout.write("".join(f"{key:<12}{clean(text)}\n" for key, text in _lines(purchase, rented, hours, result)))
+
+
+def _names(gpu: str) -> frozenset[str]:
+    try:
+        return gpus.resolve(gpu)
+    except gpus.UnknownGpu as exc:
+        raise CommandFailed(str(exc), hint="give --rent and --power instead of --gpu") from exc
+
+
+def _card_watts(power: Fraction | None, names: frozenset[str] | None) -> Fraction:
+    """Return the watts of a busy card: as given, else the most that its maker states of the cards so named."""
+    if power is not None:
+        return power
+    known = [CARD_WATTS[name] for name in names or () if name in CARD_WATTS]
+    if not known:
+        raise CommandFailed("what a card draws is not known", hint="give it: --power 450W")
+    return Fraction(max(known))
+
+
+def _rented(rent: PriceLimit | None, names: frozenset[str] | None, cards: int) -> _Rent:
+    if rent is not None:
+        hour = rent.machine_hour if rent.machine_hour is not None else (rent.per_gpu_hour or 0) * cards
+        return _Rent(hour=hour, source="as given", quote=None)
+    if names is None:
+        raise click.UsageError("give --gpu, whose price of today is asked for, or --rent")
+    quotes, silence = current_quotes()
+    if silence:
+        raise CommandFailed(
+            f"today's price is not known: {silence}", code=ExitCode.UNREACHABLE, hint="give --rent 0.35"
+        )
+    fitting = [quote for quote in quotes if quote["gpu_count"] >= cards and gpus.matches(names, quote["gpu"])]
+    if not fitting:
+        raise CommandFailed(
+            f"nothing with {cards} of this GPU is offered now", code=ExitCode.NOT_FOUND, hint="give --rent 0.35"
+        )
+    quote = min(fitting, key=lambda quote: quote["effective_usd_h"])
+    source = f"{gpu_text(quote)} {quote['market']} at {where_text(quote)}"
+    return _Rent(hour=round(quote["effective_usd_h"] * _MICRO), source=source, quote=quote)
+
+
+def _usd(micro: Fraction | int) -> float:
+    return round(float(micro / _MICRO), 6)
+
+
+def _lines(purchase: Purchase, rented: _Rent, hours: Fraction, result: BreakEven) -> Iterator[tuple[str, str]]:
+    months = purchase.years * MONTHS_PER_YEAR
+    yield "renting:", f"${price(_usd(rented.hour))} per hour, {rented.source}: {_month(result.renting_month)}"
+    yield "owning:", f"{_month(result.owning_month)} for electricity and hosting, at {float(hours):g} hours a week"
+    lost = f"{dollars(_usd(result.lost_value))} are lost after {_figure(months)} months"
+    yield "purchase:", f"{dollars(_usd(purchase.price))} for {count(purchase.cards, 'card')}, of which {lost}"
+    yield "break-even:", _verdict(result)
+    yield "owned:", f"${price(_usd(result.owned_gpu_hour))} per GPU-hour with everything in it"
+    least = result.hours_per_week_min
+    yield (
+        "use:",
+        (
+            "however much it is used, buying does not pay within that time"
+            if least is None
+            else f"buying pays from {_figure(least)} hours a week"
+        ),
+    )
+
+
+def _verdict(result: BreakEven) -> str:
+    if result.months is None or result.hours is None:
+        return "never: owning costs at least as much per month as renting, even without the purchase"
+    when, cheaper = ("before", "buying") if result.pays else ("after", "renting")
+    span = f"{_figure(result.months)} months or {float(result.hours):.0f} hours of use"
+    return f"{span}, {when} the machine is sold: {cheaper} is cheaper"
+
+
+def _month(amount: Fraction) -> str:
+    return f"{dollars(_usd(amount))} a month"
+
+
+def _figure(number: Fraction) -> str:
+    return f"{float(number):.1f}".removesuffix(".0")
+
+
+def _body(purchase: Purchase, rented: _Rent, hours: Fraction, result: BreakEven) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "now": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "rent_usd_h": _usd(rented.hour),
+        "rent_source": rented.source,
+        "quote": rented.quote,
+        "price_usd": _usd(purchase.price),
+        "cards": purchase.cards,
+        "busy_watts": float(purchase.busy_watts),
+        "idle_watts": float(purchase.idle_watts),
+        "electricity_usd_kwh": _usd(purchase.electricity),
+        "hosting_usd_month": _usd(purchase.hosting),
+        "resale_percent": float(purchase.resale * 100),
+        "years": float(purchase.years),
+        "hours_per_week": float(hours),
+        "renting_usd_month": _usd(result.renting_month),
+        "owning_usd_month": _usd(result.owning_month),
+        "lost_usd": _usd(result.lost_value),
+        "months": None if result.months is None else round(float(result.months), 3),
+        "hours": None if result.hours is None else round(float(result.hours), 1),
+        "pays": result.pays,
+        "owned_usd_gpu_h": _usd(result.owned_gpu_hour),
+        "hours_per_week_min": None if result.hours_per_week_min is None else round(float(result.hours_per_week_min), 2),
+    }

@@ -4,32 +4,105 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from spotd.cli import stderr, stdout
+from spotd.cli.commands.jobs import job_or_array, show_changed
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
-from spotd.cli.failures import CommandFailed, ExitCode
-from spotd.cli.inputs.draft import JobDraft, nested, read_draft
-from spotd.cli.inputs.options import ID, JSON, TABLE, complete_file, output, require_yes
-from spotd.cli.inputs.secrets import collect
-from spotd.cli.views.plan_view import plan_text
+from spotd.cli.entry import CommandFailed, ExitCode
+from spotd.cli.inputs.draft import JobDraft, collect, nested, read_draft
+from spotd.cli.inputs.options import ID, JSON, TABLE, complete_file, job_argument, output, require_yes, show_data
+from spotd.cli.views.table import Column, per_gpu_cell
+from spotd.cli.views.table import text as table_text
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
-from spotd.client.transport import Json
-from spotd.words import count, price, size_text
-from spotd_jobs.spec.arrays import parse_array
+from spotd.client.transport import DaemonRefused, DaemonUnreachable, Json
+from spotd.words import (
+    clean,
+    count,
+    dollars,
+    folded,
+    gpu_text,
+    price,
+    silence_texts,
+    size_text,
+    verdict_text,
+    where_text,
+)
 from spotd_jobs.spec.keys import FLAGS, KEYS
+from spotd_jobs.spec.parse import parse_array
 from spotd_jobs.spec.problems import BadValue
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.jobs import JobResponse
-    from spotd.api.schemas.plans import PlanResponse
-    from spotd.api.schemas.streams import LogResponse
+    from spotd.api.schemas.answers import LogResponse, PlannedDataResponse, PlanResponse, ResumeSourceResponse
+    from spotd.api.schemas.costs import QuoteResponse
+    from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
     from spotd_jobs.pack import Packed
+
+
+# The plan of a job, as a person reads it before money is spent.
+
+
+_COLUMNS: Sequence[Column[QuoteResponse]] = (
+    Column("WHERE", where_text, least=8),
+    Column("GPU", gpu_text, least=6),
+    Column("MARKET", lambda quote: quote["market"], least=4, drop=3),
+    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True, drop=4),
+    Column("+DISK", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True, drop=6),
+    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True, drop=7),
+    Column("+TRAFFIC", lambda quote: price(_traffic_usd_h(quote)), right=True, drop=8),
+    Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True, drop=2),
+    Column("$/GPU-H", per_gpu_cell, right=True),
+    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=9),
+    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True, drop=1),
+    Column("VERDICT", verdict_text, least=8),
+)
+
+
+def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str:
+    """Return the whole plan, ending in its verdict."""
+    ceilings = ", ".join(f"{gpu} ${price(usd)}" for gpu, usd in plan["ceilings"].items())
+    facts = [
+        ("image", plan["image"]),
+        ("code", plan["workdir"] or "none: nothing of this folder travels (--workdir . packs it)"),
+        ("ceiling", f"{ceilings} per GPU-hour" if ceilings else "none set"),
+        ("budget", "" if plan["budget_usd"] is None else f"{dollars(plan['budget_usd'])} for the whole job"),
+        ("secrets", ", ".join(plan["secrets"])),
+        *(("data", _data_text(one)) for one in plan.get("data", [])),
+        ("", plan.get("data_cost", "")),
+        ("resume", _origin_text(plan["resume_from"])),
+    ]
+    lines = [f"{clean(plan['name'])}: {clean(plan['run'])}"]
+    lines += [f"  {key:<8}{clean(value)}" for key, value in facts if value]
+    text = _fitted(lines, drawn_for, 10) + "\n"
+    if plan["candidates"]:
+        text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
+    tail = [f"{count(row['offers'], 'offer')} passed over: {row['reason']}" for row in plan["passed_over"]]
+    tail += [f"cost: {sentence}" for sentence in plan.get("costs", [])]
+    tail += silence_texts(plan)
+    tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
+    tail.append(f"verdict: {plan['verdict']}")
+    return text + _fitted(map(clean, tail), drawn_for, 2)
+
+
+def _fitted(lines: Iterable[str], room: int | None, indent: int) -> str:
+    return "".join(f"{line if room is None else folded(line, room, indent)}\n" for line in lines)
+
+
+def _origin_text(origin: ResumeSourceResponse | None) -> str:
+    return "" if origin is None else f"from {origin['name']} ({size_text(origin['bytes'])}) of job {origin['job']}"
+
+
+def _data_text(one: PlannedDataResponse) -> str:
+    return f"{one['source']}: {size_text(one['bytes'])}, {count(one['files'], 'file')}, at {one['path']}"
+
+
+def _traffic_usd_h(quote: QuoteResponse) -> float:
+    return quote["breakdown"]["upload_usd_h"] + quote["breakdown"]["restore_usd_h"]
+
 
 CODE_BYTES_MAX: Final = 500_000_000
 """Code, not data: more than this in a workdir is a forgotten .gitignore."""
@@ -320,3 +393,88 @@ class _Quiet(TextPrinter):
 
 _KEYS: Final = frozenset(key.replace(".", "__") for key in FLAGS)
 """Parameters that stand for keys of a job file."""
+
+
+# `spotctl budget`, `ceiling` and `forget`: what owners change about jobs and machines that exist.
+
+
+@click.command()
+@job_argument
+@click.argument("amount", metavar="+USD|=USD")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output(TABLE, JSON, ID)
+def budget(*, ref: str, amount: str, yes: bool, output: str) -> None:
+    """Change what a job may cost in all: `+20` adds dollars, `=140` or `140` sets them. It may have expired already."""
+    daemon = Daemon()
+    if not yes and stderr.can_ask():
+        detail = daemon.job(ref)
+        job: JobResponse = detail["job"]
+        limit: float | None = detail["budget_usd"]
+        before = "no limit" if limit is None else dollars(limit)
+        question = f"change the budget of {clean(job['name'])} from {before} by {clean(amount)}"
+        if not amount.startswith("+"):
+            question = f"change the budget of {clean(job['name'])} from {before} to ${clean(amount.removeprefix('='))}"
+        require_yes(f"{question} ({dollars(job['spent_usd'])} is spent)?", otherwise="nothing was changed")
+        ref = job["id"]
+    answer = daemon.set_budget(ref, amount)
+    changed = answer["job"]
+
+    def about() -> str:
+        usd = daemon.job(changed["id"])["budget_usd"]
+        return f"may cost {dollars(usd)} in all, {dollars(changed['spent_usd'])} of it is spent; it "
+
+    show_changed(answer, output, about)
+    if changed["state"] == "EXPIRED":
+        stderr.note(f"spotctl retry {changed['id']} queues it again with this budget")
+
+
+@click.command()
+@job_argument
+@click.argument("limit", metavar="USD")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output(TABLE, JSON, ID)
+def ceiling(*, ref: str, limit: str, yes: bool, output: str) -> None:
+    """Change the ceiling of a job, or of each job of an array: 2.40 per GPU-hour, 19.20/h for the machine.
+
+    `config` takes the ceiling of the config again. A running machine that costs more is given up in order.
+    """
+    daemon = Daemon()
+    if not yes and stderr.can_ask():
+        detail, jobs = job_or_array(daemon, ref)
+        usd = None if detail is None else detail["ceiling_usd_gpu_h"]
+        name = f"{count(len(jobs), 'job')} of {ref}" if detail is None else detail["job"]["name"]
+        before = "" if usd is None else f" from ${price(usd)} per GPU-hour"
+        require_yes(clean(f"change the ceiling of {name}{before} to {limit}?"), otherwise="nothing was changed")
+        ref = ref if detail is None else detail["job"]["id"]
+    answer = daemon.set_ceiling(ref, limit)
+
+    def about() -> str:
+        usd = daemon.job(answer["job"]["id"])["ceiling_usd_gpu_h"]
+        return "has no ceiling; it " if usd is None else f"accepts up to ${price(usd)} per GPU-hour; it "
+
+    show_changed(answer, output, about)
+
+
+@click.command()
+@click.argument("machine", metavar="MACHINE")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output(TABLE, JSON, ID)
+def forget(*, machine: str, yes: bool, output: str) -> None:
+    """Give up a machine that can neither be seen nor ended: its account is dead, or it is listed no more.
+
+    MACHINE is its id at the provider, its key, or JOB-NUMBER. Nothing more is booked for it, and its slot is free.
+    """
+    if not yes:
+        if not stderr.can_ask():
+            raise CommandFailed(
+                "a machine is given up only with a confirmation", hint=f"spotctl forget {machine} --yes"
+            )
+        stderr.note("spotd does not end this machine: if it still exists, its provider goes on to bill it unseen")
+        stderr.note("end it in the provider's own console first; spotd ends it if it is ever listed again")
+        require_yes(f"give up {clean(machine)}?", otherwise="nothing was changed")
+    answer = Daemon().forget(machine)
+    gone: ForgottenResponse = answer["forgotten"]
+    name = gone["machine"] or gone["key"]
+    if not show_data(answer, output, [name]):
+        owner = "" if gone["job"] is None else f", attempt {gone['attempt']} of job {gone['job']}"
+        stdout.line(clean(f"{name} at {gone['provider']}{owner} is given up"))

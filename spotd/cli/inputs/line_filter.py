@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from spotd.cli.failures import CommandFailed
+from spotd.cli.entry import CommandFailed
 from spotd.words import ControlFilter
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.streams import LogResponse
+    from spotd.api.schemas.answers import LogResponse
 
 LINE_CHARS_MAX: Final = 65_536
 """A longer line is matched piece by piece: a host may write one without an end."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.failures import CommandFailed, ExitCode
+from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.words import clean
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Parsed(click.ParamType[Any]):
 def require_extra(extra: str, module: str, sentence: str, *, way_round: str = "") -> None:
     """Refuse to go on without an optional library."""
     if find_spec(module) is None:
-        from spotd_providers.kit.extras import install_command
+        from spotd_providers.kit.boundary import install_command
 
         raise CommandFailed(f"{sentence}, which is not installed", hint=f"{install_command(extra)}{way_round}")
 
@@ -104,7 +104,7 @@ def require_yes(question: str, *, otherwise: str) -> None:
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of jobs that begin so, newest first; ids where no name does. Silent without a daemon."""
     from spotd.client.daemon import Daemon
-    from spotd.client.errors import ClientError
+    from spotd.client.transport import ClientError
 
     del ctx, param
     try:

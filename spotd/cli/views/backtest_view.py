@@ -7,16 +7,15 @@ from datetime import UTC, datetime
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
-from spotd.backtest.advice import ceiling_words, dollar_words, span_words
+from spotd.backtest.result import ceiling_words, dollar_words, span_words
 from spotd.cli import stderr, stdout
 from spotd.cli.views.table import Cell, Column
 from spotd.cli.views.table import show as show_table
 from spotd.words import clean, count
 
 if TYPE_CHECKING:
-    from spotd.backtest.model import Assumptions
-    from spotd.backtest.result import Result
-    from spotd.backtest.summary import Summary
+    from spotd.backtest.recorded import Assumptions
+    from spotd.backtest.result import Result, Summary
 
 SCHEMA: Final = 1
 _MICRO: Final = 1_000_000

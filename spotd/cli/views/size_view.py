@@ -10,20 +10,38 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd.cli import stderr, stdout
+from spotd.cli.inputs.options import Parsed
 from spotd.cli.views.table import Column
 from spotd.cli.views.table import show as show_table
-from spotd.estimates.accuracy import KNOWN_ERRORS, work_kind
-from spotd.estimates.architecture import Architecture
-from spotd.estimates.fitting import CARDS_MAX, GIB, GpuFit, MemoryNeeds, can_compute, nominal_bytes, reported_bytes
+from spotd.estimates.fitting import (
+    CARDS_MAX,
+    GIB,
+    GpuFit,
+    MemoryNeeds,
+    RuleOfThumb,
+    can_compute,
+    nominal_bytes,
+    reported_bytes,
+)
 from spotd.estimates.memory import MemoryParts, trained_params
-from spotd.estimates.rule_of_thumb import RuleOfThumb
-from spotd.estimates.workload import Layout, Precision, Workload
+from spotd.estimates.workload import (
+    KNOWN_ERRORS,
+    Architecture,
+    Layout,
+    Precision,
+    Workload,
+    parse_number,
+    parse_params,
+    work_kind,
+)
 from spotd.words import clean, count, gpu_text, price, where_text
-from spotd_providers.contract.gpus import UnknownGpu, gpu_info, resolve
-from spotd_providers.contract.gpus_table import GpuInfo
+from spotd_jobs.spec.problems import BadValue
+from spotd_jobs.spec.units import parse_money, parse_price
+from spotd_providers.contract.gpus import GpuInfo, UnknownGpu, gpu_info, resolve
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.prices import QuoteResponse
+    from spotd.api.schemas.costs import QuoteResponse
+
 
 GB: Final = 10**9
 SCHEMA: Final = 1
@@ -295,3 +313,28 @@ def document(sizing: Sizing) -> None:
         "prices_error": sizing.silence,
     }
     stdout.document(body)
+
+
+# Figures on the command line: parameters, watts, money, shares.
+
+
+def number(*, unit: str = "", most: int, above: bool = False) -> Parsed:
+    """Return the type of a number from 0, or `above` it, with or without its unit."""
+
+    def parse(text: str) -> Fraction:
+        return parse_number(text, unit=unit, most=most, above=above)
+
+    return Parsed(unit or "number", parse)
+
+
+def _paid(text: str) -> int:
+    amount = parse_money(text)
+    if amount == 0:
+        raise BadValue("a price must be above 0", hint="write dollars like 1600")
+    return amount
+
+
+PARAMS = Parsed("params", parse_params)
+MONEY = Parsed("dollars", parse_money)
+PURCHASE = Parsed("dollars", _paid)
+RENT = Parsed("price", parse_price)

@@ -2,20 +2,227 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from spotd.core.domain.bidding import Bidding
-from spotd.core.domain.charges import NOTHING, Meter
-from spotd.core.domain.freshness import Freshness
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.progress import Watch
-from spotd.core.domain.quotes import Quote
+from spotd.core.domain.intents import NOTHING, AttemptId, Meter
+from spotd.core.domain.jobs import Checkpoint, FallbackRestore
+from spotd.core.domain.market import Quote
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
+from spotd_jobs.spec.model import WatchdogPolicy
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstanceRef,
+    MicroUsd,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
+    ProviderName,
+)
+
+# The alarm for checkpoints that come later than the job states in `[checkpoint] every`.
+#
+# Judged by a full read of what the host wrote, so that a checkpoint that is there is never missed, and by the smaller
+# of
+# two spans: the daemon's own, and the host's. A computer that slept and a clock that was stepped cause no alarm.
+
+
+LATE_AFTER: Final = 2
+"""Intervals without a checkpoint."""
+UPLOAD_TAKES: Final = timedelta(minutes=2)
+"""To settle, and to arrive in the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freshness:
+    """How old the newest checkpoint of an attempt is, or its command where it has none.
+
+    Attributes:
+        since: when the daemon took it in.
+        up: for how long the host had run then, by its own steady clock.
+        every: how often the job saves, as it states.
+        late_at: when the alarm was raised; `None` while there is none.
+    """
+
+    since: datetime
+    up: timedelta
+    every: timedelta
+    late_at: datetime | None = None
+
+
+def due_after(every: timedelta) -> timedelta:
+    """Return the age from which a checkpoint is late."""
+    return LATE_AFTER * every + UPLOAD_TAKES
+
+
+def is_due(known: Freshness, now: datetime) -> bool:
+    """Whether the next checkpoint should have come by now, by the daemon's clock."""
+    return now - known.since >= due_after(known.every)
+
+
+def is_due_there(known: Freshness, up: timedelta) -> bool:
+    """Whether the same is so by the host's clock."""
+    ran = up - known.up
+    # A runner that was started again counts from the beginning.
+    return (ran if ran >= timedelta(0) else up) >= due_after(known.every)
+
+
+# What is known of the bid for one machine: what was bid, and what wins there.
+#
+# Theory. The lowest winning bid that a marketplace states for a machine that we rent *echoes our own bid*, up to an
+# hour
+# late. A loop that raised its bid because of that figure would outbid itself until the ceiling. So a figure that equals
+# any bid that was ever placed on this machine, within a tolerance for how a provider rounds, says nothing and is
+# ignored.
+
+
+ECHO_TOLERANCE: Final = 100
+"""A figure that differs from a bid by one part in so many is its echo."""
+PLACED_MAX: Final = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bidding:
+    """The bids for the GPU part of one machine.
+
+    Attributes:
+        placed: all of them, oldest first, those that a provider may not have taken too; the newest `PLACED_MAX`.
+        changed_at: when the newest change was decided.
+        before: what was bid before it, while it is not known whether the provider took it.
+        refused: how many changes in a row the provider refused.
+        floor: the lowest bid that wins, as the newest listing stated it that was no echo.
+        held_since: it was outbid then, and is kept.
+        woke_at: the first listing since in which it ran.
+    """
+
+    placed: tuple[MicroUsdPerHour, ...] = ()
+    changed_at: datetime | None = None
+    before: MicroUsdPerHour | None = None
+    refused: int = 0
+    floor: MicroUsdPerHour | None = None
+    held_since: datetime | None = None
+    woke_at: datetime | None = None
+
+
+def is_echo(floor: int, placed: tuple[MicroUsdPerHour, ...]) -> bool:
+    """Whether the figure is no more than one of our own bids."""
+    return any(abs(floor - bid) * ECHO_TOLERANCE <= bid for bid in placed)
+
+
+def with_floor(known: Bidding, floor: MicroUsdPerHour) -> Bidding:
+    """Return what is known after a listing that states this as the lowest winning bid."""
+    return known if is_echo(floor, known.placed) else replace(known, floor=floor)
+
+
+def with_bid(known: Bidding, before: MicroUsdPerHour, bid: MicroUsdPerHour, now: datetime) -> Bidding:
+    """Return what is known once this bid is to be placed; the figure that led to it is used up."""
+    placed = known.placed if before in known.placed else (*known.placed, before)
+    return replace(known, placed=(*placed, bid)[-PLACED_MAX:], changed_at=now, before=before, floor=None)
+
+
+# For how long a job has shown no progress, as fresh heartbeats of its host show it.
+#
+# Theory. Only what lies between two heartbeats that were read counts: a host that is silent, a store that does not
+# answer
+# and a daemon that was off add nothing. Between them, less time counts than the host and the daemon have counted each,
+# and never more than a share of the span that is waited for. So a clock that is stepped, a computer that slept for
+# hours
+# and a host that states nonsense each add a little at most, and a stall takes several heartbeats to be one.
+#
+# What the host states can only make its own job stop, or keep it running, which its budget bounds.
+
+
+SHARE: Final = 5
+"""What lies between two heartbeats counts as this part of a limit at the most."""
+NO_TIME: Final = timedelta(0)
+RUN: Final = "run"
+_WATCHED_PHASES: Final = frozenset({"setup", RUN})
+"""While its code or its checkpoint arrives, or what it saved last is stored, no progress is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """What one heartbeat states about progress.
+
+    Attributes:
+        up: since the start script began, by the host's own steady clock.
+        printed: bytes of output so far.
+        writes: how often its checkpoint folder was found changed.
+        seen: what names the newest complete checkpoint on its disk; empty before the first.
+        gpu_time: for how long the use of a GPU was read; `None` where no figure was to be had.
+        gpu_busy: the use of the busiest GPU, summed over that time.
+    """
+
+    boot: int
+    up: timedelta
+    phase: str
+    printed: int
+    writes: int
+    seen: str = ""
+    gpu_time: timedelta | None = None
+    gpu_busy: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What is known of an attempt's progress; kept with the attempt, so that no restart forgets it.
+
+    Attributes:
+        at: when the newest sample was read.
+        quiet: for how long there was no new output, step or checkpoint.
+        idle: for how long the busiest GPU was below the limit, without a break.
+        idle_busy: its use, summed over that time.
+        has_begun: its own work has begun: a GPU was used, or a checkpoint came.
+        active: for how long it got on.
+    """
+
+    at: datetime
+    sample: HostSample
+    quiet: timedelta = NO_TIME
+    idle: timedelta = NO_TIME
+    idle_busy: timedelta = NO_TIME
+    has_begun: bool = False
+    active: timedelta = NO_TIME
+
+
+def watched(before: Watch | None, sample: HostSample, rules: WatchdogPolicy, at: datetime) -> Watch:
+    """Return what is known after a heartbeat that was read at this instant and never before."""
+    if before is None:
+        return Watch(at=at, sample=sample, has_begun=bool(sample.seen))
+    last = before.sample
+    if sample.boot != last.boot or sample.phase != last.phase or sample.phase not in _WATCHED_PHASES:
+        # Another runner, or another part of its work: what it counts begins anew, and what is known stays.
+        quiet = NO_TIME if sample.phase != last.phase else before.quiet
+        return replace(before, at=at, sample=sample, quiet=quiet, has_begun=before.has_begun or bool(sample.seen))
+    span = max(NO_TIME, min(sample.up - last.up, at - before.at))
+    is_saving, is_new = sample.writes != last.writes, sample.seen not in {"", last.seen}
+    gets_on = is_saving or is_new or sample.printed != last.printed
+    now = replace(before, at=at, sample=sample, has_begun=before.has_begun or bool(sample.seen))
+    if gets_on:
+        now = replace(now, quiet=NO_TIME, active=now.active + span)
+    elif rules.no_progress is not None:
+        now = replace(now, quiet=now.quiet + min(span, rules.no_progress / SHARE))
+    return now if rules.min_gpu_util is None else _with_gpu(now, last, rules, span, is_saving=is_saving)
+
+
+def _with_gpu(now: Watch, last: HostSample, rules: WatchdogPolicy, span: timedelta, *, is_saving: bool) -> Watch:
+    """Count the time in which the GPUs were hardly used; without a figure, nothing is known of them."""
+    sample, limit = now.sample, rules.min_gpu_util
+    if limit is None or sample.gpu_time is None or last.gpu_time is None:
+        return now
+    read = min(sample.gpu_time - last.gpu_time, span)
+    if read <= NO_TIME:
+        return now
+    busy = max(NO_TIME, min((sample.gpu_busy or NO_TIME) - (last.gpu_busy or NO_TIME), read))
+    if busy * 100 >= read * limit:
+        return replace(now, idle=NO_TIME, idle_busy=NO_TIME, has_begun=True)
+    if is_saving:
+        return now  # a job that writes a checkpoint needs no GPU for that
+    counted = min(read, rules.window / SHARE)
+    return replace(now, idle=now.idle + counted, idle_busy=now.idle_busy + busy * (counted / read))
+
 
 _ENDS_ITSELF: Final = frozenset({"upload", "done"})
 """Phases of a host whose command has ended."""
@@ -152,3 +359,85 @@ class Attempt:
     def ends_itself(self) -> bool:
         """Whether its command has ended, as its host states: it stores what is left, and reports how it ended."""
         return self.phase in _ENDS_ITSELF
+
+
+# What one reading of an attempt's part of the store showed.
+
+
+class ExitCause(StrEnum):
+    """Why the runner came to its end, in its own words."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    NOTICE = "notice"
+    LEASE = "lease"
+    SETUP_FAILED = "setup_failed"
+    CODE_UNUSABLE = "code_unusable"
+    INPUT_UNUSABLE = "input_unusable"
+    DISK_FULL = "disk_full"
+    RUNNER_FAILED = "runner_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStatus:
+    """What one read of an attempt's part of the store showed; everything in it is already validated.
+
+    Attributes:
+        liveness_check: nothing of the attempt's own was read: this is what is known since the last full read. It can
+            show that a host lives, never that it is lost.
+        marker_at: when its liveness marker was last seen to have been written again, whatever `seq` is.
+        seq: of the heartbeat, -1 before the first.
+        checkpoints: newly accepted ones, oldest first.
+        exit_cause: set once the runner reported its end.
+        notes: sentences for the event log (a checkpoint refused, a disk nearly full).
+        fallbacks: what could not be restored, newest first.
+        alive_at: when the host gave its newest sign of life, by its own clock, never after the read.
+        exit_at: when the runner reported its end, by the same clock.
+        script_began_at: when the start script began, by the same clock, never after the read less its stated age.
+        uploads: bytes that each of `checkpoints` added to the store, by manifest key; all of its bytes where absent.
+        stored_bytes: all that the host wrote and the store still bills, when it was last counted.
+        restored_bytes: what the host has downloaded of its checkpoint so far.
+    """
+
+    attempt: AttemptId
+    read_at: datetime
+    liveness_check: bool = False
+    marker_at: datetime | None = None
+    seq: int = -1
+    phase: str = ""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    resumed_from: str | None = None
+    exit_cause: ExitCause | None = None
+    exit_code: int | None = None
+    exit_detail: str = ""
+    notice_at: datetime | None = None
+    notes: tuple[str, ...] = ()
+    upload_progress: str = ""
+    """How far the upload under way has come; differs whenever it has advanced."""
+    store_takes_no_writes: bool = False
+    """The daemon itself cannot write to the store, so that no host's silence says anything."""
+    flood: str = ""
+    """What the host wrote too much of, in words; empty while it is within its limits."""
+    fallbacks: tuple[FallbackRestore, ...] = ()
+    unannounced: frozenset[str] = frozenset()
+    """Keys of manifests among `checkpoints` that get no line of their own in the job's history."""
+    outputs_sha256: str | None = None
+    outputs_bytes: int = 0
+    outputs_problem: str = ""
+    """What of the outputs is not there, in words."""
+    outputs_lost: int = 0
+    """How many files of them the host could not store."""
+    alive_at: datetime | None = None
+    exit_at: datetime | None = None
+    script_began_at: datetime | None = None
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    stored_bytes: int = 0
+    restored_bytes: int = 0
+    data_bytes: int = 0
+    """What it has downloaded of its job's datasets so far, as it states."""
+    save_time: timedelta | None = None
+    """How long the upload of its newest checkpoint took, as it states."""
+    up: timedelta | None = None
+    """For how long the host has run when it wrote its newest heartbeat, by its own steady clock."""
+    sample: HostSample | None = None
+    """What that heartbeat states of progress; only where the job is watched."""

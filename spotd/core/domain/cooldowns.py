@@ -6,14 +6,149 @@ although its cause seemed to be over is left alone for a while, which doubles ea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
-from spotd.core.domain.backoff import doubled
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import ProviderOffers
+from spotd.core.domain.states import Counted, EndReason
 from spotd_providers.contract.values import ProviderName
+
+# What an attempt that came to nothing costs its job: when it is tried again, and when it is given up.
+#
+# Theory. Every launch costs calls, and most cost money, so a job that gets nowhere must ask less and less often. Two
+# counts are kept on the job. `idle_launches` counts launches in a row without progress, whatever was to blame; the
+# first
+# few are repeated at once, since the next offer may be better, and then the pause doubles, for longer where a machine
+# was
+# bought and lost. However many they are, they end no job: a preemption is not its fault. `failed_starts` counts those
+# of
+# them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the
+# machine):
+# each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress resets both: a new
+# checkpoint, or a command that ran for a while. A job that saved before is known to start, so machines that never
+# give a sign of life more likely cannot write to the store: several times as many of those are accepted.
+#
+# What is the host's, the offer's, the pool's, the account's or the provider's fault cools those down instead; see
+# `outcomes` and `PlanBuilder`.
+
+
+RAN_FOR_A_WHILE: Final = timedelta(minutes=5)
+"""A command that ran so long did start."""
+GOT_SOMEWHERE: Final = timedelta(minutes=30)
+"""A machine that ran so long was worth its launch, even without a checkpoint."""
+MUTE_FACTOR: Final = 4
+"""How many times more starts may fail of a job that has saved before, where the machine gave no sign of life."""
+TRIES_AT_ONCE: Final = 3
+RETRY_FIRST: Final = timedelta(seconds=5)
+RETRY_MAX: Final = timedelta(minutes=2)
+BOUGHT_MAX: Final = timedelta(minutes=6)
+"""The same where a machine was bought and billed, whatever took it: a market that takes each one soon is left alone."""
+FAULT_FIRST: Final = timedelta(seconds=5)
+FAULT_MAX: Final = timedelta(minutes=10)
+LAUNCHES_PER_HOUR_MAX: Final = 40
+"""No job is launched more often within any hour without progress; follows from the pauses above."""
+BOUGHT_PER_HOUR_MAX: Final = 12
+"""No job has more machines in any hour but the first that are lost without progress; follows from `BOUGHT_MAX`."""
+_DOUBLINGS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """The job's counts after an attempt, when it may be launched again, and whether it is given up."""
+
+    idle_launches: int
+    failed_starts: int
+    not_before: datetime | None
+    gives_up: bool = False
+
+
+def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:
+    """Return a pause that doubles so many times, up to a longest."""
+    factor: int = 2 ** max(0, min(times, _DOUBLINGS_MAX))
+    return min(longest, first * factor)
+
+
+def did_start(item: Attempt, job: Job, now: datetime) -> bool:
+    """Whether the command ran for a while or saved something."""
+    return _ran(item, now) >= RAN_FOR_A_WHILE or has_saved(item, job)
+
+
+def got_somewhere(item: Attempt, job: Job, now: datetime) -> bool:
+    """Whether the machine was worth its launch: the job has a checkpoint of it, or its command ran for long enough."""
+    return has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE
+
+
+def has_saved(item: Attempt, job: Job) -> bool:
+    """Whether the attempt has written a checkpoint that the job still has."""
+    return bool(job.saved_by(item.id.number))
+
+
+def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setback:
+    """Return what follows for the job from this end of its newest attempt."""
+    traits = reason.traits
+    if traits.counted is Counted.NOTHING:
+        return Setback(idle_launches=job.idle_launches, failed_starts=job.failed_starts, not_before=None)
+    is_further = got_somewhere(item, job, now)
+    idle = 0 if is_further else job.idle_launches + 1
+    starts = 0 if did_start(item, job, now) else job.failed_starts + int(traits.is_failed_start)
+    faults = starts if traits.is_failed_start else job.errors + 1 if traits.counted is Counted.ERROR else 0
+    pause = timedelta(0)
+    if not is_further and faults > 0:
+        pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)
+    if idle > TRIES_AT_ONCE:
+        longest = RETRY_MAX if item.launched_at is None else BOUGHT_MAX
+        pause = max(pause, doubled(RETRY_FIRST, idle - TRIES_AT_ONCE - 1, longest))
+    return Setback(
+        idle_launches=idle,
+        failed_starts=starts,
+        not_before=now + pause if pause else None,
+        gives_up=traits.is_failed_start and starts >= _starts_allowed(job, item, reason),
+    )
+
+
+def pacing_after(job: Job, item: Attempt, now: datetime) -> Pacing:
+    """Return what the job remembers of its pace once this attempt has ended: progress ends its wait for spot."""
+    is_over = job.pacing.spot_wanted_since is not None and got_somewhere(item, job, now)
+    return replace(job.pacing, spot_wanted_since=None) if is_over else job.pacing
+
+
+def words_of_setback(back: Setback) -> str:
+    """Why the job is not tried again at once although the last machine's end is not its fault; mostly empty."""
+    if back.not_before is None or back.idle_launches <= TRIES_AT_ONCE:
+        return ""
+    return f"; {back.idle_launches} launches in a row came to nothing"
+
+
+def words_of_giving_up(job: Job, back: Setback) -> str:
+    """Which bound ended the job: of a job that has saved before, more starts without a word may fail than of others."""
+    allowed, starts = job.spec.retry_starts, back.failed_starts
+    if starts < MUTE_FACTOR * allowed:
+        return f"; {starts} starts in a row failed, [retry] starts allows {allowed}"
+    return f"; {starts} starts in a row failed, {MUTE_FACTOR} times [retry] starts, which is {allowed}"
+
+
+def _starts_allowed(job: Job, item: Attempt, reason: EndReason) -> int:
+    silent = reason.traits.counted is Counted.SILENT_START and item.heartbeat_seen_at is None
+    return job.spec.retry_starts * (MUTE_FACTOR if silent and job.checkpoints else 1)
+
+
+def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:
+    """How long the job still waits before it is launched again.
+
+    An instant further ahead than any pause can be was written by a clock that ran ahead, and is not waited for.
+    """
+    if job.not_before is None or job.not_before - now > max(FAULT_MAX, longest):
+        return timedelta(0)
+    return max(timedelta(0), job.not_before - now)
+
+
+def _ran(item: Attempt, now: datetime) -> timedelta:
+    return timedelta(0) if item.running_at is None else now - item.running_at
+
 
 SHOWN_FIRST: Final = timedelta(seconds=5)
 SHOWN_MAX: Final = timedelta(minutes=5)

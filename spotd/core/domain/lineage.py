@@ -19,8 +19,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.states import EndReason
 
 CHOICES: Final = 3

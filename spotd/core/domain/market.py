@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import Offer, ProviderName
+from spotd_providers.contract import gpus
+from spotd_providers.contract.values import (
+    MicroUsd,
+    MicroUsdPerGb,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
+    Offer,
+    ProviderName,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +103,92 @@ class MarketSnapshot:
 
 NOTHING_KNOWN: Final = MarketSnapshot()
 """No offer and no balance."""
+
+
+# What the owner of the checkpoint store asks for each gigabyte that a host reads from it.
+#
+# Theory. A bucket's owner bills what leaves it, by where it goes: nothing or little inside the owner's own cloud, most
+# to
+# the internet. A host of a marketplace is the internet. What is written into a bucket costs nothing. This price is no
+# part of a machine's effective price, which is what its provider bills and what ceilings are compared with: a job with
+# a
+# large checkpoint pays it wherever it goes on, and a ceiling that it broke could never be met again. It counts where
+# machines are ranked and compared, in what budgets set aside, and in what is booked.
+
+
+ELSEWHERE: Final = ""
+"""Stands for every region of a provider that has no price of its own."""
+NO_CHARGE: Final = MicroUsdPerGb(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreEgress:
+    """Prices of reading the store.
+
+    Attributes:
+        per_gb: for hosts anywhere.
+        near: for hosts of a provider in a region, or in all others (`ELSEWHERE`), where that differs.
+    """
+
+    per_gb: MicroUsdPerGb = NO_CHARGE
+    near: Mapping[tuple[ProviderName, str], MicroUsdPerGb] = field(default_factory=dict)
+
+    def price_for(self, offer: Offer) -> MicroUsdPerGb:
+        """Return the price for a host of this offer."""
+        if not self.near:
+            return self.per_gb
+        elsewhere = self.near.get((offer.provider, ELSEWHERE), self.per_gb)
+        return self.near.get((offer.provider, offer.region), elsewhere)
+
+    @property
+    def highest(self) -> MicroUsdPerGb:
+        return max([self.per_gb, *self.near.values()])
+
+
+FREE_EGRESS: Final = StoreEgress()
+
+
+# An offer with its effective price.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceBreakdown:
+    """Every term of an effective price, whole machine per hour; `total` is what ceilings are compared with.
+
+    total = fee x (gpu + storage) + upload + restore, each term rounded up.
+    """
+
+    gpu: MicroUsdPerHour
+    storage: MicroUsdPerHour
+    fee: MicroUsdPerHour
+    """What the multiplier adds to gpu + storage."""
+    upload: MicroUsdPerHour
+    restore: MicroUsdPerHour
+    total: MicroUsdPerHour
+    per_gpu: MicroUsdPerGpuHour
+    fee_ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """An offer with its effective price for one job at one time."""
+
+    offer: Offer
+    price: PriceBreakdown
+    on_demand: MicroUsdPerHour | None
+    """Effective price of the same hardware on-demand, the receipt's comparison."""
+    at: datetime
+    egress_price: MicroUsdPerGb = NO_CHARGE
+    """What the owner of the checkpoint store asks for what a host there reads; in no effective price."""
+
+
+# What a user's spelling of a GPU stands for.
+
+
+@lru_cache(maxsize=4096)
+def resolve_gpu(name: str) -> frozenset[str]:
+    """Canonical names a user's spelling stands for; an unknown one stands for itself."""
+    try:
+        return gpus.resolve(name)
+    except gpus.UnknownGpu:
+        return frozenset({name})

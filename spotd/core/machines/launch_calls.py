@@ -14,23 +14,133 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, assert_never
 
-from spotd.core.billing.billing import first_meter
+from spotd.core.billing import first_meter
+from spotd.core.budgets import BudgetGuard, PrepaidGuard
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.ids import AttemptId, IntentId
-from spotd.core.domain.intents import Intent, IntentState, launch_intent_id
+from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import NOTHING_KNOWN, MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.machines.todays_terms import at_todays_fee, ceiling_today, words_against_launch
-from spotd.core.metering.billing_limits import proven_until
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import gpu_price_limit, halted_rate
+from spotd.core.metering import machines_in_use, proven_until
+from spotd.core.plan import Plan
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import (
+    PPM,
+    gpu_price_limit,
+    halted_rate,
+    metered_rate,
+    on_demand_rate,
+    per_gpu_words,
+    repriced,
+    with_fee,
+)
 from spotd.core.quarantine import quarantine
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Instance, ProviderName
+from spotd.core.ranking.candidates import ceiling_for, is_admissible
+from spotd_providers.contract.values import Instance, MicroUsdPerGpuHour, MicroUsdPerHour, ProviderName
+
+# What a machine, or a bid for it, costs by the fee, the ceilings, the budgets and the balances of today.
+#
+# Theory. What was agreed holds for the moment at which it was decided. The call comes later: it waits for its turn and
+# for the store, and meanwhile a config is reloaded, a ceiling or a budget is cut, a balance is used up, a provider is
+# switched off. So each call that spends money asks here once more, in the commit that records that it is made now, and
+# what fits no longer is given up with its sentence before any money is spent. The fee of a machine that runs follows
+# the
+# config, too: its costs are counted by what is known of the fee today, and held against the ceiling so.
+
+
+def at_todays_fee(item: Attempt, policy: Policy) -> Attempt:
+    """Return the attempt with its price by the fee of today; what its job accepts is what it was.
+
+    A provider that is not in the config any more has the fee that it had.
+    """
+    rules = policy.providers.get(item.provider)
+    if rules is None or rules.fee_ppm == item.quote.price.fee_ppm:
+        return item
+    quote = with_fee(item.quote, rules.fee_ppm)
+    if quote.price.per_gpu <= item.ceiling:
+        return replace(item, quote=quote)
+    return replace(item, quote=quote, ceiling=quote.price.per_gpu, ceiling_set=item.ceiling_now)
+
+
+def ceiling_today(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerGpuHour:
+    """Return what may be agreed for this machine now: what its job accepted, and no more than what it would today."""
+    offer = item.quote.offer
+    today = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, policy)
+    return item.ceiling_now if today is None else MicroUsdPerGpuHour(min(item.ceiling_now, today))
+
+
+def words_above_ceiling(item: Attempt, job: Job, policy: Policy) -> str:
+    """Why this machine may not be agreed at its price by today's fee and ceiling; empty if it may."""
+    price, ceiling = at_todays_fee(item, policy).quote, ceiling_today(item, job, policy)
+    if is_admissible(price, ceiling, job.spec.price):
+        return ""
+    return f"it costs {per_gpu_words(price.price.per_gpu)} by now, accepted are {per_gpu_words(ceiling)}"
+
+
+def words_against_launch(world: World, market: MarketSnapshot, item: Attempt, now: datetime) -> str:
+    """Why the launch of this attempt is not to be made after all; empty if it is.
+
+    Of the market only the balances count, which may be newer than the decision.
+    """
+    job, policy = world.jobs[item.id.job], world.policy
+    rules = policy.providers.get(item.provider)
+    if rules is None or rules.unusable:
+        return f"{item.provider} is not in the config any more" if rules is None else rules.unusable
+    if ceiling_for(item.quote.offer.gpu, item.quote.offer.gpu_count, job.spec.price, policy) is None:
+        return f"there is no ceiling for {item.quote.offer.gpu} any more"
+    if above := words_above_ceiling(item, job, policy):
+        return above
+    if machines_in_use(world, now) > policy.machines_max:
+        return f"all {policy.machines_max} machines of [budget] machines are in use"
+    others = replace(world, attempts={i: a for i, a in world.attempts.items() if i != item.id})
+    quote = at_todays_fee(item, policy).quote
+    refusal = BudgetGuard(others, now).refusal(job, quote)
+    return PrepaidGuard(others, market, now).words_against(job, quote) if refusal is None else refusal[1]
+
+
+def words_against_raise(world: World, market: MarketSnapshot, item: Attempt, now: datetime) -> str:
+    """Why the higher bid for this machine, at which its quote is, is not to be placed after all; empty if it is."""
+    job, policy = world.jobs[item.id.job], world.policy
+    rules = policy.providers.get(item.provider)
+    if rules is None or rules.unusable:
+        return f"{item.provider} is not in the config any more" if rules is None else rules.unusable
+    if not policy.raise_bids:
+        return "bids are not raised any more"
+    if above := words_above_ceiling(item, job, policy):
+        return above
+    at_fee = at_todays_fee(item, policy)
+    with_it = replace(world, attempts={**world.attempts, item.id: at_fee})
+    if not BudgetGuard(with_it, now).carries_raise(job, at_fee, at_fee.quote.price.total):
+        return "a budget does not carry it any more"
+    placed = at_fee.bidding.placed
+    before = at_fee if len(placed) < 2 else replace(at_fee, quote=repriced(at_fee.quote, placed[-2]))
+    as_it_is = replace(world, attempts={**world.attempts, item.id: before})
+    if not PrepaidGuard(as_it_is, market, now).carries_raise(job, before, at_fee.quote.price.total):
+        return f"the balance at {item.provider} does not carry it any more"
+    return ""
+
+
+def follow_fee(builder: PlanBuilder, attempt_id: AttemptId) -> None:
+    """Count the costs of a machine by the fee of today from now on, and hold them against its ceiling."""
+    before = builder.attempt(attempt_id)
+    item = at_todays_fee(before, builder.policy)
+    if item is before:
+        return
+    is_over = item.quote.price.per_gpu > item.ceiling_now
+    if is_over and item.over_ceiling_at is None:
+        item = replace(item, over_ceiling_at=builder.now)  # the next listing takes it back where that is not so
+    builder.put_attempt(item)
+    meter, halted = item.meter, halted_rate(before.quote)
+    if meter.since is not None and meter.rate in {metered_rate(before.quote), halted}:
+        runs = meter.rate != halted or metered_rate(before.quote) == halted
+        rate = metered_rate(item.quote) if runs else halted_rate(item.quote)
+        builder.set_rate(attempt_id, rate, on_demand_rate(item.quote) if meter.on_demand_rate else meter.on_demand_rate)
+    price = per_gpu_words(item.quote.price.per_gpu)
+    why = f"the fee at {item.provider} is x{item.quote.price.fee_ppm / PPM:.2f} from now on: the machine costs {price}"
+    builder.event("attempt.fee", why, attempt=attempt_id, fee_ppm=item.quote.price.fee_ppm)
+
 
 RESTARTED: Final = "spotd was restarted before its turn came"
 

@@ -20,16 +20,20 @@ A silence counts only as far as it was watched: a clock that jumps, or a compute
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId
+from spotd.core.billing import charge_unseen, last_lived, ran_until
+from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, StopOrder
+from spotd.core.domain.intents import AttemptId, IntentState
+from spotd.core.domain.policy import ProviderPolicy
+from spotd.core.domain.states import EndReason
 from spotd.core.machines.host_reports import last_sign_of_life
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd_providers.contract.values import Instance, InstanceState, Listing
+from spotd.core.plan_builder import PlanBuilder
+from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, MicroUsdPerHour, ProviderName
 
 SHARED_FACTOR: Final = 4
 """By how much longer a silence is borne that is the store's and not the host's."""
@@ -141,3 +145,266 @@ def is_mute(item: Attempt) -> bool:
     """Whether it is an outbid machine that is held: it cannot speak before it wakes."""
     since, spoke = item.bidding.held_since, item.heartbeat_seen_at
     return since is not None and (spoke is None or spoke <= since)
+
+
+# Machines that a complete list lacks, and when their absence is believed.
+
+
+InstancesByKey = Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]]
+
+
+def instances_by_key(listings: Mapping[ProviderName, Listing]) -> InstancesByKey:
+    """Return the listed instances of each key, in order of their ids."""
+    found: defaultdict[tuple[ProviderName, AttemptKey], list[Instance]] = defaultdict(list)
+    for provider in sorted(listings):
+        for instance in listings[provider].instances:
+            found[provider, instance.key].append(instance)
+    return {
+        key: tuple(group) if len(group) == 1 else tuple(sorted(group, key=lambda i: i.ref.instance_id))
+        for key, group in found.items()
+    }
+
+
+def held_back(
+    builder: PlanBuilder, provider: ProviderName, listing: Listing, evidence: LossEvidence
+) -> frozenset[AttemptId]:
+    """Return attempts whose absence from this list is not believed yet."""
+    listed = instances_by_key({provider: listing})  # of every listing: one that cannot be read raises here
+    if not listing.complete:
+        return frozenset()
+    tracked = [
+        a
+        for a in builder.attempts()
+        if a.provider == provider and a.machine is MachineState.LIVE and proves_absence(builder, a, listing)
+    ]
+    missing = [a for a in tracked if not _is_listed(a, listed)]
+    for item in tracked:
+        if item.missing_since is not None and _is_listed(item, listed):
+            builder.put_attempt(replace(item, missing_since=None))
+    held: set[AttemptId] = set()
+    large = len(missing) * 3 > len(tracked)
+    for item in (a for a in missing if a.state.counts):
+        if item.missing_since is None:
+            builder.put_attempt(replace(item, missing_since=listing.at))
+            builder.list_again(provider)
+            if large:  # `why` shows one that a list lacks now and then: an event each time would be too many
+                _note_missing(builder, item, f"{len(missing)} of {len(tracked)} machines")
+        item = builder.attempt(item.id)
+        if not evidence.confirm_absence(item, listing):
+            held.add(item.id)
+            _list_when_it_decides(builder, item, listing, evidence)
+    return frozenset(held)
+
+
+def _is_listed(item: Attempt, listed: InstancesByKey) -> bool:
+    """Whether a list has the very machine of this attempt; another one with its key proves nothing about it."""
+    found = listed.get((item.provider, item.key), ())
+    return bool(found) if item.ref is None else any(i.ref == item.ref for i in found)
+
+
+def _note_missing(builder: PlanBuilder, item: Attempt, how_many: str) -> None:
+    builder.event(
+        "machine.missing",
+        f"the list of {item.provider} lacks {how_many}, among them this one: it is kept until its heartbeats stop, too",
+        attempt=item.id,
+    )
+
+
+def _list_when_it_decides(builder: PlanBuilder, item: Attempt, listing: Listing, evidence: LossEvidence) -> None:
+    """Ask for another list as soon as one can decide."""
+    sign, missing_since = evidence.sign(item), item.missing_since
+    if is_mute(item) and not evidence.hosts_cannot_write:
+        builder.list_again(item.provider)
+        return
+    if sign is not None:
+        due = sign + builder.policy.silence_max
+    elif missing_since is not None:
+        due = missing_since + builder.policy.list_lag(item.provider)
+    else:
+        return
+    if builder.now < due:
+        builder.wake(due)
+    elif listing.at < due or evidence.is_silent(item):
+        builder.list_again(item.provider)
+
+
+def is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
+    """Whether lists lack the machine of an unanswered launch for as long as they may lag.
+
+    If it exists, its host is out of reach at the moment, so that one wrong list is all that would speak against it.
+    """
+    if item.missing_since is None:
+        item = replace(item, missing_since=listing.at)
+        builder.put_attempt(item)
+    believed_at = (item.missing_since or listing.at) + builder.policy.list_lag(item.provider)
+    if listing.at >= believed_at:
+        return True
+    if builder.now < believed_at:
+        builder.wake(believed_at)
+    else:
+        builder.list_again(item.provider)
+    return False
+
+
+def is_missing_twice(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
+    """Whether two lists lack the machine of an unanswered launch: one may lack a row, and its host may be mute."""
+    if item.missing_since is None:
+        builder.put_attempt(replace(item, missing_since=listing.at))
+    elif listing.at > item.missing_since:
+        return True
+    builder.list_again(item.provider)
+    return False
+
+
+def proves_absence(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
+    """Whether absence from this listing says anything about the attempt's machine."""
+    rules = builder.policy.providers.get(item.provider)
+    if rules is not None and rules.is_other_account(item.account):
+        return False  # the lists of the account in use never had it
+    window = builder.policy.list_lag(item.provider)
+    if item.ever_listed:
+        return item.launched_at is None or listing.at > item.launched_at
+    if item.ref is not None:
+        return listing.at > (item.launched_at or item.intended_at) + window
+    intent = builder.launch_order(item)
+    if intent is not None and intent.state in {IntentState.OPEN, IntentState.SENT}:
+        return False  # its call is under way in this process, however long it queued
+    lost_until = None if intent is None else intent.not_before
+    return listing.at > (lost_until or item.intended_at + window)
+
+
+def settle_until_missing(builder: PlanBuilder, item: Attempt) -> None:
+    """Settle what is gone up to the first of the lists that lack it, however late it could be believed.
+
+    If that list came long after the newest proof of its life, up to that proof.
+    """
+    if item.missing_since is not None and item.meter.since is not None and item.meter.since <= item.missing_since:
+        builder.set_rate(item.id, MicroUsdPerHour(0), None, at=ran_until(item, None, item.missing_since))
+
+
+# How long a machine may start, and why it gets longer while nothing that it wrote could arrive.
+#
+# Theory. A machine that never gave a sign of life is given up after its provider's time for a start. Where the
+# checkpoint
+# store is known to take no writes from hosts, or was until a moment ago, its sign of life could not arrive: to give it
+# up
+# would only buy the next one, whose could not arrive either. So its time is prolonged in small steps for as long as the
+# outage is known, and ends a little after it. Its budget, its provider's word and a limit end it all the same.
+
+
+PARTS_MAX: Final = 4
+"""However long the store is away, no machine starts for longer than so many times its provider's time for a start."""
+GRACE: Final = 2
+"""After the outage a host gives a sign of life within so many times the silence that is borne of a host that runs."""
+
+
+def start_deadline(
+    builder: PlanBuilder, item: Attempt, rules: ProviderPolicy, evidence: LossEvidence, launched_at: datetime
+) -> datetime:
+    """When the machine is given up if it has not spoken since its launch; written down while that moves."""
+    usual = launched_at + rules.provision_timeout
+    limit = launched_at + PARTS_MAX * rules.provision_timeout
+    known = usual if item.start_deadline is None else max(usual, item.start_deadline)
+    grace = GRACE * builder.policy.silence_max
+    if not evidence.hosts_cannot_write or known - builder.now > grace / 2:
+        return known
+    until = min(limit, builder.now + grace)
+    if until <= known:
+        return known
+    if item.start_deadline is None:
+        builder.event("attempt.unheard", "nothing that it writes can arrive: it is given more time", attempt=item.id)
+    builder.put_attempt(replace(item, start_deadline=until))
+    return until
+
+
+# Time-outs of a machine that seems to exist: of its order to stop, of its silence, of its start.
+#
+# Without a read of its host since, silence is the daemon's and not the host's, and a checkpoint may lie unseen in the
+# store. Where only the host's liveness was checked, a full read is asked for first.
+
+
+READ_WITHIN: Final = timedelta(hours=24)
+"""For so long after its machine was ended an attempt waits until what it saved last can be read."""
+
+LATE_PARTS: Final = 3
+LATE_WHOLE: Final = 5
+"""A host is late after this part of the silence that would end it: well before two heartbeats were missed."""
+LATE_FOR: Final = timedelta(minutes=2)
+
+
+def watch_timeouts(
+    builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus | None, patience: timedelta, evidence: LossEvidence
+) -> None:
+    """End the attempt once one of its time-outs has passed, or wake for the next of them."""
+    item = builder.attempt(attempt_id)
+    rules = builder.policy.providers.get(item.provider)
+
+    def end(reason: EndReason, detail: str = "") -> None:
+        if report is not None and report.liveness_check:
+            builder.read_in_full(attempt_id)
+        else:
+            if item.ref is None and item.heartbeat_seen_at is not None:
+                charge_unseen(builder, attempt_id, last_lived(item, item.heartbeat_seen_at, report))
+            settle_until_missing(builder, item)
+            builder.end_attempt(attempt_id, reason, detail)
+
+    if item.stop is not None and (builder.now >= item.stop.deadline or _never_spoke(item, item.stop, report)):
+        if report is None and builder.now < item.stop.deadline + READ_WITHIN:
+            _end_unread(builder, item, item.stop)
+        else:
+            end(item.stop.reason, item.stop.detail)
+        return
+    if item.stop is not None:
+        builder.wake(item.stop.deadline)
+    if report is None or (item.launched_at is None and item.heartbeat_seen_at is None):
+        return
+    if item.heartbeat_seen_at is not None:
+        seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
+        lost_at = seen_at + patience
+        if builder.now >= lost_at and evidence.is_silent(item):
+            end(EndReason.HOST_LOST, f"no sign of life for {int((builder.now - seen_at).total_seconds())} s")
+        else:
+            silent_at = seen_at + builder.policy.silence_max
+            builder.wake(next((at for at in (silent_at, lost_at) if at > builder.now), lost_at))
+        _list_when_late(builder, item, seen_at)
+    elif rules is not None and item.launched_at is not None:
+        late_at = start_deadline(builder, item, rules, evidence, item.launched_at)
+        if builder.now >= late_at:
+            end(EndReason.PROVISION_TIMEOUT)
+        else:
+            builder.wake(late_at)
+
+
+def _never_spoke(item: Attempt, stop: StopOrder, report: HostStatus | None) -> bool:
+    """Whether a full read since the order found that there is nothing to wait for."""
+    if report is None or report.liveness_check or report.read_at < stop.ordered_at:
+        return False
+    return item.running_at is None and item.heartbeat_seen_at is None
+
+
+def _end_unread(builder: PlanBuilder, item: Attempt, stop: StopOrder) -> None:
+    """End the machine now, which needs the provider only, and the attempt once what it saved last can be read.
+
+    Nothing else can begin for its job meanwhile: a launch needs the store, too.
+    """
+    if item.ref is None or item.machine is MachineState.GONE:
+        return
+    intent = builder.end_order(item)
+    if intent is None or not intent.is_open:
+        reason = stop.reason.sentence(stop.detail)
+        why = f"its time to save is over ({reason}); what it saved last is read once the checkpoint store answers"
+        builder.owe_termination(item.ref, item.key, item.id, why=why)
+        job = builder.job(item.id.job)
+        builder.move_job(job.id, job.state, why)
+
+
+def _list_when_late(builder: PlanBuilder, item: Attempt, seen_at: datetime) -> None:
+    """Ask the provider about a late heartbeat, now and for a while: it may know that the machine is gone.
+
+    The poller bounds the requests; later its usual pace is enough.
+    """
+    late_at = seen_at + builder.policy.silence_max * LATE_PARTS // LATE_WHOLE
+    if builder.now < late_at:
+        builder.wake(late_at)
+    elif builder.now < late_at + LATE_FOR:
+        builder.list_again(item.provider)

@@ -9,12 +9,11 @@ from enum import StrEnum
 from functools import partial
 from typing import Final, assert_never
 
-from spotd.core.billing.billing import began
+from spotd.core.billing import began
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.bounds import span_within
 from spotd.core.domain.cooldowns import EVERYWHERE, CooldownEnd, CooldownScope
-from spotd.core.domain.ids import AttemptId, IntentId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, launch_intent_id
+from spotd.core.domain.jobs import span_within
 from spotd.core.domain.states import EndReason, require_rows
 from spotd.core.domain.world import World
 from spotd.core.machines import bids
@@ -27,11 +26,10 @@ from spotd.core.machines.launch_calls import (
     record_instance,
     window_end,
 )
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import POOL_COOLDOWNS_MAX, PlanBuilder
+from spotd.core.plan import Plan
+from spotd.core.plan_builder import POOL_COOLDOWNS_MAX, PlanBuilder
 from spotd.core.quarantine import contain
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Instance
+from spotd_providers.contract.values import Instance, MicroUsdPerHour
 
 OFFER_COOLDOWN: Final = timedelta(minutes=10)
 """At most: a newer list that shows the offer ends it."""

@@ -14,25 +14,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from spotd.core import requests
-from spotd.core.billing.billing import charge_unseen
-from spotd.core.checkpoints.retention import with_fresh
+from spotd.core.billing import charge_unseen
+from spotd.core.checkpoints import with_fresh
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.domain.jobs import Job
-from spotd.core.domain.keys import is_own_key, key_parts
-from spotd.core.domain.policy import Policy
-from spotd.core.domain.quotes import Quote
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, launch_intent_id
+from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.market import Quote
+from spotd.core.domain.policy import Policy, is_own_key, key_parts
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.launch_calls import RESTARTED, doubt_launch, not_sent, window_end
-from spotd.core.metering.billing_limits import lease_and_save
-from spotd.core.plans.applied import applied, combine
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey
+from spotd.core.metering import lease_and_save
+from spotd.core.plan import Plan, applied, combine
+from spotd.core.plan_builder import PlanBuilder
+from spotd_providers.contract.values import AttemptKey, MicroUsdPerGpuHour, MicroUsdPerHour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,28 +13,46 @@ offer cache no longer holds the offer. Offers without a host are pools (a type i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
-from spotd.core.domain.gpu_names import resolve_gpu
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.market import MarketSnapshot
-from spotd.core.domain.policy import ProviderPolicy
-from spotd.core.domain.quotes import Quote
-from spotd.core.domain.records import NO_EXPERIENCE
+from spotd.core.domain.market import MarketSnapshot, Quote, resolve_gpu
+from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import AttemptState
-from spotd.core.domain.world import World
-from spotd.core.pricing.effective_price import needs_of, quote
-from spotd.core.ranking.expected_cost import Costing
-from spotd.core.ranking.ranked_offers import RankedOffers, RequirementKey
-from spotd_jobs.spec.model import Resources
+from spotd.core.domain.world import NO_EXPERIENCE, PassedOver, VerdictKind, World
+from spotd.core.pricing import (
+    gpu_price_limit,
+    gpu_price_within,
+    most_frequent_first,
+    needs_of,
+    passed_over_words,
+    per_gpu_words,
+    quote,
+    repriced,
+    usual_bid,
+    wanted_words,
+)
+from spotd.core.ranking.expected_cost import Costing, RankedOffers, RequirementKey
+from spotd.core.ranking.remaining_work import Kind
+from spotd_jobs.spec.model import PriceLimit, Resources
 from spotd_providers.contract import gpus
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import HostId, Offer, ProviderName
+from spotd_providers.contract.values import (
+    HostId,
+    Market,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
+    Offer,
+    ProviderName,
+    as_usd,
+    per_gpu,
+    shares,
+    whole_machine,
+)
 
 ANOTHER_KIND: Final = "another GPU or count"
 """Why an offer was passed over."""
@@ -260,3 +278,151 @@ def _last_error(rules: ProviderPolicy, at: datetime | None, error: str, now: dat
         age = int((now - at).total_seconds())
         return f"prices are {age} s old" + (f": {error}" if error else "")
     return ""
+
+
+# What a job accepts to pay for a machine, and what is agreed or bid within that.
+
+
+def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
+    """Return the highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`.
+
+    The GPU may be spelled in any way. A name that leaves its form open has the lowest ceiling of what it may be.
+    """
+    if limit is not None and limit.per_gpu_hour is not None:
+        return MicroUsdPerGpuHour(limit.per_gpu_hour)
+    if limit is not None and limit.machine_hour is not None:
+        return per_gpu(MicroUsdPerHour(limit.machine_hour), gpu_count)
+    if gpu in policy.ceilings or not policy.ceilings:
+        return policy.ceilings.get(gpu, policy.ceiling_default)
+    found = [policy.ceilings.get(name, policy.ceiling_default) for name in resolve_gpu(gpu)]
+    known = [ceiling for ceiling in found if ceiling is not None]
+    return min(known) if len(known) == len(found) else None
+
+
+def ceilings_of(wanted: Resources, limit: PriceLimit | None, policy: Policy) -> Mapping[str, MicroUsdPerGpuHour]:
+    """Return the ceiling of each GPU that a job names, by canonical name; those without one are left out."""
+    found: dict[str, MicroUsdPerGpuHour] = {}
+    for one in wanted.gpu:
+        for name in sorted(resolve_gpu(one.name)):
+            ceiling = ceiling_for(name, one.count, limit, policy)
+            if ceiling is not None:
+                found[name] = max(ceiling, found.get(name, ceiling))
+    return found
+
+
+def total_ceiling(ceiling: MicroUsdPerGpuHour, gpu_count: int, limit: PriceLimit | None) -> MicroUsdPerHour:
+    """Return the same for the whole machine, exact where the job states it so: its share of a GPU is rounded up."""
+    total = whole_machine(ceiling, gpu_count)
+    if limit is None or limit.per_gpu_hour is not None or limit.machine_hour is None:
+        return total
+    return MicroUsdPerHour(min(total, limit.machine_hour))
+
+
+def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: PriceLimit | None) -> bool:
+    """Whether the machine costs no more than the job accepts."""
+    if ceiling is None:
+        return False
+    return candidate.price.total <= total_ceiling(ceiling, candidate.offer.gpu_count, limit)
+
+
+def ceilings_of_kinds(job: Job, offers: RankedOffers, policy: Policy) -> Iterator[tuple[Kind, int]]:
+    """Yield the ceiling of a whole machine of each kind, where the speed of machines is known for the job."""
+    if offers.terms.speeds.is_known:
+        for kind in offers.kinds:
+            ceiling = ceiling_for(*kind, job.spec.price, policy)
+            yield kind, 0 if ceiling is None else total_ceiling(ceiling, kind[1], job.spec.price)
+
+
+def highest_ceiling(job: Job, policy: Policy) -> int:
+    """Return what no machine that the job accepts costs more than, whatever its GPU."""
+    price = job.spec.price
+    counts = [shares(g.count) for g in job.spec.resources.gpu] or [shares(job.spec.resources.gpu_count)]
+    if price is not None and price.machine_hour is not None:
+        return price.machine_hour
+    if price is not None and price.per_gpu_hour is not None:
+        return price.per_gpu_hour * max(counts)
+    return max([*policy.ceilings.values(), policy.ceiling_default or 0]) * max(counts)
+
+
+def agree(
+    job: Job, chosen: Quote, ceiling: MicroUsdPerGpuHour, next_best: int | None, policy: Policy
+) -> tuple[Quote, MicroUsdPerHour]:
+    """Return what to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
+
+    A bid is no higher than leaves this offer the best choice beside the next best: up to `next_best` for the machine.
+    """
+    offer = chosen.offer
+    allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
+    limit = gpu_price_limit(chosen, ceiling)
+    if allowed < whole_machine(ceiling, offer.gpu_count):
+        limit = min(limit, gpu_price_within(chosen, allowed))
+    if offer.market is Market.ON_DEMAND or not offer.pays_bid:
+        return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
+    wanted = min(limit, usual_bid(offer, policy.bid_headroom_ppm))
+    if next_best is not None:
+        wanted = min(wanted, gpu_price_within(chosen, next_best))
+    bid = MicroUsdPerHour(max(offer.gpu_price, wanted))
+    return repriced(chosen, bid), bid
+
+
+# Why none of the offers is taken for a job, in words.
+
+
+NOT_COMPARED: Final = "ranked behind those, not compared"
+
+
+def nothing_fits(catalogue: CandidateCatalogue, job: Job, offers: RankedOffers) -> tuple[VerdictKind, str]:
+    silent = "; ".join(f"{name}: {why}" for name, why in sorted(catalogue.silent.items()))
+    silent = f" ({silent})" if silent else ""
+    if catalogue.size == 0:
+        return VerdictKind.NO_OFFERS, f"no provider shows offers now{silent}"
+    wanted, others = wanted_words(job.spec.resources), dict(offers.mismatches)
+    kinds = others.pop(ANOTHER_KIND, 0)
+    reasons = []
+    if kinds:
+        reasons.append("1 offer is another machine" if kinds == 1 else f"{kinds} offers are other machines")
+    if others:
+        reasons.append(passed_over_words(others))
+    if own := catalogue.rented_now(job.spec.resources):
+        reasons.append(f"your own jobs have {own} such machine{'s' if own > 1 else ''}")
+    return VerdictKind.NO_MATCH, f"no {wanted.removeprefix('a ')} is on offer now ({', '.join(reasons)}){silent}"
+
+
+def all_blocked(catalogue: CandidateCatalogue, offers: RankedOffers) -> str:
+    reasons = sorted({catalogue.blocked(offer) for offer in offers.entries})
+    return f"all {len(offers.entries)} offers that fit are out for now: {'; '.join(reasons)}"
+
+
+def all_too_expensive(catalogue: CandidateCatalogue, offers: RankedOffers, compared: Mapping[str, int]) -> PassedOver:
+    """Return why each offer is not taken; those that rank behind the last one compared are not read at all.
+
+    Many jobs of the same requirements pass over the same offers, so the sums are made once.
+    """
+    known = (offers.walked, offers.read, *compared.items())
+    found = offers.summaries.get(known)
+    if found is None:
+        counts = offers.mismatches + offers.blocked
+        counts.update(compared)
+        unread = catalogue.size - counts.total()
+        if unread > 0:
+            counts[NOT_COMPARED] = unread
+        found = offers.summaries[known] = most_frequent_first(counts)
+    return found
+
+
+def too_expensive(
+    job: Job, offers: RankedOffers, best: Quote, ceiling: MicroUsdPerGpuHour | None
+) -> tuple[VerdictKind, str]:
+    offer = best.offer
+    if ceiling is None:
+        return (
+            VerdictKind.NO_CEILING,
+            f"no ceiling for {offer.gpu}: give max_price in the job or set [ceilings] in the config",
+        )
+    allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
+    which = "the best by expected cost" if offers.terms.speeds.is_known else "the cheapest"
+    over = as_usd(per_gpu(MicroUsdPerHour(best.price.total - allowed), offer.gpu_count))
+    return (
+        VerdictKind.ABOVE_CEILING,
+        f"{which}, {offers.words_of(best)}, is ${over:.4f} above the ceiling of {per_gpu_words(ceiling)}",
+    )

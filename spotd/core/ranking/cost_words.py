@@ -7,24 +7,31 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.bounds import bytes_within
-from spotd.core.domain.disk import GB
-from spotd.core.domain.jobs import Job
-from spotd.core.domain.market import MarketSnapshot
-from spotd.core.domain.quotes import Quote
-from spotd.core.domain.records import ONE
-from spotd.core.domain.world import World
-from spotd.core.experience.hazards import PPM
-from spotd.core.pricing.effective_price import egress_cost, moved_cost, restored_bytes
-from spotd.core.pricing.usefulness import transfer_time
-from spotd.core.pricing.words import dollar_words, machine_words, span_words
-from spotd.core.ranking.candidates import CandidateCatalogue
-from spotd.core.ranking.ceilings import ceiling_for, is_admissible
-from spotd.core.ranking.expected_cost import Expectation
-from spotd.core.ranking.machine_speed import Kind, speeds_of
-from spotd.core.ranking.ranked_offers import RankedOffers
-from spotd.core.ranking.remaining_work import RemainingWork, WorkSource, remaining_work, time_on, unsaved_work
-from spotd_providers.contract.money import MicroUsd, as_usd
+from spotd.core.domain.jobs import GB, Job, bytes_within
+from spotd.core.domain.market import MarketSnapshot, Quote
+from spotd.core.domain.world import ONE, World
+from spotd.core.experience import PPM
+from spotd.core.pricing import (
+    dollar_words,
+    egress_cost,
+    machine_words,
+    moved_cost,
+    restored_bytes,
+    span_words,
+    transfer_time,
+)
+from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, is_admissible
+from spotd.core.ranking.expected_cost import Expectation, RankedOffers
+from spotd.core.ranking.remaining_work import (
+    Kind,
+    RemainingWork,
+    WorkSource,
+    remaining_work,
+    speeds_of,
+    time_on,
+    unsaved_work,
+)
+from spotd_providers.contract.values import MicroUsd, as_usd
 
 KINDS_SHOWN: Final = 3
 CENT: Final = 10_000

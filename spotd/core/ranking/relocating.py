@@ -29,13 +29,10 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.lineage import unsaved_time
-from spotd.core.domain.quotes import Quote
-from spotd.core.pricing.effective_price import DEFAULT_CHECKPOINT_INTERVAL, restore_cost, save_cost
-from spotd.core.pricing.usefulness import startup
-from spotd.core.ranking.machine_speed import PPM, speeds_of
-from spotd.core.ranking.remaining_work import remaining_work, time_on
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
-from spotd_providers.contract.values import Interruption
+from spotd.core.domain.market import Quote
+from spotd.core.pricing import DEFAULT_CHECKPOINT_INTERVAL, restore_cost, save_cost, startup
+from spotd.core.ranking.remaining_work import PPM, remaining_work, speeds_of, time_on
+from spotd_providers.contract.values import Interruption, MicroUsd, MicroUsdPerHour, cost
 
 HORIZON_MAX: Final = timedelta(hours=6)
 """How long a job whose end is not known is taken to go on at most."""
@@ -95,7 +92,7 @@ class Staying:
         self._unsaved = unsaved_time(job, item, now)
         self._age, self._start_took = _age(item, now), _start_took(item)
         if self._left is None:
-            self._here_left = min(HORIZON_MAX, _ran(item, now))
+            self._here_left = min(HORIZON_MAX, _ran_there(item, now))
         else:
             self._here_left = max(timedelta(0), time_on(job, self._left, here.gpu, here.gpu_count) - self._unsaved)
         rate = running_rate(item.quote) if rate_here is None else rate_here
@@ -155,7 +152,7 @@ def rate_limit(job: Job, item: Attempt, until: datetime, rate_here: int, margin_
     machine above it to be compared misses no move. It never rises where it is known what is left of the job.
     """
     left, here = remaining_work(job), item.quote.offer
-    ran = min(HORIZON_MAX, _ran(item, until))
+    ran = min(HORIZON_MAX, _ran_there(item, until))
     here_left = ran if left is None else time_on(job, left, here.gpu, here.gpu_count)
     stop = job.spec.checkpoint.stop_grace + STOP_TAKES
     kept = here_left * (100 - margin_percent) / 100 - stop
@@ -199,7 +196,7 @@ def _age(item: Attempt, now: datetime) -> timedelta:
     return timedelta(0) if item.launched_at is None else max(timedelta(0), now - item.launched_at)
 
 
-def _ran(item: Attempt, now: datetime) -> timedelta:
+def _ran_there(item: Attempt, now: datetime) -> timedelta:
     return timedelta(0) if item.running_at is None else max(timedelta(0), now - item.running_at)
 
 

@@ -18,22 +18,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import FallbackRestore
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.core.domain.policy import Policy
-from spotd.core.plans.stalls import watch_every
+from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
-from spotd.daemon.crash import CrashPoint, CrashPoints
-from spotd.daemon.grants.datasets import DataGrants
-from spotd.daemon.grants.restore_points import RestorePoints
-from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.commits import CrashPoint, CrashPoints
+from spotd.daemon.grants.inputs import DataGrants, RestorePoints, SecretFiles
 from spotd.daemon.recovery_survey import require_newest, use_number
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
-from spotd_jobs.wire.client.names import is_printable
-from spotd_jobs.wire.fields import liveness_marker_name
+from spotd_jobs.wire.client.sinks import is_printable
 from spotd_jobs.wire.grant import (
     ArrayPlace,
     Blob,
@@ -50,6 +46,7 @@ from spotd_jobs.wire.grant import (
     SelfTerminate,
     Upload,
     UploadMethod,
+    liveness_marker_name,
 )
 from spotd_providers.contract.provider import Clock, ProviderTraits
 from spotd_providers.contract.values import ProviderName

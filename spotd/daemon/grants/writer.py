@@ -19,17 +19,15 @@ from typing import Final, TypeVar
 import anyio.from_thread
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import FallbackRestore
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause
+from spotd.daemon.database import StoreThreads
 from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
-from spotd.daemon.grants.restore_points import InputsMissing
-from spotd.daemon.grants.secrets import SecretsMissing
-from spotd.daemon.threads import StoreThreads
+from spotd.daemon.grants.inputs import InputsMissing, SecretsMissing
 from spotd_jobs.objects.api import StoreError
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import ProviderName

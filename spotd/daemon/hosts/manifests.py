@@ -9,26 +9,95 @@ newest are read first, and once one of them is accepted the older ones are passe
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.lineage import host_name
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostReader, HostReading, MissingChunk
-from spotd.daemon.hosts.metrics import metric_of
-from spotd.daemon.hosts.proved_chunks import digest
-from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
-from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
-from spotd_jobs.wire.fields import WireError
+from spotd.daemon.hosts.host_reader import HostReader, HostReading, MissingChunk, digest
+from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
+from spotd_jobs.wire.client.sinks import MANIFEST_BYTES_MAX
+from spotd_jobs.wire.grant import WireError
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, checkpoint_prefix, verify_manifest
-from spotd_jobs.wire.manifest_document import Manifest, ManifestKind, parse_manifest
+from spotd_jobs.wire.manifest_document import Entry, EntryType, Manifest, ManifestKind, parse_manifest
+
+# The metric of a checkpoint, read from a file inside it.
+#
+# `metrics.json` is an object with the metric as one of its numbers. Where there is no such file, `trainer_state.json`
+# is
+# read, which the Hugging Face Trainer writes: the newest row of its `log_history` that has the metric. Hosts are
+# untrusted: both files are bounded and verified like any chunk, and what is no finite number is no value.
+
+
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+def metric_of(objects: ObjectStore, accepted: AcceptedManifest, metric: str) -> float | None:
+    """Return the checkpoint's value of this metric.
+
+    Raises:
+        StoreUnavailable: the store does not answer, so nothing can be said.
+    """
+    for name, read in (("metrics.json", _in_metrics), ("trainer_state.json", _in_trainer_state)):
+        path = f"{accepted.entry}/{name}"
+        entry = next((e for e in accepted.files if e.path == path and e.type is EntryType.FILE), None)
+        document = None if entry is None else _document(objects, entry)
+        value = None if document is None else _number(read(document, metric))
+        if value is not None:
+            return value
+    return None
+
+
+def _document(objects: ObjectStore, entry: Entry) -> object:
+    if entry.size > FILE_BYTES_MAX:
+        return None
+    pieces = []
+    for chunk in entry.chunks:
+        try:
+            data = objects.get(chunk.key, bytes_max=chunk.size)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return None
+        if hashlib.sha256(data).hexdigest() != chunk.sha256:
+            return None
+        pieces.append(chunk.part_of(data))
+    try:
+        document: object = json.loads(b"".join(pieces))
+    except (ValueError, RecursionError):
+        return None
+    return document
+
+
+def _in_metrics(document: object, metric: str) -> object:
+    return document.get(metric) if isinstance(document, dict) else None
+
+
+def _in_trainer_state(document: object, metric: str) -> object:
+    history = document.get("log_history") if isinstance(document, dict) else None
+    rows: Iterable[object] = reversed(history) if isinstance(history, list) else ()
+    return next((row[metric] for row in rows if isinstance(row, dict) and metric in row), None)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
 
 LISTED_MAX: Final = 10_000
 CHUNKS_LISTED_MAX: Final = 200_000

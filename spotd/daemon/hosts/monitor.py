@@ -20,30 +20,24 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
 import anyio
 
-from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.controllers import Outage
-from spotd.daemon.hosts.flood import FloodLimits, count
-from spotd.daemon.hosts.gpu_history import GpuSample
-from spotd.daemon.hosts.host_reader import HostReader, HostReading
-from spotd.daemon.hosts.limits import HostShare
-from spotd.daemon.hosts.liveness import STRAYS_KEPT, delete_strays, is_quiet, list_markers, note_marker
-from spotd.daemon.hosts.outputs import unreadable
+from spotd.daemon.database import Threads
+from spotd.daemon.hosts.host_reader import GpuSample, HostReader, HostReading, unreadable
+from spotd.daemon.hosts.limits import FloodLimits, HostShare, HostTransfer, count
+from spotd.daemon.hosts.liveness import STRAYS_KEPT, WriteProbe, delete_strays, is_quiet, list_markers, note_marker
 from spotd.daemon.hosts.reader import drop_committed, read_host, read_news, read_published, report_of, with_job
-from spotd.daemon.hosts.transfers import HostTransfer
-from spotd.daemon.hosts.write_probe import WriteProbe
-from spotd.daemon.threads import Threads
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import Heartbeat
 from spotd_providers.contract.provider import Clock, Logger
@@ -434,3 +428,32 @@ def _split(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
     everything = list(attempts)
     count = max(1, min(THREADS, len(everything) // ATTEMPTS_PER_THREAD_MIN))
     return [everything[start::count] for start in range(count)]
+
+
+# How much the GPUs of a machine are used, as its heartbeat states it.
+
+
+FRESH_FOR: Final = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUse:
+    """The mean over the GPUs of one machine, each from 0 to 1; `None` where unknown."""
+
+    gpu: float | None = None
+    memory: float | None = None
+
+
+def use_of(hosts: HostMonitor, attempt: AttemptId, now: datetime) -> HostUse:
+    """Return what the newest heartbeat states, as far as it does; nothing where it is old."""
+    heartbeat, at = hosts.heartbeat(attempt), hosts.heartbeat_at(attempt)
+    gpus = () if heartbeat is None or at is None or now - at > FRESH_FOR else heartbeat.gpus
+    memory = [
+        min(1.0, gpu.mem_used_mb / gpu.mem_total_mb) for gpu in gpus if gpu.mem_used_mb is not None and gpu.mem_total_mb
+    ]
+    return HostUse(gpu=_mean(gpu.util_pct / 100 for gpu in gpus if gpu.util_pct is not None), memory=_mean(memory))
+
+
+def _mean(figures: Iterable[float]) -> float | None:
+    found = list(figures)
+    return sum(found) / len(found) if found else None

@@ -20,7 +20,6 @@ import anyio
 from spotd.daemon.market import plugin_values as plain
 from spotd.daemon.market.plugin_values import MalformedValue
 from spotd_providers.contract import errors
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import (
     Bills,
     ChangesBids,
@@ -43,6 +42,7 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    MicroUsdPerHour,
     Offer,
     OfferPage,
     OfferQuery,
@@ -51,7 +51,7 @@ from spotd_providers.contract.values import (
     ProviderName,
     ShellAddress,
 )
-from spotd_providers.kit.threads import judge_apart
+from spotd_providers.kit.calls import judge_apart
 
 T = TypeVar("T")
 

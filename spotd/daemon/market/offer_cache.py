@@ -6,16 +6,131 @@ decisions depend on the world as it is and not on how it came about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache, partial
+from typing import Final
+
+import anyio
 
 from spotd.core.domain.cooldowns import CooldownEnd
-from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Readings, build_offer_index
-from spotd.core.plans.plan import Event
-from spotd.daemon.market.evidence import Evidence
-from spotd.daemon.wake import WakeEvent
-from spotd_providers.contract.values import AttemptKey, Listing, Market, Offer, OfferId, OfferPage, ProviderName
+from spotd.core.domain.jobs import Job, disk_gb_for
+from spotd.core.domain.market import (
+    MarketSnapshot,
+    OfferIndex,
+    ProviderOffers,
+    Readings,
+    build_offer_index,
+    resolve_gpu,
+)
+from spotd.core.domain.states import JobState
+from spotd.core.domain.world import Verdict, VerdictKind, World
+from spotd.core.plan import Event
+from spotd.daemon.clock import real_seconds_at_least
+from spotd.daemon.controllers import Controller, Pause, WakeEvent
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
+from spotd_providers.contract.provider import Clock, KnowsBalance, Provider
+from spotd_providers.contract.values import (
+    NO_GPU,
+    AttemptKey,
+    Balance,
+    InstanceState,
+    Listing,
+    Market,
+    MicroUsd,
+    MicroUsdPerHour,
+    Offer,
+    OfferId,
+    OfferPage,
+    OfferQuery,
+    Power,
+    ProviderName,
+)
+
+# What is known of providers beyond their newest lists: whether a cause of refusals is over, and the lowest prices.
+
+
+LOWS_LAST: Final = timedelta(days=7)
+KINDS_MAX: Final = 10_000
+Kind = tuple[str, int]
+
+
+class Evidence:
+    """Written by pollers and watches, read with each snapshot of the market."""
+
+    def __init__(self) -> None:
+        self.awaited: dict[ProviderName, frozenset[CooldownEnd]] = {}
+        """What would end the cool-downs of each provider."""
+        self.waits_for_balance = False
+        """Whether a job waits until money was added at some provider."""
+        self._balances: dict[ProviderName, MicroUsd] = {}
+        self._stated: dict[ProviderName, tuple[Balance, datetime]] = {}
+        self._credit_at: dict[ProviderName, datetime] = {}
+        self._key_at: dict[ProviderName, datetime] = {}
+        self._lows: dict[Kind, tuple[MicroUsdPerHour, datetime]] = {}
+
+    def update(self, world: World, now: datetime, verdicts: Iterable[Verdict] = ()) -> None:
+        """Note what the cool-downs of this world, and its jobs, wait for."""
+        self.waits_for_balance = any(verdict.kind is VerdictKind.BALANCE for verdict in verdicts)
+        awaited: dict[ProviderName, set[CooldownEnd]] = {}
+        for cooldown in world.cooldowns:
+            if cooldown.until > now and cooldown.ends is not CooldownEnd.TIME:
+                awaited.setdefault(cooldown.provider, set()).add(cooldown.ends)
+        for provider, ends in awaited.items():
+            if CooldownEnd.CREDIT in ends and CooldownEnd.CREDIT not in self.awaited.get(provider, ()):
+                self._balances.pop(provider, None)  # what was left before this refusal is spent
+        self.awaited = {provider: frozenset(ends) for provider, ends in awaited.items()}
+
+    def credit_seen(self, provider: ProviderName, balance: MicroUsd, at: datetime) -> bool:
+        """Whether the balance has risen; the first that is seen counts as risen where anything is left."""
+        before = self._balances.get(provider, MicroUsd(0))
+        self._balances[provider] = balance
+        if balance <= before:
+            return False
+        self._credit_at[provider] = at
+        return True
+
+    def balance_stated(self, provider: ProviderName, balance: Balance, at: datetime) -> bool:
+        """Record what is left in the account; return whether that is more than before. A debt is nothing left."""
+        before = self._stated.get(provider)
+        sane = replace(balance, available=MicroUsd(max(0, balance.available)))
+        self._stated[provider] = sane, at
+        return before is None or sane.available > before[0].available
+
+    def stated_balance(self, provider: ProviderName) -> tuple[Balance, datetime] | None:
+        """Return the newest balance that the provider stated, and when."""
+        return self._stated.get(provider)
+
+    def forget_balance(self, provider: ProviderName) -> None:
+        """Forget what was stated with another key."""
+        self._stated.pop(provider, None)
+
+    def key_taken(self, provider: ProviderName, at: datetime) -> None:
+        """Record an answer that the provider gives to its own users only, or that it was given another key."""
+        self._key_at[provider] = at
+
+    def prices_seen(self, offer_index: OfferIndex, at: datetime) -> None:
+        """Keep the lowest price of each kind of machine."""
+        for kind, group in offer_index.by_gpu.items():
+            known = self._lows.get(kind)
+            price = group[0].gpu_price
+            if known is None and len(self._lows) >= KINDS_MAX:
+                continue
+            if known is None or price <= known[0] or at - known[1] > LOWS_LAST:
+                self._lows[kind] = (price, at)
+
+    def lows(self) -> Mapping[Kind, MicroUsdPerHour]:
+        return {kind: price for kind, (price, _) in self._lows.items()}
+
+    def on(self, provider_offers: ProviderOffers) -> ProviderOffers:
+        """Return the offers with what is known of their provider's account."""
+        name = provider_offers.provider
+        credit_at, key_at, stated = self._credit_at.get(name), self._key_at.get(name), self._stated.get(name)
+        if credit_at is None and key_at is None and stated is None:
+            return provider_offers
+        balance, balance_at = (None, None) if stated is None else (stated[0].available, stated[1])
+        return replace(provider_offers, credit_at=credit_at, key_at=key_at, balance=balance, balance_at=balance_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,3 +313,178 @@ class OfferCache:
         """Keep an event that goes into the state with the next commit."""
         self._notes.append(Event(at=at, kind=kind, message=message, data=data))
         self._wake_event.notify()
+
+
+# What the queue needs of any offer of one provider, so that a marketplace with short answers can be asked for it.
+
+
+GPUS_MAX: Final = 64
+_WAITING: Final = frozenset({JobState.WAITING_PRICE, JobState.RECOVERING, JobState.QUEUED})
+
+
+def offer_query(world: World, provider: ProviderName) -> OfferQuery:
+    """Return the GPUs that jobs wait for (those of running jobs after them), those with a ceiling, and the room."""
+    jobs = [job for job in world.jobs.values() if not job.state.is_final and _may_go_to(job, provider)]
+    jobs.sort(key=lambda job: job.state not in _WAITING)
+    gpus: dict[str, None] = {}
+    counts: set[int] = set()
+    vram: list[int] = []
+    for job in jobs:
+        wanted = job.spec.resources
+        for one in wanted.gpu:
+            counts.add(one.count)
+            for name in _canonical(one.name):
+                gpus.setdefault(name)
+        if not wanted.gpu and wanted.gpu_count:
+            counts.add(wanted.gpu_count)
+            vram.append(wanted.min_vram_mb or 0)
+    disks = [disk_gb_for(job) for job in jobs]
+    watched = tuple(name for name in sorted(world.policy.ceilings) if name not in gpus and name != NO_GPU)
+    return OfferQuery(
+        gpus=tuple(gpus)[:GPUS_MAX],
+        disk_gb=max(disks, default=OfferQuery().disk_gb),
+        gpu_counts=tuple(sorted(counts)),
+        watched=watched[:GPUS_MAX],
+        vram_mb_min=min(vram, default=None),
+    )
+
+
+def _may_go_to(job: Job, provider: ProviderName) -> bool:
+    named = job.spec.resources.providers
+    return not named or provider in named
+
+
+@lru_cache(maxsize=1024)
+def _canonical(name: str) -> tuple[str, ...]:
+    return tuple(sorted(resolve_gpu(name)))
+
+
+# Asks a provider about its account: the prepaid balance, seldom, and the cause of its refusals while one lasts.
+
+
+ASK_EVERY: Final = timedelta(seconds=45)
+BALANCE_EVERY: Final = timedelta(minutes=10)
+"""From one question for the balance to the next while nothing waits for it."""
+ASK_FLOOR_REAL_S: Final = 0.2
+ASK_DEADLINE_S: Final = 30.0
+REST_MAX: Final = timedelta(minutes=5)
+"""A provider that asks for a rest gets it, but no longer one than this."""
+
+
+class CauseWatch:
+    """The account at one provider; makes no call but for its balance while the provider refuses nothing."""
+
+    def __init__(
+        self, provider: Provider, *, offer_cache: OfferCache, clock: Clock, ask_again: Callable[[], None]
+    ) -> None:
+        self._provider = provider
+        self._offer_cache = offer_cache
+        self._clock = clock
+        self._ask_again = ask_again
+        """The offers are out of date after a while without a key."""
+        self._is_refused = False
+        self._is_fresh = True
+        self._balance_asked_at: datetime | None = None
+        self.controller = Controller(
+            f"causes-{provider.name}", self.reconcile_once, interval_s=ASK_EVERY.total_seconds()
+        )
+
+    async def reconcile_once(self) -> Pause:
+        """Ask about what is awaited."""
+        if self._is_fresh:
+            # What was wrong with the account may have been set right in the config that it was opened with.
+            # It may be another account, too, whose balance is not known yet.
+            self._offer_cache.evidence.key_taken(self._provider.name, self._clock.now())
+            self._offer_cache.evidence.forget_balance(self._provider.name)
+            self._is_fresh = False
+        wait = await self.ask()
+        return Pause(seconds=real_seconds_at_least(self._clock, wait, real_s=ASK_FLOOR_REAL_S))
+
+    async def ask(self) -> timedelta:
+        """Ask once about each cause that is awaited. Returns the pause until the next time."""
+        awaited = self._offer_cache.evidence.awaited.get(self._provider.name, frozenset())
+        is_awaited = CooldownEnd.CREDIT in awaited
+        try:
+            if CooldownEnd.KEY in awaited:
+                await self._in_time(self._ask_with_key)
+            if is_awaited or self._is_balance_due():
+                await self._in_time(partial(self._ask_for_balance, is_awaited=is_awaited))
+        except RateLimited as exc:
+            return max(ASK_EVERY, min(exc.retry_after, REST_MAX))
+        return ASK_EVERY
+
+    async def _in_time(self, question: Callable[[], Awaitable[None]]) -> None:
+        """Ask this; a question without an answer is no reason not to ask the next.
+
+        Raises:
+            RateLimited: the provider is to be asked nothing more for now.
+        """
+        try:
+            with anyio.move_on_after(ASK_DEADLINE_S):
+                await question()
+        except RateLimited:
+            raise
+        except ProviderError:
+            pass  # the cause lasts, or the provider is away, of which its poller speaks
+
+    def _is_balance_due(self) -> bool:
+        """Whether to ask although no refusal waits for it: at the first time, then seldom, or where a job waits."""
+        asked_at = self._balance_asked_at
+        if asked_at is None or self._offer_cache.evidence.waits_for_balance:
+            return True
+        return not timedelta(0) <= self._clock.now() - asked_at < BALANCE_EVERY
+
+    async def _ask_for_balance(self, *, is_awaited: bool) -> None:
+        """Ask for the balance; wake the decisions where it is more than before."""
+        knows = self._provider.capabilities.get(Power.BALANCE)
+        if knows is None or not knows.available or not isinstance(self._provider, KnowsBalance):
+            return
+        self._balance_asked_at = self._clock.now()
+        balance = await self._provider.balance()
+        evidence, name, now = self._offer_cache.evidence, self._provider.name, self._clock.now()
+        has_risen = evidence.balance_stated(name, balance, now)
+        if is_awaited:
+            has_risen = evidence.credit_seen(name, balance.available, now) or has_risen
+        if has_risen:
+            self._offer_cache.wake()
+
+    async def _ask_with_key(self) -> None:
+        """Only a key that was refused and is taken again says something: some may list and not buy."""
+        try:
+            await self._provider.instances()
+        except AuthFailed:
+            self._is_refused = True
+            raise
+        if self._is_refused:
+            self._is_refused = False
+            self._offer_cache.evidence.key_taken(self._provider.name, self._clock.now())
+            self._ask_again()
+            self._offer_cache.wake()
+
+
+# Where we have, or may have, machines: there the listing is polled; elsewhere a slow sweep is enough.
+#
+# A provider stays on the list after its last attempt is gone until a complete listing, begun well after that, was
+# empty: a launch that was answered wrongly or late shows up in exactly that span.
+
+
+class WatchedProviders:
+    """Remembers when each provider last had a reason to be watched."""
+
+    def __init__(self) -> None:
+        self._last: dict[ProviderName, datetime] = {}
+
+    def update(self, world: World, listings: Mapping[ProviderName, Listing], now: datetime) -> frozenset[ProviderName]:
+        """Return the providers to be watched now."""
+        for attempt in world.attempts.values():
+            self._last[attempt.provider] = now
+        for intent in world.intents.values():
+            self._last[intent.provider] = now
+        for name, listing in listings.items():
+            if any(machine.state is not InstanceState.GONE for machine in listing.instances):
+                self._last[name] = now
+        for name, since in list(self._last.items()):
+            seen = listings.get(name)
+            if since < now and seen is not None and seen.complete and seen.at > since + world.policy.list_lag(name):
+                del self._last[name]
+        return frozenset(self._last)

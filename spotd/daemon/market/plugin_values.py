@@ -18,7 +18,6 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from spotd.shell_address import fault_of
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.printable import HIDDEN, without_piles
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import (
@@ -37,6 +36,8 @@ from spotd_providers.contract.values import (
     Listing,
     Loss,
     Market,
+    MicroUsd,
+    MicroUsdPerHour,
     Offer,
     OfferPage,
     ProviderCharge,

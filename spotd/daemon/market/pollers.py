@@ -13,6 +13,7 @@ because a provider's list may lag behind its search.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -22,15 +23,61 @@ from typing import Final, TypeVar
 import anyio
 
 from spotd.daemon.clock import real_seconds_at_least
+from spotd.daemon.commits import CrashPoint, CrashPoints
 from spotd.daemon.controllers import Controller, Pause, backoff_s
-from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.market.guarded import guarded
-from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.refusal_causes import CauseWatch
-from spotd.daemon.market.request_counts import RequestCounts
+from spotd.daemon.market.offer_cache import CauseWatch, OfferCache
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
-from spotd_providers.contract.provider import Clock, KnowsAccount, Logger, Provider
+from spotd_providers.contract.provider import Clock, KnowsAccount, Logger, Provider, ProviderTraits
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, Power, ProviderName
+
+# How many requests one provider gets, so that a person can hold it against the provider's limits.
+
+
+HOUR: Final = timedelta(hours=1)
+MINUTE: Final = timedelta(minutes=1)
+SAMPLES_MAX: Final = 4_000
+"""More than an hour's polls at the shortest pace; older ones leave first."""
+
+
+class RequestCounts:
+    """The counts of the last hour, from samples of a number that only rises while the provider is open."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[datetime, int]] = deque(maxlen=SAMPLES_MAX)
+        self._since: datetime | None = None
+        self._before = 0
+
+    def note(self, total: int, *, at: datetime) -> None:
+        """So many requests were sent since the provider was opened."""
+        sent = total - self._before if total >= self._before else total
+        self._before = total
+        if self._since is None:
+            self._since = at
+        if self._samples and at < self._samples[-1][0]:
+            # The clock was set back: what was counted before cannot be dated any more.
+            self._samples.clear()
+            self._since = at
+        self._samples.append((at, sent))
+        while self._samples and at - self._samples[0][0] >= HOUR:
+            self._samples.popleft()
+
+    @property
+    def total(self) -> int:
+        """Return the requests since the provider was opened."""
+        return self._before
+
+    def last_minute(self, now: datetime) -> int:
+        """Return the requests of the last minute."""
+        return sum(sent for at, sent in self._samples if now - at < MINUTE)
+
+    def per_hour(self, now: datetime) -> int:
+        """Return the requests of the last hour; before one has passed, as many as there would be at the pace so far."""
+        counted = sum(sent for at, sent in self._samples if now - at < HOUR)
+        if self._since is None or now - self._since >= HOUR:
+            return counted
+        return round(counted * (HOUR / max(now - self._since, MINUTE)))
+
 
 T = TypeVar("T")
 
@@ -303,3 +350,20 @@ def _merged(listing: Listing, found: list[Instance], asked_at: datetime) -> List
     listed = {machine.ref for machine in listing.instances}
     more = {machine.ref: machine for machine in found if machine.ref not in listed}
     return replace(listing, at=asked_at, instances=listing.instances + tuple(more.values()))
+
+
+# What is known of one provider of the config, whether it opened or not.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderEntry:
+    """One provider of the config. `provider` is `None` for one that is disabled or did not open: see `last_error`."""
+
+    name: ProviderName
+    title: str
+    enabled: bool
+    fee_ppm: int
+    provider: Provider | None = None
+    poller: Poller | None = None
+    traits: ProviderTraits | None = None
+    last_error: str = ""

@@ -17,17 +17,15 @@ import anyio.abc
 
 from spotd.core.domain.world import World
 from spotd.daemon import log as logs
+from spotd.daemon.commits import CrashPoints
 from spotd.daemon.controllers import Controller
-from spotd.daemon.crash import CrashPoints
 from spotd.daemon.market.guarded import guarded
-from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.offer_queries import offer_query
+from spotd.daemon.market.offer_cache import OfferCache, offer_query
 from spotd.daemon.market.plugin_values import MalformedValue
 from spotd.daemon.market.plugin_values import text as plain_text
 from spotd.daemon.market.plugin_values import traits as plain_traits
-from spotd.daemon.market.pollers import Poller, PollPace
-from spotd.daemon.market.provider_entry import ProviderEntry
-from spotd.daemon.settings import ProviderSettings, Settings
+from spotd.daemon.market.pollers import Poller, PollPace, ProviderEntry
+from spotd.daemon.policy import ProviderSettings, Settings
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Clock, Logger, Provider, ProviderPlugin, ProviderTraits, Services
 from spotd_providers.contract.values import OfferQuery, ProviderName

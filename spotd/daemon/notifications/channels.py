@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from spotd.core.notifications.delivery import Message
+from spotd.core.notifications import Message
 from spotd.daemon.notifications.apprise_process import NOT_INSTALLED, NOT_UNDERSTOOD, REFUSED
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.kit.http import AnswerLost, open_http

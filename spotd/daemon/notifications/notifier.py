@@ -17,14 +17,25 @@ from typing import Final
 
 import anyio
 
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.world import World
-from spotd.core.machines.exit_words import explain_exit
-from spotd.core.notifications.conditions import LowUse, conditions, low_uses
-from spotd.core.notifications.delivery import QUEUE_MAX, Message, fresh, next_step
-from spotd.core.notifications.of_events import RULES, notification_of
-from spotd.core.notifications.values import ChannelRules, Notification, Severity, Topic
+from spotd.core.machines.host_reports import explain_exit
+from spotd.core.notifications import (
+    QUEUE_MAX,
+    RULES,
+    ChannelRules,
+    LowUse,
+    Message,
+    Notification,
+    Severity,
+    Topic,
+    conditions,
+    fresh,
+    low_uses,
+    next_step,
+    notification_of,
+)
 from spotd.daemon.controllers import Controller, Outage, Pause, backoff_s
 from spotd.daemon.database import Database
 from spotd.daemon.notifications.channels import Sender, SendFailed

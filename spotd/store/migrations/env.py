@@ -1,4 +1,4 @@
-"""Runs the revisions on the connection, and in the transaction, that `spotd.store.migrate` opened."""
+"""Runs the revisions on the connection, and in the transaction, that `spotd.store.engine` opened."""
 
 from __future__ import annotations
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from nicegui import ui
+from nicegui import events, ui
 
-from spotd.web.markup import el
+from spotd.client.daemon import Daemon
+from spotd.client.transport import ClientError
+from spotd.web import charts as figures
+from spotd.web.charts import Options, prices, timeline
+from spotd.web.log_search import search_log
+from spotd.web.markup import Node, el, job_href
 from spotd.web.pages.bulk import Selected
-from spotd.web.pages.controls import PagedList, search, select
-from spotd.web.pages.live import Page, value
-from spotd.web.poller import KnownAnswer
-from spotd.web.topics import WatchTopic
-from spotd.web.tree import TreeElement
+from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, drawn, search, select, value
+from spotd.web.poller import KnownAnswer, WatchTopic
 from spotd.web.views import jobs as view
-from spotd.words import clean
+from spotd.web.views import market as plan_view
+from spotd.web.views.market import CeilingLine
+from spotd.web.views.parts import WAITING, problem, section, waiting_for
+from spotd.words import FINAL_STATES, clean, dollars, price
+from spotd_jobs.spec.parse import json_ready, parse_toml
+from spotd_jobs.spec.problems import SpecError
 
 
 @dataclass(slots=True)
@@ -24,7 +33,7 @@ class _Chosen:
     order: str = "newest"
 
 
-def build(page: Page, group: str, array: str = "") -> None:
+def jobs_page(page: Page, group: str, array: str = "") -> None:
     """Draw the jobs, each array as one line; or the jobs of one array."""
     chosen = _Chosen(group if group in view.GROUPS else "all")
     topic = WatchTopic("array", (array,)) if array else WatchTopic("jobs")
@@ -62,3 +71,394 @@ def build(page: Page, group: str, array: str = "") -> None:
         lambda shown, now: view.listing(shown, now, selected.names),
         picked=pick,
     )
+
+
+# What a user orders: each is confirmed, done by the daemon, and answered with its own sentence.
+
+
+_CHANGED: Final = ("status", "jobs", "job", "why", "cost", "receipt", "events")
+
+
+def buttons(page: Page, ref: str) -> None:
+    """Add what can be done with a job; what cannot be done now is disabled."""
+    shown: dict[str, Any] = {}
+
+    def detail() -> dict[str, Any]:
+        found: dict[str, Any] = shown["detail"]
+        return found
+
+    with ui.element("div").classes("actions"):
+        cancel = ui.button("Cancel", on_click=lambda: _cancel(page, detail()))
+        retry = ui.button("Retry", on_click=lambda: _retry(page, detail()))
+        ceiling = ui.button("Change ceiling", on_click=lambda: _ceiling(page, detail()))
+        budget = ui.button("Change budget", on_click=lambda: _budget(page, detail()))
+    for button in (cancel, retry, ceiling, budget):
+        button.props("outline no-caps dense").disable()
+
+    def draw(answer: KnownAnswer | None) -> None:
+        found = value(answer)
+        if not found:
+            return
+        shown["detail"] = found
+        is_final = found["job"]["state"] in FINAL_STATES
+        cancel.set_enabled(not is_final and found["job"]["state"] != "CANCELLING")
+        retry.set_enabled(is_final)
+        ceiling.set_enabled(not is_final)
+        budget.enable()
+
+    page.part([WatchTopic("job", (ref,))], draw)
+
+
+def _cancel(page: Page, detail: dict[str, Any]) -> None:
+    job = detail["job"]
+    at = f" Its machine at {clean(str(job['provider']))} is destroyed." if job["provider"] else ""
+    sentence = (
+        f"Cancel {clean(job['name'])}?{at} {dollars(job['spent_usd'])} is spent; checkpoints are kept for a retry."
+    )
+    _confirm(page, "Cancel the job", sentence, "Cancel the job", lambda daemon, _text: daemon.cancel(job["id"]))
+
+
+def _retry(page: Page, detail: dict[str, Any]) -> None:
+    job = detail["job"]
+    succeeded = job["state"] == "SUCCEEDED"
+    sentence = f"Queue {clean(job['name'])} again? It goes on from its newest checkpoint."
+    if succeeded:
+        sentence += " It has succeeded: this runs it once more all the same."
+    _confirm(page, "Retry the job", sentence, "Retry", lambda daemon, _text: daemon.retry(job["id"], anyway=succeeded))
+
+
+def _ceiling(page: Page, detail: dict[str, Any]) -> None:
+    job, limit = detail["job"], detail["ceiling_usd_gpu_h"]
+    before = "" if limit is None else f" It is ${price(limit)} per GPU-hour now."
+    sentence = (
+        f"The highest effective price for {clean(job['name'])}.{before} Write 2.40 per GPU-hour, 19.20/h for the "
+        "machine, or config for the ceiling of the configuration."
+    )
+    _confirm(
+        page,
+        "Change the ceiling",
+        sentence,
+        "Change",
+        lambda daemon, text: daemon.set_ceiling(job["id"], text),
+        field="New ceiling",
+    )
+
+
+def _budget(page: Page, detail: dict[str, Any]) -> None:
+    job, limit = detail["job"], detail["budget_usd"]
+    before = "It has no budget now." if limit is None else f"It is {dollars(limit)} now."
+    sentence = (
+        f"What {clean(job['name'])} may cost in all; {dollars(job['spent_usd'])} is spent. {before} "
+        "Write +20 to add dollars, or 140 to set them."
+    )
+    _confirm(
+        page,
+        "Change the budget",
+        sentence,
+        "Change",
+        lambda daemon, text: daemon.set_budget(job["id"], text),
+        field="New budget",
+    )
+
+
+def _confirm(
+    page: Page, title: str, sentence: str, order: str, call: Callable[[Daemon, str], Any], *, field: str = ""
+) -> None:
+    """Ask, order it, and show what the daemon answers; the dialog stays open where it refuses."""
+    with ui.dialog() as dialog, ui.card().classes("dialog"):
+        dialog.props["aria-label"] = title
+        TreeElement(el("h2", title), el("p", sentence))
+        text = ui.input(field).props("outlined dense autofocus maxlength=40") if field else None
+        refused = TreeElement().classes("refused")
+        refused.props["aria-live"] = "assertive"
+
+        async def perform() -> None:
+            if not do.enabled:
+                return  # it is on its way: a second Enter would add the dollars twice
+            given = str(text.value or "").strip() if text is not None else ""
+            if text is not None and not given:
+                refused.show(problem("nothing is written in the field"))
+                return
+            do.disable()
+            try:
+                await page.poller.act(lambda daemon: call(daemon, given))
+            except ClientError as exc:
+                refused.show(problem(exc.message, exc.hint))
+                do.enable()
+                return
+            dialog.close()
+            page.poller.refresh(*_CHANGED)
+            ui.notify(f"{title}: done", type="positive", position="top")
+
+        with ui.element("div").classes("actions"):
+            do = ui.button(order, on_click=perform).props("unelevated no-caps")
+            ui.button("Leave it", on_click=dialog.close).props("flat no-caps")
+        if text is not None:
+            text.on("keydown.enter", perform)
+    dialog.on("hide", dialog.delete)
+    dialog.open()
+
+
+# One job, and what its owner can do with it.
+
+
+WAITED_GPUS_MAX: Final = 3
+
+
+def job_page(page: Page, ref: str) -> None:
+    detail, why = WatchTopic("job", (ref,)), WatchTopic("why", (ref,))
+    top = TreeElement()
+    body = ui.element("div")
+
+    def draw_top(found: KnownAnswer | None, reason: KnownAnswer | None) -> None:
+        top.show(*drawn([found], lambda answer: view.heading(answer, value(reason)), "the job"))
+        body.set_visibility(bool(value(found)))
+        if found is not None and found.value:
+            name = clean(found.value["job"]["name"])
+            ui.page_title(f"{name[:60]} - spotd")
+            page.title.show(el("h1", name))
+
+    page.part([detail, why], draw_top)
+    with body.classes("content-part"):
+        _body(page, ref, detail)
+
+
+def _body(page: Page, ref: str, detail: WatchTopic) -> None:
+    """Draw what there is of a job that exists."""
+    log, kept, happened = (WatchTopic(name, (ref,)) for name in ("log", "checkpoints", "events"))
+    buttons(page, ref)
+    page.section([detail], lambda answer, now: view.summary(answer, now), name="the job")
+    _waiting_price(page, detail)
+    attempts = Chart("Timeline", height="200px")
+
+    def draw_timeline(found: KnownAnswer | None, events: KnownAnswer | None) -> None:
+        if found is not None and found.value:
+            attempts.show(*timeline(found.value["job"], value(events) or (), found.now), empty="It had no machine yet.")
+
+    page.part([detail, happened], draw_timeline)
+    page.section([detail], lambda answer, now: view.attempts(answer["job"], now), name="the attempts")
+    with ui.element("div").classes("pair"):
+        gpus = Chart("GPU use and memory")
+        _figures(page, log)
+
+    def draw_gpus(found: KnownAnswer | None) -> None:
+        if found is None or (found.value is None and not found.error):
+            gpus.wait()
+            return
+        gpus.show(*_gpu(found), empty=found.error or "Its machine states no GPU figures.")
+
+    page.part([WatchTopic("gpus", (ref,))], draw_gpus)
+    page.section([log], lambda tail: section("Log", view.log(tail), note="the last lines"), name="the log")
+    _log_search(page, ref)
+    page.section([WatchTopic("receipt", (ref,))], lambda answer: view.receipt(answer), name="the receipt")
+    page.section([kept], lambda answer: view.checkpoints(answer), name="the checkpoints")
+    page.section([happened], lambda answer: view.events(answer), name="the events")
+
+
+def _log_search(page: Page, ref: str) -> None:
+    """Add a field whose text is searched for in the log once it is sent."""
+    with ui.element("div").classes("controls"):
+        field = ui.input("Search the log").props("outlined dense clearable type=search maxlength=200").classes("search")
+        button = ui.button("Search").props("outline no-caps")
+    answer = TreeElement()
+    answer.props["aria-live"] = "polite"
+
+    async def search() -> None:
+        text = str(field.value or "").strip()
+        if not text:
+            answer.show()
+            return
+        button.disable()
+        answer.show(waiting_for("the log"))
+        try:
+            found = await page.poller.act(lambda daemon: search_log(daemon, ref, text))
+        except ClientError as exc:
+            answer.show(problem(exc.message, exc.hint))
+        else:
+            answer.show(view.log_hits(found, clean(text)))
+        finally:
+            button.enable()
+
+    button.on_click(search)
+    field.on("keydown.enter", search)
+    field.on("clear", answer.show)
+
+
+def _waiting_price(page: Page, detail: WatchTopic) -> None:
+    """Add the price of what the job waits for over the last day, against its ceiling, while it has no machine."""
+    with ui.element("div").classes("boxed") as box:
+        chart = Chart("Price against the ceiling, last 24 hours", height="240px")
+
+    def limits() -> list[tuple[str, float]]:
+        known = value(page.poller.watch(detail))
+        if not known or known["job"]["state"] not in WAITING:
+            return []
+        return [*known["ceilings"].items()][:WAITED_GPUS_MAX]
+
+    def topics() -> list[WatchTopic]:
+        return [detail, *(WatchTopic("history", (gpu, "", "1")) for gpu, _ in limits())]
+
+    def draw(_detail: KnownAnswer | None, *found: KnownAnswer | None) -> None:
+        known = limits()
+        box.set_visibility(bool(known))
+        if any(one is None for one in found):
+            chart.wait()
+            return
+        series = [("lowest", one.value) for one in found if one is not None and one.value]
+        lines = [CeilingLine(usd_gpu_h=limit, name=f"ceiling {clean(gpu)}") for gpu, limit in known]
+        refused = next((one.error for one in found if one is not None and one.error), "")
+        options, words = prices(series, lines, "lowest")
+        chart.show(options, words, empty=refused or "No price of these GPUs was recorded in this time.")
+
+    page.part(topics, draw)
+
+
+def _gpu(found: KnownAnswer | None) -> tuple[Options, str]:
+    return figures.gpu_use(found.value) if found is not None and found.value else ({}, "")
+
+
+def _figures(page: Page, log: WatchTopic) -> None:
+    """Add the picture of one figure of the log, and the choice of which."""
+    with ui.element("div"):
+        chart = Chart("Figures of the log")
+        chosen = select("Figure", [], "", lambda _new: page.redraw())
+
+    def draw(found: KnownAnswer | None) -> None:
+        tail = value(found)
+        if tail is None and (found is None or not found.error):
+            chosen.set_visibility(False)
+            chart.wait()
+            return
+        keys = [] if tail is None else tail.figures.names()
+        chosen.set_visibility(len(keys) > 1)
+        wanted = chosen.value if chosen.value in keys else (keys[0] if keys else None)
+        if chosen.options != keys or chosen.value != wanted:
+            chosen.set_options(keys, value=wanted)
+        options, words = ({}, "") if wanted is None else figures.figure(tail.figures, wanted)
+        more = [view.figures_table(tail)] if keys else []
+        chart.show(
+            options,
+            words,
+            empty='It logs no figures. A line such as {"step": 10, "loss": 2.1} is one.',
+            more=more,
+            title=f"Logged: {wanted}" if wanted else "Figures of the log",
+        )
+
+    page.part([log], draw)
+
+
+# A job file as text, made ready for the API, which judges it.
+
+
+class DraftRefused(Exception):
+    """A text that is no job file, or one that a browser cannot send; `rows` are what is wrong and the way out."""
+
+    def __init__(self, message: str, rows: Sequence[tuple[str, str]]) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rows = tuple(rows)
+
+
+def draft_of(text: str) -> dict[str, Any]:
+    """Return the draft of a job.
+
+    Raises:
+        DraftRefused
+    """
+    try:
+        data, _ = parse_toml(text.encode("utf-8", "replace"), source="the job file", refusal=SpecError)
+    except SpecError as exc:
+        rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
+        raise DraftRefused("the job file cannot be used", rows) from exc
+    file = "save this as train.toml, then: spotctl submit train.toml"
+    rows = [(f"{key}: needs what is on your computer", file) for key in ("workdir", "secrets") if data.get(key)]
+    if rows:
+        raise DraftRefused("this job cannot be queued from a browser", rows)
+    return {"data": json_ready(data), "flags": {}, "source": "", "base_dir": ""}
+
+
+# A job file that is pasted or uploaded, its plan, and the submit.
+
+
+BYTES_MAX: Final = 200_000
+EXAMPLE: Final = """name = "train"
+run = "python train.py"
+image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
+
+[resources]
+gpu = ["H100:1"]
+disk = "50GB"
+
+[price]
+max_price = 2.40
+"""
+
+
+def submit_page(page: Page) -> None:
+    TreeElement(
+        el(
+            "p",
+            "A job file in TOML. Code of a folder and values of secrets stay on your computer: a job with workdir or "
+            "secrets is queued with spotctl submit.",
+            cls="muted",
+        )
+    )
+    field = ui.textarea("Job file", value=EXAMPLE).props(f"outlined autogrow maxlength={BYTES_MAX} spellcheck=false")
+    field.classes("job-file")
+    with ui.element("div").classes("actions"):
+        plan = ui.button("Show the plan").props("outline no-caps")
+        submit = ui.button("Queue the job").props("unelevated no-caps")
+        upload = ui.upload(auto_upload=True, max_file_size=BYTES_MAX)
+        upload.props('accept=".toml,text/plain" aria-hidden=true').classes("upload")
+        ui.button("Open a file", on_click=lambda: upload.run_method("pickFiles")).props("flat no-caps")
+    submit.disable()
+    answer = TreeElement()
+    answer.props["aria-live"] = "polite"
+    planned: dict[str, Any] = {}
+
+    async def take(event: events.UploadEventArguments) -> None:
+        field.value = (await event.file.read()).decode("utf-8", "replace")
+        upload.reset()
+
+    async def show_plan() -> None:
+        submit.disable()
+        planned.clear()
+        answer.show(el("p", "Asking the daemon …", cls="empty"))
+        try:
+            draft = draft_of(str(field.value or ""))
+            found = (await page.poller.act(lambda daemon: daemon.plan(draft)))["plan"]
+        except DraftRefused as exc:
+            answer.show(plan_view.refusals(exc.message, exc.rows))
+        except ClientError as exc:
+            answer.show(_refused(exc))
+        else:
+            answer.show(plan_view.plan(found))
+            planned["draft"] = draft
+            submit.set_enabled(not found["unprotected"])
+
+    async def queue() -> None:
+        draft = planned.pop("draft", None)  # a second click would queue it twice
+        if draft is None:
+            return
+        submit.disable()
+        try:
+            made = await page.poller.act(lambda daemon: daemon.submit(draft, code_sha256=None, secrets={}))
+        except ClientError as exc:
+            answer.show(_refused(exc))
+            return
+        page.poller.refresh("jobs", "status", "events")
+        ui.navigate.to(job_href(made["job"]["id"]))
+
+    def changed() -> None:
+        """Forget the plan: what is queued is what was planned."""
+        planned.clear()
+        submit.disable()
+
+    upload.on_upload(take)
+    plan.on_click(show_plan)
+    submit.on_click(queue)
+    field.on_value_change(changed)
+
+
+def _refused(exc: ClientError) -> Node:
+    return plan_view.refusals(exc.message, exc.rows, "" if exc.rows else exc.hint)

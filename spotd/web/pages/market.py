@@ -7,14 +7,16 @@ from typing import Any
 
 from nicegui import ui
 
-from spotd.web.charts import prices as chart
+from spotd.lists import FAMILIES
+from spotd.web import charts as chart
+from spotd.web.charts import spend
 from spotd.web.markup import el
-from spotd.web.pages.controls import PagedList, search, select
-from spotd.web.pages.live import Chart, Page, value
-from spotd.web.poller import KnownAnswer
-from spotd.web.topics import HEAT_DAYS, WatchTopic
-from spotd.web.tree import TreeElement
+from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, search, select, value
+from spotd.web.poller import HEAT_DAYS, KnownAnswer, WatchTopic
+from spotd.web.views import market
 from spotd.web.views import market as view
+from spotd.web.views import parts as events_view
+from spotd.web.views.parts import problem
 from spotd.words import silence_texts
 
 PROVIDERS_MAX = 6
@@ -30,7 +32,7 @@ class _Chosen:
     offers: view.OfferFilter = field(default_factory=view.OfferFilter)
 
 
-def build(page: Page) -> None:
+def market_page(page: Page) -> None:
     chosen = _Chosen()
 
     def choose(name: str, new: Any) -> None:
@@ -117,3 +119,74 @@ def _offer(field: ui.select, names: list[str], *, keep: str) -> None:
     wanted = field.value if field.value in names else keep if keep in names else (names[0] if names else None)
     if field.options != names or field.value != wanted:
         field.set_options(names, value=wanted)
+
+
+# Providers and hosts.
+
+
+def providers_page(page: Page) -> None:
+    page.section([WatchTopic("providers")], lambda answer, now: view.cards(answer, now), name="the providers")
+    page.section([WatchTopic("hosts")], lambda answer, now: view.hosts(answer, now), name="the hosts")
+
+
+# The first page.
+
+
+def overview_page(page: Page) -> None:
+    head = TreeElement()
+
+    def figures(status: KnownAnswer | None, jobs: KnownAnswer | None, cost: KnownAnswer | None) -> None:
+        known = value(status)
+        refused = [problem(one.error, one.hint) for one in (jobs, cost) if one is not None and one.error]
+        listed = (value(jobs) or {}).get("jobs", ())
+        head.show(*refused, market.figures(None if known is None else known["status"], listed, value(cost)))
+
+    page.part([WatchTopic("status"), WatchTopic("jobs"), WatchTopic("cost")], figures)
+    page.section([WatchTopic("jobs")], lambda answer, now: market.running(answer["jobs"], now), name="the jobs")
+    page.section([WatchTopic("jobs")], lambda answer: market.waiting(answer["jobs"]), name="the jobs")
+    past = Chart("Spend and machines by day", height="220px")
+
+    def draw_past(found: KnownAnswer | None) -> None:
+        if found is None or (found.value is None and not found.error):
+            past.wait()
+            return
+        options, words = spend(found.value or (), found.now)
+        past.show(options, words, empty=found.error or "Nothing was spent in the last 30 days.")
+
+    page.part([WatchTopic("days")], draw_past)
+    page.section([WatchTopic("events")], lambda events: market.latest(events), name="the events")
+    TreeElement(el("p", "Prices are effective: fee, disk and traffic are in them.", cls="muted"))
+
+
+# All events.
+
+
+@dataclass(slots=True)
+class _ChosenEvents:
+    text: str = ""
+    kind: str = ANY
+    each: bool = False
+
+
+def events_page(page: Page) -> None:
+    """Draw the events, the newest first."""
+    chosen = _ChosenEvents()
+
+    def choose(name: str, new: object) -> None:
+        setattr(chosen, name, new)
+        found.turn_to(1)
+
+    def topics() -> list[WatchTopic]:
+        return [WatchTopic("events", () if chosen.kind == ANY else ("", chosen.kind))]
+
+    with ui.element("div").classes("controls"):
+        search("Search events", lambda text: choose("text", text))
+        select("Kind", [ANY, *FAMILIES], ANY, lambda new: choose("kind", new))
+        ui.checkbox("Each event on a line", on_change=lambda event: choose("each", bool(event.value)))
+    found = PagedList(
+        page,
+        topics,
+        "step",
+        lambda events: events_view.matching_events(events, chosen.text, each=chosen.each),
+        lambda shown, _now: events_view.event_listing(shown),
+    )

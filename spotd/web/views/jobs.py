@@ -6,10 +6,40 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, cast
 
-from spotd.arrays import is_line_of_array, states_of, with_arrays_as_one
-from spotd.web.markup import Node, el, job_link, table
-from spotd.web.views.parts import ON_MACHINES, WAITING, ago, counts, doing, gpus, holds, state
-from spotd.words import FINAL_STATES, NOTHING, clean, count, dollars, failure_lines, price, where_text
+from spotd.lists import is_line_of_array, states_of, with_arrays_as_one
+from spotd.web.log_search import LogHits
+from spotd.web.markup import LogTail, Node, el, facts, job_link, table
+from spotd.web.views.parts import (
+    ON_MACHINES,
+    WAITING,
+    ago,
+    counts,
+    doing,
+    gpus,
+    holds,
+    matching_events,
+    moment,
+    section,
+    state,
+    step_list,
+)
+from spotd.words import (
+    FINAL_STATES,
+    NOTHING,
+    ControlFilter,
+    ceiling_text,
+    clean,
+    count,
+    dollars,
+    failure_lines,
+    missing_text,
+    price,
+    run_span,
+    size_text,
+    span_text,
+    stage_text,
+    where_text,
+)
 
 GROUPS: Final[Mapping[str, frozenset[str]]] = {
     "all": frozenset(),
@@ -95,3 +125,222 @@ def _checkbox(job: Mapping[str, Any], selected: Container[str]) -> Node:
 def _below(job: Mapping[str, Any]) -> str:
     """Return the id, or of the line of an array, how many jobs it has."""
     return count(job["array"]["count"], "job") if is_line_of_array(job) else str(job["id"])
+
+
+# One job: what it is doing and why, its attempts, its log, what it cost.
+
+
+EVENTS_SHOWN: Final = 60
+
+
+def heading(detail: Mapping[str, Any], why: Mapping[str, Any] | None) -> Node:
+    """Return what the job is and why it is so, in a sentence."""
+    job = detail["job"]
+    sentence = job["summary"] or (why["sentence"] if why else job["verdict"])
+    notices = [*detail["set_aside"], job["checkpoint_late"]]
+    costs = [*(why["costs"] if why else ()), detail["checkpoint_advice"]]
+    return el(
+        "div",
+        el("p", state(job["state"]), el("code", job["id"]), cls="who"),
+        el("p", missing, cls="missing") if (missing := missing_text(why) if why else "") else None,
+        el("p", clean(sentence), cls="sentence") if job["failure"] is None else _failure(job["failure"]),
+        *(el("p", clean(text), cls="muted") for text in (why["placed"] if why else ())),
+        *(el("p", clean(text), cls="muted") for text in costs if text),
+        *(el("p", clean(text), cls="problem") for text in notices if text),
+        cls="heading",
+    )
+
+
+def summary(detail: Mapping[str, Any], now: datetime) -> Node:
+    """Return the facts of the job."""
+    job, spec = detail["job"], detail["spec"]
+    point, moving = job["checkpoint"], job["transfer"]
+    checkpoint = (
+        NOTHING
+        if point is None
+        else f"{clean(point['name'])}, {size_text(point['bytes'])}, {ago(point['at'], now)} ago"
+    )
+    pairs: list[tuple[str, Node]] = [
+        ("Where", clean(where_text(job))),
+        ("GPU", gpus(job)),
+        ("Price", f"${price(job['effective_usd_h'])} an hour" if job["effective_usd_h"] is not None else NOTHING),
+        (
+            "Ceiling",
+            NOTHING if detail["ceiling_usd_gpu_h"] is None else f"{clean(ceiling_text(detail))} per GPU-hour",
+        ),
+        (
+            "Spent",
+            dollars(job["spent_usd"])
+            + ("" if detail["budget_usd"] is None else f" of {dollars(detail['budget_usd'])}"),
+        ),
+        ("Saved", _saved(job)),
+        ("Preemptions", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
+        ("Checkpoint", checkpoint),
+        ("Now", "" if job["stage"] is None else clean(stage_text(job["stage"], now.isoformat()))),
+        ("On its way", "" if moving is None else _moving(moving)),
+        ("Submitted", moment(job["submitted_at"])),
+        ("Started", moment(job["started_at"])),
+        ("Ended", moment(job["ended_at"]) if job["ended_at"] else ""),
+        ("Priority", str(detail["priority"]) if detail["priority"] else ""),
+        ("Image", clean(str(spec.get("image", "")))),
+    ]
+    return el(
+        "div", facts(pairs), el("pre", _command(spec), cls="command", tabindex=0, aria_label="Command"), cls="panel"
+    )
+
+
+def _saved(job: Mapping[str, Any]) -> str:
+    if job["state"] == "FAILED":
+        return ""
+    return f"{dollars(job['saved_usd'])} against on-demand" if job["spent_usd"] else NOTHING
+
+
+def _failure(failure: Mapping[str, Any]) -> Node:
+    """Return why a job failed, the last lines of its output and the next step."""
+    first, *output, step = failure_lines(failure)
+    lines = "\n".join(line.removeprefix("| ") for line in output)
+    return el(
+        "div",
+        el("p", first, cls="problem", role="status"),
+        el("pre", lines, cls="command", tabindex=0, aria_label="The last lines of its output") if lines else None,
+        el("p", step, cls="sentence"),
+    )
+
+
+def _command(spec: Mapping[str, Any]) -> str:
+    run = spec.get("run", "")
+    text = run if isinstance(run, str) else " ".join(str(word) for word in run)
+    filtering = ControlFilter()
+    return filtering.feed(text) + filtering.end()
+
+
+def _moving(moving: Mapping[str, Any]) -> str:
+    done, total = size_text(moving["bytes_done"]), size_text(moving["bytes_total"])
+    left = "" if moving["seconds_left"] is None else f", {span_text(moving['seconds_left'])} left"
+    stuck = f"; {clean(moving['failing'])}" if moving["failing"] else ""
+    return f"{moving['kind']} of {clean(moving['checkpoint'])}: {done} of {total}{left}{stuck}"
+
+
+def attempts(job: Mapping[str, Any], now: datetime) -> Node:
+    """Return the attempts as a table: what the timeline shows, in words."""
+    columns = "Try:n | Where | GPU | $/h:n | Spent:n | Began | Ran:n | Resumed from | End:why"
+    rows: list[list[Node]] = [
+        [
+            str(one["attempt"]),
+            clean(f"{one['provider']}/{one['host']}"),
+            gpus(one),
+            price(one["effective_usd_h"]),
+            dollars(one["spent_usd"]),
+            moment(one["launched_at"] or one["intended_at"], form="short"),
+            NOTHING if one["running_at"] is None else run_span(one["running_at"], one["ended_at"] or now.isoformat()),
+            clean(one["resumed_from"] or NOTHING),
+            clean(one["detail"]) or one["state"],
+        ]
+        for one in reversed(job["attempts"])
+    ]
+    return section("Attempts", table("Attempts, the newest first", columns, rows, empty="It had no machine yet."))
+
+
+def checkpoints(kept: Sequence[Mapping[str, Any]]) -> Node:
+    columns = "Checkpoint | Step:n | Size:n | Stored | Attempt:n | "
+    rows: list[list[Node]] = [
+        [
+            clean(one["name"]),
+            NOTHING if one["step"] is None else str(one["step"]),
+            size_text(one["bytes"]),
+            moment(one["at"], form="short"),
+            str(one["attempt"]) if one["attempt"] else "another job's",
+            ", ".join(word for word, there in (("best", one["best"]), ("pinned", one["pinned"])) if there),
+        ]
+        for one in reversed(kept[-50:])
+    ]
+    return section("Checkpoints", table("Kept checkpoints", columns, rows, empty="None is stored yet."))
+
+
+def receipt(answer: Mapping[str, Any]) -> Node:
+    """Return what the job cost, attempt by attempt, and what that saved."""
+    found = answer["receipts"]
+    if not found:
+        return section("Receipt", el("p", "Nothing was spent yet.", cls="empty"))
+    one = found[0]
+    columns = (
+        "Try:n | Where | Machine:n | Disk:n | Traffic:n | Fee:n | Not billed:n | Corrected:n | Spent:n | On-demand:n"
+    )
+    rows: list[list[Node]] = [
+        [
+            str(row["attempt"]),
+            clean(f"{row['provider']}/{row['host']}"),
+            dollars(row["gpu_usd"]),
+            dollars(row["disk_usd"]),
+            dollars(row["traffic_usd"]),
+            dollars(row["fee_usd"]),
+            dollars(row["free_usd"]),
+            dollars(row["corrected_usd"]),
+            dollars(row["spent_usd"]),
+            dollars(row["on_demand_usd"]),
+        ]
+        for row in one["attempts"]
+    ]
+    compared = one["on_demand_usd"] - one["uncompared_usd"]
+    total = f"Spent {dollars(one['spent_usd'])}" + (" (estimated)" if one["estimated"] else "")
+    if compared > 0 and one["state"] != "FAILED":
+        share = f"{100 * one['saved_usd'] / compared:.0f} %"
+        total += f", on-demand {dollars(compared)}, saved {dollars(one['saved_usd'])} ({share})"
+    return section(
+        "Receipt",
+        el("p", total, cls="sentence"),
+        table("What each attempt cost", columns, rows, empty="Nothing was spent yet."),
+        *(el("p", clean(text), cls="muted") for text in one["corrections"]),
+    )
+
+
+def log(tail: LogTail) -> Node:
+    """Return the last lines of the log. The newest comes first in the tree, and is drawn at the bottom."""
+    lines = tail.shown()
+    if not lines:
+        return el("p", "It has written nothing yet.", cls="empty")
+    drawn = [el("div", text or " ", cls=None if kind == "log" else "mark") for kind, text in reversed(lines)]
+    return el("pre", *drawn, cls="log", tabindex=0, role="log", aria_label="The last lines of the log")
+
+
+def log_hits(found: LogHits, text: str) -> Node:
+    """Return the lines that hold the text, the newest at the bottom, and how many there are."""
+    where = f"the last {count(found.lines, 'line')}" if found.is_cut else count(found.lines, "line")
+    if not found.total:
+        return el("section", el("p", f"No line of {where} holds {text}.", cls="empty"))
+    cut = f", the newest {len(found.hits)} shown" if found.total > len(found.hits) else ""
+    lines = [el("div", el("span", f"{attempt} ", cls="mark"), line or " ") for attempt, line in reversed(found.hits)]
+    return section(
+        "Found in the log",
+        el("pre", *lines, cls="log", tabindex=0, aria_label="Lines that hold the text, each after its attempt"),
+        note=f"{count(found.total, 'line')} of {where}{cut}",
+    )
+
+
+def events(found: Sequence[Mapping[str, Any]]) -> Node:
+    """Return what happened to the job, the newest first."""
+    shown = matching_events(found, "")[:EVENTS_SHOWN]
+    return section("Events", step_list(shown, of_job=True, empty="Nothing has happened yet."))
+
+
+def figures_table(tail: LogTail) -> Node:
+    """Return the newest value of each figure that the job logs, besides its picture."""
+    rows: list[list[Node]] = [
+        [
+            key,
+            f"{points[-1][1]:g}",
+            f"{min(y for _, y in points):g}",
+            f"{max(y for _, y in points):g}",
+            str(len(points)),
+        ]
+        for key in tail.figures.names()
+        if (points := tail.figures.series[key])
+    ]
+    columns = "Figure | Newest:n | Lowest:n | Highest:n | Points:n"
+    left_out = tail.figures.left_out
+    note = (
+        el("p", f"{left_out} values were left out: not finite, too large or too many.", cls="muted")
+        if left_out
+        else None
+    )
+    return el("div", table("Figures", columns, rows), note)

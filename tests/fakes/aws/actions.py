@@ -10,7 +10,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
+from spotd_providers.contract.values import MicroUsdPerHour, micro_usd
 from tests.fakes.aws.catalog import Zone
 from tests.fakes.aws.cloud import Ec2Cloud
 from tests.fakes.aws.records import FakeInstance

@@ -18,8 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spotd_providers.testkit.faults import Call
-from spotd_providers.testkit.serve import RecordedRequest
+from spotd_providers.testkit.serve import Call, RecordedRequest
 from tests.fakes.aws.actions import ACTIONS, AMIS
 from tests.fakes.aws.cloud import Ec2Cloud
 from tests.fakes.aws.imds import metadata

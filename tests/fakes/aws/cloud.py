@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from spotd_providers.contract.money import MicroUsdPerHour, cost, micro_usd
+from spotd_providers.contract.values import MicroUsdPerHour, cost, micro_usd
 from spotd_providers.local.hosts import HostClock, HostMachineState, read_ledger, segments
 from tests.fakes.aws.catalog import KINDS, ZONES, Kind, Zone
 from tests.fakes.aws.quirks import Quirks

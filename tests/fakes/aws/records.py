@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.fakes.aws.catalog import Kind, Zone
 from tests.fakes.aws.wire import iso
 

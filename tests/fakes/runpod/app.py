@@ -20,8 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as Path
 
-from spotd_providers.testkit.faults import Call
-from spotd_providers.testkit.serve import RecordedRequest
+from spotd_providers.testkit.serve import Call, RecordedRequest
 from tests.fakes.cloud import FakeApi
 from tests.fakes.runpod.billing import billed
 from tests.fakes.runpod.cloud import RunpodCloud

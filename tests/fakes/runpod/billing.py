@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.money import MICRO, cost
+from spotd_providers.contract.values import MICRO, cost
 from spotd_providers.local.hosts import read_ledger, segments
 from tests.fakes.runpod.cloud import RunpodCloud
 from tests.fakes.runpod.refusal import Refusal

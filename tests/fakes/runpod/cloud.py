@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour, micro_usd
+from spotd_providers.contract.values import MICRO, MicroUsdPerHour, micro_usd
 from spotd_providers.local.hosts import HostClock, HostMachineState
 from tests.fakes.cloud import FOR_EVER, FakeCloud
 from tests.fakes.runpod.belongings import Belongings

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour
+from spotd_providers.contract.values import MICRO, MicroUsdPerHour
 from tests.fakes.runpod.gpus import Gpu
 
 

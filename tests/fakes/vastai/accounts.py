@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from spotd_providers.contract.money import MICRO, cost
+from spotd_providers.contract.values import MICRO, cost
 from spotd_providers.local.hosts import read_ledger, segments
 from tests.fakes.vastai.cloud import VastCloud
 from tests.fakes.vastai.contracts import Contract

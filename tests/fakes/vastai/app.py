@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as Path
 
-from spotd_providers.testkit.faults import Call
-from spotd_providers.testkit.serve import Receive, RecordedRequest, Scope, Send
+from spotd_providers.testkit.serve import Call, Receive, RecordedRequest, Scope, Send
 from tests.fakes.cloud import FakeApi
 from tests.fakes.vastai.accounts import charges_page, instances_page, user_row
 from tests.fakes.vastai.asks import selected, unknown_columns

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
+from spotd_providers.contract.values import MicroUsdPerHour, micro_usd
 
 HOURS_PER_MONTH: Final = 720
 _DEFAULT_LIMIT: Final = 64

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.fakes.vastai.asks import Ask
 
 

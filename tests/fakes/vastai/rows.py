@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import Any
 
-from spotd_providers.contract.money import MICRO
+from spotd_providers.contract.values import MICRO
 from tests.fakes.vastai.asks import HOURS_PER_MONTH, Ask
 from tests.fakes.vastai.contracts import Contract, Phase, status_words
 from tests.fakes.vastai.quirks import Quirks

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.setup.unit import MARK
+from spotd.setup.service import MARK
 from tests.integration.packaging.conftest import REPO, run
 from tests.waiting import until
 

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spotd_jobs.runner import manifest, tree
+from spotd_jobs.runner import manifest
 from spotd_jobs.runner.checkpoint_uploader import safe_name
-from spotd_jobs.runner.chunk_index import ChunkIndex
-from spotd_jobs.runner.grants import RunnerGrant
+from spotd_jobs.runner.manifest import ChunkIndex
 from spotd_jobs.runner.restore import RestoreRun
-from spotd_jobs.runner.store import RunnerStore
+from spotd_jobs.runner.store import RunnerGrant, RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload
-from spotd_jobs.wire.client import names
-from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client import sinks
+from spotd_jobs.wire.client.web import steady
 from tests.integration.runner.rig import Rig
 
 
@@ -30,15 +29,15 @@ def store_of(grant: RunnerGrant, hopeless: Any = lambda: False) -> RunnerStore:
 
 def upload_tree(rig: Rig, store: RunnerStore, folder: Path, name: str, chunk_bytes: int = 64) -> bytes:
     """The manifest of an entry that was uploaded, not yet published."""
-    seen = tree.scan(str(folder), name)
-    stage = tree.stage(str(folder), seen, str(rig.folder / "stage" / str(store.numbers.take())))
+    seen = manifest.scan(str(folder), name)
+    stage = manifest.stage(str(folder), seen, str(rig.folder / "stage" / str(store.numbers.take())))
     known = ChunkIndex(str(rig.folder / "known"), store.prefix)
     files = TreeUpload(stage, store, known, Progress(), chunk_bytes, lambda: False).run(2)
     return manifest.manifest_bytes(
         store,
         kind="checkpoint",
         name=safe_name(name),
-        entry=names.ascii_text(name),
+        entry=sinks.ascii_text(name),
         serial=store.numbers.take(),
         step=None,
         created_at="2026-11-21T10:00:00Z",

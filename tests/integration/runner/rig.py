@@ -18,8 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from spotd_jobs.bundle import build_runner
-from spotd_jobs.wire.fields import attempt_prefix
+from spotd_jobs.start import build_runner
 from spotd_jobs.wire.grant import (
     Blob,
     CheckpointRules,
@@ -35,6 +34,7 @@ from spotd_jobs.wire.grant import (
     TransferRules,
     Upload,
     UploadMethod,
+    attempt_prefix,
 )
 from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
 from spotd_jobs.wire.reports import Heartbeat, HostEvent, parse_event, parse_heartbeat

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.runner import complete, tree
+from spotd_jobs.runner import complete, manifest
 
 SETTLE_S = 10.0
 JUST_NOW, LONG_AGO = 0.5, 11.0
@@ -208,7 +208,7 @@ def test_an_entry_counts_only_when_it_is_certainly_complete(case: Case, tmp_path
     _write(tmp_path, case.name, case.content)
     for name, data in case.beside.items():
         (tmp_path / name).write_bytes(data)
-    seen = tree.scan(str(tmp_path), case.name)
+    seen = manifest.scan(str(tmp_path), case.name)
     pointed = frozenset().union(*(complete.pointed_names(data.decode()) for data in case.beside.values()))
     around = complete.CompletenessContext(
         pointed=pointed,
@@ -237,7 +237,7 @@ def test_the_step_is_read_from_content_or_name(
     name: str, content: bytes | dict[str, bytes], step: int | None, tmp_path: Path
 ) -> None:
     _write(tmp_path, name, content)
-    assert complete.step_of(str(tmp_path), tree.scan(str(tmp_path), name)) == step
+    assert complete.step_of(str(tmp_path), manifest.scan(str(tmp_path), name)) == step
 
 
 def test_a_whole_checkpoint_named_latest_is_no_pointer(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_a_whole_checkpoint_named_latest_is_no_pointer(tmp_path: Path) -> None:
 def test_a_stage_keeps_what_rotation_removes(tmp_path: Path) -> None:
     folder, home = tmp_path / "ckpt", tmp_path / "home"
     _write(folder, "step-1", {"w": b"weights", "sub/o": b"optimizer"})
-    seen = tree.scan(str(folder), "step-1")
-    stage = tree.stage(str(folder), seen, str(home / "stage"))
+    seen = manifest.scan(str(folder), "step-1")
+    stage = manifest.stage(str(folder), seen, str(home / "stage"))
     for file in ("w", "sub/o"):
         (folder / "step-1" / file).unlink()
     descriptor = stage.open(seen.inside()["w"])
@@ -264,11 +264,11 @@ def test_a_stage_keeps_what_rotation_removes(tmp_path: Path) -> None:
 def test_a_file_written_over_in_place_is_noticed_through_its_stage(tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     _write(folder, "step-1", {"w": b"weights"})
-    seen = tree.scan(str(folder), "step-1")
-    stage = tree.stage(str(folder), seen, str(tmp_path / "stage"))
+    seen = manifest.scan(str(folder), "step-1")
+    stage = manifest.stage(str(folder), seen, str(tmp_path / "stage"))
     with (folder / "step-1/w").open("r+b") as stream:
         stream.write(b"other, longer")
-    with pytest.raises(tree.Vanished):
+    with pytest.raises(manifest.Vanished):
         stage.open(seen.inside()["w"])
 
 
@@ -287,7 +287,7 @@ def test_a_file_written_over_in_place_is_noticed_through_its_stage(tmp_path: Pat
 def test_a_link_counts_as_inside_only_when_no_other_link_can_lead_it_out(
     path: str, target: str, *, inside: bool
 ) -> None:
-    assert tree.leads_inside(path, target) is inside
+    assert manifest.leads_inside(path, target) is inside
 
 
 def _write(folder: Path, name: str, content: bytes | Mapping[str, bytes]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotd_jobs.runner import ending
+from spotd_jobs.runner import process
 from tests.integration.runner.servers import Answer, Server
 
 GONE = {
@@ -28,9 +28,9 @@ def test_a_machine_is_over_only_when_the_provider_says_so(
 ) -> None:
     monkeypatch.setenv("CONTAINER_ID", "77")
     monkeypatch.setenv("CONTAINER_API_KEY", "only-this-machine")
-    monkeypatch.setattr(ending, "_LINGER_S", 0.0)
+    monkeypatch.setattr(process, "_LINGER_S", 0.0)
     with Server(lambda _: answer) as server:
         how = {"method": "vast", "base_url": server.url}
-        assert ending.end_machine(how, "done", try_for_s=0.0) is is_over
+        assert process.end_machine(how, "done", try_for_s=0.0) is is_over
         assert server.requests[0].path == "/api/v0/instances/77/"
         assert server.requests[0].headers["authorization"] == "Bearer only-this-machine"

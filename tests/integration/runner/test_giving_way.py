@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.runner import tree
-from spotd_jobs.runner.chunk_index import ChunkIndex
-from spotd_jobs.runner.priority import Priority
-from spotd_jobs.runner.upload import Progress, TreeUpload
-from spotd_jobs.wire.fields import attempt_prefix
-from spotd_jobs.wire.grant import Upload, UploadMethod
+from spotd_jobs.runner import manifest
+from spotd_jobs.runner.manifest import ChunkIndex
+from spotd_jobs.runner.upload import Priority, Progress, TreeUpload
+from spotd_jobs.wire.grant import Upload, UploadMethod, attempt_prefix
 from tests.integration.runner.inside import runner_grant, store_of
 from tests.integration.runner.rig import JOB, Machine, Rig, until
 from tests.integration.runner.servers import Answer, Request, Server
@@ -88,7 +86,7 @@ def test_others_take_the_place_of_workers_that_gave_way_and_nothing_is_left_out_
     way = Priority.WHOLLY
     with gated() as (gate, leave), Rig(tmp_path) as rig:
         store = store_of(runner_grant(rig, upload=leave))
-        stage = tree.stage(str(made.parent), tree.scan(str(made.parent), "step-1"), str(tmp_path / "stage"))
+        stage = manifest.stage(str(made.parent), manifest.scan(str(made.parent), "step-1"), str(tmp_path / "stage"))
         known = ChunkIndex(str(tmp_path / "known"), store.prefix)
         progress = Progress()
         upload = TreeUpload(stage, store, known, progress, CHUNK, lambda: False, lambda: way)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.runner import grants
-from spotd_jobs.runner.grants import GrantKeeper, first_grant
+from spotd_jobs.runner import store as grants
+from spotd_jobs.runner.store import GrantKeeper, first_grant
 from spotd_jobs.wire.client import web
 from tests.integration.runner.rig import Rig
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from spotd_jobs.runner.heartbeat import MARKER_BYTES_MAX, HeartbeatWriter, Status
+from spotd_jobs.runner.logs import ProgressMeter
 from spotd_jobs.runner.store import RunnerStore
-from spotd_jobs.runner.watching import ProgressMeter
 from spotd_jobs.wire.client.sinks import SinkDenied, SinkError
-from spotd_jobs.wire.fields import LIVENESS_PREFIX, liveness_marker_name
-from spotd_jobs.wire.grant import LivenessMarker, UploadMethod
+from spotd_jobs.wire.grant import LIVENESS_PREFIX, LivenessMarker, UploadMethod, liveness_marker_name
 from tests.integration.runner.inside import runner_grant, store_of
 from tests.integration.runner.rig import JOB, Rig, until
 

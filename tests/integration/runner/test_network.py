@@ -16,8 +16,8 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from spotd_jobs.runner import ending, notices
-from spotd_jobs.wire.client import clocks, web
+from spotd_jobs.runner import process, shutdown
+from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.grant_sinks import sink_of
 from spotd_jobs.wire.client.sinks import SinkDenied, SinkError
 from tests.integration.runner.rig import until
@@ -98,7 +98,7 @@ def test_a_store_s_refusal_is_told_by_its_code_and_nothing_secret(status: int, k
 
 def test_a_signature_is_the_one_that_aws_s_own_client_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = datetime.datetime(2026, 11, 21, 10, 0, 0, tzinfo=datetime.UTC)
-    monkeypatch.setattr(clocks.CLOCK, "now", moment.timestamp)
+    monkeypatch.setattr(web.CLOCK, "now", moment.timestamp)
     with Server(lambda request: Answer(200)) as server:
         data = b"content"
         sigv4_sink(server.url).put("data/a b~c", data)
@@ -180,7 +180,7 @@ def test_reading_follows_a_redirect_and_stops_at_the_limit() -> None:
 
 
 def test_the_clock_follows_the_store_s_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = clocks._StoreClock()
+    clock = web._StoreClock()
     clock.learn("Sat, 21 Nov 2020 10:00:00 GMT")
     assert abs(clock.now() - 1605952800) < 5
     clock.learn("nonsense")
@@ -211,17 +211,17 @@ class Imds:
 
 
 def test_a_spot_interruption_is_read_with_a_token_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_IMDS_EVERY_S", 0.02)
+    monkeypatch.setattr(shutdown, "_IMDS_EVERY_S", 0.02)
     imds = Imds()
-    seen: list[notices.Notice] = []
+    seen: list[shutdown.Notice] = []
     advised = threading.Event()
     with Server(imds.answer) as server:
-        notices.ImdsWatch(server.url + "/", seen.append, lambda reason: advised.set()).start()
+        shutdown.ImdsWatch(server.url + "/", seen.append, lambda reason: advised.set()).start()
         until(lambda: len(server.requests) > 5, "a few questions")
         assert seen == []
         imds.rebalance = True
         until(advised.is_set, "the recommendation")
-        imds.action = {"action": "terminate", "time": clocks.as_text(time.time() + 120)}
+        imds.action = {"action": "terminate", "time": web.as_text(time.time() + 120)}
         until(lambda: seen, "the interruption")
         assert seen[0].source == "imds"
         assert seen[0].at is not None
@@ -234,11 +234,11 @@ def test_an_interruption_without_a_legible_time_is_two_minutes_away(
 ) -> None:
     imds = Imds()
     imds.action = {"action": "terminate", **when}
-    seen: list[notices.Notice] = []
+    seen: list[shutdown.Notice] = []
     before = time.time()
     with Server(imds.answer) as server:
-        monkeypatch.setattr(notices, "_IMDS_EVERY_S", 0.02)
-        notices.ImdsWatch(server.url, seen.append, lambda reason: None).start()
+        monkeypatch.setattr(shutdown, "_IMDS_EVERY_S", 0.02)
+        shutdown.ImdsWatch(server.url, seen.append, lambda reason: None).start()
         until(lambda: seen, "the interruption")
     (notice,) = seen
     assert notice.at is not None
@@ -247,15 +247,15 @@ def test_an_interruption_without_a_legible_time_is_two_minutes_away(
 
 
 def test_an_interruption_that_passed_long_ago_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_IMDS_EVERY_S", 0.02)
+    monkeypatch.setattr(shutdown, "_IMDS_EVERY_S", 0.02)
     imds = Imds()
     imds.action = {"action": "terminate", "time": "2020-01-01T00:00:00Z"}
-    seen: list[notices.Notice] = []
+    seen: list[shutdown.Notice] = []
     with Server(imds.answer) as server:
-        notices.ImdsWatch(server.url, seen.append, lambda reason: None).start()
+        shutdown.ImdsWatch(server.url, seen.append, lambda reason: None).start()
         until(lambda: len(server.requests) > 10, "a few questions")
         assert seen == []
-        imds.action = {"action": "terminate", "time": clocks.as_text(time.time() + 120)}
+        imds.action = {"action": "terminate", "time": web.as_text(time.time() + 120)}
         until(lambda: seen, "a new announcement")
 
 
@@ -271,17 +271,17 @@ def test_a_machine_ends_itself_by_its_own_key_and_asks_again_when_refused(
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(ending, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(ending, "_LINGER_S", 0.0)
+    monkeypatch.setattr(process, "_FETCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(process, "_LINGER_S", 0.0)
     statuses = iter([500, 429])
     with Server(lambda request: Answer(next(statuses, 200), b"{}")) as server:
-        assert ending.end_machine({"method": method, "base_url": server.url}, "succeeded")
+        assert process.end_machine({"method": method, "base_url": server.url}, "succeeded")
         assert [(one.method, one.path) for one in server.requests] == [("DELETE", path)] * 3
         assert {one.headers["authorization"] for one in server.requests} == {"Bearer instance-key"}
     web.drop_connections()
 
 
 def test_a_machine_that_can_not_be_ended_says_so_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(process, "_FETCH_PAUSE_S", 0.01)
     monkeypatch.delenv("CONTAINER_ID", raising=False)
-    assert not ending.end_machine({"method": "vast", "base_url": "http://127.0.0.1:1"}, "failed", try_for_s=0.05)
+    assert not process.end_machine({"method": "vast", "base_url": "http://127.0.0.1:1"}, "failed", try_for_s=0.05)

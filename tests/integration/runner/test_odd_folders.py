@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.runner import outputs, tree
+from spotd_jobs.runner import manifest, outputs
 from spotd_jobs.runner.manifest import text_bytes
 from spotd_jobs.runner.prefetch import Prefetch
 from spotd_jobs.runner.upload import Progress, TreeUpload, loads_of
-from spotd_jobs.wire.client.files import remove
-from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, MANIFEST_TEXT_MAX
-from spotd_jobs.wire.client.names import raw_of
+from spotd_jobs.wire.client.sinks import CHUNKS_MAX, MANIFEST_TEXT_MAX, raw_of, remove
 from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
 from spotd_jobs.wire.manifest_document import parse_manifest
 from spotd_jobs.wire.reports import Outcome
@@ -162,10 +160,10 @@ def test_whatever_fails_at_the_end_the_report_of_the_end_comes(step: str, tmp_pa
     script = (
         "import os, sys\n"
         "from spotd_jobs.runner.attempt import AttemptRun as A\n"
-        "from spotd_jobs.runner.grants import GrantKeeper\n"
+        "from spotd_jobs.runner.store import GrantKeeper\n"
         "from spotd_jobs.runner.heartbeat import HeartbeatWriter\n"
         "from spotd_jobs.runner.logs import LogShipper\n"
-        "from spotd_jobs.runner.oom import OomWatch\n"
+        "from spotd_jobs.runner.process import OomWatch\n"
         "from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader\n"
         "from spotd_jobs.runner.store import Events\n"
         "from spotd_jobs.runner.main import run\n"
@@ -326,16 +324,18 @@ def test_small_files_travel_together_and_come_back_alone(tmp_path: Path) -> None
                 assert (Path(done.path) / path.relative_to(made)).read_bytes() == path.read_bytes()
 
 
-def node(number: int, size: int, path: str = "") -> tree.Node:
-    return tree.Node(path or f"c/shard-{number:06d}", tree.FILE, size, 1_764_000_000_000_000_000, number, 0o644, None)
+def node(number: int, size: int, path: str = "") -> manifest.Node:
+    return manifest.Node(
+        path or f"c/shard-{number:06d}", manifest.FILE, size, 1_764_000_000_000_000_000, number, 0o644, None
+    )
 
 
 @pytest.mark.parametrize("size", [10_000, 1_100_000, 9_000_000])
 def test_a_hundred_thousand_files_of_any_size_fit_into_a_manifest(size: int, tmp_path: Path) -> None:
-    nodes = tuple(node(number, size) for number in range(tree.ENTRIES_MAX))
+    nodes = tuple(node(number, size) for number in range(manifest.ENTRIES_MAX))
     with Rig(tmp_path) as rig:
         grant = runner_grant(rig)
-        stage = tree.Stage(tree.Tree("c", nodes), str(tmp_path), None)
+        stage = manifest.Stage(manifest.Tree("c", nodes), str(tmp_path), None)
         upload = TreeUpload(stage, store_of(grant), None, Progress(), 8 << 20, lambda: False)  # type: ignore[arg-type]  # nothing is sent
         loads = list(upload._loads)
     assert len(loads) <= CHUNKS_MAX
@@ -348,8 +348,8 @@ def test_what_no_manifest_can_say_is_refused_before_the_first_byte(tmp_path: Pat
     huge = (node(1, 20 * 10**12),)
     with Rig(tmp_path) as rig:
         for nodes in (long_names, huge):
-            stage = tree.Stage(tree.Tree("c", nodes), str(tmp_path), None)
-            with pytest.raises(tree.Unfit):
+            stage = manifest.Stage(manifest.Tree("c", nodes), str(tmp_path), None)
+            with pytest.raises(manifest.Unfit):
                 TreeUpload(stage, store_of(runner_grant(rig)), None, Progress(), 8 << 20, lambda: False)  # type: ignore[arg-type]  # nothing is sent
 
 
@@ -359,7 +359,7 @@ def test_the_estimate_of_a_manifest_is_never_below_its_length(tmp_path: Path) ->
         made.mkdir(parents=True)
         for number, name in enumerate(ODD_NAMES):
             (made / os.fsdecode(name)).write_bytes(os.urandom(200 * number))
-        seen = tree.scan(str(made.parent), "c")
+        seen = manifest.scan(str(made.parent), "c")
         data = upload_tree(rig, store_of(runner_grant(rig)), made.parent, "c", 64)
         chunks = len(json.loads(data)["chunks"])
         assert len(data) <= text_bytes(seen.nodes, chunks)
@@ -406,8 +406,8 @@ def test_a_tree_of_any_depth_is_removed(depth: int, name: str, tmp_path: Path) -
 @pytest.mark.parametrize(("depth", "name"), [(1200, "d"), (40, "l" * 250)], ids=["deep", "long"])
 def test_a_tree_that_no_manifest_can_hold_is_refused_in_words(depth: int, name: str, tmp_path: Path) -> None:
     deep_folder(tmp_path / "t", depth, name)
-    with pytest.raises(tree.Unfit, match="deep"):
-        tree.scan(str(tmp_path), "t")
+    with pytest.raises(manifest.Unfit, match="deep"):
+        manifest.scan(str(tmp_path), "t")
     remove(str(tmp_path / "t"))
 
 
@@ -462,9 +462,9 @@ def test_an_unreadable_folder_costs_its_own_entry_and_is_named(
         return real(place)
 
     monkeypatch.setattr(os, "listdir", listed)
-    with pytest.raises(tree.Unfit, match=r"lost\+found can not be read: " + os.strerror(error)):
-        tree.scan(str(tmp_path), "step-1")
-    assert [one.path for one in tree.scan(str(tmp_path), "step-2").files] == ["step-2/w"]
+    with pytest.raises(manifest.Unfit, match=r"lost\+found can not be read: " + os.strerror(error)):
+        manifest.scan(str(tmp_path), "step-1")
+    assert [one.path for one in manifest.scan(str(tmp_path), "step-2").files] == ["step-2/w"]
 
 
 @pytest.mark.parametrize("left", ["a file", "nothing"])

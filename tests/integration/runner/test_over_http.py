@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.wire.fields import attempt_prefix
-from spotd_jobs.wire.grant import Grant, Upload, UploadMethod
+from spotd_jobs.wire.grant import Grant, Upload, UploadMethod, attempt_prefix
 from spotd_jobs.wire.reports import Outcome
 from tests.integration.runner.rig import JOB, Rig
 from tests.integration.runner.servers import Answer, Request, Server

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.runner import notices, outputs, process
-from spotd_jobs.runner.figures import host_figures, parse_gpus
-from spotd_jobs.runner.grants import GrantKeeper
-from spotd_jobs.runner.heartbeat import Status
+from spotd_jobs.runner import outputs, process, shutdown
+from spotd_jobs.runner.heartbeat import Status, host_figures, parse_gpus
+from spotd_jobs.runner.inputs import CodeUnusable, unpack
 from spotd_jobs.runner.logs import LogShipper
-from spotd_jobs.runner.oom import OomWatch
+from spotd_jobs.runner.process import OomWatch
 from spotd_jobs.runner.shutdown import ShutdownWatch, Stop, Wakeups
-from spotd_jobs.runner.unpack import CodeUnusable, unpack
-from spotd_jobs.wire.client import console
+from spotd_jobs.runner.store import GrantKeeper
+from spotd_jobs.wire.client import sinks
 from tests.integration.runner.inside import runner_grant, store_of
 from tests.integration.runner.rig import Rig
 
@@ -158,7 +157,7 @@ def test_host_figures_are_numbers_or_none(tmp_path: Path) -> None:
 )
 def test_only_a_whole_notice_file_is_a_notice(content: str, reason: str | None, tmp_path: Path) -> None:
     (tmp_path / "notice").write_text(content)
-    found = notices.from_file(str(tmp_path / "notice"))
+    found = shutdown.from_file(str(tmp_path / "notice"))
     assert (found.reason if found else None) == reason
 
 
@@ -174,7 +173,7 @@ def test_only_a_whole_notice_file_is_a_notice(content: str, reason: str | None, 
     ],
 )
 def test_reported_text_is_one_bounded_visible_line(text: str, clean: str) -> None:
-    assert console.clean(text) == clean
+    assert sinks.clean(text) == clean
 
 
 def test_outputs_are_found_once_and_never_outside(tmp_path: Path) -> None:
@@ -301,7 +300,7 @@ def shutdown_watch(tmp_path: Path) -> Iterator[ShutdownWatch]:
         home = tmp_path / "home"
         home.mkdir()
         yield ShutdownWatch(
-            keeper, wakeups, store_of(grant), Status(1), notices.JobFile(str(home / "job-notice")), str(home)
+            keeper, wakeups, store_of(grant), Status(1), shutdown.JobFile(str(home / "job-notice")), str(home)
         )
         signal.set_wakeup_fd(-1)
         os.close(wakeups._reader)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.runner import tree
+from spotd_jobs.runner import manifest as tree
 from tests.integration.runner.holding import HeldBucket
 from tests.integration.runner.rig import Machine, Rig, until
 from tests.integration.runner.servers import Server

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.bundle import build_runner
-from spotd_jobs.start import ScriptTooLong, start_script
+from spotd_jobs.start import ScriptTooLong, build_runner, start_script
 from tests.integration.runner.rig import Rig
 from tests.integration.runner.servers import Answer, Request, Server
 

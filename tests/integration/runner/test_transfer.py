@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd_jobs.runner import tree
-from spotd_jobs.runner.chunk_index import REUSED_MIN, ChunkIndex
+from spotd_jobs.runner import manifest as tree
+from spotd_jobs.runner.manifest import REUSED_MIN, ChunkIndex
 from spotd_jobs.runner.store import GivenUp
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
-from spotd_jobs.wire.client.files import DiskFull
+from spotd_jobs.wire.client.sinks import DiskFull
 from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
 from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.integration.runner.inside import restore_into, runner_grant, store_of, upload_tree

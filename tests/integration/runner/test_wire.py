@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from spotd_jobs.runner.store import RunnerStore
-from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
-from spotd_jobs.wire.fields import WireError
-from spotd_jobs.wire.grant import Upload, UploadMethod
+from spotd_jobs.wire.client.sinks import MANIFEST_BYTES_MAX
+from spotd_jobs.wire.grant import Upload, UploadMethod, WireError
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, restore_of, verify_manifest
 from spotd_jobs.wire.reports import (
     EVENT_BYTES_MAX,

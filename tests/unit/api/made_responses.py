@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from spotd.api.schemas.checkpoints import KeptCheckpointResponse
-from spotd.api.schemas.costs import AttemptCostResponse, CostGroupResponse, CostResponse, ReceiptResponse
-from spotd.api.schemas.health import ProviderResponse
-from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, JobDetailResponse, JobResponse, TransferResponse
-from spotd.api.schemas.plans import PlanResponse, WhyResponse
-from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PollResponse, QuoteResponse
-from spotd.api.schemas.streams import EventResponse, LogResponse
+from spotd.api.schemas.answers import EventResponse, LogResponse, PlanResponse, ProviderResponse, WhyResponse
+from spotd.api.schemas.costs import (
+    AttemptCostResponse,
+    CostGroupResponse,
+    CostResponse,
+    HistoryResponse,
+    PastBucketResponse,
+    PollResponse,
+    QuoteResponse,
+    ReceiptResponse,
+)
+from spotd.api.schemas.jobs import (
+    AttemptResponse,
+    CheckpointResponse,
+    JobDetailResponse,
+    JobResponse,
+    KeptCheckpointResponse,
+    TransferResponse,
+)
 
 NOW = "2026-11-21T10:00:00.000Z"
 EARLIER = "2026-11-21T07:00:00.000Z"

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from spotd.client.daemon import Daemon
-from spotd.core.agents import AGENT
-from spotd.core.domain.ids import JobId
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
+from spotd.core.domain.intents import JobId
+from spotd.core.requests import AGENT
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerGpuHour
 from tests.unit.api import worlds
 from tests.unit.api.place import Place, place
 
@@ -66,7 +66,7 @@ def agent(served: Place, root: Path, talk: Callable[[Client], Awaitable[None]]) 
     """Let an agent talk to the server of the tools, in memory."""
     from mcp import Client
 
-    from spotd.agents.server import make_server
+    from spotd.agents import make_server
 
     async def work() -> None:
         async with Client(make_server(Daemon(served.socket), root)) as client:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused
+from spotd.client.transport import DaemonRefused
 from tests.unit.api import worlds
 from tests.unit.api.command import spotctl
 from tests.unit.api.place import Place, place

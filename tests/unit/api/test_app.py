@@ -13,15 +13,7 @@ import anyio
 import pytest
 
 from spotd.api.app import QUICK_S
-from spotd.api.errors import (
-    Ambiguous,
-    ApiRefusal,
-    ApiUnavailable,
-    Invalid,
-    NotFound,
-    OverBudget,
-    StateConflict,
-)
+from spotd.api.responses import Ambiguous, ApiRefusal, ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.daemon.database import Database
 from spotd.daemon.object_keys import code_key
 from spotd_jobs.spec.problems import Problem

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from spotd.api.app import api_routes
+from spotd.api.responses import ByteStream
 from spotd.api.routes import ApiRoute
-from spotd.api.streams import ByteStream
 from spotd.client.asynchronous import AsyncDaemon
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused, refused
-from spotd.client.transport import Transport
+from spotd.client.transport import DaemonRefused, Transport, refused
 from tests.unit.api import made_responses, worlds
 from tests.unit.api.place import Place, place
 
@@ -154,7 +153,7 @@ def test_a_wait_for_a_record_that_is_given_up_leaves_no_thread(served: Place, mo
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(records), 0.1)
 
-    monkeypatch.setattr("spotd.api.streams.IDLE_LINE_S", 0.05)
+    monkeypatch.setattr("spotd.api.responses.IDLE_LINE_S", 0.05)
     served.replace("events.stream", silent)
     asyncio.run(ask())
     require_no_thread()

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotd.api.errors import Ambiguous, NotFound
-from spotd.api.job_refs import JobHead, resolve
+from spotd.api.responses import Ambiguous, JobHead, NotFound, resolve
 
 HEADS = [
     JobHead(id="aa11", name="train", is_final=True, order=1),

@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.domain.jobs import Job, Outputs
-from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, JobId, Meter, terminate_intent_id
+from spotd.core.domain.jobs import Checkpoint, Job, Outputs
+from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.plans.plan import Event, Plan
-from spotd.core.pricing.effective_price import Needs, quote
+from spotd.core.plan import Event, Plan
+from spotd.core.pricing import Needs, quote
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_jobs.wire.manifest import checkpoint_prefix
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import HostId, InstanceId, InstanceRef, OfferId, ProviderName
+from spotd_providers.contract.values import (
+    HostId,
+    InstanceId,
+    InstanceRef,
+    MicroUsd,
+    MicroUsdPerHour,
+    OfferId,
+    ProviderName,
+)
 from tests.unit.core.builders import offer, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig

@@ -9,8 +9,18 @@ from random import Random
 
 from spotd.backtest.recorded import GONE, UNKNOWN, Change, RecordedMarket
 from spotd_jobs.spec.model import CheckpointPolicy, GpuAlternative, JobSpec, MarketChoice, PriceLimit, Resources
-from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
-from spotd_providers.contract.values import HostId, Interruption, Market, Offer, OfferId, PoolId, ProviderName
+from spotd_providers.contract.values import (
+    HostId,
+    Interruption,
+    Market,
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerHour,
+    Offer,
+    OfferId,
+    PoolId,
+    ProviderName,
+)
 
 START = 1_790_000_040 // 60 * 60
 VAST, CLOUD = ProviderName("vast"), ProviderName("cloud")

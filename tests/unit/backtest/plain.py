@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotd.backtest.model import instant
-from spotd.backtest.recorded import UNKNOWN, RecordedMarket
+from spotd.backtest.recorded import UNKNOWN, RecordedMarket, instant
 from spotd.backtest.run import JobRun
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 
 
 def played(run: JobRun, recorded: RecordedMarket, start: int, step_s: int, until: int | None = None) -> int:

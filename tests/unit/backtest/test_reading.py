@@ -11,18 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from spotd.backtest import texts
-from spotd.backtest.collecting import MarketCollector
-from spotd.backtest.folder import HistoryRead, read_history
-from spotd.backtest.own import changes_of
-from spotd.backtest.recorded import GONE, UNKNOWN
-from spotd.backtest.refusals import BacktestRefused
-from spotd.backtest.traces import TraceDefaults
+from spotd.backtest import recorded
+from spotd.backtest.recorded import GONE, UNKNOWN, BacktestRefused
+from spotd.backtest.rows import MarketCollector
+from spotd.backtest.traces import HistoryRead, TraceDefaults, changes_of, read_history
 from spotd.history import History
 from spotd.history.file import open_file
 from spotd_jobs.spec.model import GpuAlternative
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Market, ProviderName
+from spotd_providers.contract.values import Market, MicroUsdPerHour, ProviderName
 from tests.unit.backtest.builders import offer
 
 HEAD = "at,provider,offer,gpu,count,price,market,available\n"
@@ -101,7 +97,7 @@ def test_json_lines_and_gzip_read_the_same(tmp_path: Path) -> None:
                      "nothing in the history has the GPU", id="another GPU"),
         pytest.param(HEAD.encode() + b"\xff\xfe\n", ":2", "not UTF-8", id="bytes"),
         pytest.param(HEAD + '"' + "x" * 50, ":2", "", id="open quote"),
-        pytest.param(HEAD + "x" * (texts.LINE_MAX + 10), ":2", "longer than", id="endless line"),
+        pytest.param(HEAD + "x" * (recorded.LINE_MAX + 10), ":2", "longer than", id="endless line"),
     ],
 )  # fmt: skip
 def test_a_broken_csv_is_refused_with_its_place(tmp_path: Path, text: str | bytes, place: str, cause: str) -> None:
@@ -150,7 +146,7 @@ def test_more_than_is_read_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "BYTES_MAX", 100_000)
+    monkeypatch.setattr(recorded, "BYTES_MAX", 100_000)
     written(tmp_path, gzip.compress((HEAD + ROW * 5_000).encode()), "x.csv.gz")
     with pytest.raises(BacktestRefused, match="more than is read"):
         read(tmp_path)
@@ -275,7 +271,7 @@ def test_time_without_polls_is_unknown_and_what_is_not_back_after_it_is_gone() -
 
 
 def test_too_many_changes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotd.backtest.collecting.CHANGES_MAX", 3)
+    monkeypatch.setattr("spotd.backtest.rows.CHANGES_MAX", 3)
     found = MarketCollector(lambda gpu, count: True)
     number = found.number_of(offer())
     assert number is not None
@@ -291,9 +287,9 @@ def test_too_many_changes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_empty_lines_without_end_are_refused_before_they_are_all_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: str
 ) -> None:
-    monkeypatch.setattr(texts, "EMPTY_LINES_MAX", 1_000)
-    reader = texts.Reader()
-    monkeypatch.setattr("spotd.backtest.folder.Reader", lambda: reader)
+    monkeypatch.setattr(recorded, "EMPTY_LINES_MAX", 1_000)
+    reader = recorded.Reader()
+    monkeypatch.setattr("spotd.backtest.traces.Reader", lambda: reader)
     data = (HEAD + ROW if "csv" in name else "").encode() + line.encode() * 100_000
     with pytest.raises(BacktestRefused, match="more than 1,000 empty lines"):
         read(written(tmp_path, gzip.compress(data) if name.endswith(".gz") else data, name))

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from spotd.backtest.model import Assumptions, VanishedRule
-from spotd.backtest.recorded import RecordedMarket
+from spotd.backtest.recorded import Assumptions, RecordedMarket, VanishedRule
 from spotd.backtest.replay import MarketReplay, PlannedRun
 from spotd.backtest.run import JobRun, RunOutcome, policy_of, series_key
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.records import Experience
 from spotd.core.domain.states import JobState
+from spotd.core.domain.world import Experience
 from spotd_jobs.spec.model import (
     Deadline,
     GpuAlternative,

@@ -11,14 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.backtest import playing
-from spotd.backtest.advice import CeilingAdvice, advice_on
-from spotd.backtest.model import Assumptions, VanishedRule
-from spotd.backtest.playing import play
-from spotd.backtest.question import BacktestCase, Question, cases_of, starts_over, without_unrecorded
-from spotd.backtest.recorded import GONE, UNKNOWN, RecordedMarket
-from spotd.backtest.refusals import BacktestRefused
+from spotd.backtest.playing import BacktestCase, Question, cases_of, play, starts_over, without_unrecorded
+from spotd.backtest.recorded import GONE, UNKNOWN, Assumptions, BacktestRefused, RecordedMarket, VanishedRule
+from spotd.backtest.result import CeilingAdvice, Summary, advice_on, percentile, summarized
 from spotd.backtest.run import End, RunOutcome
-from spotd.backtest.summary import Summary, percentile, summarized
 from spotd_jobs.spec.model import Deadline, JobSpec, PriceLimit, Resources, Schedule, WatchdogPolicy
 from tests.unit.backtest.builders import CLOUD, FEES, START, job, offer, random_market, recorded_market
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from spotd_jobs.spec.model import PriceLimit
 from tests.unit.api import worlds

@@ -51,8 +51,8 @@ def test_a_whole_array_is_cancelled_retried_and_charged_by_its_name(ctl: Ctl, sw
 def test_a_retry_of_many_jobs_goes_on_where_the_daemon_stopped(
     ctl: Ctl, sweep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spotd.api.handlers.arrays.RETRIES_AT_ONCE", 2)
-    monkeypatch.setattr("spotd.api.handlers.arrays.RETRIES_LAST_S", -1)
+    monkeypatch.setattr("spotd.api.handlers.submissions.RETRIES_AT_ONCE", 2)
+    monkeypatch.setattr("spotd.api.handlers.submissions.RETRIES_LAST_S", -1)
     ctl("cancel", "sweep")
     run = ctl("retry", sweep)
     assert run.out == f"sweep ({sweep}), 6 jobs: 6 QUEUED\n"

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd.cli.inputs.ceiling_range import parse_range
+from spotd.cli.inputs.ranges import parse_range
 from spotd.history import History
 from spotd_jobs.spec.problems import BadValue
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import ProviderName
-from spotd_providers.kit.extras import install_command
+from spotd_providers.contract.values import MicroUsdPerHour, ProviderName
+from spotd_providers.kit.boundary import install_command
 from tests.unit.api import worlds
 from tests.unit.backtest.builders import offer
 from tests.unit.cli.conftest import Ctl

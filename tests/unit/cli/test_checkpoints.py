@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
-from spotd.daemon.checkpoints.contents import checkpoint_manifest
+from spotd.daemon.contents import checkpoint_manifest
 from spotd_jobs.spec.model import CheckpointPolicy
 from tests.unit.api import worlds
 from tests.unit.api.made_responses import kept_checkpoint

@@ -6,7 +6,7 @@ import pytest
 
 from spotd.cli.client import COMMANDS
 from spotd.cli.daemon import COMMANDS as DAEMON_COMMANDS
-from spotd.cli.failures import ExitCode
+from spotd.cli.entry import ExitCode
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
 

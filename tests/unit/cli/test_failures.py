@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
-from spotd.core.machines.exit_words import explain_exit
+from spotd.core.machines.host_reports import explain_exit
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.store import values as v

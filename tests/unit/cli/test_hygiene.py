@@ -22,8 +22,6 @@ HELP_MODULES = {
     "spotd.cli",
     "spotd.cli.client",
     "spotd.cli.entry",
-    "spotd.cli.failures",
-    "spotd.cli.lazy",
     "spotd.cli.stderr",
     "spotd.cli.stdout",
     "spotd.words",
@@ -37,7 +35,6 @@ LS_MODULES = HELP_MODULES | {
     "spotd.cli.views.table",
     "spotd.client",
     "spotd.client.daemon",
-    "spotd.client.errors",
     "spotd.client.transport",
     "spotd.paths",
 }

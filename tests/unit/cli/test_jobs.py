@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from spotd.api.errors import ApiUnavailable, OverBudget
+from spotd.api.responses import ApiUnavailable, OverBudget
 from spotd.api.schemas.jobs import JobResponse
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import UnreadableRow
 from spotd.store import Reads

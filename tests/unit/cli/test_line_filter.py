@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.cli.failures import CommandFailed
+from spotd.cli.entry import CommandFailed
 from spotd.cli.inputs import line_filter
 from spotd.cli.inputs.line_filter import LineFilter, expression, plain_text
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 

@@ -11,10 +11,10 @@ import pytest
 
 from spotd import words
 from spotd.api.requests import LogQuery
-from spotd.cli.follow import PATIENCE_S, Waiting, followed
+from spotd.cli.commands.logs import PATIENCE_S, Waiting, followed
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonUnreachable
-from spotd.core.domain.ids import JobId
+from spotd.client.transport import DaemonUnreachable
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState
 from spotd.daemon.market import plugin_values
 from spotd.words import ControlFilter, clean

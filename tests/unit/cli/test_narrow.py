@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotd.cli import stderr, stdout
-from spotd.cli.commands import events as events_command
+from spotd.cli.commands import logs as events_command
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.cli.pulling import pull_into, spans_of
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.errors import OverBudget
+from spotd.api.responses import OverBudget
 from spotd.cli.commands.submit import submit
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused
+from spotd.client.transport import DaemonRefused
 from spotd.store import JobView
 from spotd_jobs.spec.keys import FLAGS
 from tests.unit.api import made_responses, worlds

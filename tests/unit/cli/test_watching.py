@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from spotd.api.errors import ApiUnavailable
+from spotd.api.responses import ApiUnavailable
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 

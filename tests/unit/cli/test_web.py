@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.kit.extras import install_command
+from spotd_providers.kit.boundary import install_command
 from tests.unit.cli.conftest import Ctl
 
 

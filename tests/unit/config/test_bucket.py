@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd.daemon.errors import BadConfig
-from spotd.daemon.settings import Settings
-from spotd.service.configuration import load_settings
+from spotd.daemon.install import BadConfig
+from spotd.daemon.policy import Settings
+from spotd.service.main import load_settings
 from spotd_jobs.objects.s3_client import S3Place
 
 KEYS = 'access_key = { env = "KEY_ID" }\nsecret_key = { env = "KEY_SECRET" }\n'

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from spotd.config.credentials import others_may_write
+from spotd.config.credentials import InstalledPlugins, others_may_write, unknown_provider
 from spotd.config.load import Loaded, find, load, understand
 from spotd.config.model import SECTIONS
-from spotd.config.plugins import InstalledPlugins, unknown_provider
-from spotd.config.refusals import ConfigError
-from spotd.core.notifications.values import Topic
+from spotd.config.values import ConfigError
+from spotd.core.notifications import Topic
 from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract.provider import Provider, ProviderPlugin, ProviderTraits, Services
 from spotd_providers.contract.values import ProviderName

@@ -4,11 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
-from spotd.config.example import example_text
-from spotd.config.load import load, understand
+from spotd.config.credentials import InstalledPlugins
+from spotd.config.load import example_text, load, understand
 from spotd.config.model import SECTIONS
 from spotd.config.notify import NotifySection
-from spotd.config.plugins import InstalledPlugins
 
 COMMITTED = Path(__file__).parents[3] / "config.example.toml"
 

@@ -6,20 +6,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spotd.core.domain.attempts import Attempt, MachineState, StopOrder
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, StopOrder
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, Meter, launch_intent_id
 from spotd.core.domain.jobs import Job, new_job
-from spotd.core.domain.keys import attempt_key
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.domain.policy import Policy, ProviderPolicy
+from spotd.core.domain.policy import Policy, ProviderPolicy, attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.pricing import needs_of, quote
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
-from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import (
     HostId,
     InstallId,
@@ -31,6 +26,9 @@ from spotd_providers.contract.values import (
     Listing,
     Loss,
     Market,
+    MicroUsdPerGbMonth,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,

@@ -9,12 +9,12 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeVar
 
-from spotd.core.domain.machine_verdicts import MachineVerdict
+from spotd.core.domain.jobs import MachineVerdict
 from spotd.core.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
 from spotd.core.machines.judgements import JUDGEMENTS, Observed
 from spotd.core.machines.listed import RECORDS
-from spotd.core.pricing.words import span_words
-from spotd.core.running.table import PATIENCE_FIRST, VERDICTS, Need
+from spotd.core.pricing import span_words
+from spotd.core.running import PATIENCE_FIRST, VERDICTS, Need
 
 State = TypeVar("State", bound=StrEnum)
 
@@ -44,7 +44,7 @@ def page() -> str:
         [
             "# States",
             "",
-            "Generated from `spotd/core/domain/states.py`, `listed.py`, `judgements.py` and `running/table.py` by",
+            "Generated from `spotd/core/domain/states.py`, `listed.py`, `judgements.py` and `running.py` by",
             "`python -m tests.unit.core.diagram > docs/states.md`; a test fails when this page and the tables differ.",
             "",
             "## Jobs",
@@ -90,7 +90,7 @@ def page() -> str:
             "",
             "## What is done to a machine that runs",
             "",
-            "From the table of `spotd/core/running/table.py`. Each decision gives a machine one of these, earlier rows",
+            "From the table of `spotd/core/running.py`. Each decision gives a machine one of these, earlier rows",
             "first. A verdict yields to another one that is given in the same decision or is still open. What a stop",
             "needs beside what must be seen:",
             "",

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from hypothesis import strategies as st
 
-from spotd.core.domain.records import ONE, Experience, Record, RecordId, RecordKind
+from spotd.core.domain.world import ONE, Experience, Record, RecordId, RecordKind
 from spotd_providers.contract.values import ProviderName
 from tests.unit.core.builders import NOW, SHOP
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotd.core.agents import AGENT, day_problem
 from spotd.core.domain.states import AttemptState
-from spotd_providers.contract.money import MicroUsd
+from spotd.core.requests import AGENT, day_problem
+from spotd_providers.contract.values import MicroUsd
 from tests.unit.core.builders import NOW, world_with
 
 USD = 1_000_000

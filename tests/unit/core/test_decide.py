@@ -13,22 +13,27 @@ from hypothesis import strategies as st
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
+from spotd.core.domain.world import VerdictKind, World
 from spotd.core.machines.outcomes import LaunchFailure, launch_refused
-from spotd.core.plans.applied import applied
-from spotd.core.plans.invariants import broken_rules
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.plan import Plan, applied, broken_rules
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerGpuHour
-from spotd_providers.contract.values import HostId, InstanceState, Loss, Market, Offer
+from spotd_providers.contract.values import (
+    HostId,
+    InstanceState,
+    Loss,
+    Market,
+    MicroUsd,
+    MicroUsdPerGbMonth,
+    MicroUsdPerGpuHour,
+    Offer,
+)
 from tests.unit.core.builders import (
     MINUTE,
     NOW,

@@ -10,23 +10,25 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import IntentKind
-from spotd.core.domain.jobs import Job
-from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.attempts import HostStatus, MachineState
+from spotd.core.domain.intents import AttemptId, IntentKind, JobId
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.plans.invariants import broken_rules
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan, applied, broken_rules
 from spotd.core.quarantine import QUARANTINE_MARK, guarded, sound
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
-from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState, Listing, ProviderName
+from spotd_providers.contract.values import (
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Listing,
+    MicroUsd,
+    MicroUsdPerGpuHour,
+    ProviderName,
+)
 from tests.unit.core.builders import INSTALL, NOW, SHOP, instance, job, listing, market, offer, report, world_with
 
 J, K = JobId("j1"), JobId("j2")

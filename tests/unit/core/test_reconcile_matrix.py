@@ -7,23 +7,18 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.attempts import ExitCause, MachineState
 from spotd.core.domain.cooldowns import CooldownScope
-from spotd.core.domain.host_status import ExitCause
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.intents import IntentKind, IntentState, JobId, Meter
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.listed import STOPPED
 from spotd.core.machines.outcomes import LaunchFailure, launch_refused, launch_unknown
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.pricing.effective_price import halted_rate
+from spotd.core.plan import Plan, applied
+from spotd.core.pricing import halted_rate
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Instance, InstanceState, Loss, Market
+from spotd_providers.contract.values import Instance, InstanceState, Loss, Market, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, report, shop_policy, world_with
 
 J = JobId("j1")

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from spotd.core.billing.budgets import hold
+from spotd.core.budgets import hold
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.states import AttemptState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.metering.metering import spent
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.metering import spent
+from spotd.core.plan import applied
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.timeline import OLDEST, Anchor, Dated, dated, redated, wants_new_date
-from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, SHOP, world_with
 
 HOUR = timedelta(hours=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.folder import FolderStore

@@ -7,10 +7,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import AttemptId
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectStore
-from spotd_jobs.wire.fields import attempt_prefix
+from spotd_jobs.wire.grant import attempt_prefix
 from spotd_jobs.wire.manifest import checkpoint_prefix
 from tests.unit.core.builders import NOW
 

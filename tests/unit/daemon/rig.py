@@ -14,30 +14,28 @@ import anyio
 
 from spotd.api.handlers import HandlerContext, Handlers
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import JobState
 from spotd.core.requests import cancel, submit
 from spotd.daemon import object_keys
-from spotd.daemon.commits import Commits, PolicyHolder
+from spotd.daemon.commits import Commits, CrashPoint, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.database import Database
 from spotd.daemon.datasets import Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
-from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
-from spotd.daemon.ids import JobIds
+from spotd.daemon.install import JobIds
 from spotd.daemon.log import Redactor
 from spotd.daemon.market.guarded import GuardedProvider, guarded
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.pollers import Poller, PollPace
+from spotd.daemon.market.pollers import Poller, PollPace, ProviderEntry
 from spotd.daemon.market.price_recorder import PriceRecorder
-from spotd.daemon.market.provider_entry import ProviderEntry
-from spotd.daemon.wake import WakeEvent
 from spotd.history import History
 from spotd.store import Reads, Store
 from spotd_jobs.objects.api import ObjectStore

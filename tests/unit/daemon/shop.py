@@ -10,7 +10,6 @@ from datetime import datetime
 import anyio
 
 from spotd_providers.contract.errors import OfferGone, OutcomeUnknown, ProviderError
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -24,6 +23,7 @@ from spotd_providers.contract.values import (
     LaunchRequest,
     Listing,
     Loss,
+    MicroUsdPerHour,
     Offer,
     OfferPage,
     OfferQuery,

@@ -21,16 +21,16 @@ from typing import Any
 import anyio
 from sqlalchemy import func, select
 
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.daemon import object_keys
-from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
-from spotd.daemon.housekeeping import Housekeeping
+from spotd.daemon.control_loop import Housekeeping
+from spotd.daemon.garbage import EndedGarbage
 from spotd.store import Store, Tx
 from spotd.store.tables import METADATA
 from spotd_jobs.objects.api import Advice, Conflict, ObjectInfo, ObjectMissing, ObjectTooLarge, UploadGrant
 from spotd_jobs.wire.manifest import checkpoint_prefix
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.unit.core.builders import job, offer, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.host import Host, text

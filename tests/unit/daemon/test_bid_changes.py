@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from spotd.api.requests import JobQuery
-from spotd.core.decision import relocation
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.moves import Moves
+from spotd.core import relocation
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import Moves
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, job, offer, shop_policy
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Fault, Hang

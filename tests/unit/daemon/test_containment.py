@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from spotd.api.requests import JobQuery
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, InvariantBroken, JobState
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.daemon.hosts.host_reader import HostReading

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from spotd.core.domain.states import EndReason, JobState
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.commits import CrashPoint
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract.errors import (
     AuthFailed,

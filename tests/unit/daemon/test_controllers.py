@@ -9,8 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.daemon.controllers import Controller, Outage, Pause, backoff_s
-from spotd.daemon.wake import WakeEvent
+from spotd.daemon.controllers import Controller, Outage, Pause, WakeEvent, backoff_s
 from tests.unit.daemon.rig import Log
 
 pytestmark = pytest.mark.anyio

@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.api.errors import StateConflict
 from spotd.api.requests import JobRequest, Submission
-from spotd.core.domain.ids import JobId
+from spotd.api.responses import StateConflict
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
-from spotd.daemon.crash import CrashPoint
+from spotd.daemon.commits import CrashPoint
 from spotd.store import JobView, Reads
 from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, Unavailable
 from spotd_providers.contract.values import InstanceState

@@ -20,8 +20,7 @@ from spotd_jobs.spec.model import (
     Schedule,
     Work,
 )
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Interruption, Loss, Market, Offer
+from spotd_providers.contract.values import InstanceState, Interruption, Loss, Market, MicroUsdPerHour, Offer
 from tests.unit.core.builders import NOW, job, offer
 from tests.unit.daemon.rig import Rig
 

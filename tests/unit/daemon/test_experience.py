@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from spotd.api.requests import PriceQuery
-from spotd.core.checkpoints.checkpoint_advice import advised_interval, prior_hazard_ppm
-from spotd.core.domain.records import ONE, RecordKind
+from spotd.core.checkpoints import advised_interval, prior_hazard_ppm
 from spotd.core.domain.states import AttemptState
+from spotd.core.domain.world import ONE, RecordKind
 from spotd_jobs.spec.model import CheckpointPolicy, Work
 from spotd_providers.contract.values import InstanceState, Loss
 from tests.unit.core.builders import job

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.metering.metering import spent
+from spotd.core.metering import spent
 from spotd.store import StateUnavailable
 from spotd_providers.contract.errors import OutcomeUnknown, Unavailable
-from spotd_providers.contract.money import MicroUsd, cost
-from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss, MicroUsd, cost
 from tests.unit.core.builders import job, shop_policy
 from tests.unit.daemon.rig import Rig
 

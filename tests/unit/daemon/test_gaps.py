@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
-from spotd.core.metering.metering import job_spent
+from spotd.core.metering import job_spent
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import job
 from tests.unit.daemon.host import text

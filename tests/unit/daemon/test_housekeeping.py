@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.checkpoints.retention import trim
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.checkpoints import trim
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.world import World
 from spotd.core.machines.host_reports import absorb
-from spotd.core.plans.applied import applied, combine
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.plan import Plan, applied, combine
+from spotd.core.plan_builder import PlanBuilder
+from spotd.daemon.control_loop import Housekeeping
 from spotd.daemon.database import Database
-from spotd.daemon.housekeeping import Housekeeping
 from spotd.store import Folding, Store
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Log

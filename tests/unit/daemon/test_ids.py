@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from random import Random
 
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.keys import attempt_key, key_belongs_to
-from spotd.daemon.ids import ALPHABET, JobIds
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.policy import attempt_key, key_belongs_to
+from spotd.daemon.install import ALPHABET, JobIds
 from spotd_providers.contract.values import InstallId
 from tests.unit.core.builders import NOW
 

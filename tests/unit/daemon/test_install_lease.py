@@ -14,14 +14,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.keys import attempt_key, is_own_key, key_belongs_to, key_parts
-from spotd.daemon.install_lease import FRESH, Holder, InstallTaken, claim, find_lease, lease_key
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.policy import attempt_key, is_own_key, key_belongs_to, key_parts
+from spotd.daemon.install import FRESH, Holder, InstallTaken, claim, find_lease, lease_key
 from spotd.daemon.lease_controller import IDENTITIES, LeaseController
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.values import InstallId
-from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.text import key_of
 from tests.unit.core.builders import INSTALL, job, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.requests import set_ceiling
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd.service.lifecycle import SHUTTING_DOWN
 from spotd_jobs.spec.model import PriceLimit
-from spotd_providers.contract.money import MicroUsdPerGpuHour
+from spotd_providers.contract.values import MicroUsdPerGpuHour
 from tests.unit.core.builders import job, offer
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Hang

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from spotd.daemon.clock import AcceleratedClock, ClockParameters, SystemClock
-from spotd.daemon.errors import BadConfig
-from spotd.daemon.hosts.flood import FloodLimits
-from spotd.daemon.policy import build_policy
-from spotd.daemon.settings import Settings, changes
-from spotd.service.configuration import load_settings
+from spotd.daemon.hosts.limits import FloodLimits
+from spotd.daemon.install import BadConfig
+from spotd.daemon.policy import Settings, build_policy, changes
+from spotd.service.main import load_settings
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import ProviderName
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.api.requests import JobQuery
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys, recovery_survey
 from spotd.daemon.recovery_survey import NOT_DONE, RecoverySurvey

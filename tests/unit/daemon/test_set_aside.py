@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from spotd.api.requests import JobQuery
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.store import Store
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.unit.core.builders import job, offer

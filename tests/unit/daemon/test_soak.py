@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import AttemptId
 from spotd.daemon.hosts.monitor import HostMonitor
 from tests.unit.daemon.soak import GB, Reading, Soak
 

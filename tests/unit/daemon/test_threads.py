@@ -8,16 +8,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from spotd.daemon import threads
-from spotd.daemon.threads import StoreThreads
+from spotd.daemon import database
+from spotd.daemon.database import StoreThreads
 from spotd_jobs.objects.api import StoreError
 
 
 def test_a_store_that_hangs_takes_a_bounded_number_of_threads_and_is_asked_again_when_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "LEFT_BEHIND_MAX", 2)
-    monkeypatch.setattr(threads, "_ROOM_ASKED_EVERY_S", 0.001)
+    monkeypatch.setattr(database, "LEFT_BEHIND_MAX", 2)
+    monkeypatch.setattr(database, "_ROOM_ASKED_EVERY_S", 0.001)
     answers, begun = threading.Event(), threading.Semaphore(0)
 
     def hangs() -> str:

@@ -14,13 +14,12 @@ import pytest
 
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.states import AttemptState
-from spotd.core.plans.plan import Plan
-from spotd.daemon.clock import Computer, SteadyClock
-from spotd.daemon.crash import never
+from spotd.core.plan import Plan
+from spotd.daemon.clock import ANCHOR, Computer, SteadyClock, Timeline, begin_timeline, read_anchor
+from spotd.daemon.commits import never
 from spotd.daemon.log import Redactor
-from spotd.daemon.timeline import ANCHOR, Timeline, begin_timeline, read_anchor
 from spotd.service.composition import App, DaemonEnded
-from spotd.service.configuration import load_settings
+from spotd.service.main import load_settings
 from spotd.store import Store
 from tests.unit.core.builders import MINUTE, NOW, SHOP, shop_policy, world_with
 from tests.unit.daemon.rig import Log
@@ -64,7 +63,7 @@ def filled(store: Store) -> None:
     world = world_with(AttemptState.RUNNING)
     cool = Cooldown(provider=SHOP, scope=CooldownScope.HOST, subject="h", until=NOW + 5 * MINUTE, reason="why")
     (job,) = world.jobs.values()
-    from spotd.core.plans.plan import Event
+    from spotd.core.plan import Event
 
     told = [Event(at=NOW, kind="test", message="", job=job.id, attempt=n) for n in (None, 1)]
     store.tx(

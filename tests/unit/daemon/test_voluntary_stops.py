@@ -12,24 +12,23 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.core.decision import relocation
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core import enforcement, relocation
+from spotd.core import running as claims
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.running import claims
-from spotd.core.schedule import preemption
+from spotd.core.domain.world import VerdictKind
 from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import Schedule
 from spotd_jobs.wire.grant import Grant
 from spotd_providers.contract.errors import OfferGone, Unavailable
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
     InstanceState,
     Launched,
     LaunchRequest,
     Loss,
+    MicroUsdPerHour,
     Offer,
     ProviderName,
 )
@@ -76,7 +75,7 @@ class Interruptible(FolderStore):
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines may be moved, or stopped for another job, minutes after their launch, and any saving is worth it."""
     monkeypatch.setattr(relocation, "DWELL", 3 * MINUTE)
-    monkeypatch.setattr(preemption, "DWELL", 3 * MINUTE)
+    monkeypatch.setattr(enforcement, "DWELL", 3 * MINUTE)
     monkeypatch.setattr(relocation, "_is_worth", lambda _found: True)
 
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.domain.states import EndReason, JobState
+from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.model import Schedule
-from spotd_jobs.spec.windows import parse_window
 from tests.unit.core.builders import NOW, job
 from tests.unit.daemon.rig import Rig
 

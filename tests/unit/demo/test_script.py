@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spotd.demo.main import opening
 from spotd.demo.script import config, jobs
-from spotd.demo.view import opening
 from spotd_providers.contract.values import InstanceState
 from tests.unit.providers.local.market_setup import MINUTE, Bench, bench
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spotd.estimates.architecture import Architecture
 from spotd.estimates.model_config import architecture_of
+from spotd.estimates.workload import Architecture
 
 CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama-2-7b": {

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spotd.estimates.adapters import TARGETS
+from spotd.estimates.memory import TARGETS
 from spotd.estimates.workload import Layout, Lora, Precision, Recompute, Sharding, Workload
 
 GB: Final = 10**9

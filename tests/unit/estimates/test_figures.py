@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.estimates.figures import parse_number, parse_params
+from spotd.estimates.workload import parse_number, parse_params
 from spotd_jobs.spec.problems import BadValue
 
 

@@ -15,8 +15,7 @@ from spotd.estimates.fitting import (
     reported_bytes,
 )
 from spotd.estimates.workload import Layout, Lora, Precision, Sharding, Workload
-from spotd_providers.contract.gpus import gpu_info
-from spotd_providers.contract.gpus_table import GPUS, GpuInfo
+from spotd_providers.contract.gpus import GPUS, GpuInfo, gpu_info
 from tests.unit.estimates.models import model
 
 LLAMA = model("llama-3.1-8b")

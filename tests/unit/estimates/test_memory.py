@@ -7,12 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.estimates.adapters import TARGETS, adapter_params
-from spotd.estimates.architecture import typical_architecture
-from spotd.estimates.fitting import MemoryNeeds, Spread
-from spotd.estimates.memory import WorkloadError, memory_parts
-from spotd.estimates.rule_of_thumb import rule_of_thumb
-from spotd.estimates.workload import Layout, Lora, Optimizer, Precision, Recompute, Sharding, Workload
+from spotd.estimates.fitting import MemoryNeeds, Spread, rule_of_thumb
+from spotd.estimates.memory import TARGETS, WorkloadError, adapter_params, memory_parts
+from spotd.estimates.workload import (
+    Layout,
+    Lora,
+    Optimizer,
+    Precision,
+    Recompute,
+    Sharding,
+    Workload,
+    typical_architecture,
+)
 from tests.unit.estimates.models import model
 
 TRAIN = Workload(training=True)

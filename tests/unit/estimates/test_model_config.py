@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.estimates.architecture import PARAMS_MAX, PARAMS_MIN, typical_architecture
 from spotd.estimates.memory import memory_parts
-from spotd.estimates.model_config import ModelConfigError, architecture_of
-from spotd.estimates.model_families import FAMILIES
-from spotd.estimates.workload import Layout, Workload
+from spotd.estimates.model_config import FAMILIES, ModelConfigError, architecture_of
+from spotd.estimates.workload import PARAMS_MAX, PARAMS_MIN, Layout, Workload, typical_architecture
 from tests.unit.estimates.models import CONFIGS, PARAMS, model
 
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from spotd.estimates.accuracy import KNOWN_ERRORS, KnownError, WorkKind, work_kind
+from spotd.estimates.fitting import rule_of_thumb
 from spotd.estimates.memory import memory_parts, outside_allocator
-from spotd.estimates.rule_of_thumb import rule_of_thumb
-from spotd.estimates.workload import Layout, Workload
+from spotd.estimates.workload import KNOWN_ERRORS, KnownError, Layout, WorkKind, Workload, work_kind
 from tests.unit.estimates.models import model
 from tests.unit.estimates.published import GIB, PUBLISHED, Published
 

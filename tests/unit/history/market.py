@@ -12,8 +12,16 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour
-from spotd_providers.contract.values import Interruption, Market, Offer, OfferId, PoolId, ProviderName
+from spotd_providers.contract.values import (
+    Interruption,
+    Market,
+    MicroUsdPerGbMonth,
+    MicroUsdPerHour,
+    Offer,
+    OfferId,
+    PoolId,
+    ProviderName,
+)
 
 VAST: Final = ProviderName("vast")
 DAY_S: Final = 86_400

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.pricing.effective_price import Needs, quote
+from spotd.core.pricing import Needs, quote
 from spotd.history import (
     DISK_GB,
     Bucket,
@@ -22,8 +22,7 @@ from spotd.history import (
     SeriesResult,
     TooManyBuckets,
 )
-from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour
-from spotd_providers.contract.values import Market, Offer, OfferId
+from spotd_providers.contract.values import Market, MicroUsdPerGbMonth, MicroUsdPerHour, Offer, OfferId
 from tests.unit.core.builders import NOW, SHOP, offer
 from tests.unit.history.market import VAST, Bazaar
 

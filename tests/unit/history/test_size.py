@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotd.history import History, Retained
-from spotd.history.values import SLOT_S
+from spotd.history.file import SLOT_S
 from tests.unit.history.market import VAST, Bazaar
 
 pytestmark = pytest.mark.long

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.wire.client import web
 from tests.fakes.botocore_models import parse_models_once

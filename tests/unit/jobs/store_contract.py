@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spotd_jobs.objects.api import Conflict, ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.grant_sinks import sink_of
-from spotd_jobs.wire.fields import LIVENESS_PREFIX, attempt_of_marker, attempt_prefix, liveness_marker_name
+from spotd_jobs.wire.grant import LIVENESS_PREFIX, attempt_of_marker, attempt_prefix, liveness_marker_name
 
 MUCH = 10_000_000
 

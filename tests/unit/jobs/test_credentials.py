@@ -18,10 +18,9 @@ from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.objects.s3_grants import GrantMethod, methods_for
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import CLOCK
-from spotd_jobs.wire.client.sigv4 import Credential
 from spotd_jobs.wire.client.sinks import SinkDenied
-from spotd_jobs.wire.client.sinks_s3 import SigV4Sink
+from spotd_jobs.wire.client.sinks_s3 import Credential, SigV4Sink
+from spotd_jobs.wire.client.web import CLOCK
 from tests.fakes import honest_s3
 from tests.fakes.honest_s3 import ACCOUNT, BUCKET, KEY, SECRET, Honest
 

@@ -35,8 +35,7 @@ from spotd_jobs.wire.client.dataset import (
     read_root,
     root_text,
 )
-from spotd_jobs.wire.client.files import DiskFull
-from spotd_jobs.wire.client.manifest_text import Unreadable
+from spotd_jobs.wire.client.sinks import DiskFull, Unreadable
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 CHUNK = 1000

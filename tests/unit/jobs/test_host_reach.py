@@ -21,14 +21,13 @@ from typing import Any
 import pytest
 
 from spotd_jobs.objects.api import GrantsRefused, UploadGrant
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place, s3_client
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import CLOCK
 from spotd_jobs.wire.client.grant_sinks import sink_of
-from spotd_jobs.wire.client.sigv4 import Credential
 from spotd_jobs.wire.client.sinks import Sink, SinkDenied
+from spotd_jobs.wire.client.sinks_s3 import Credential
+from spotd_jobs.wire.client.web import CLOCK
 from tests.fakes.seaweed import BUCKET, CANARY, ROLE, Weed
 
 OWN = "jobs/j1/attempts/2/"

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.daemon.checkpoints.sweep import sweep
-from spotd.daemon.hosts.flood import FloodLimits, count
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd.daemon.garbage import sweep
+from spotd.daemon.hosts.limits import FloodLimits, count
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from tests.fakes.seaweed import Weed
 from tests.unit.core.builders import NOW, job, world_with

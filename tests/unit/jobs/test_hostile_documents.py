@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.states import AttemptState
 from spotd.daemon import object_keys
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.wire.fields import WireError
+from spotd_jobs.wire.grant import WireError
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
 from spotd_jobs.wire.reports import Heartbeat, HostEvent, parse_event, parse_heartbeat
 from tests.unit.core.builders import world_with

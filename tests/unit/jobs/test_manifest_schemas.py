@@ -14,10 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_jobs.wire.client import names as runner_names
-from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, MANIFEST_BYTES_MAX, MANIFEST_TEXT_MAX
-from spotd_jobs.wire.client.names import is_printable, printable_text, raw_of
-from spotd_jobs.wire.fields import WireError
+from spotd_jobs.wire.client import sinks as runner_names
+from spotd_jobs.wire.client.sinks import (
+    CHUNKS_MAX,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_TEXT_MAX,
+    is_printable,
+    printable_text,
+    raw_of,
+)
+from spotd_jobs.wire.grant import WireError
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
 from spotd_jobs.wire.manifest_document import FILES_MAX, parse_manifest
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd_jobs.runner.outputs import LeftOut, find_outputs
-from spotd_jobs.spec.outputs import unmatched_patterns
+from spotd_jobs.spec.model import unmatched_patterns
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,9 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.jobs import Job
-from spotd.daemon.grants.restore_points import RestorePoints
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.daemon.grants.inputs import RestorePoints
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.runner.restore import Restored, RestoreRun
 from spotd_jobs.wire.client import web

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.runner import watching
-from spotd_jobs.runner.watching import ProgressMeter
+from spotd_jobs.runner import logs
+from spotd_jobs.runner.logs import ProgressMeter
 
 
 def test_a_job_that_keeps_more_entries_than_are_read_is_seen_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_ENTRIES_MAX", 5)
+    monkeypatch.setattr(logs, "_ENTRIES_MAX", 5)
     folders = [tmp_path / f"step-{number}" for number in range(6)]
     for folder in folders:
         folder.mkdir()

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from spotd_jobs.objects.api import Advice
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from tests.fakes.seaweed import BUCKET, CANARY, VERSIONED, Weed
 

@@ -14,8 +14,7 @@ import pytest
 from botocore.utils import parse_timestamp
 
 from spotd_jobs.objects.api import GrantsRefused, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place, read_instant
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import SinkDenied

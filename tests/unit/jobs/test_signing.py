@@ -12,12 +12,10 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import pytest
 
 from spotd_jobs.objects.api import StoreError
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import Keys, S3Place, s3_client, s3_keys
-from spotd_jobs.objects.s3_grants import GrantMethod
-from spotd_jobs.objects.s3_signing import Signer
-from spotd_jobs.wire.client import sigv4, web
+from spotd_jobs.objects.s3_grants import GrantMethod, Signer
+from spotd_jobs.wire.client import sinks_s3, web
 from spotd_jobs.wire.client.sinks import SinkDenied
 from spotd_jobs.wire.client.sinks_s3 import PostSink
 from tests.fakes.seaweed import Weed
@@ -55,7 +53,7 @@ def test_a_policy_is_signed_as_in_awss_own_example() -> None:
         '    {"x-amz-credential": "AKIAIOSFODNN7EXAMPLE/20151229/us-east-1/s3/aws4_request"},\r\n'
         '    {"x-amz-algorithm": "AWS4-HMAC-SHA256"},\r\n    {"x-amz-date": "20151229T000000Z" }\r\n  ]\r\n}'
     )
-    made = sigv4.signature(
+    made = sinks_s3.signature(
         EXAMPLE.secret, "20151229/us-east-1/s3/aws4_request", base64.b64encode(policy.encode()).decode()
     )
     assert made == "8afdbf4008c03f22c2cd3cdb72e4afbb1f6a588f3255ac628749a66d7f09699e"
@@ -63,7 +61,9 @@ def test_a_policy_is_signed_as_in_awss_own_example() -> None:
 
 def test_a_header_is_signed_as_in_awss_own_example() -> None:
     fields = {"endpoint": "https://s3.amazonaws.com", "bucket": "examplebucket", "region": "us-east-1"}
-    held = sigv4.Credential({**fields, "path_style": False, "access_key": EXAMPLE.access, "secret_key": EXAMPLE.secret})
+    held = sinks_s3.Credential(
+        {**fields, "path_style": False, "access_key": EXAMPLE.access, "secret_key": EXAMPLE.secret}
+    )
     at = datetime(2013, 5, 24, tzinfo=UTC).timestamp()
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     _, headers = held.request("GET", "test.txt", at, empty, headers={"range": "bytes=0-9"})

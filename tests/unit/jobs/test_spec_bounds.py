@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from spotd.api.errors import Invalid
 from spotd.api.handlers.plans import read_spec
 from spotd.api.requests import JobRequest
-from spotd.api.responses import dumps, refusal_body
+from spotd.api.responses import Invalid, dumps, refusal_body
+from spotd.config.credentials import InstalledPlugins
 from spotd.config.load import understand
-from spotd.config.plugins import InstalledPlugins
-from spotd.config.refusals import ConfigError
+from spotd.config.values import ConfigError
 from spotd.core.domain.market import MarketSnapshot
-from spotd_jobs.spec import problems, toml_text
-from spotd_jobs.spec.files import BYTES_MAX, parse_toml
-from spotd_jobs.spec.parse import parse_job
+from spotd_jobs.spec import problems
+from spotd_jobs.spec.parse import BYTES_MAX, parse_job, parse_toml
 from spotd_jobs.spec.problems import PROBLEMS_MAX, VALUES_MAX, FileProblems, Problem, SpecError
 
 MANY = 100_000
@@ -121,13 +119,13 @@ def test_the_last_of_too_many_problems_says_how_many_more_there_are() -> None:
 
 def test_a_file_is_scanned_once_for_the_lines_of_all_its_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     scans: list[int] = []
-    walk = toml_text._walk
+    walk = problems._walk
 
     def counted(text: str) -> Any:
         scans.append(len(text))
         return walk(text)
 
-    monkeypatch.setattr(toml_text, "_walk", counted)
+    monkeypatch.setattr(problems, "_walk", counted)
     text = "".join(f"k{n} = 1\n" for n in range(40))
     found = SpecError("train.toml", [Problem(key=f"k{n}", message="unknown key") for n in range(40)]).located(text)
     assert [problem.line for problem in found.problems] == list(range(1, 41))

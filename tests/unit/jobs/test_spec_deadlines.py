@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_jobs.spec.deadlines import LATEST, SPAN_MIN, deadline_words, parse_deadline
+from spotd_jobs.spec.fields import LATEST, SPAN_MIN, deadline_words, parse_deadline
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import Deadline, PolicyName, Schedule
 from spotd_jobs.spec.parse import parse_job

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_jobs.spec.files import read_toml
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
@@ -25,7 +24,7 @@ from spotd_jobs.spec.model import (
     Resources,
     Work,
 )
-from spotd_jobs.spec.parse import KNOWN, merge, parse_job
+from spotd_jobs.spec.parse import KNOWN, merge, parse_job, read_toml
 from spotd_jobs.spec.problems import Problem, SpecError
 
 FULL = """
@@ -460,7 +459,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_client_can_parse_without_heavy_imports() -> None:
     script = (
-        "import sys; before = set(sys.modules); import spotd_jobs.spec.parse, spotd_jobs.spec.files, spotd_jobs.pack; "
+        "import sys; before = set(sys.modules); import spotd_jobs.spec.parse, spotd_jobs.spec.parse, spotd_jobs.pack; "
         "print(sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotd_jobs.spec.fields import parse_window, window_words
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import Schedule, Window
 from spotd_jobs.spec.parse import parse_job
 from spotd_jobs.spec.problems import SpecError
-from spotd_jobs.spec.windows import parse_window, window_words
 
 LEAST: dict[str, Any] = {"name": "a", "run": "true", "image": "scratch", "resources": {"gpu": ["H100:1"]}}
 

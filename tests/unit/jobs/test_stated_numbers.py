@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState
 from spotd.daemon.hosts.host_reader import HostReader
+from spotd.daemon.hosts.limits import TransferMeter
 from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, read_host
-from spotd.daemon.hosts.transfers import TransferMeter
 from spotd_jobs.objects.folder import FolderStore, _info
 from spotd_jobs.runner.main import BOOT_MAX
 from spotd_jobs.runner.store import SEQ_PER_BOOT, Numbers
-from spotd_jobs.wire.fields import INSTANT_MAX, INSTANT_MIN, WireError
+from spotd_jobs.wire.grant import INSTANT_MAX, INSTANT_MIN, WireError
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
 from spotd_jobs.wire.reports import Heartbeat, HostEvent, parse_event, parse_heartbeat
 from tests.unit.core.builders import NOW, world_with

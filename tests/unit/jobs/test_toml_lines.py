@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_jobs.spec.problems import key_path
-from spotd_jobs.spec.toml_text import line_of
+from spotd_jobs.spec.problems import key_path, line_of
 
 TEXT = '''name = "x"  # name = 2
 env = { A = "1",

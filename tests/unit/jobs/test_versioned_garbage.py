@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.jobs import Job
-from spotd.daemon.checkpoints.sweep import Swept, sweep
-from spotd.daemon.grants.restore_points import RestorePoints
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.daemon.garbage import Swept, sweep
+from spotd.daemon.grants.inputs import RestorePoints
 from spotd_jobs.objects.api import ObjectMissing
-from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.manifest_text import WINDOW
+from spotd_jobs.wire.client.sinks import WINDOW
 from spotd_jobs.wire.manifest import checkpoint_prefix
 from tests.fakes.seaweed import Weed
 from tests.unit.core.builders import NOW, job

@@ -9,8 +9,8 @@ from typing import Any
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Bills, KnowsBalance, Provider
 from spotd_providers.contract.values import AttemptKey, InstanceRef, OfferQuery
-from spotd_providers.testkit.faults import Call, Canned
 from spotd_providers.testkit.harness import Harness
+from spotd_providers.testkit.serve import Call, Canned
 
 REPEATS = 20
 """More than any client tries again."""

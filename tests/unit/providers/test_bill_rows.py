@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from spotd_providers.contract.values import InstallId
 from spotd_providers.kit.shapes import row_or_none
-from spotd_providers.vastai.billing import as_charges
+from spotd_providers.vastai.listing import as_charges
 from spotd_providers.vastai.wire import ChargeRow
 
 DAY = timedelta(days=1)

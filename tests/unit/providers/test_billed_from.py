@@ -11,32 +11,29 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
 from spotd.core.domain.intents import IntentKind
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import launched, terminate_accepted
-from spotd.core.metering.metering import spent
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.effective_price import Needs, quote
+from spotd.core.metering import spent
+from spotd.core.plan import applied
+from spotd.core.pricing import Needs, quote
 from spotd.core.reconcile import reconcile
-from spotd.daemon.policy import build_policy
-from spotd.daemon.settings import ProviderSettings, Settings
+from spotd.daemon.policy import ProviderSettings, Settings, build_policy
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.aws.plugin import PLUGIN as AWS
-from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.contract.money import MICRO, cost
+from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.provider import Provider, ProviderPlugin
-from spotd_providers.contract.values import Offer
+from spotd_providers.contract.values import MICRO, Offer, cost
 from spotd_providers.local.plugin import PLUGIN as LOCAL
 from spotd_providers.local.settings import LocalSettings
 from spotd_providers.runpod.plugin import PLUGIN as RUNPOD
-from spotd_providers.runpod.settings import RunpodSettings
+from spotd_providers.runpod.wire import RunpodSettings
 from spotd_providers.testkit.clock import run_virtually
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.vastai.plugin import PLUGIN as VAST
-from spotd_providers.vastai.settings import VastSettings
+from spotd_providers.vastai.wire import VastSettings
 from tests.fakes.aws import Quirks as AwsQuirks
 from tests.fakes.runpod import Quirks as RunpodQuirks
 from tests.fakes.vastai import Quirks as VastQuirks

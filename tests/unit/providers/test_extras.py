@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.kit import extras
-from spotd_providers.kit.extras import install_command, libraries_of
+from spotd_providers.kit import boundary
+from spotd_providers.kit.boundary import install_command, libraries_of
 
 REQUIRES = ("anyio>=4.6", 'boto3>=1.35; extra == "s3"', "boto3>=1.35 ; extra == 'aws'", 'spotd[aws]; extra == "dev"')
 
@@ -27,7 +27,7 @@ class Installed:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, prefix: Path, *, direct_url: str | None = None, extra: str = "s3") -> str:
-    monkeypatch.setattr(extras, "_distribution", lambda: Installed(direct_url))
+    monkeypatch.setattr(boundary, "_distribution", lambda: Installed(direct_url))
     return install_command(extra, prefix=prefix, python="/opt/py/bin/python")
 
 

@@ -16,16 +16,14 @@ from typing import Final
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
 from spotd.core.domain.intents import IntentKind, IntentState
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import launched, terminate_accepted
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.provider import Provider
-from spotd_providers.contract.values import InstanceRef, Market
+from spotd_providers.contract.values import InstanceRef, Market, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.testkit.clock import run_virtually
 from spotd_providers.testkit.harness import Harness
 from tests.unit.providers.aws.harness import AwsHarness

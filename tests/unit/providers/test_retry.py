@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
-from spotd_providers.kit.retry import retry_read
-from spotd_providers.local.hosts.clock import REAL_TIME
+from spotd_providers.kit.calls import retry_read
+from spotd_providers.local.hosts.machines import REAL_TIME
 
 DOWN = Unavailable("down")
 

@@ -24,20 +24,19 @@ from spotd_providers.contract.errors import (
 )
 from spotd_providers.contract.values import LaunchRequest, OfferPage, ProviderName, Rejected
 from spotd_providers.kit.boundary import CALLS, LEAVES, keep_contract
-from spotd_providers.kit.charges import CHARGE_ROWS_MAX, require_few_charges
-from spotd_providers.kit.pages import PAGED_ROWS_MAX, all_pages
+from spotd_providers.kit.calls import APART_BYTES, APART_ROWS, PAGED_ROWS_MAX, all_pages, judge_apart
 from spotd_providers.kit.shapes import (
+    CHARGE_ROWS_MAX,
     REASONS_MAX,
     ROW_VALUES_MAX,
     ROWS_MAX,
     Row,
     distinct_rows,
     is_small,
+    require_few_charges,
     row_or_none,
 )
-from spotd_providers.kit.threads import APART_BYTES, APART_ROWS, judge_apart
-from spotd_providers.local.translate import as_listing, as_page
-from spotd_providers.local.wire import MachineAnswer, OfferAnswer
+from spotd_providers.local.wire import MachineAnswer, OfferAnswer, as_listing, as_page
 from spotd_providers.runpod.wire import gpu_rows
 from spotd_providers.vastai import wire
 from spotd_providers.vastai.wire import offer_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spotd.service import code_spool
+from spotd.service import lifecycle
 
 
 def test_archives_of_killed_uploads_are_gone_after_the_next_start(tmp_path: Path) -> None:
@@ -14,5 +14,5 @@ def test_archives_of_killed_uploads_are_gone_after_the_next_start(tmp_path: Path
     outside = tmp_path.parent / "outside"
     outside.write_bytes(b"kept")
     (tmp_path / "link").symlink_to(outside)
-    assert code_spool.clear(tmp_path) == 2
+    assert lifecycle.clear(tmp_path) == 2
     assert (outside.read_bytes(), (tmp_path / "folder").is_dir()) == (b"kept", True)

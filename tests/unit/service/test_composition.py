@@ -17,13 +17,12 @@ import pytest
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.states import AttemptState
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.plan import Event, Plan
 from spotd.daemon import object_keys
-from spotd.daemon.crash import never
-from spotd.daemon.errors import BadConfig
-from spotd.daemon.install_lease import InstallTaken
+from spotd.daemon.commits import never
+from spotd.daemon.install import BadConfig, InstallTaken
 from spotd.daemon.log import Redactor
-from spotd.daemon.settings import ProviderSettings, Settings
+from spotd.daemon.policy import ProviderSettings, Settings
 from spotd.service.composition import App
 from spotd.store import Store
 from spotd_jobs.objects.api import ObjectInfo, StoreUnavailable

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spotd.core.domain.states import InvariantBroken
-from spotd.daemon.errors import BadConfig
-from spotd.service import configuration, main
+from spotd.daemon.install import BadConfig
+from spotd.service import main
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -28,15 +28,15 @@ def test_a_refused_config_has_its_own_code_wherever_it_is_found() -> None:
 
 
 def test_a_known_label_is_read_although_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    label = configuration._own_install(tmp_path)
+    label = main._own_install(tmp_path)
 
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    assert configuration._own_install(tmp_path) == label
+    assert main._own_install(tmp_path) == label
     with pytest.raises(BadConfig, match="free some space"):
-        configuration._own_install(tmp_path / "other")
+        main._own_install(tmp_path / "other")
 
 
 def test_a_crash_of_the_interpreter_leaves_its_stacks_in_the_log(

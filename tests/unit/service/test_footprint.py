@@ -18,7 +18,7 @@ def test_http_brings_no_command_line_and_no_colours_with_it() -> None:
 
 def test_the_daemon_brings_no_optional_library_with_it() -> None:
     code = (
-        "import sys, spotd.service.composition, spotd.service.configuration, spotd.api.app\n"
+        "import sys, spotd.service.composition, spotd.service.main, spotd.api.app\n"
         "print([m for m in ('prometheus_client', 'apprise', 'nicegui', 'mcp', 'boto3') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

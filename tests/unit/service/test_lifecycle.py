@@ -12,13 +12,10 @@ import anyio
 import pytest
 
 from spotd.core.domain.states import AttemptState
-from spotd.daemon.errors import BadConfig
-from spotd.daemon.install import require_same_install
-from spotd.daemon.settings import Settings
-from spotd.service.lifecycle import SHUTTING_DOWN, Lifecycle
-from spotd.service.systemd import SystemdNotifier
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import InstallId
+from spotd.daemon.install import BadConfig, require_same_install
+from spotd.daemon.policy import Settings
+from spotd.service.lifecycle import SHUTTING_DOWN, Lifecycle, SystemdNotifier
+from spotd_providers.contract.values import InstallId, MicroUsd
 from tests.unit.core.builders import job
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Hang

@@ -11,13 +11,10 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from spotd.core.domain.charges import CostSums
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import AttemptId, CostSums
 from spotd.core.domain.states import EndReason
-from spotd.service.metrics.exposition import text_of
-from spotd.service.metrics.reading import JOBS_MAX, MetricsReader, Reading
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import InstanceState, Loss
+from spotd.service.metrics import JOBS_MAX, MetricsReader, Reading, text_of
+from spotd_providers.contract.values import InstanceState, Loss, MicroUsd
 from tests.unit.core.builders import SHOP, offer
 from tests.unit.daemon.rig import Rig
 

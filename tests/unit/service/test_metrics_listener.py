@@ -9,14 +9,8 @@ import anyio
 import anyio.abc
 import pytest
 
-from spotd.api.errors import ApiUnavailable
-from spotd.service.metrics.listener import (
-    ANSWER_WITHIN_S,
-    BIND_AGAIN_S,
-    CONNECTIONS_MAX,
-    KEPT_S,
-    MetricsListener,
-)
+from spotd.api.responses import ApiUnavailable
+from spotd.service.metrics_listener import ANSWER_WITHIN_S, BIND_AGAIN_S, CONNECTIONS_MAX, KEPT_S, MetricsListener
 from tests.unit.daemon.rig import Log
 
 pytestmark = pytest.mark.anyio

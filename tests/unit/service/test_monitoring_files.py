@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from spotd.service.metrics.families import families
-from spotd.service.metrics.reading import MetricsReader
+from spotd.service.metrics import MetricsReader, families
 from tests.unit.daemon.rig import Rig
 
 FOLDER = Path(__file__).parents[3] / "docs" / "monitoring"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from spotd.daemon.log import Redactor
-from spotd.daemon.settings import Settings
-from spotd.service.configuration import load_settings
-from spotd_providers.kit.extras import install_command
+from spotd.daemon.policy import Settings
+from spotd.service.main import load_settings
+from spotd_providers.kit.boundary import install_command
 
 TOKEN = "xoxb-0123456789-abcdefghijkl"
 
@@ -50,7 +50,7 @@ def test_an_address_that_is_not_there_ends_nothing(tmp_path: Path, url: str | No
 
 
 def test_what_needs_apprise_says_so_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotd.service.configuration.find_spec", lambda _name: None)
+    monkeypatch.setattr("spotd.service.main.find_spec", lambda _name: None)
     (channel,) = settings(tmp_path, '[notify.me]\nurl = "mailtos://x:y@mail.example"').channels
     assert channel.error == f"it needs apprise: {install_command('notify')}, then restart"
     (channel,) = settings(tmp_path, '[notify.me]\nurl = "https://mail.example/hook"').channels

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.service import sockets
-from spotd.service.sockets import SocketRefused, bind
+from spotd.service import lifecycle
+from spotd.service.lifecycle import SocketRefused, bind
 
 pytestmark = pytest.mark.enable_socket
 
@@ -80,18 +80,18 @@ def test_of_two_starts_at_one_stale_socket_one_wins_and_keeps_its_socket(
     left.bind(str(path))
     left.close()
     others: list[object] = []
-    real = sockets._remove_stale
+    real = lifecycle._remove_stale
 
     def interrupted(stale: Path) -> None:
         # The other daemon starts after this one found the stale socket and before it binds its own.
         real(stale)
-        monkeypatch.setattr(sockets, "_remove_stale", real)
+        monkeypatch.setattr(lifecycle, "_remove_stale", real)
         try:
             others.append(bind(path))
         except SocketRefused as exc:
             others.append(exc)
 
-    monkeypatch.setattr(sockets, "_remove_stale", interrupted)
+    monkeypatch.setattr(lifecycle, "_remove_stale", interrupted)
     first = bind(path)
     assert [type(one) for one in others] == [SocketRefused]
     with socket.socket(socket.AF_UNIX) as client:
@@ -118,7 +118,7 @@ def test_a_folder_that_others_write_to_is_not_advised_to_be_closed(tmp_path: Pat
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
-    with pytest.raises(sockets.SocketRefused) as refused:
+    with pytest.raises(lifecycle.SocketRefused) as refused:
         bind(folder / "s.sock")
     assert ("chmod 700" in refused.value.hint) is advised
     assert "SPOTD_SOCKET" in refused.value.hint

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
+from spotd.config.credentials import InstalledPlugins
 from spotd.config.load import understand
 from spotd.config.model import StoreSection
-from spotd.config.plugins import InstalledPlugins
-from spotd.config.refusals import ConfigError
-from spotd.core.domain.egress import StoreEgress
+from spotd.config.values import ConfigError
+from spotd.core.domain.market import StoreEgress
 from spotd.daemon.clock import SystemClock
-from spotd.daemon.policy import build_policy
-from spotd.daemon.settings import changes
-from spotd.service.configuration import load_settings
-from spotd.service.store_egress import store_egress
+from spotd.daemon.policy import build_policy, changes
+from spotd.service.main import load_settings, store_egress
 from spotd_providers.contract.values import ProviderName
 from tests.unit.core.builders import offer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.service.systemd import SystemdNotifier
+from spotd.service.lifecycle import SystemdNotifier
 
 pytestmark = pytest.mark.enable_socket
 

@@ -18,13 +18,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from spotd import files
+from spotd import paths
 from spotd.cli import stderr
 from spotd.config.load import load
 from spotd.daemon.clock import SystemClock
 from spotd_providers.contract.values import CheckLine
-from spotd_providers.kit.extras import install_command
-from spotd_providers.local.hosts.clock import REAL_TIME
+from spotd_providers.kit.boundary import install_command
+from spotd_providers.local.hosts.machines import REAL_TIME
 from spotd_providers.testkit.serve import serving
 from tests.fakes import honest_s3
 from tests.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud
@@ -110,7 +110,7 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr("spotd.setup.checks.SystemClock", _Hasty)
+    monkeypatch.setattr("spotd.setup.draft.SystemClock", _Hasty)
     return Person(home, monkeypatch)
 
 
@@ -249,14 +249,14 @@ def test_what_exists_is_never_overwritten(person: Person, vast: None) -> None:
 
 
 def test_a_disk_that_is_full_leaves_nothing_half_written(person: Person) -> None:
-    real = files.create_whole
+    real = paths.create_whole
 
     def full(path: Path, text: str, *, mode: int) -> None:
         if path.name == "config.toml":
             raise OSError(28, "No space left on device", str(path))
         real(path, text, mode=mode)
 
-    person.monkeypatch.setattr("spotd.setup.write.create_whole", full)
+    person.monkeypatch.setattr("spotd.setup.draft.create_whole", full)
     result = person("runpod", SECRETS[1], "s3://abc", "", "", "", "", "1", options=("--no-check",))
     assert result.code == 74
     assert "No space left" in result.err
@@ -334,7 +334,7 @@ def test_a_server_that_repeats_the_key_does_not_get_it_shown(person: Person, ok:
     async def lines(_self: object, _plugin: object, _settings: object, credential: str) -> list[CheckLine]:
         return [CheckLine(name="key", ok=ok, detail=f"key {credential} of ann")]
 
-    person.monkeypatch.setattr("spotd.setup.checks.DraftChecks._lines", lines)
+    person.monkeypatch.setattr("spotd.setup.draft.DraftChecks._lines", lines)
     result = person("runpod", SECRETS[1], "^C")
     assert "of ann" in result.err
     assert SECRETS[1] not in result.err

@@ -16,9 +16,15 @@ from spotd.cli.client import spotctl as client_group
 from spotd.cli.daemon import spotd as daemon_group
 from spotd.cli.entry import run
 from spotd.setup import SetupRefused
-from spotd.setup.program import changeable_by_others, installed_command, require_reachable
-from spotd.setup.service import HostSystem, ServiceInstaller
-from spotd.setup.unit import UnitPlan, unit_text
+from spotd.setup.service import (
+    HostSystem,
+    ServiceInstaller,
+    UnitPlan,
+    changeable_by_others,
+    installed_command,
+    require_reachable,
+    unit_text,
+)
 
 PROGRAM = "/opt/spotd/bin/spotd"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from spotd.config.credentials import InstalledPlugins
 from spotd.config.load import understand
-from spotd.config.plugins import InstalledPlugins
 from spotd_jobs.spec.parse import parse_job
 
 ROOT = Path(__file__).parents[3]

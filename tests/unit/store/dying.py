@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd.store import Store, StorePoint
 from tests.unit.store import values as v
 

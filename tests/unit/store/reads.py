@@ -7,9 +7,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Table, func, select
 
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.intents import Intent
+from spotd.core.domain.intents import Intent, JobId
+from spotd.core.domain.jobs import Checkpoint
 from spotd.store import EventView, Reads, rows
 from spotd.store.queries import _event_view
 from spotd.store.tables import ATTEMPT_COSTS, DAY_COSTS, EVENTS, INTENTS

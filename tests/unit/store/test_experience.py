@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.records import RECORDS_MAX, Experience, RecordKind, nothing
-from spotd.core.plans.plan import Plan
+from spotd.core.domain.world import RECORDS_MAX, Experience, RecordKind, nothing
+from spotd.core.plan import Plan
 from spotd.store import Store
-from spotd.store.folding import Folding
+from spotd.store.store import Folding
 from tests.unit.core.builders import NOW, shop_policy
 from tests.unit.core.experiences import experience, record
 

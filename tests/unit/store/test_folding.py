@@ -10,12 +10,11 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState
+from spotd.core.domain.intents import Intent, IntentKind, IntentState, JobId
 from spotd.core.domain.states import JobState
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.plan import Event, Plan
 from spotd.store import EventView, Folding, Store
-from spotd.store.folding import NEVER_FOLDED, ROUTINE
+from spotd.store.store import NEVER_FOLDED, ROUTINE
 from spotd.store.tables import EVENTS
 from tests.unit.store import values as v
 from tests.unit.store.reads import events_of_kind

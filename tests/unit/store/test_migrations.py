@@ -18,12 +18,21 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, event
 
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.store import Reads, Store, StoreCorrupt, StoreOtherSchema, StorePoint
-from spotd.store.engine import open_engine, parse_place
-from spotd.store.migrate import BUNDLED, Schema, _statements, _upgrade, fingerprint, migrate, migration_config
-from spotd.store.points import pass_on
+from spotd.store.engine import (
+    BUNDLED,
+    Schema,
+    _statements,
+    _upgrade,
+    fingerprint,
+    migrate,
+    migration_config,
+    open_engine,
+    parse_place,
+    pass_on,
+)
 from spotd.store.tables import METADATA
 from tests.unit.core.builders import shop_policy
 from tests.unit.store import values as v

@@ -21,7 +21,7 @@ from spotd.store import (
     StoreTooNew,
     StoreUnsupported,
 )
-from spotd.store.migrate import BUNDLED
+from spotd.store.engine import BUNDLED
 from tests.unit.store import values as v
 
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from spotd.core.notifications.values import Notification, Severity, Topic
+from spotd.core.notifications import Notification, Severity, Topic
 from spotd.store import Store, Tx
 from tests.unit.store.values import NOW
 

@@ -10,18 +10,16 @@ from typing import TypeVar
 
 import pytest
 
-from spotd.api.errors import Ambiguous, NotFound
 from spotd.api.handlers.context import find_job
+from spotd.api.responses import Ambiguous, NotFound
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId, Meter
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.plan import Event, Plan
 from spotd.store import JobView, Reads, Store, Tx
 from spotd.store.queries import AMBIGUOUS_MAX
 from spotd_jobs.spec.model import Resources
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, ProviderName
 from tests.unit.store import values as v
 from tests.unit.store.reads import checkpoints_of, costs_by_day, costs_by_job, costs_by_provider, intents_of
 

@@ -11,19 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.domain.attempts import Attempt, StopOrder
-from spotd.core.domain.charges import Charge
-from spotd.core.domain.checkpoints import Checkpoint
 from spotd.core.domain.cooldowns import Cooldown
-from spotd.core.domain.intents import Intent
-from spotd.core.domain.jobs import Job
-from spotd.core.domain.quotes import Quote
+from spotd.core.domain.intents import Charge, Intent
+from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.market import Quote
 from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.plan import Event, Plan
 from spotd.store import Store, Tx
-from spotd.store.columns import instant_in, instant_out, words_out
-from spotd.store.mapping import from_json, to_json
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import ProviderName
+from spotd.store.rows import from_json, instant_in, instant_out, to_json, words_out
+from spotd_providers.contract.values import MicroUsd, ProviderName
 from tests.unit.store import values as v
 from tests.unit.store.reads import checkpoints_of, intents_of
 

@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.intents import IntentKind, IntentState, Meter
 from spotd.core.domain.states import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
@@ -17,10 +16,10 @@ from spotd.core.domain.states import (
     InvariantBroken,
     JobState,
 )
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd.store import Store
 from spotd.store.tables import COUNTING_WHERE
-from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import MicroUsd
 from tests.unit.store import values as v
 from tests.unit.store.reads import intents_of
 

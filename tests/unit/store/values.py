@@ -13,25 +13,23 @@ from typing import Any, Final, NewType, Union, get_args, get_origin, get_type_hi
 from hypothesis import strategies as st
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import Charge, Meter
-from spotd.core.domain.checkpoints import Checkpoint
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.domain.jobs import Job
-from spotd.core.domain.keys import attempt_key
-from spotd.core.domain.policy import Policy
-from spotd.core.domain.quotes import PriceBreakdown, Quote
+from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, Meter, launch_intent_id
+from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.market import PriceBreakdown, Quote
+from spotd.core.domain.policy import Policy, attempt_key
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.plan import Event, Plan
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, Resources
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import (
     InstallId,
     InstanceId,
     InstanceRef,
     Interruption,
     Market,
+    MicroUsd,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,

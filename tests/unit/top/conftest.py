@@ -61,7 +61,7 @@ def play(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:  # n
     pytest.importorskip("textual", reason="needs the extra tui")
     from spotd.top.app import Top
 
-    monkeypatch.setattr("spotd.top.feed.Feed.start", lambda self: None)
+    monkeypatch.setattr("spotd.top.screens.Feed.start", lambda self: None)
 
     def run(course: Play, *, size: tuple[int, int] = (120, 40), socket: Path | None = None) -> None:
         async def work() -> None:

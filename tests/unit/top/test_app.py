@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotd.top.feed import Snapshot
-from spotd_providers.kit.extras import install_command
+from spotd.top.screens import Snapshot
+from spotd_providers.kit.boundary import install_command
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.top.conftest import Driver

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 pytest.importorskip("textual", reason="needs the extra tui")
 
 from spotd.client.daemon import Daemon
-from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns
-from spotd.top.feed import Questions
-from spotd.top.sheet import fitted_widths
+from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, fitted_widths, job_columns, machine_columns
+from spotd.top.screens import Questions
 from spotd.words import sized
 from tests.unit.cli.conftest import Ctl
 
@@ -67,7 +66,7 @@ def test_a_cell_has_exactly_its_width(text: str, room: int, right: bool) -> None
 
 
 def test_a_defect_of_the_feed_is_said_and_not_hidden_behind_an_old_screen(ctl: Ctl) -> None:
-    from spotd.top.feed import Feed, Snapshot
+    from spotd.top.screens import Feed, Snapshot
 
     ctl.place.write_three_jobs()
     questions = Questions(Daemon(ctl.place.socket))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
-from spotd.web import bulk
-from spotd.web.bulk import ORDERS, OrderOutcome
+from spotd.client.transport import DaemonRefused, DaemonUnreachable
+from spotd.web.pages import bulk
+from spotd.web.pages.bulk import ORDERS, OrderOutcome
 
 
 class Asked:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.web.figures import (
+from spotd.web.markup import (
     KEYS_MAX,
     LINE_LENGTH_MAX,
     LINES_MAX,

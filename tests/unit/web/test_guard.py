@@ -12,11 +12,8 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
-from spotd.web import gate as gate_module
-from spotd.web.gate import OPEN_MAX, OPEN_PER_PEER_MAX, Gate
-from spotd.web.guard import Guard, Place, is_loopback, refusal
-from spotd.web.peers import is_other_user, peer_of, peer_uid
-from spotd.web.sessions import (
+from spotd.web import main as gate_module
+from spotd.web.guard import (
     ALL_FAILURES_MAX,
     COOKIE,
     DELAY_S,
@@ -25,8 +22,16 @@ from spotd.web.sessions import (
     PEERS_MAX,
     SESSION_S,
     SESSIONS_MAX,
+    Guard,
+    Place,
     Sessions,
+    is_loopback,
+    is_other_user,
+    peer_of,
+    peer_uid,
+    refusal,
 )
+from spotd.web.main import OPEN_MAX, OPEN_PER_PEER_MAX, Gate
 
 HERE = Place(host="127.0.0.1")
 WIDE = Place(host="192.168.1.7", names=frozenset({"gpu.example"}))

@@ -68,7 +68,7 @@ def events_of(build: Callable[[Any], None], poller: Slow, prepare: Callable[[Any
 def test_enter_twice_changes_a_budget_once() -> None:
     from nicegui import ui
 
-    from spotd.web.pages import actions
+    from spotd.web.pages import jobs
 
     async def twice(client: Any, send: Any) -> None:
         field = next(one for one in client.elements.values() if isinstance(one, ui.input))
@@ -78,7 +78,7 @@ def test_enter_twice_changes_a_budget_once() -> None:
             await asyncio.sleep(0)
 
     def build(page: Any) -> None:
-        actions._confirm(page, "T", "S", "Change", lambda *_: None, field="New budget")
+        jobs._confirm(page, "T", "S", "Change", lambda *_: None, field="New budget")
 
     assert events_of(build, Slow(), twice) == 1
 
@@ -86,9 +86,9 @@ def test_enter_twice_changes_a_budget_once() -> None:
 def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from nicegui import ui
 
-    from spotd.web.pages import submit
+    from spotd.web.pages import jobs
 
-    monkeypatch.setattr("spotd.web.views.plan.plan", lambda _plan: "")
+    monkeypatch.setattr("spotd.web.views.market.plan", lambda _plan: "")
     monkeypatch.setattr("nicegui.ui.navigate.to", lambda _address: None)
     poller = Slow()
 
@@ -101,4 +101,4 @@ def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(2):
             send(named["Queue the job"], "click")
 
-    assert events_of(submit.build, poller, twice) == 2
+    assert events_of(jobs.submit_page, poller, twice) == 2

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.transport import DaemonRefused, DaemonUnreachable
 from spotd.web import poller as module
-from spotd.web.poller import GAP_S, RETRIES_S, SHARE, SLOW_S, TOPICS_MAX, WATCHED_S, SharedPoller
-from spotd.web.topics import TOPICS, WatchTopic
+from spotd.web.poller import GAP_S, RETRIES_S, SHARE, SLOW_S, TOPICS, TOPICS_MAX, WATCHED_S, SharedPoller, WatchTopic
 
 NOW = "2026-11-21T10:00:00.000Z"
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)

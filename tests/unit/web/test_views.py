@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from spotd.web.charts import job as job_charts
-from spotd.web.charts import prices
-from spotd.web.charts.spend import spend
-from spotd.web.charts.timeline import timeline
-from spotd.web.draft import DraftRefused, draft_of
-from spotd.web.figures import LogTail
-from spotd.web.markup import TEXT_MAX, Node, el
-from spotd.web.views import events, jobs, market, overview, plan, providers
-from spotd.web.views import job as job_view
+from spotd.web import charts
+from spotd.web import charts as job_charts
+from spotd.web.charts import spend, timeline
+from spotd.web.markup import TEXT_MAX, LogTail, Node, el
+from spotd.web.pages.jobs import DraftRefused, draft_of
+from spotd.web.views import jobs, market, parts
+from spotd.web.views import jobs as job_view
 from spotd.web.views.parts import _STATES, state
 from tests.unit.api import made_responses as made
 
@@ -47,7 +45,7 @@ def nodes(node: Node) -> Iterator[Node]:
 def test_the_overview_states_machines_money_and_what_waits() -> None:
     cost = {**made.cost(), "on_demand_usd": 20.0, "saved_usd": 11.0, "uncompared_usd": 0.0}
     cost["budgets"] = [{"name": "day", "used": 8.0, "committed": 1.0, "limit": 10.0}]
-    text = text_of(overview.figures(status(), [made.job(effective_usd_h=2.5)], cost))
+    text = text_of(market.figures(status(), [made.job(effective_usd_h=2.5)], cost))
     for words in (
         "Machines now 1",
         "$/h now $2.50",
@@ -61,12 +59,12 @@ def test_the_overview_states_machines_money_and_what_waits() -> None:
 
 
 def test_the_overview_of_a_daemon_that_has_not_answered_shows_nothing_made_up() -> None:
-    assert "$" not in text_of(overview.figures(None, (), None)).replace("$/h now $0", "").replace("$/h", "")
+    assert "$" not in text_of(market.figures(None, (), None)).replace("$/h now $0", "").replace("$/h", "")
 
 
 def test_jobs_that_wait_for_the_same_share_a_sentence() -> None:
     waiting = [made.waiting_job(id=f"j{n}", name=f"n{n}", verdict="too expensive") for n in range(40)]
-    text = text_of(overview.waiting(waiting))
+    text = text_of(market.waiting(waiting))
     assert text.count("too expensive") == 1
     assert "and 34 others" in text
 
@@ -157,18 +155,18 @@ def hostile(value: Any) -> Any:
 
 
 VIEWS: dict[str, Callable[[], Node]] = {
-    "running": lambda: overview.running(hostile([made.job()]), NOW),
-    "waiting": lambda: overview.waiting(hostile([made.waiting_job()])),
-    "events": lambda: events.listing(events.matching(hostile([made.event()]), "")),
+    "running": lambda: market.running(hostile([made.job()]), NOW),
+    "waiting": lambda: market.waiting(hostile([made.waiting_job()])),
+    "events": lambda: parts.event_listing(parts.matching_events(hostile([made.event()]), "")),
     "jobs": lambda: jobs.listing(hostile([made.job(), made.waiting_job()]), NOW),
     "offers": lambda: market.offers(hostile([made.quote()])),
-    "providers": lambda: providers.cards(hostile([made.provider()]), NOW),
+    "providers": lambda: market.cards(hostile([made.provider()]), NOW),
     "heading": lambda: job_view.heading(hostile(made.detail(made.job())), hostile(made.why())),
     "summary": lambda: job_view.summary(hostile(made.detail(made.job(transfer=made.transfer()))), NOW),
     "attempts": lambda: job_view.attempts(hostile(made.job(attempts=[made.attempt()])), NOW),
     "checkpoints": lambda: job_view.checkpoints(hostile([made.kept_checkpoint()])),
     "receipt": lambda: job_view.receipt(hostile(made.cost(made.receipt()))),
-    "plan": lambda: plan.plan(hostile(made.plan())),
+    "plan": lambda: market.plan(hostile(made.plan())),
 }
 
 
@@ -228,20 +226,20 @@ def past(market_name: str, *values: float, bucket_s: int = 3600) -> Any:
 
 def test_a_picture_of_prices_has_a_line_for_each_provider_and_each_ceiling() -> None:
     lines = [market.CeilingLine(usd_gpu_h=1.5, name="own")]
-    chart, words = prices.prices([("aws", past("spot", 2.0, 1.0)), ("vast", past("spot", 3.0))], lines, "lowest")
+    chart, words = charts.prices([("aws", past("spot", 2.0, 1.0)), ("vast", past("spot", 3.0))], lines, "lowest")
     assert [one["name"] for one in chart["series"]] == ["aws H100 spot", "vast H100 spot"]
     assert chart["series"][0]["markLine"]["data"][0]["yAxis"] == 1.5
     assert chart["yAxis"]["max"] >= 3.0
     assert "aws H100 spot: from $1.000 to $2.000, now $1.000" in words
     assert "ceiling of own: $1.500" in words
-    assert prices.prices([], [], "lowest") == ({}, "")
+    assert charts.prices([], [], "lowest") == ({}, "")
 
 
 def test_the_cheapest_hours_are_those_of_the_week_in_a_time_zone() -> None:
-    chart, words = prices.week(past("spot", 2.0, 1.0, 3.0), UTC)
+    chart, words = charts.week(past("spot", 2.0, 1.0, 3.0), UTC)
     assert chart["series"][0]["data"] == [[10, 5, 2.0], [11, 5, 1.0], [12, 5, 3.0]]
     assert words.startswith("Cheapest hours: Sat 11:00 at $1.000")
-    wide, _ = prices.week(past("spot", 2.0, bucket_s=6 * 3600), UTC)
+    wide, _ = charts.week(past("spot", 2.0, bucket_s=6 * 3600), UTC)
     assert len(wide["series"][0]["data"]) == 6
 
 
@@ -314,7 +312,7 @@ def test_the_machines_shown_are_those_that_count_against_their_limit(
 ) -> None:
     cost = {**made.cost(), "budgets": [{"name": "machines", "used": used, "committed": 0, "limit": limit}]}
     assert " ".join(("Machines now", *shown, "$/h now")) in text_of(
-        overview.figures(status(machines=computing), (), cost)
+        market.figures(status(machines=computing), (), cost)
     )
 
 

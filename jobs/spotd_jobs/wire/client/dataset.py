@@ -17,9 +17,16 @@ import os
 import re
 from typing import Any, Iterable, NamedTuple
 
-from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, MANIFEST_TEXT_MAX, Unreadable
-from spotd_jobs.wire.client.names import ascii_text, name_of, raw_of
-from spotd_jobs.wire.client.paths import climb, is_plain
+from spotd_jobs.wire.client.sinks import (
+    MANIFEST_BYTES_MAX,
+    MANIFEST_TEXT_MAX,
+    Unreadable,
+    ascii_text,
+    climb,
+    is_plain,
+    name_of,
+    raw_of,
+)
 
 SCHEMA = 1
 CHUNK_BYTES = 64 * 1024 * 1024

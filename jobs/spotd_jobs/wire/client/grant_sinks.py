@@ -6,9 +6,7 @@ import errno
 import os
 from typing import Any
 
-from spotd_jobs.wire.client.console import reason_of
-from spotd_jobs.wire.client.files import is_full, write_whole
-from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, require_name
+from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, is_full, reason_of, require_name, write_whole
 
 _FLEETING = ("heartbeat.json", "log/")
 """Names whose loss in a power cut costs nothing, and whose writing must not cost a disk sync each."""

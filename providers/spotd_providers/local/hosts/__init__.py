@@ -1,6 +1,5 @@
 """Hosts that are processes on this computer: the engine under the local market and under every fake cloud."""
 
-from spotd_providers.local.hosts.clock import REAL_TIME, HostClock, ScaledClock, measure, read_clock, write_clock
 from spotd_providers.local.hosts.ledger import (
     Ledger,
     LedgerError,
@@ -10,8 +9,16 @@ from spotd_providers.local.hosts.ledger import (
     read_ledger,
     segments,
 )
-from spotd_providers.local.hosts.machines import Machines
-from spotd_providers.local.hosts.status import HostMachineState, MachineError, MachineStatus
+from spotd_providers.local.hosts.machines import (
+    REAL_TIME,
+    HostClock,
+    Machines,
+    ScaledClock,
+    measure,
+    read_clock,
+    write_clock,
+)
+from spotd_providers.local.hosts.processes import HostMachineState, MachineError, MachineStatus
 
 __all__ = [
     "REAL_TIME",

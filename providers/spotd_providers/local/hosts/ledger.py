@@ -19,7 +19,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, cost
 
 _FREE: Final = MicroUsdPerHour(0)
 

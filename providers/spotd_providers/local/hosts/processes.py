@@ -10,9 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+from spotd_providers.kit.text import write_atomically
 
 _PROC: Final = Path("/proc")
 HAS_PROC: Final = Path("/proc/self/stat").exists()
@@ -138,3 +145,96 @@ def _pids_with_environment_by_ps(mark: str) -> frozenset[int]:
     answer = subprocess.run(["ps", "axeww", "-o", "pid=,command="], capture_output=True, text=True, check=False)
     lines = (line.strip().partition(" ") for line in answer.stdout.splitlines())
     return frozenset(int(pid) for pid, _, command in lines if mark in command.split())
+
+
+# A Python environment of a local machine's own, so that what a job installs stays in the machine's folder.
+#
+# A machine of the local market is a process of this computer, and its first `python3` would be the one that spotd runs
+# in: `pip install` in a job's `setup` would change the user's own environment. The machine gets a virtual environment
+# as
+# `venv` makes it, which finds all that is installed beside spotd and installs into itself. It is written here, since
+# `venv` takes tenths of a second for each machine.
+#
+# Source of the form: PEP 405, and https://docs.python.org/3/library/site.html for the lines of a `.pth` file.
+
+
+FOLDER: Final = "python"
+_NAMES: Final = ("python", "python3")
+_PIP_NAMES: Final = ("pip", "pip3")
+_PIP: Final = '#!/bin/sh\nexec "{python}" -m pip "$@"\n'
+
+
+def make_python_env(directory: Path) -> dict[str, str]:
+    """Make the environment below the machine's directory, unless it is there; return the variables that select it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder = directory / FOLDER
+    programs = folder / "bin"
+    base = Path(getattr(sys, "_base_executable", "") or sys.executable)
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    if not (folder / "pyvenv.cfg").exists():
+        programs.mkdir(parents=True, exist_ok=True)
+        packages.mkdir(parents=True, exist_ok=True)
+        for name in _NAMES:
+            (programs / name).unlink(missing_ok=True)
+            (programs / name).symlink_to(base)
+        for name in _PIP_NAMES:
+            write_atomically(programs / name, _PIP.format(python=programs / "python3"), mode=0o755)
+        beside = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in beside)
+        write_atomically(packages / "beside-spotd.pth", lines)
+        # Last: it is what makes the folder an environment, so one that is half made is made again.
+        text = f"home = {base.parent}\ninclude-system-site-packages = true\n"
+        write_atomically(folder / "pyvenv.cfg", text)
+    return {"VIRTUAL_ENV": str(folder), "PIP_REQUIRE_VIRTUALENV": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def program_path(directory: Path) -> str:
+    """Return the machine's PATH: its own environment, then the folder of this interpreter, then our own."""
+    own = directory / FOLDER / "bin"
+    return os.pathsep.join([str(own), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+# The status of a machine, in memory and on disk for the next owner.
+
+
+class MachineError(Exception):
+    """A machine could not be started, found or ended; the message names it."""
+
+
+class HostMachineState(StrEnum):
+    """The state of a machine, by its processes."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    """By itself: the start script ended, or the runner said it is done."""
+    KILLED = "killed"
+    LOST = "lost"
+    """Its processes vanished and left no exit code: killed from outside, or the computer was restarted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineStatus:
+    """The status of a machine.
+
+    Attributes:
+        boots: how many times its start script was started.
+        pid_started: the kernel's word for when its first process started.
+        exit_code: of the start script, where it ended by itself.
+        done: the runner wrote `machine-done`: whatever still runs there may be killed.
+        started_at: virtual time of the last boot.
+        ended_at: virtual time of its end, as precise as the file system records.
+    """
+
+    machine_id: str
+    boots: int
+    started_at: datetime
+    env: Mapping[str, str] = field(default_factory=dict)
+    state: HostMachineState = HostMachineState.RUNNING
+    pid: int | None = None
+    pid_started: str | None = None
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+    done: bool = False

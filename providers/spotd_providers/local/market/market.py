@@ -14,17 +14,40 @@ import contextlib
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from spotd_providers.contract.money import HOURS_PER_STORAGE_MONTH, MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Loss
+from spotd_providers.contract.values import HOURS_PER_STORAGE_MONTH, InstanceState, Loss, MicroUsdPerHour
 from spotd_providers.contract.values import Market as Kind
 from spotd_providers.local.hosts import HostClock, HostMachineState
-from spotd_providers.local.market.floor import Floor, Sold
-from spotd_providers.local.market.machine import Disturbance, Machine, MachineMemory, load, save
-from spotd_providers.local.market.refusals import Refusal, Refused
+from spotd_providers.local.market.floor import Disturbance, Floor, Machine, MachineMemory, Sold, load, save
 from spotd_providers.local.settings import EventSpec, Flavour, Happening, HostSpec, MarketSpec, event_time
+
+# The market's refusals; each is one error on the wire and one leaf of the contract's error tree.
+
+
+class Refusal(StrEnum):
+    """The code on the wire."""
+
+    UNAUTHORISED = "unauthorised"
+    NO_OFFER = "no-offer"
+    NO_CAPACITY = "no-capacity"
+    PRICE_MOVED = "price-moved"
+    REJECTED = "rejected"
+    QUOTA = "quota"
+    NO_MACHINE = "no-machine"
+    INTERNAL = "internal"
+
+
+class Refused(Exception):
+    """A refusal of the market, which did nothing."""
+
+    def __init__(self, refusal: Refusal, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        self.field = field
+
 
 START_SCRIPT_BYTES_MAX: Final = 4096
 _KEEP_GONE_REAL_S: Final = 120.0

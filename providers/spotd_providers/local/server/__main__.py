@@ -22,7 +22,7 @@ import uvicorn
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.market.series import BadPriceFile
 from spotd_providers.local.server.app import MarketApp
-from spotd_providers.local.server.files import (
+from spotd_providers.local.settings import (
     AlreadyServed,
     ServedEndpoint,
     announce,

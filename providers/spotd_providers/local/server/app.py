@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
     Billing,
@@ -30,20 +29,58 @@ from spotd_providers.contract.values import (
     InstanceState,
     Interruption,
     Market,
+    MicroUsd,
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,
     ProviderCharge,
 )
-from spotd_providers.kit.keys import begins_like_ours
+from spotd_providers.kit.text import begins_like_ours
 from spotd_providers.local.hosts import Segment, read_ledger, segments
-from spotd_providers.local.market.floor import Sold
-from spotd_providers.local.market.machine import Disturbance, Machine
-from spotd_providers.local.market.market import LocalMarket
-from spotd_providers.local.market.refusals import Refusal, Refused
-from spotd_providers.local.server.bodies import BidBody, LaunchBody, PreemptBody, PriceBody
-from spotd_providers.local.settings import Flavour
+from spotd_providers.local.market.floor import Disturbance, Machine, Sold
+from spotd_providers.local.market.market import LocalMarket, Refusal, Refused
+from spotd_providers.local.settings import Dollars, Duration, Flavour
 from spotd_providers.local.wire import INSTANCE, OFFER, PROVIDER, ChargeAnswer
+
+# The bodies of requests to the market's server.
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LaunchBody(_Body):
+    key: str = Field(min_length=1, max_length=200)
+    install: str = Field(min_length=1, max_length=100)
+    offer_id: str
+    price_max: int = Field(ge=0, strict=True, description="micro-dollars per hour")
+    expires_at: float = Field(description="wall clock, seconds since 1970: not to be done any later")
+    image: str
+    disk_gb: int = Field(ge=0, strict=True)
+    start_script: str
+
+
+class BidBody(_Body):
+    price: int = Field(gt=0, strict=True)
+
+
+class PreemptBody(_Body):
+    """One machine, or every machine on a host."""
+
+    machine: str | None = None
+    host: str | None = None
+    notice: bool | None = None
+    lasting: Duration = Field(default="30m", validate_default=True)
+
+
+class PriceBody(_Body):
+    host: str
+    price: Dollars
+    lasting: Duration
+
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)

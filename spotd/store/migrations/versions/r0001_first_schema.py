@@ -7,4 +7,4 @@ down_revision: str | None = None
 
 
 def upgrade() -> None:
-    raise NotImplementedError("a state without tables is made by spotd.store.migrate")
+    raise NotImplementedError("a state without tables is made by spotd.store.engine")

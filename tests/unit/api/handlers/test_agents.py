@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from spotd.api.errors import Invalid, OverBudget
 from spotd.api.requests import Submission
-from spotd.core.agents import AGENT
-from spotd.core.domain.ids import JobId
+from spotd.api.responses import Invalid, OverBudget
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
+from spotd.core.requests import AGENT
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerGpuHour
 from tests.unit.api.handlers.test_handlers import draft
 from tests.unit.daemon.rig import Rig
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.requests import BudgetChange
-from spotd.core.domain.ids import JobId
+from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from spotd.daemon.hosts import monitor
 from spotd_jobs.objects.api import ObjectInfo, StoreError, StoreUnavailable

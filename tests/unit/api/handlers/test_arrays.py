@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from spotd.api.errors import Invalid, NotFound, StateConflict
 from spotd.api.requests import JobQuery, Submission
-from spotd.core.domain.ids import JobId
+from spotd.api.responses import Invalid, NotFound, StateConflict
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import JobState
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd.store import Reads
-from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import MicroUsd
 from tests.unit.api.handlers.test_handlers import draft, submitted
 from tests.unit.daemon.rig import Rig
 
@@ -187,7 +187,7 @@ async def test_what_a_job_cannot_come_after_is_refused(rig: Rig, after: list[str
 
 
 async def test_too_many_jobs_before_one_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotd.api.handlers.chains.AFTER_MAX", 3)
+    monkeypatch.setattr("spotd.api.handlers.plans.AFTER_MAX", 3)
     async with rig.ready():
         await submit_array(rig, "0-3", name="shards", price=CHEAP)
         with pytest.raises(Invalid) as caught:

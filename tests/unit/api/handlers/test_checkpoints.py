@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from spotd.api.errors import Invalid, NotFound, StateConflict
 from spotd.api.requests import JobRequest, Submission
-from spotd.api.schemas.checkpoints import VerificationResponse
-from spotd.core.checkpoints.pins import find_checkpoint
-from spotd.core.checkpoints.retention import kept
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.api.responses import Invalid, NotFound, StateConflict
+from spotd.api.schemas.jobs import VerificationResponse
+from spotd.core.checkpoints import find_checkpoint, kept
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon.hosts.host_reader import HostReader
-from spotd.daemon.hosts.metrics import FILE_BYTES_MAX
+from spotd.daemon.hosts.manifests import FILE_BYTES_MAX
 from spotd.daemon.hosts.reader import read_host
 from spotd_jobs.objects.api import ObjectStore, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from spotd.api.errors import Invalid, StateConflict
 from spotd.api.requests import Submission
+from spotd.api.responses import Invalid, StateConflict
 from spotd.core.domain.states import JobState
-from spotd.core.pricing.words import age_words
+from spotd.core.pricing import age_words
 from tests.unit.api.handlers.test_handlers import draft, submitted
 from tests.unit.core.builders import NOW
 from tests.unit.daemon.rig import Rig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, sqlite_row
+from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row, sqlite_row
 
 MOUNTS = """/dev/sda1 / ext4 rw 0 0
 proc /proc proc rw 0 0

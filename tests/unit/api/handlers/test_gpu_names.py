@@ -11,20 +11,20 @@ import pytest
 from spotd.api.handlers.plans import read_spec
 from spotd.api.requests import JobRequest, Submission
 from spotd.config.load import load
-from spotd.core.agents import within_limits
 from spotd.core.decide import decide
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import new_job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
-from spotd.core.ranking.ceilings import ceiling_for, ceilings_of
-from spotd.core.ranking.machine_speed import Speeds
+from spotd.core.ranking.candidates import ceiling_for, ceilings_of
+from spotd.core.ranking.remaining_work import Speeds
+from spotd.core.requests import within_limits
 from spotd.words import gpu_text
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract import gpus
-from spotd_providers.contract.gpus_table import GPUS
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
+from spotd_providers.contract.gpus import GPUS
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerGpuHour
 from tests.unit.core.builders import NOW, SHOP, market, offer, shop_policy
 from tests.unit.daemon.rig import Rig
 

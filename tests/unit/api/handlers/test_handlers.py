@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.handlers.logs import parse_cursor
-from spotd.api.requests import EventQuery, JobQuery, JobRequest, LogQuery, PriceQuery, Submission
-from spotd.api.timestamps import utc_text
-from spotd.core.domain.ids import JobId
+from spotd.api.requests import EventQuery, JobQuery, JobRequest, LogQuery, PriceQuery, Submission, utc_text
+from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from spotd.store import StateUnavailable as StateUnavailable
 from spotd_providers.contract.errors import Unavailable as ProviderDown

@@ -14,17 +14,15 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 from starlette.requests import Request
 
-from spotd.api.errors import Invalid
-from spotd.api.handlers import ledger
-from spotd.api.queries import read_query
-from spotd.api.requests import CostQuery
-from spotd.core.domain.charges import Charge, ChargePart, CostSums, Meter, sums_of
+from spotd.api.handlers import receipts
+from spotd.api.requests import CostQuery, read_query
+from spotd.api.responses import Invalid
+from spotd.core.domain.intents import Charge, ChargePart, CostSums, Meter, sums_of
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.metering.metering import unsettled_sums
-from spotd.core.plans.plan import Plan
+from spotd.core.metering import unsettled_sums
+from spotd.core.plan import Plan
 from spotd.store import CostGrouping, Store
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import HostId, ProviderName
+from spotd_providers.contract.values import HostId, MicroUsd, MicroUsdPerHour, ProviderName
 from tests.unit.core.builders import SHOP
 from tests.unit.daemon.rig import Rig
 from tests.unit.store import values as v
@@ -95,7 +93,7 @@ def sums_by(store: Store, by: CostGrouping, now: datetime) -> CostSums:
     booked, running = store.read(lambda r: (r.cost_groups(by), r.open_attempts()))
     found = {group.key: group for group in booked}
     for item, name in running:
-        ledger._add_running(found, by, item, name, now)
+        receipts._add_running(found, by, item, name, now)
     return sum((group.sums for group in found.values()), start=CostSums())
 
 
@@ -165,7 +163,7 @@ async def test_an_answer_takes_two_statements_however_many_jobs_there_are(tmp_pa
 
 async def test_very_many_groups_end_with_one_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = await answer(tmp_path, 1, CostGrouping.JOB)
-    monkeypatch.setattr(ledger, "GROUPS_MAX", 5)
+    monkeypatch.setattr(receipts, "GROUPS_MAX", 5)
     some, _ = await answer(tmp_path, 12, CostGrouping.JOB)
     assert (len(some["groups"]), some["groups"][-1]["key"]) == (5, "(others)")
     assert micro(some["total"])["booked"] == 12 * micro(one["total"])["booked"]
@@ -177,7 +175,7 @@ async def test_groups_are_added_up_where_they_are_read_and_not_in_the_event_loop
 ) -> None:
     reading = [False]
     added: list[bool] = []
-    read, in_order = Store.read, ledger._in_order
+    read, in_order = Store.read, receipts._in_order
 
     def noted_read(*args: Any) -> Any:
         reading[0] = True
@@ -191,7 +189,7 @@ async def test_groups_are_added_up_where_they_are_read_and_not_in_the_event_loop
         return in_order(*args)
 
     monkeypatch.setattr(Store, "read", noted_read)
-    monkeypatch.setattr(ledger, "_in_order", noted)
+    monkeypatch.setattr(receipts, "_in_order", noted)
     await answer(tmp_path, 1, CostGrouping.JOB)
     assert added == [True]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spotd.api.errors import NotFound
 from spotd.api.handlers import Handlers
-from spotd.api.handlers.notifications import channel_rows
-from spotd.core.notifications.delivery import Message
-from spotd.core.notifications.values import ChannelRules
+from spotd.api.handlers.doctor import channel_rows
+from spotd.api.responses import NotFound
+from spotd.core.notifications import ChannelRules, Message
 from spotd.daemon.notifications.channels import SendFailed
 from spotd.daemon.notifications.notifier import Channel, Notifier
 from tests.unit.daemon.rig import Rig

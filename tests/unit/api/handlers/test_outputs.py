@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.errors import ApiUnavailable, NotFound, StateConflict
 from spotd.api.requests import JobQuery
+from spotd.api.responses import ApiUnavailable, NotFound, StateConflict
 from spotd.cli.commands.jobs import warning_of
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon import object_keys
-from spotd.daemon.checkpoints.sweep import sweep
+from spotd.daemon.garbage import sweep
 from spotd_jobs.objects.api import StoreError
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import CheckpointPolicy

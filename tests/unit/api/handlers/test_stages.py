@@ -7,10 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.api.handlers.stages import DETAIL_CHARS_MAX
-from spotd.api.requests import JobQuery
+from spotd.api.handlers.render import DETAIL_CHARS_MAX
+from spotd.api.requests import JobQuery, utc_text
 from spotd.api.schemas.jobs import StageResponse
-from spotd.api.timestamps import utc_text
 from spotd.words import stage_text, stage_word
 from tests.unit.daemon.rig import Rig
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from spotd.api.errors import NotFound
 from spotd.api.handlers import Handlers
 from spotd.api.requests import EventQuery, LogQuery
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.api.responses import NotFound
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon import object_keys
 from spotd.store import Store

@@ -8,25 +8,21 @@ from typing import Any
 
 import pytest
 
-from spotd.core.billing.budgets import committed
+from spotd.core.budgets import committed
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus, MachineState
+from spotd.core.domain.intents import JobId, Meter
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.machines.launch_calls import LaunchOutcome, launch_contained
 from spotd.core.machines.outcomes import launched, terminate_accepted
-from spotd.core.metering.interruption_credit import machines_in_use
-from spotd.core.metering.metering import job_spent, on_demand_spent, settled, spent
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import needs_of, quote, total_per_hour
+from spotd.core.metering import job_spent, machines_in_use, on_demand_spent, settled, spent
+from spotd.core.plan import applied
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import needs_of, quote, total_per_hour
 from spotd.core.reconcile import reconcile
 from spotd.core.timeline import redated
-from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour, cost
-from spotd_providers.contract.values import Billing, InstanceState, Market
+from spotd_providers.contract.values import Billing, InstanceState, Market, MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from tests.unit.core.builders import (
     MINUTE,
     NOW,

@@ -9,21 +9,19 @@ from typing import Any
 
 import pytest
 
-from spotd.core.billing.budgets import committed
+from spotd.core.budgets import committed
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, StopOrder
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.metering.metering import job_spent, spent_in_month, spent_on_day
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.metering import job_spent, spent_in_month, spent_on_day
+from spotd.core.plan import applied
+from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGb
-from spotd_providers.contract.values import AttemptKey, InstanceState
+from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsd, MicroUsdPerGb
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)

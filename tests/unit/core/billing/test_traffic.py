@@ -8,20 +8,17 @@ from typing import Any
 
 import pytest
 
-from spotd.core.billing.budgets import BudgetGuard
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.host_status import ExitCause
-from spotd.core.domain.ids import JobId
+from spotd.core.budgets import BudgetGuard
+from spotd.core.domain.attempts import Attempt, ExitCause
+from spotd.core.domain.intents import JobId, Meter
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import job_spent, spent, spent_on_day
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.metering import job_spent, spent, spent_on_day
+from spotd.core.plan import applied
+from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerHour, cost
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceState, MicroUsdPerGb, MicroUsdPerHour, cost
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, shop_policy, world_with
 
 JOB = JobId("j1")

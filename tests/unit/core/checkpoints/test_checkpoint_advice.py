@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.checkpoints.checkpoint_advice import (
+from spotd.core.checkpoints import (
     INTERVAL_MAX,
     SAVE_TIME_MAX,
     advice_words,
@@ -19,14 +19,14 @@ from spotd.core.checkpoints.checkpoint_advice import (
     hazard_at,
     prior_hazard_ppm,
     states_checkpoints,
+    unprotected_words,
     with_save_time,
 )
-from spotd.core.checkpoints.unprotected import unprotected_words
 from spotd.core.decide import decide
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.records import NO_EXPERIENCE, Experience, RecordKind
 from spotd.core.domain.states import AttemptState
-from spotd.core.experience.hazards import PROVED_PPM_MAX, Hazards
+from spotd.core.domain.world import NO_EXPERIENCE, Experience, RecordKind
+from spotd.core.experience import PROVED_PPM_MAX, Hazards
 from spotd_jobs.spec.model import CheckpointPolicy, MarketChoice, MetricBest, Resources, Work
 from spotd_providers.contract.values import HostId, Interruption, Market
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with

@@ -11,10 +11,9 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.domain.world import World
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan
 from spotd_jobs.spec.model import CheckpointPolicy, Deadline, GpuAlternative, MarketChoice, Resources, Schedule, Work
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Interruption, Market, Offer
+from spotd_providers.contract.values import Interruption, Market, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 
 _SPOT: Final = offer("spot", price=100_000)

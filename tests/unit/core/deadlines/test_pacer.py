@@ -8,15 +8,13 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.deadlines.pacer import DWELL
-from spotd.core.deadlines.spot_runs import with_spot
+from spotd.core.deadlines import with_spot
 from spotd.core.decide import decide
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.pacer import DWELL
+from spotd.core.plan import Plan, applied
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     Deadline,
@@ -29,8 +27,7 @@ from spotd_jobs.spec.model import (
     Window,
     Work,
 )
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import NO_GPU, Interruption, Market, Offer
+from spotd_providers.contract.values import NO_GPU, Interruption, Market, MicroUsdPerHour, Offer
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with
 
 _HOUR: Final = timedelta(hours=1)

@@ -8,22 +8,18 @@ from typing import Any
 
 import pytest
 
-from spotd.core.checkpoints.unprotected import unprotected_words
+from spotd.core.checkpoints import unprotected_words
 from spotd.core.decide import decide
-from spotd.core.domain.chain import ArrayTask
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.jobs import Job, Pacing
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import ArrayTask, Job, Pacing
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.plan import Plan, applied
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import retry
 from spotd.core.timeline import redated
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources, Schedule, Window, Work
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import HostId, Interruption, Market, Offer, OfferId
+from spotd_providers.contract.values import HostId, Interruption, Market, MicroUsdPerHour, Offer, OfferId
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.ranking.test_remaining_work import saved
 

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.disk import DISK_GB_MAX, disk_gb_after, disk_gb_for, disk_gb_on
-from spotd.core.domain.host_status import ExitCause
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.attempts import ExitCause
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import DISK_GB_MAX, Checkpoint, Job, disk_gb_after, disk_gb_for, disk_gb_on
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.effective_price import needs_of
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.plan import applied
+from spotd.core.pricing import needs_of
 from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import InstanceState, Offer

@@ -10,13 +10,12 @@ from spotd.core.decide import decide
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
-from spotd.core.pricing.words import quote_words
+from spotd.core.pricing import quote_words
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import PriceLimit, Resources
 from spotd_jobs.spec.parse import parse_job
 from spotd_jobs.spec.problems import SpecError
-from spotd_providers.contract.money import MicroUsdPerGpuHour
-from spotd_providers.contract.values import NO_GPU, Offer
+from spotd_providers.contract.values import NO_GPU, MicroUsdPerGpuHour, Offer
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 
 LEAST = {"name": "prep", "run": "true", "image": "scratch"}

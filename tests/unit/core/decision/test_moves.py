@@ -11,20 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.machine_verdicts import MachineVerdict
-from spotd.core.domain.moves import Claim, Moves, target_words
-from spotd.core.domain.records import RecordKind
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import Checkpoint, Claim, MachineVerdict, Moves, target_words
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.domain.world import RecordKind, World
+from spotd.core.plan import Plan, applied
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import needs_of, quote
 from spotd.core.ranking.relocating import _HAZARD, HAZARD_MEAN, Staying, expected_losses
 from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
-from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerGb, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.experiences import experience, record
 

@@ -12,10 +12,9 @@ from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.verdicts import Verdict, VerdictKind
-from spotd.core.domain.world import World
+from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd_jobs.spec.model import GpuAlternative, Resources
-from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import MicroUsd
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
 
 COOLING = Cooldown(

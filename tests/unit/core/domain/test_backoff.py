@@ -11,18 +11,22 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.backoff import BOUGHT_PER_HOUR_MAX, LAUNCHES_PER_HOUR_MAX, Setback, words_of_giving_up
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, CooldownScope
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.cooldowns import (
+    BOUGHT_PER_HOUR_MAX,
+    COOLDOWNS_REMEMBERED,
+    LAUNCHES_PER_HOUR_MAX,
+    CooldownScope,
+    Setback,
+    words_of_giving_up,
+)
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
+from spotd.core.domain.world import VerdictKind, World
 from spotd.core.machines.outcomes import LaunchFailure, launch_refused, launched
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import retry
 from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss, Offer

@@ -8,19 +8,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.intents import IntentKind
+from spotd.core.domain.intents import IntentKind, JobId
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import TERMINATE_RETRY_MAX, LaunchFailure, launch_refused, terminate_failed
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.pricing.effective_price import needs_of, quote
+from spotd.core.plan import Plan, applied
+from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.store import Store
-from spotd_providers.contract.money import MicroUsdPerGb
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceState, MicroUsdPerGb
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 
 J = JobId("j1")

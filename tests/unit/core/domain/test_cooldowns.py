@@ -9,10 +9,9 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope, cooling_until
 from spotd.core.domain.market import ProviderOffers
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
+from spotd.core.domain.world import VerdictKind, World
 from spotd.core.machines.outcomes import LaunchFailure, launch_refused
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd_providers.contract.values import Offer, PoolId, QuotaId
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 

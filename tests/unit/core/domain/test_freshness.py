@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.freshness import Freshness
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.attempts import Freshness
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.machines.watchdog import late_words
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.machines.host_reports import late_words
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import CheckpointPolicy
 from spotd_providers.contract.values import InstanceState

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from spotd.core.checkpoints.retention import REMEMBERED, in_reach, kept, offered, trim, with_fresh
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.jobs import Job
+from spotd.core.checkpoints import REMEMBERED, in_reach, kept, offered, trim, with_fresh
+from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.lineage import DOUBTS
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.domain.progress import SHARE, HostSample, Watch, watched
+from spotd.core.domain.attempts import SHARE, HostSample, Watch, watched
 from spotd_jobs.spec.model import WatchdogPolicy
 from tests.unit.core.builders import MINUTE, NOW
 

@@ -12,8 +12,8 @@ import pytest
 from spotd.core.domain.intents import IntentState
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.machines.absence import is_missing_for_long, is_missing_twice, proves_absence
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.machines.loss_evidence import is_missing_for_long, is_missing_twice, proves_absence
+from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import Listing
 from tests.unit.core.builders import MINUTE, NOW, SHOP, listing, world_with
 

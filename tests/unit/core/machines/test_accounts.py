@@ -9,7 +9,7 @@ import pytest
 from spotd.core.domain.intents import IntentKind
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import NOW, SHOP, instance, listing, world_with

@@ -13,10 +13,8 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
-from spotd.core.pricing.effective_price import gpu_price_within, needs_of, quote, repriced, usual_bid
-from spotd.core.pricing.words import quote_words
-from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour
-from spotd_providers.contract.values import Market, Offer, ProviderName
+from spotd.core.pricing import gpu_price_within, needs_of, quote, quote_words, repriced, usual_bid
+from spotd_providers.contract.values import Market, MicroUsdPerGbMonth, MicroUsdPerHour, Offer, ProviderName
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
 
 POD = ProviderName("pod")

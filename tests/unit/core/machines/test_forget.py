@@ -7,21 +7,16 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.billing.budgets import committed
+from spotd.core.budgets import committed
 from spotd.core.decide import decide
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.host_status import ExitCause
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.domain.attempts import ExitCause
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, Meter, terminate_intent_id
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.machines.forget import find_machine, forget, refusal
-from spotd.core.metering.billing_limits import UNSEEN_MAX
-from spotd.core.metering.interruption_credit import machines_in_use
-from spotd.core.plans.applied import applied
-from spotd.core.plans.invariants import broken_rules
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.machines.host_reports import find_machine, forget, refusal
+from spotd.core.metering import UNSEEN_MAX, machines_in_use
+from spotd.core.plan import applied, broken_rules
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, Listing
 from tests.unit.core.builders import NOW, REF, SHOP, instance, listing, market, offer, report, world_with

@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.charges import Meter
+from spotd.core.domain.intents import Meter
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import after_restart
-from spotd.core.metering.metering import accrued
-from spotd.core.plans.applied import applied
+from spotd.core.metering import accrued
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import NOW, instance, listing, world_with

@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.bidding import Bidding
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.attempts import Bidding
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.machines.holding import SPEAKS_WITHIN, hold_words
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.machines.bids import SPEAKS_WITHIN, hold_words
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Loss, Market, Offer
+from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, world_with
 from tests.unit.core.machines.test_raised_bids import bid_market, bid_world, usd
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import IntentKind, IntentState, launch_intent_id
+from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId, launch_intent_id
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.launch_calls import launch_sent
 from spotd.core.machines.outcomes import after_restart, launched
 from spotd.core.machines.recovery import recover, unsent
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import NOW, REF, instance, world_with

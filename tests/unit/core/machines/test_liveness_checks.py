@@ -6,9 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.domain.attempts import StopOrder
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.attempts import HostStatus, StopOrder
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.reconcile import reconcile

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import HostId, Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, SHOP, instance, listing, world_with

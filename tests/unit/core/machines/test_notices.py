@@ -8,13 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.machines.notices import AHEAD_MAX, LAPSED_MAX, LAPSES_AFTER
-from spotd.core.plans.applied import applied
+from spotd.core.machines.host_reports import AHEAD_MAX, LAPSED_MAX, LAPSES_AFTER
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd.daemon.grants.builder import order_of
 from spotd_providers.contract.values import InstanceState, Loss

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from spotd.core.domain.world import World
-from spotd.core.machines.orphans import UNSEEN_MAX, stray_cost
+from spotd.core.machines.listed import UNSEEN_MAX, stray_cost
 from spotd.core.machines.outcomes import terminate_accepted
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd.store import Store
-from spotd_providers.contract.money import MicroUsdPerHour, cost
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceState, MicroUsdPerHour, cost
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, shop_policy
 
 EMPTY = World(policy=shop_policy(), jobs={}, attempts={}, intents={})

@@ -8,11 +8,10 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.intents import IntentState
+from spotd.core.domain.intents import IntentState, Meter
 from spotd.core.domain.states import AttemptState
 from spotd.core.machines.listed import TERMINATE_AGAIN_AFTER
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import NOW, instance, listing, world_with

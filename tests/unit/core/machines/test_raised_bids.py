@@ -11,21 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.bidding import Bidding
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.intents import IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.attempts import Attempt, Bidding
+from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.machines import bids, outcomes
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.pricing.effective_price import needs_of, quote, repriced
+from spotd.core.plan import Plan, applied
+from spotd.core.pricing import needs_of, quote, repriced
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import Instance, InstanceState, Market, Offer
+from spotd_providers.contract.values import Instance, InstanceState, Market, MicroUsd, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, listing, market, offer, shop_policy, world_with
 
 HOUR = timedelta(hours=1)

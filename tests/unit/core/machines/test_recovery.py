@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.intents import Meter
+from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.machines.recovery import Survey, Unknown, record_of, recover
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, world_with
 
 

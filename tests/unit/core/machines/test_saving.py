@@ -7,20 +7,19 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from spotd.core.author import order_stop
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import StopOrder
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.machines.host_reports import absorb
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.plan import applied
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
-from spotd.core.running.author import order_stop
-from spotd.store.mapping import from_json
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import InstanceState
+from spotd.store.rows import from_json
+from spotd_providers.contract.values import InstanceState, MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)

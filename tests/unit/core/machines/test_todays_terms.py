@@ -11,26 +11,20 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.bidding import Bidding
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.attempts import Bidding, MachineState
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, bid_intent_id
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.machines import bids
-from spotd.core.machines.launch_calls import launch_sent
-from spotd.core.machines.todays_terms import at_todays_fee
-from spotd.core.plans.applied import applied
-from spotd.core.plans.invariants import broken_rules
-from spotd.core.plans.plan import Plan
-from spotd.core.pricing.effective_price import PPM, metered_rate, with_fee
+from spotd.core.machines.launch_calls import at_todays_fee, launch_sent
+from spotd.core.plan import Plan, applied, broken_rules
+from spotd.core.pricing import PPM, metered_rate, with_fee
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel, set_budget, set_ceiling
 from spotd_jobs.spec.model import PriceLimit
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Loss, Market
+from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, report
 from tests.unit.core.machines.test_launch_calls import owed
 from tests.unit.core.machines.test_raised_bids import bid_market, bid_world, usd

@@ -8,20 +8,17 @@ from datetime import datetime, timedelta
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.backoff import setback
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus, MachineState
+from spotd.core.domain.cooldowns import setback
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, terminate_intent_id
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import record_unsaved_ends, terminate_accepted
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
-from spotd_providers.contract.money import cost
-from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState
+from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState, cost
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, market, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)

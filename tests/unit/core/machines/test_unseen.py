@@ -8,17 +8,13 @@ from datetime import datetime, timedelta
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.attempts import ExitCause, HostStatus, MachineState
+from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import after_restart, launch_unknown
-from spotd.core.metering.interruption_credit import machines_in_use
-from spotd.core.metering.metering import spent
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.metering import machines_in_use, spent
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd.core.timeline import redated

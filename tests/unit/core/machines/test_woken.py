@@ -8,12 +8,10 @@ from datetime import timedelta
 from spotd.core.domain.intents import IntentState
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import accrued
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.metering import accrued
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Loss
+from spotd_providers.contract.values import InstanceState, Loss, MicroUsdPerHour
 from tests.unit.core.builders import NOW, instance, listing, world_with
 
 

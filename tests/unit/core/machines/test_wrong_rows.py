@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.host_status import ExitCause
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.domain.keys import attempt_key
+from spotd.core.domain.attempts import Attempt, ExitCause, MachineState
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, terminate_intent_id
+from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import spent
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
+from spotd.core.metering import spent
+from spotd.core.plan import Plan, applied
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import cost
 from spotd_providers.contract.values import (
     AttemptKey,
     HostId,
@@ -31,6 +27,7 @@ from spotd_providers.contract.values import (
     Listing,
     Loss,
     Market,
+    cost,
 )
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, REF, SHOP, instance, listing, report, world_with
 from tests.unit.core.machines.test_holding import world as outbid_world

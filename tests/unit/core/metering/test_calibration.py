@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.metering.calibration import MACHINES_MIN, BilledMachine, calibration
-from spotd_providers.contract.money import MicroUsd
+from spotd.core.bills import MACHINES_MIN, BilledMachine, calibration
+from spotd_providers.contract.values import MicroUsd
 from tests.unit.core.builders import SHOP
 
 X120 = 1_200_000

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.billing.bill import Bill
-from spotd.core.billing.bill_correction import compared
+from spotd.core.bills import Bill, compared
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import ChargePart, CostSums, Meter, sums_of
+from spotd.core.domain.intents import ChargePart, CostSums, Meter, sums_of
 from spotd.core.domain.states import AttemptState
-from spotd.core.metering.metering import booked_back, settled, spent, unsettled_sums
-from spotd.core.pricing.effective_price import Needs, halted_rate, metered_rate, quote
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour
+from spotd.core.metering import booked_back, settled, spent, unsettled_sums
+from spotd.core.pricing import Needs, halted_rate, metered_rate, quote
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour
 from tests.unit.core.builders import NOW, world_with
 
 FEE = 1_200_000

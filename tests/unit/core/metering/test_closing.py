@@ -7,19 +7,16 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.billing.bill import Bill
-from spotd.core.billing.bill_correction import compared
+from spotd.core.bills import Bill, compared
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering.closing import closing_words
-from spotd.core.metering.metering import settled, spent
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.metering import closing_words, settled, spent
+from spotd.core.plan import Plan, applied
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import cancel
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour
 from tests.unit.core.builders import NOW, world_with
 
 

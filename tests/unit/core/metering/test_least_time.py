@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from spotd.core.billing.budgets import BudgetGuard, committed
+from spotd.core.budgets import BudgetGuard, committed
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.charges import ChargePart
+from spotd.core.domain.intents import ChargePart
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import spent
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import Needs, halted_rate, metered_rate, quote
+from spotd.core.metering import spent
+from spotd.core.plan import Plan, applied
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import Needs, halted_rate, metered_rate, quote
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour, cost
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from tests.unit.core.builders import NOW, SHOP, instance, listing, offer, report, shop_policy, world_with
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

@@ -10,7 +10,7 @@ import pytest
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.lineage import repeated_time
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.plan_builder import PlanBuilder
 from tests.unit.core.builders import NOW, world_with
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)

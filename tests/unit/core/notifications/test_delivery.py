@@ -10,19 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.notifications.delivery import (
+from spotd.core.notifications import (
     GATHERED_FOR,
     KEPT_FOR,
     LINES_SHOWN,
     PACE,
     SENT_MAX,
     SINGLES_MAX,
+    ChannelRules,
+    Notification,
+    Queued,
+    Severity,
+    Topic,
     fresh,
     next_step,
+    notification,
     quiet_left,
 )
-from spotd.core.notifications.values import ChannelRules, Notification, Queued, Severity, Topic, notification
-from spotd_jobs.spec.windows import parse_window
+from spotd_jobs.spec.fields import parse_window
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 RULES = ChannelRules(name="phone")

@@ -10,24 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.notifications.conditions import AWAY_FOR, LOW_FOR, LowUse, conditions, low_uses
-from spotd.core.notifications.of_events import RULES, notification_of
-from spotd.core.notifications.values import (
+from spotd.core.notifications import (
+    AWAY_FOR,
     CHOICES,
     LINES_MAX,
+    LOW_FOR,
+    RULES,
     TEXT_MAX,
     TITLE_MAX,
+    LowUse,
     Notification,
     Severity,
     Topic,
+    conditions,
+    low_uses,
     notification,
+    notification_of,
 )
-from spotd.core.plans.plan import Event
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd.core.plan import Event
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour
 from tests.unit.core.builders import NOW, SHOP, job, shop_policy, world_with
 
 J = JobId("j1")

@@ -8,7 +8,7 @@ import pytest
 
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.states import AttemptState
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.plan_builder import PlanBuilder
 from tests.unit.core.builders import MINUTE, NOW, SHOP, world_with
 
 HOUR = timedelta(hours=1)

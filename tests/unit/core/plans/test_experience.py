@@ -10,24 +10,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.records import (
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import (
     KEPT_FOR,
     ONE,
     Experience,
     RecordId,
     RecordKind,
+    World,
     added,
     faded,
     is_faded,
     with_records,
 )
-from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.domain.world import World
-from spotd.core.experience.hazards import HAZARD_PPM_MAX, PPM, Hazards, slot_of
-from spotd.core.experience.hosts import MALUS_PPM_MAX, host_memories, malus_ppm, records_of_host
-from spotd.core.experience.starts import PRIOR, START_MAX, is_slow, usual_start
-from spotd.core.machines.holding import keep_outbid
-from spotd.core.plans.plan_builder import PlanBuilder
+from spotd.core.experience import (
+    HAZARD_PPM_MAX,
+    MALUS_PPM_MAX,
+    PPM,
+    PRIOR,
+    START_MAX,
+    Hazards,
+    host_memories,
+    is_slow,
+    malus_ppm,
+    records_of_host,
+    slot_of,
+    usual_start,
+)
+from spotd.core.machines.bids import keep_outbid
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import HostId, Market, PoolId, ProviderName
 from tests.unit.core.builders import MINUTE, NOW, SHOP, offer, report, world_with

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.attempts import Attempt, HostSample, Watch
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.progress import HostSample, Watch
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.plans.stalls import PREPARATION, STALLS_MAX, WORTH, stall_words, watch_every
+from spotd.core.plan_builder import PREPARATION, STALLS_MAX, WORTH, PlanBuilder, stall_words, watch_every
 from spotd_jobs.spec.model import StallAction, WatchdogPolicy
 from tests.unit.core.builders import MINUTE, NOW, job, market, world_with
 

@@ -8,10 +8,8 @@ from typing import Final
 
 import pytest
 
-from spotd.core.policies.library import POLICIES, WITH_DEADLINE
-from spotd.core.policies.observation import HOUR_S, Action, Choice, Observation
-from spotd.core.policies.shield import shielded
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd.core.policies import HOUR_S, POLICIES, WITH_DEADLINE, Action, Choice, Observation, shielded
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.replays.fuller import replay_fully
 from tests.replays.replay import ReplayTerms, ZoneTrace
 from tests.replays.traces import ABSENT, SCORES, windows

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.policies.library import POLICIES, WITH_DEADLINE, choose
-from spotd.core.policies.observation import HOUR_S, Action, Observation, Zone, hours_words
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd.core.policies import HOUR_S, POLICIES, WITH_DEADLINE, Action, Observation, Zone, choose, hours_words
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.replays.replay import zone_after
 
 _DOWN: Final = Zone(name="a", is_up=False, price=MicroUsdPerHour(1_000_000))

@@ -8,9 +8,7 @@ from typing import Final
 
 import pytest
 
-from spotd.core.policies.library import POLICIES, WITH_DEADLINE
-from spotd.core.policies.observation import HOUR_S, Rule
-from spotd.core.policies.shield import shielded
+from spotd.core.policies import HOUR_S, POLICIES, WITH_DEADLINE, Rule, shielded
 from tests.replays.optimum import optimum, usd
 from tests.replays.replay import replay
 from tests.replays.traces import ABSENT, SCORES, Window, windows

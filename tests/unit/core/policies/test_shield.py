@@ -10,10 +10,8 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.policies.library import POLICIES
-from spotd.core.policies.observation import Action, Choice, Observation, Rule
-from spotd.core.policies.shield import is_safe, shielded
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd.core.policies import POLICIES, Action, Choice, Observation, Rule, is_safe, shielded
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.replays.replay import ReplayTerms, ZoneTrace, replay
 
 _ON_DEMAND: Final = MicroUsdPerHour(3_000_000)

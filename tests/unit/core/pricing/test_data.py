@@ -9,19 +9,17 @@ import pytest
 
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.disk import disk_gb_for
-from spotd.core.domain.egress import StoreEgress
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.jobs import Job, disk_gb_for
+from spotd.core.domain.market import StoreEgress
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.effective_price import needs_of, quote
-from spotd.core.pricing.usefulness import restore_time
+from spotd.core.plan import applied
+from spotd.core.pricing import needs_of, quote, restore_time
 from spotd.core.ranking.cost_words import data_words
 from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import DataSource
-from spotd_providers.contract.money import MicroUsdPerGb
+from spotd_providers.contract.values import MicroUsdPerGb
 from tests.unit.core.builders import NOW, job, market, offer, report, shop_policy, world_with
 
 GB = 10**9

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.domain.charges import Meter
-from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.intents import Meter
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState
-from spotd.core.metering.metering import settled
-from spotd.core.pricing.effective_price import Needs, gpu_price_limit, needs_of, quote, repriced, total_per_hour
-from spotd_providers.contract.money import (
+from spotd.core.metering import settled
+from spotd.core.pricing import Needs, gpu_price_limit, needs_of, quote, repriced, total_per_hour
+from spotd_providers.contract.values import (
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
     MicroUsdPerGpuHour,
     MicroUsdPerHour,
+    Offer,
     cost,
     micro_usd,
     per_gpu,
 )
-from spotd_providers.contract.values import Offer
 from tests.unit.core.builders import NOW, job, offer, shop_policy, world_with
 
 PRICES = st.integers(0, 50_000_000)

@@ -8,26 +8,22 @@ from typing import Any
 
 import pytest
 
-from spotd.core.billing.bill import Bill
-from spotd.core.billing.bill_correction import compared
-from spotd.core.billing.budgets import BudgetGuard
+from spotd.core.bills import Bill, compared
+from spotd.core.budgets import BudgetGuard
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.charges import Charge
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.egress import ELSEWHERE, StoreEgress
-from spotd.core.domain.ids import AttemptId
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.intents import AttemptId, Charge
+from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.market import ELSEWHERE, StoreEgress
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering.metering import settled, spent
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.effective_price import needs_of, quote, restore_cost
+from spotd.core.metering import settled, spent
+from spotd.core.plan import applied
+from spotd.core.pricing import needs_of, quote, restore_cost
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.cost_words import cost_words
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGb, MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerGb, MicroUsdPerHour
 from tests.unit.core.builders import (
     MINUTE,
     NOW,

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.host_status import ExitCause
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.attempts import ExitCause
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.pricing.hysteresis import DWELL_MAX, borne_until
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.plan import applied
+from spotd.core.pricing import DWELL_MAX, borne_until
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Market
+from spotd_providers.contract.values import InstanceState, Market, MicroUsdPerGpuHour, MicroUsdPerHour
 from tests.unit.core.builders import NOW, instance, listing, market, offer, report, world_with
 
 JOB = JobId("j1")

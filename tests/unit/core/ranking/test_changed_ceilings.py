@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
+from spotd.core import plan as invariants
 from spotd.core.decide import decide
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
+from spotd.core.domain.world import VerdictKind, World
 from spotd.core.machines.bids import bid_limit
-from spotd.core.plans import invariants
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import set_ceiling
 from spotd_jobs.spec.model import PriceLimit
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Market
+from spotd_providers.contract.values import InstanceState, Market, MicroUsdPerGpuHour, MicroUsdPerHour
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 from tests.unit.core.machines.test_raised_bids import bid_world
 

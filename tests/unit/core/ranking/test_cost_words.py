@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from spotd.core.domain.records import RecordKind
 from spotd.core.domain.states import AttemptState
+from spotd.core.domain.world import RecordKind
 from spotd.core.ranking.cost_words import NOTHING_KNOWN, cost_words
 from spotd_jobs.spec.model import Work
 from tests.unit.core.builders import NOW, job, market, offer, world_with

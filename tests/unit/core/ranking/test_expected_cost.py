@@ -10,27 +10,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.billing.budgets import BudgetGuard
+from spotd.core.author import MachineVerdicts
+from spotd.core.budgets import BudgetGuard
 from spotd.core.decide import decide
-from spotd.core.decision.placement import JobPlacement
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.egress import ELSEWHERE, StoreEgress
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, PaceSample
-from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.market import ELSEWHERE, MarketSnapshot, ProviderOffers, StoreEgress, build_offer_index
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.records import NO_EXPERIENCE, Experience, RecordKind
-from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.pricing.effective_price import PPM, needs_of, quote, total_per_hour, usual_bid
-from spotd.core.ranking.candidates import CandidateCatalogue
-from spotd.core.ranking.ceilings import ceiling_for, is_admissible
+from spotd.core.domain.world import NO_EXPERIENCE, Experience, RecordKind, World
+from spotd.core.placement import JobPlacement
+from spotd.core.plan import applied
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import PPM, needs_of, quote, total_per_hour, usual_bid
+from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, is_admissible
 from spotd.core.ranking.expected_cost import USUAL, Costing, rank, total_at
-from spotd.core.running.author import MachineVerdicts
 from spotd_jobs.spec.model import GpuAlternative, GpuSpeed, MarketChoice, PriceLimit, Resources
-from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
-from spotd_providers.contract.values import HostId, Interruption, Market, Offer, OfferId, PoolId, ProviderName
+from spotd_providers.contract.values import (
+    HostId,
+    Interruption,
+    Market,
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerHour,
+    Offer,
+    OfferId,
+    PoolId,
+    ProviderName,
+)
 from tests.unit.core import builders as b
 from tests.unit.core.builders import NOW, SHOP, job, market, offer
 from tests.unit.core.experiences import experience, experiences, record

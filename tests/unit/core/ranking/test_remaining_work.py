@@ -11,19 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.jobs import Job, PaceSample
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Checkpoint, Job, PaceSample
 from spotd.core.domain.states import AttemptState
-from spotd.core.ranking.machine_speed import PPM, SPREAD, machine_speed_ppm, speeds_of
 from spotd.core.ranking.remaining_work import (
     BELIEVED,
     LEFT_MAX,
+    PPM,
+    SPREAD,
     RemainingWork,
     WorkSource,
+    machine_speed_ppm,
     remaining_on,
     remaining_work,
     saved_work,
+    speeds_of,
     unsaved_work,
     with_pace,
     with_work,

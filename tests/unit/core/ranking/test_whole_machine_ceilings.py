@@ -8,10 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.verdicts import VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.ranking.ceilings import ceiling_for, total_ceiling
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.ranking.candidates import ceiling_for, total_ceiling
 from spotd_jobs.spec.model import GpuAlternative, PriceLimit, Resources
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 

@@ -12,28 +12,20 @@ from typing import Any, Final
 
 import pytest
 
+from spotd.core.author import OF_ITS_PROVIDER, MachineVerdicts, order_stop
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import StopOrder
-from spotd.core.domain.bidding import Bidding
-from spotd.core.domain.checkpoints import Checkpoint
+from spotd.core.domain.attempts import Bidding, StopOrder
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
-from spotd.core.domain.ids import AttemptId, IntentId
-from spotd.core.domain.intents import Intent, IntentKind, IntentState, bid_intent_id
-from spotd.core.domain.jobs import Job, Pacing
-from spotd.core.domain.machine_verdicts import MachineVerdict
+from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.jobs import Checkpoint, Claim, Job, MachineVerdict, Moves, Pacing
 from spotd.core.domain.market import MarketSnapshot, Readings
-from spotd.core.domain.moves import Claim, Moves
 from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken
 from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.plans.plan import Plan
-from spotd.core.plans.plan_builder import PlanBuilder
-from spotd.core.running.author import OF_ITS_PROVIDER, MachineVerdicts, order_stop
-from spotd.core.running.claims import LASTS
-from spotd.core.running.table import PATIENCE_FIRST, RANK, VERDICTS, VOLUNTARY_STOPS, Need
+from spotd.core.plan import Plan, applied
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.running import LASTS, PATIENCE_FIRST, RANK, VERDICTS, VOLUNTARY_STOPS, Need
 from spotd.core.timeline import redated
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Market, Offer
+from spotd_providers.contract.values import Market, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 from tests.unit.core.deadlines.test_pacer import _HOUR, _SPOT, _running, _sold
 from tests.unit.core.decision.test_moves import FIRST, running
@@ -520,7 +512,7 @@ def test_one_module_alone_orders_stops_and_changes_bids() -> None:
             made = made | {"Intent(CHANGE_BID)"}
         if made:
             found[path.relative_to(CORE).as_posix()] = made
-    assert found == {"core/running/author.py": ACTS | {"Intent(CHANGE_BID)"}}
+    assert found == {"core/author.py": ACTS | {"Intent(CHANGE_BID)"}}
 
 
 def test_the_newest_attempt_of_a_job_carries_its_proposal() -> None:

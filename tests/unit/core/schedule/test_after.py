@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
-from spotd.core.domain.chain import Chain, JobInput
-from spotd.core.domain.ids import JobId
-from spotd.core.domain.jobs import Job, Outputs
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import Chain, Job, JobInput, Outputs
 from spotd.core.domain.states import JobState
-from spotd.core.domain.verdicts import Verdict, VerdictKind
-from spotd.core.domain.world import PastJob, World, awaited, past_job
-from spotd.core.plans.applied import applied
+from spotd.core.domain.world import PastJob, Verdict, VerdictKind, World, awaited, past_job
+from spotd.core.plan import applied
 from spotd.core.requests import retry
-from spotd.core.schedule.after import circular, readers
+from spotd.core.schedule import circular, readers
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 
 STORED = Outputs(attempt=2, sha256="a" * 64, bytes=7_000)

@@ -9,15 +9,13 @@ import pytest
 
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.verdicts import Verdict, VerdictKind
-from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
-from spotd.core.schedule.opening import save_instant, save_lead
+from spotd.core.domain.world import Verdict, VerdictKind, World
+from spotd.core.plan import applied
+from spotd.core.schedule import save_instant, save_lead
+from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.model import CheckpointPolicy, Schedule
-from spotd_jobs.spec.windows import parse_window
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 
 HOUR = 60 * MINUTE

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.schedule.windows import OpenSpan, instant_of, open_spans, zone_of
+from spotd.core.schedule import OpenSpan, instant_of, open_spans, zone_of
+from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.model import Window
-from spotd_jobs.spec.windows import parse_window
 
 KYIV = ZoneInfo("Europe/Kyiv")
 PHOENIX = ZoneInfo("America/Phoenix")

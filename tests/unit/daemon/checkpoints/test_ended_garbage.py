@@ -16,21 +16,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotd.core.checkpoints.retention import FALLBACKS, REMEMBERED, kept, offered, trim, with_fresh
-from spotd.core.domain.checkpoints import Checkpoint
-from spotd.core.domain.ids import AttemptId, JobId
-from spotd.core.domain.jobs import Job, Outputs
+from spotd.core.checkpoints import FALLBACKS, REMEMBERED, kept, offered, trim, with_fresh
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Checkpoint, Job, Outputs
 from spotd.core.domain.lineage import EARLIER_KEPT, UNPROVEN_KEPT
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
-from spotd.daemon.checkpoints.sweep import sweep
+from spotd.daemon.garbage import EndedGarbage, sweep
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark
+from spotd_jobs.runner.manifest import ChunkIndex, new_mark
 from spotd_jobs.spec.model import CheckpointPolicy
-from spotd_jobs.wire.client.manifest_text import WINDOW
+from spotd_jobs.wire.client.sinks import WINDOW
 from spotd_jobs.wire.manifest import AcceptedManifest, checkpoint_prefix, verify_manifest
 from spotd_jobs.wire.manifest_document import parse_manifest
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
@@ -330,7 +328,7 @@ def lives(random: Random) -> list[str]:
 def _small_chunks() -> Iterator[None]:
     """Two of the pieces are too small to be part of two checkpoints."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spotd_jobs.runner.chunk_index.REUSED_MIN", len(PIECES[-1]))
+        patch.setattr("spotd_jobs.runner.manifest.REUSED_MIN", len(PIECES[-1]))
         yield
 
 
@@ -388,7 +386,7 @@ def test_a_runner_that_counted_on_more_than_the_daemon_thinks_would_lose_a_chunk
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The property above can fail: it does where the two halves of the rule are not the same."""
-    monkeypatch.setattr("spotd_jobs.runner.chunk_index.WINDOW", 2 * WINDOW)
+    monkeypatch.setattr("spotd_jobs.runner.manifest.WINDOW", 2 * WINDOW)
     with pytest.raises((AssertionError, StoreError)):
         test_a_running_job_that_saves_for_ever_does_not_fill_the_store(tmp_path)
 

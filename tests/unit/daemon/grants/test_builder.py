@@ -15,9 +15,9 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.crash import never
+from spotd.daemon.commits import never
 from spotd.daemon.grants.builder import LAST_LIFE, WRITE_LIFE, GrantBuilder, RunnerBundle
-from spotd.daemon.grants.secrets import SecretFiles, SecretsMissing
+from spotd.daemon.grants.inputs import SecretFiles, SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.log import Redactor

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.ids import JobId
-from spotd.daemon.crash import never
-from spotd.daemon.grants.secrets import SecretFiles, SecretsMissing
+from spotd.core.domain.intents import JobId
+from spotd.daemon.commits import never
+from spotd.daemon.grants.inputs import SecretFiles, SecretsMissing
 from spotd.daemon.log import HIDDEN, Redactor
 
 JOB = JobId("j1")

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.host_status import HostStatus
+from spotd.core.domain.attempts import HostStatus, MachineState
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.reconcile import reconcile
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.flood import FloodLimits
+from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd_jobs.objects.api import ObjectInfo
 from spotd_jobs.objects.folder import FolderStore

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotd.daemon.hosts.gpu_history import SAMPLES_MAX, GpuHistory
+from spotd.daemon.hosts.host_reader import SAMPLES_MAX, GpuHistory
 from spotd_jobs.wire.reports import Gpu
 
 AT = datetime(2026, 3, 2, 12, tzinfo=UTC)

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.host_status import ExitCause, HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostReader
+from spotd.daemon.hosts.host_reader import HostReader, ProvedChunks
 from spotd.daemon.hosts.limits import LARGE, LINES_AT_ONCE, MANIFESTS_PER_READ, HostRation
 from spotd.daemon.hosts.monitor import FAILURES_MAX, HostMonitor
-from spotd.daemon.hosts.proved_chunks import ProvedChunks
 from spotd_jobs.objects.api import ObjectInfo, StoreError
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.wire.client.manifest_text import WINDOW
+from spotd_jobs.wire.client.sinks import WINDOW
 from spotd_jobs.wire.manifest import checkpoint_prefix
 from spotd_providers.contract.values import AttemptKey
 from tests.unit.core.builders import NOW, job, world_with

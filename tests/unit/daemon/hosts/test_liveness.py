@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.host_status import HostStatus
-from spotd.core.domain.ids import AttemptId, JobId
+from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.flood import FloodLimits
+from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.hosts.manifests import MISSING_READS_MAX
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner import heartbeat
-from spotd_jobs.wire.fields import MARKER_BYTES_MAX, attempt_of_marker
+from spotd_jobs.wire.grant import MARKER_BYTES_MAX, attempt_of_marker
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.unit.core.builders import NOW, world_with
 from tests.unit.daemon.host import Host

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.checkpoints import FallbackRestore
-from spotd.core.domain.host_status import ExitCause, HostStatus
+from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.jobs import FallbackRestore
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.daemon.hosts.monitor import HostMonitor

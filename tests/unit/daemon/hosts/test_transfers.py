@@ -8,7 +8,7 @@ import pytest
 
 from spotd.api.handlers.logs import POLLS_BETWEEN, _TransferReports
 from spotd.api.requests import JobQuery, LogQuery
-from spotd.daemon.hosts.transfers import LEFT_S_MAX, HostTransfer, TransferKind, TransferMeter
+from spotd.daemon.hosts.limits import LEFT_S_MAX, HostTransfer, TransferKind, TransferMeter
 from tests.unit.daemon.host import Host
 from tests.unit.daemon.rig import Rig
 
@@ -29,7 +29,7 @@ class Beats:
     """Heartbeats of one host, straight into a meter."""
 
     def __init__(self, rig: Rig) -> None:
-        from spotd.core.domain.ids import AttemptId, JobId
+        from spotd.core.domain.intents import AttemptId, JobId
         from spotd_jobs.wire.reports import parse_heartbeat
 
         self.meter = TransferMeter()

@@ -16,9 +16,8 @@ import pytest
 from spotd.core.domain.states import JobState
 from spotd.daemon.market import plugin_values
 from spotd.daemon.market.guarded import _sane, guarded
-from spotd.service import configuration
+from spotd.service import main
 from spotd_providers.contract import errors
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, KnowsBalance, ProviderTraits, ReadsLogs
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -31,6 +30,8 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    MicroUsd,
+    MicroUsdPerHour,
     Offer,
     OfferPage,
     OfferQuery,
@@ -580,5 +581,5 @@ def test_a_plugin_that_cannot_describe_itself_is_not_used_and_the_daemon_starts(
     common = SimpleNamespace(api_key=None, fee_multiplier=None, poll_every=None, machines_every=None, enabled=True)
     one = SimpleNamespace(name=BAD, common=common, plugin=Misdescribed(traits), settings={})
     config = SimpleNamespace(daemon=SimpleNamespace(poll_every=timedelta(minutes=1), machines_every=timedelta(12)))
-    settings = configuration.provider_settings(one, config, {})  # type: ignore[arg-type]  # what of them is read
+    settings = main.provider_settings(one, config, {})  # type: ignore[arg-type]  # what of them is read
     assert (settings.fee_ppm, "a bug in it" in settings.last_error) == (1_000_000, True)

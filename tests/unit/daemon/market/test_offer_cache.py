@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.wake import WakeEvent
 from spotd_providers.contract.values import HostId, Market, Offer, OfferPage
 from tests.unit.core.builders import NOW, SHOP, offer
 

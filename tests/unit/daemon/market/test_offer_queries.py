@@ -11,15 +11,13 @@ import pytest
 
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
-from spotd.daemon.crash import never
+from spotd.daemon.commits import never
+from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.market.guarded import guarded
-from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.offer_queries import offer_query
+from spotd.daemon.market.offer_cache import OfferCache, offer_query
 from spotd.daemon.market.pollers import Poller, PollPace
-from spotd.daemon.wake import WakeEvent
 from spotd_jobs.spec.model import GpuAlternative, Resources
-from spotd_providers.contract.money import MicroUsdPerGpuHour
-from spotd_providers.contract.values import OfferPage, OfferQuery
+from spotd_providers.contract.values import MicroUsdPerGpuHour, OfferPage, OfferQuery
 from tests.unit.core.builders import SHOP, job, offer, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Log

@@ -13,13 +13,12 @@ from typing import cast
 import anyio
 import pytest
 
-from spotd.daemon.crash import never
+from spotd.daemon.commits import never
+from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.pollers import Poller, PollPace
-from spotd.daemon.market.request_counts import RequestCounts
+from spotd.daemon.market.pollers import Poller, PollPace, RequestCounts
 from spotd.daemon.market.supervisor import ProviderSupervisor
-from spotd.daemon.settings import ProviderSettings, Settings
-from spotd.daemon.wake import WakeEvent
+from spotd.daemon.policy import ProviderSettings, Settings
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import ProviderPlugin, ProviderTraits

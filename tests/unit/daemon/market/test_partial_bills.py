@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.ids import JobId
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.plan import Event, Plan
 from spotd.core.reconcile import reconcile
 from spotd.daemon.commits import cycle_points
-from spotd.daemon.market.bills import BillCheck
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import Capability, InstanceState, Power, ProviderCharge
+from spotd.daemon.market.price_recorder import BillCheck
+from spotd_providers.contract.values import Capability, InstanceState, MicroUsd, Power, ProviderCharge
 from tests.unit.core.builders import NOW, instance, listing, report, world_with
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig

@@ -11,13 +11,13 @@ import anyio
 import pytest
 from anyio import from_thread
 
-from spotd.api.errors import ApiUnavailable, Invalid
 from spotd.api.requests import HistoryQuery, PriceQuery
+from spotd.api.responses import ApiUnavailable, Invalid
 from spotd.core.domain.states import JobState
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.market.price_recorder import PriceRecorder
 from spotd.history import History
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.unit.core.builders import SHOP, job
 from tests.unit.daemon.rig import Log, Rig
 

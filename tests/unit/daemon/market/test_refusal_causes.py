@@ -15,14 +15,11 @@ import pytest
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
-from spotd.daemon.market import refusal_causes
-from spotd.daemon.market.evidence import Evidence
-from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.refusal_causes import CauseWatch
-from spotd.daemon.wake import WakeEvent
+from spotd.daemon.controllers import WakeEvent
+from spotd.daemon.market import offer_cache as refusal_causes
+from spotd.daemon.market.offer_cache import CauseWatch, Evidence, OfferCache
 from spotd_providers.contract.errors import AuthFailed, NoBalance, OfferGone, ProviderError, RateLimited, Unavailable
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import Balance, Capability, Power
+from spotd_providers.contract.values import Balance, Capability, MicroUsd, MicroUsdPerHour, Power
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig

@@ -20,8 +20,7 @@ import anyio
 import pytest
 from aiosmtpd.controller import Controller
 
-from spotd.core.notifications.delivery import Message
-from spotd.core.notifications.values import Severity
+from spotd.core.notifications import Message, Severity
 from spotd.daemon.notifications import channels
 from spotd.daemon.notifications.channels import Apprise, SendFailed, Webhook, sender_of
 

@@ -13,17 +13,14 @@ from zoneinfo import ZoneInfo
 import anyio
 import pytest
 
-from spotd.core.domain.ids import AttemptId
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.states import JobState
-from spotd.core.notifications.delivery import KEPT_FOR, Message
-from spotd.core.notifications.of_events import notification_of
-from spotd.core.notifications.values import ChannelRules, Severity, Topic
-from spotd.core.plans.plan import Event, Plan
+from spotd.core.notifications import KEPT_FOR, ChannelRules, Message, Severity, Topic, notification_of
+from spotd.core.plan import Event, Plan
 from spotd.daemon.notifications.channels import SendFailed
 from spotd.daemon.notifications.notifier import Channel, Notifier
-from spotd_jobs.spec.windows import parse_window
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import InstanceState, Loss
+from spotd_jobs.spec.fields import parse_window
+from spotd_providers.contract.values import InstanceState, Loss, MicroUsd
 from tests.unit.daemon.rig import Killed, Rig
 
 pytestmark = pytest.mark.anyio

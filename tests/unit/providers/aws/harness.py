@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spotd_providers.aws.plugin import PLUGIN
-from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.gpus import aws_gpus, canonical
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.provider import ProviderPlugin
-from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer
+from spotd_providers.contract.values import MICRO, AttemptKey, Balance, Market, MicroUsdPerHour, Offer, micro_usd
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.faults import Canned, Faults
-from spotd_providers.testkit.harness import CANARY, Harness, WorldMachine, WorldOffer
-from spotd_providers.testkit.knobs import NotApplicable, OddState
-from spotd_providers.testkit.serve import Served, serving
+from spotd_providers.testkit.harness import CANARY, Harness, NotApplicable, OddState, WorldMachine, WorldOffer
+from spotd_providers.testkit.serve import Canned, Faults, Served, serving
 from tests.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud, Phase, Quirks, classify
 
 REGIONS = ("us-east-1", "us-west-2")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.values import Market, Offer
 from spotd_providers.testkit.clock import run_virtually
 from tests.fakes.aws import ACCESS_KEY, Quirks

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
-from spotd_providers.aws.advisor import read_advisor
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.offers import read_advisor
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.values import Market
 from tests.unit.core.builders import NOW, market, offer
 from tests.unit.core.domain.test_cooldowns import empty

@@ -17,11 +17,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from spotd_providers.aws.offers import current_prices
-from spotd_providers.aws.plugin import PLUGIN
-from spotd_providers.aws.provider import AwsProvider
-from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.plugin import PLUGIN, AwsProvider
+from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.gpus import aws_gpus
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -30,13 +28,14 @@ from spotd_providers.contract.values import (
     Interruption,
     LaunchRequest,
     Market,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,
     ProviderName,
 )
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.log import RecordingLog
+from spotd_providers.testkit.harness import RecordingLog
 from tests.fakes.aws.actions import AMIS
 from tests.fakes.aws.catalog import KINDS
 from tests.unit.providers.aws.harness import open_harness

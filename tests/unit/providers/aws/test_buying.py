@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.aws.launching import client_token
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.doctor import client_token
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, PriceMoved, RequestRejected, Unavailable
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, Market
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, Market, MicroUsdPerHour
+from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.aws.wire import Params
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import cheapest, play

@@ -12,13 +12,13 @@ import anyio
 import pytest
 
 from spotd_providers.aws.plugin import PLUGIN
-from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import InstallId
-from spotd_providers.kit.extras import install_command
+from spotd_providers.kit.boundary import install_command
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.log import RecordingLog
+from spotd_providers.testkit.harness import RecordingLog
 
 
 def opened(folder: Path, credential: str | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.values import CheckLine
 from tests.fakes.aws import Ec2Cloud, Quirks
 from tests.unit.providers.aws.harness import AwsHarness

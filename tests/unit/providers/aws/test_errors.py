@@ -20,13 +20,13 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
     InstallId,
     Interruption,
     LaunchRequest,
     Market,
+    MicroUsdPerHour,
     Offer,
     OfferId,
     PoolId,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from spotd_providers.contract.money import MICRO
+from spotd_providers.contract.values import MICRO
 from tests.fakes.aws import Phase
 from tests.fakes.aws.actions import AMIS
 from tests.unit.providers.aws.harness import AwsHarness, open_harness

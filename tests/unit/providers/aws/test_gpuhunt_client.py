@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.contract.money import MICRO
+from spotd_providers.contract.values import MICRO
 from tests.fakes.aws import ACCESS_KEY
 from tests.unit.providers.aws.harness import REGIONS, AwsHarness, open_harness
 

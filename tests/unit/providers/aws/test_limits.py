@@ -15,14 +15,14 @@ from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import launch_refused, launched
-from spotd.core.plans.applied import applied
-from spotd.daemon.launch_failures import refusal_of
+from spotd.core.plan import applied
+from spotd.daemon.calls import refusal_of
 from spotd_jobs.spec.model import MarketChoice, Resources
-from spotd_providers.aws.provider import AwsProvider
-from spotd_providers.aws.quotas import family_of
+from spotd_providers.aws.answers import family_of
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.errors import OfferGone, ProviderError
 from spotd_providers.contract.values import LaunchRequest, Market, Offer
-from spotd_providers.testkit.faults import Call
+from spotd_providers.testkit.serve import Call
 from tests.fakes.aws import Ec2Cloud
 from tests.fakes.aws.catalog import ZONES
 from tests.fakes.aws.wire import Params

@@ -11,13 +11,12 @@ from spotd.core.decide import decide
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.plans.applied import applied
+from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.errors import OfferGone, PriceMoved
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Listing, Offer
-from spotd_providers.testkit.faults import Call
+from spotd_providers.contract.values import MICRO, InstanceState, Listing, MicroUsdPerHour, Offer
+from spotd_providers.testkit.serve import Call
 from tests.fakes.aws.wire import Params
 from tests.unit.core.builders import SHOP, report, world_with
 from tests.unit.providers.aws.harness import AwsHarness

@@ -15,11 +15,9 @@ from botocore.compat import HTTPHeaders
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotd_providers.aws.instances import as_instance, key_in
-from spotd_providers.aws.offers import current_prices
-from spotd_providers.aws.pricelist import listed_prices
-from spotd_providers.aws.sdk import AwsRefused, Sdk
-from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.offers import as_instance, current_prices, key_in
+from spotd_providers.aws.prices import listed_prices
+from spotd_providers.aws.sdk import AwsRefused, AwsSettings, Sdk
 from spotd_providers.aws.wire import AwsInstanceRow, rows_of
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.values import InstallId, InstanceState

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.testkit.serve import Call, Canned
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import cheapest, play
 from tests.unit.providers.odd_answers import absence_proofs, end_after, readings

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.aws.ondemand import AwsOnDemandPrices
-from spotd_providers.aws.pricelist import VALUE_CHARS_MAX, endpoint_region, listed_prices, questions
-from spotd_providers.aws.provider import AwsProvider
-from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Market, OfferPage
+from spotd_providers.aws.plugin import AwsProvider
+from spotd_providers.aws.prices import VALUE_CHARS_MAX, AwsOnDemandPrices, endpoint_region, listed_prices, questions
+from spotd_providers.aws.sdk import AwsSettings
+from spotd_providers.contract.values import Market, MicroUsdPerHour, OfferPage
 from tests.fakes.aws import Quirks
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import official, play

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.aws.advisor import read_advisor
-from spotd_providers.aws.offers import current_prices, offers_of
-from spotd_providers.aws.ondemand import AwsOnDemandPrices
+from spotd_providers.aws.offers import current_prices, offers_of, read_advisor
+from spotd_providers.aws.prices import AwsOnDemandPrices
 from spotd_providers.aws.region import LINUX_PRODUCTS, kinds_of
-from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.gpus import gpu_info
-from spotd_providers.contract.money import micro_usd
-from spotd_providers.contract.values import Market
+from spotd_providers.contract.values import Market, micro_usd
 
 FOLDER = Path(os.environ.get("SPOTD_SHARED_DATA", Path(__file__).parents[5] / "shared" / "data")) / "payloads" / "aws"
 OWN_IMAGE = AwsSettings(ami={"us-east-1": "ami-1", "sa-east-1": "ami-1"})

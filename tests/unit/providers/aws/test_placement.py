@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.aws.hardware import Hardware
-from spotd_providers.aws.placement import scores_of, sets_of_types
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.plugin import AwsProvider
+from spotd_providers.aws.wire import Hardware, scores_of, sets_of_types
 from spotd_providers.contract.values import Market, OfferPage, Power
 from tests.fakes.aws import Quirks
 from tests.fakes.aws.wire import Params

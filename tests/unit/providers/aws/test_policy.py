@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.values import Power
-from spotd_providers.testkit.faults import Faults
+from spotd_providers.testkit.serve import Faults
 from tests.fakes.aws import Ec2Api
 from tests.fakes.aws.catalog import ZONES
 from tests.unit.providers.aws.harness import AwsHarness

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_providers.aws.instances import ANNOUNCED, STATES, as_instance
-from spotd_providers.aws.offers import current_prices
-from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.offers import ANNOUNCED, STATES, as_instance, current_prices
+from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.values import AttemptKey, Billing, InstanceState, Loss
 from spotd_providers.kit.shapes import row_or_none

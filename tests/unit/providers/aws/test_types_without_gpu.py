@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotd_providers.aws.hardware import Hardware
-from spotd_providers.aws.placement import sets_of_types
+from spotd_providers.aws.doctor import user_data
 from spotd_providers.aws.region import kinds_of
-from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.userdata import user_data
+from spotd_providers.aws.sdk import AwsSettings
+from spotd_providers.aws.wire import Hardware, sets_of_types
 from spotd_providers.contract.values import NO_GPU
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.runner.leasefile import LeaseFile
-from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, USER_DATA_BYTES_MAX, user_data
+from spotd_jobs.runner.store import LeaseFile
+from spotd_providers.aws.doctor import SCRIPT_BYTES_MAX, USER_DATA_BYTES_MAX, user_data
 from spotd_providers.local.hosts import REAL_TIME, Machines
 from tests.unit.providers.local.waiting import until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from spotd_providers.aws.provider import AwsProvider
-from spotd_providers.aws.volumes import AGE_MIN, SWEEP_EVERY
+from spotd_providers.aws.doctor import AGE_MIN, SWEEP_EVERY
+from spotd_providers.aws.plugin import AwsProvider
 from tests.fakes.aws import Quirks
 from tests.fakes.aws.catalog import ZONES
 from tests.unit.providers.aws.harness import AwsHarness

@@ -9,13 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey, Balance, InstanceState, Loss, Market, Offer
+from spotd_providers.contract.values import AttemptKey, Balance, InstanceState, Loss, Market, MicroUsdPerHour, Offer
 from spotd_providers.local.hosts import read_ledger, segments
-from spotd_providers.local.market.machine import Disturbance, Machine
+from spotd_providers.local.market.floor import Disturbance, Machine
 from spotd_providers.local.market.market import LocalMarket
-from spotd_providers.local.plugin import PLUGIN
-from spotd_providers.local.provider import CAPABILITIES
+from spotd_providers.local.plugin import CAPABILITIES, PLUGIN
 from spotd_providers.local.server.app import MarketApp
 from spotd_providers.local.settings import FixedPrice, Flavour, HostSpec, LocalSettings
 from spotd_providers.testkit import (

@@ -21,7 +21,7 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.kit import http as door
 from spotd_providers.kit import shapes
 from spotd_providers.kit.http import AnswerLost, HttpAnswer, open_http
-from spotd_providers.kit.inflate import VALUES_MAX, BodyTooLarge, Inflate
+from spotd_providers.kit.shapes import VALUES_MAX, BodyTooLarge, Inflate
 
 MIB = 1024 * 1024
 

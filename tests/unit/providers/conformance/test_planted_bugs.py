@@ -17,7 +17,6 @@ import pytest
 
 from spotd_providers.contract import provider as contract_of_providers
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RequestRejected, Unavailable
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
@@ -28,6 +27,7 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    MicroUsdPerHour,
     Offer,
     OfferPage,
     OfferQuery,
@@ -35,13 +35,13 @@ from spotd_providers.contract.values import (
     Rejected,
     ShellAddress,
 )
+from spotd_providers.kit.calls import retry_read
 from spotd_providers.kit.http import AnswerLost, HttpAnswer
-from spotd_providers.kit.retry import retry_read
-from spotd_providers.runpod.provider import RunpodProvider
+from spotd_providers.runpod.plugin import RunpodProvider
 from spotd_providers.testkit import BEHAVIOURS, Behaviour, run
-from spotd_providers.testkit.behaviours import foreign
+from spotd_providers.testkit.behaviours import launching
 from spotd_providers.testkit.harness import HarnessFactory
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.vastai.plugin import VastProvider
 from tests.unit.providers.conformance.shelf import client, open_harness, provider, translate, wire
 from tests.unit.providers.runpod.harness import open_harness as runpod_harness
 from tests.unit.providers.vastai.harness import open_harness as vast_harness
@@ -466,7 +466,7 @@ def test_every_call_of_the_contract_that_names_a_machine_is_made_on_foreign_ones
         for name, method in inspect.getmembers(protocol, inspect.isfunction)
         if "InstanceRef" in {str(kind) for kind in method.__annotations__.values()}
     }
-    assert taking == set(foreign.CALLS), "a new call that takes a reference needs a case here"
+    assert taking == set(launching.CALLS), "a new call that takes a reference needs a case here"
     assert {"terminate", "change_bid"} <= taking
 
 

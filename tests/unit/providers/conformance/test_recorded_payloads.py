@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.aws.advisor import read_advisor
-from spotd_providers.aws.offers import current_prices
+from spotd_providers.aws.offers import current_prices, read_advisor
 from spotd_providers.aws.region import kinds_of
-from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.values import Market
 from spotd_providers.kit.shapes import as_model, row_or_none
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import CreateReply, InstanceRow, offer_rows, single_instance
+from spotd_providers.vastai.wire import CreateReply, InstanceRow, VastSettings, offer_rows, single_instance
 
 FOLDER = Path(os.environ.get("SPOTD_SHARED_DATA", Path(__file__).parents[5] / "shared" / "data")) / "payloads"
 

@@ -12,8 +12,20 @@ import pytest
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, open_http
 from spotd_providers.testkit.clock import START, FakeClock, NoDeadline, outlast, run_virtually, until
-from spotd_providers.testkit.faults import GATEWAY_ERROR, NOT_JSON, Call, Canned, Faults
-from spotd_providers.testkit.serve import Message, Receive, RecordedRequest, Scope, Send, read_body, serving
+from spotd_providers.testkit.serve import (
+    GATEWAY_ERROR,
+    NOT_JSON,
+    Call,
+    Canned,
+    Faults,
+    Message,
+    Receive,
+    RecordedRequest,
+    Scope,
+    Send,
+    read_body,
+    serving,
+)
 
 
 class Counter:

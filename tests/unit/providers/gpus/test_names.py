@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotd_providers.contract.gpus import (
+    GPUS,
     UnknownGpu,
     aws_gpus,
     canonical,
@@ -14,7 +15,6 @@ from spotd_providers.contract.gpus import (
     resolve,
     vram_fits,
 )
-from spotd_providers.contract.gpus_table import GPUS
 
 H100 = {"H100_SXM", "H100_PCIE", "H100_NVL"}
 A100 = {"A100_SXM_80", "A100_SXM_40", "A100_PCIE_80", "A100_PCIE_40"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_providers.contract.gpus import UnknownGpu, canonical, gpu_info, kept_name, matches, resolve
-from spotd_providers.contract.gpus_table import GPUS
+from spotd_providers.contract.gpus import GPUS, UnknownGpu, canonical, gpu_info, kept_name, matches, resolve
 
 PROVIDERS = st.sampled_from(["vast", "runpod", "aws", "local", "shelf"])
 SOLD = [name for row in GPUS for name in (row.name, *row.vast, *row.runpod, *row.aws, *row.aliases)]

@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from spotd_providers.local.hosts import LedgerLine, read_ledger, segments
-from spotd_providers.local.market.machine import Machine
+from spotd_providers.local.market.floor import Machine
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.settings import MarketSpec
 from tests.fakes.ledger_sums import total_by_machine

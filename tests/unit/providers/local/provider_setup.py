@@ -16,14 +16,13 @@ from typing import Any
 
 import anyio
 
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Provider, Services
-from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Offer, OfferQuery
+from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, MicroUsdPerHour, Offer, OfferQuery
 from spotd_providers.kit.http import open_http
 from spotd_providers.local.hosts import ScaledClock
 from spotd_providers.local.plugin import PLUGIN
-from spotd_providers.local.server.files import find_endpoint
-from spotd_providers.testkit.log import RecordingLog
+from spotd_providers.local.settings import find_endpoint
+from spotd_providers.testkit.harness import RecordingLog
 from tests.unit.providers.local.clocks import START
 
 LAB = InstallId("lab")

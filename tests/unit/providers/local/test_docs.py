@@ -8,8 +8,7 @@ import pytest
 from starlette.routing import Route
 
 from spotd_providers.local.market.market import LocalMarket
-from spotd_providers.local.server.app import MarketApp
-from spotd_providers.local.server.bodies import PreemptBody
+from spotd_providers.local.server.app import MarketApp, PreemptBody
 from spotd_providers.local.settings import (
     CsvPrice,
     EventSpec,

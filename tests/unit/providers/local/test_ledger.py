@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour
 from spotd_providers.local.hosts import Ledger, LedgerError, LedgerEvent, read_ledger, segments
 from tests.fakes.ledger_sums import most_at_once, total_by_key, total_by_machine
 from tests.unit.providers.local.clocks import START

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from spotd_providers.local.hosts import HostMachineState, MachineError, Machines, ScaledClock, measure, processes
-from spotd_providers.local.hosts.clock import read_clock, write_clock
+from spotd_providers.local.hosts.machines import read_clock, write_clock
 from tests.unit.providers.local.clocks import START, ManualClock
 from tests.unit.providers.local.waiting import until
 

@@ -27,7 +27,6 @@ from spotd_providers.contract.errors import (
     QuotaExceeded,
     RequestRejected,
 )
-from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance, ReadsLogs
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -38,6 +37,7 @@ from spotd_providers.contract.values import (
     LaunchRequest,
     Loss,
     Market,
+    MicroUsdPerHour,
     OfferId,
     OfferQuery,
     Power,
@@ -46,7 +46,7 @@ from spotd_providers.kit.http import open_http
 from spotd_providers.local.hosts import Machines, read_ledger, segments
 from spotd_providers.local.plugin import PLUGIN
 from spotd_providers.local.server.__main__ import stop
-from spotd_providers.local.server.files import find_endpoint
+from spotd_providers.local.settings import find_endpoint
 from tests.fakes.ledger_sums import total_by_key
 from tests.unit.providers.local.clocks import START
 from tests.unit.providers.local.market_setup import host, steps

@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spotd_providers.contract.gpus import canonical
-from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.contract.provider import ProviderPlugin
-from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer, Power
+from spotd_providers.contract.values import AttemptKey, Balance, Market, MicroUsdPerHour, Offer, Power, micro_usd
 from spotd_providers.local.hosts import read_ledger, segments
-from spotd_providers.runpod.plugin import PLUGIN
-from spotd_providers.runpod.provider import CAPABILITIES
-from spotd_providers.runpod.settings import RunpodSettings
+from spotd_providers.runpod.plugin import CAPABILITIES, PLUGIN
+from spotd_providers.runpod.wire import RunpodSettings
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.faults import Call, Canned, Faults
-from spotd_providers.testkit.harness import CANARY, Harness, WorldMachine, WorldOffer
-from spotd_providers.testkit.knobs import NotApplicable, OddState
-from spotd_providers.testkit.serve import Served, serving
+from spotd_providers.testkit.harness import CANARY, Harness, NotApplicable, OddState, WorldMachine, WorldOffer
+from spotd_providers.testkit.serve import Call, Canned, Faults, Served, serving
 from tests.fakes.ledger_sums import total_by_machine
 from tests.fakes.runpod import Failure, Gpu, Phase, Pod, Quirks, RunpodApi, RunpodCloud, classify, some_gpus
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from spotd_providers.local.hosts.clock import ScaledClock
+from spotd_providers.local.hosts.machines import ScaledClock
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.serve import serving
 from tests.fakes.runpod import Quirks, RunpodApi, RunpodCloud, some_gpus, ticking

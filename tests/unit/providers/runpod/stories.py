@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spotd_providers.contract.values import Offer
-from spotd_providers.runpod.provider import RunpodProvider
+from spotd_providers.runpod.plugin import RunpodProvider
 from spotd_providers.testkit.clock import run_virtually
 from tests.fakes.runpod import Quirks
 from tests.unit.providers.runpod.harness import RunpodHarness, open_harness

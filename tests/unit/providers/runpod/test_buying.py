@@ -23,11 +23,10 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour
-from spotd_providers.runpod.catalogue import PART_AGE_MAX
-from spotd_providers.runpod.launching import SCRIPT_BYTES_MAX
-from spotd_providers.runpod.provider import RunpodProvider
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.contract.values import MICRO, MicroUsdPerHour
+from spotd_providers.runpod.offers import PART_AGE_MAX, SCRIPT_BYTES_MAX
+from spotd_providers.runpod.plugin import RunpodProvider
+from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Quirks
 from tests.unit.providers.runpod.harness import RunpodHarness
 from tests.unit.providers.runpod.stories import cheapest, play

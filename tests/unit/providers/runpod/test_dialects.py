@@ -13,14 +13,12 @@ import pytest
 from spotd_jobs.start import start_script
 from spotd_providers.contract.errors import RateLimited
 from spotd_providers.contract.values import InstanceState, Loss
-from spotd_providers.kit.console import NO_PYTHON
+from spotd_providers.kit.text import NO_PYTHON
 from spotd_providers.runpod.offers import offers_of
-from spotd_providers.runpod.provider import RunpodProvider
-from spotd_providers.runpod.settings import RunpodSettings
-from spotd_providers.runpod.wire import gpu_rows
+from spotd_providers.runpod.plugin import RunpodProvider
+from spotd_providers.runpod.wire import RunpodSettings, gpu_rows
 from spotd_providers.testkit.clock import run_virtually
-from spotd_providers.testkit.faults import Call, Canned
-from spotd_providers.testkit.serve import AsgiApp, Receive, Scope, Send, serving
+from spotd_providers.testkit.serve import AsgiApp, Call, Canned, Receive, Scope, Send, serving
 from tests.fakes.runpod import Quirks
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.runpod.harness import RunpodHarness, open_harness

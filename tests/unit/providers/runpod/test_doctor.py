@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from spotd_providers.contract.values import CheckLine
-from spotd_providers.runpod.doctor import NO_BALANCE
+from spotd_providers.runpod.plugin import NO_BALANCE
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.testkit.serve import Call, Canned
 from tests.unit.providers.runpod.harness import RunpodHarness, open_harness
 
 REFUSED = Canned(status=403, body=b'{"title": "Forbidden", "status": 403, "detail": "no permission"}')

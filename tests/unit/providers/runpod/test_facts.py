@@ -9,12 +9,12 @@ import pytest
 
 from spotd_providers.contract.errors import AuthFailed, NoCapacity, RateLimited
 from spotd_providers.contract.values import AttemptKey, InstanceState, OfferId
-from spotd_providers.kit.pace import RequestPace, Rest
-from spotd_providers.runpod.answers import RunpodRefused
-from spotd_providers.runpod.launching import UnexplainedRefusals, refusal_of_create
-from spotd_providers.runpod.provider import RunpodProvider
+from spotd_providers.kit.calls import RequestPace, Rest
+from spotd_providers.runpod.offers import UnexplainedRefusals, refusal_of_create
+from spotd_providers.runpod.plugin import RunpodProvider
+from spotd_providers.runpod.wire import RunpodRefused
 from spotd_providers.testkit.clock import FakeClock, run_virtually
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Quirks
 from tests.fakes.runpod.gpus import Gpu
 from tests.unit.providers.runpod.harness import RunpodHarness

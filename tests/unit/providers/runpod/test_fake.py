@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from spotd_providers.local.hosts import read_ledger, segments
-from spotd_providers.local.hosts.clock import ScaledClock
+from spotd_providers.local.hosts.machines import ScaledClock
 from spotd_providers.testkit.clock import START, FakeClock
 from spotd_providers.testkit.serve import serving
 from tests.fakes.ledger_sums import most_at_once
@@ -34,7 +34,7 @@ POD = {
 }
 LAST_ACT = """
 python3 - <<'END'
-from spotd_jobs.runner.ending import end_machine
+from spotd_jobs.runner.process import end_machine
 end_machine({"method": "runpod", "base_url": "@URL@"}, "succeeded")
 END
 sleep 600

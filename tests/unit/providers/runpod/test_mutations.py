@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.contract.money import MICRO
+from spotd_providers.contract.values import MICRO
 from spotd_providers.kit.shapes import as_model, decode, row_or_none
 from spotd_providers.runpod.offers import offers_of
-from spotd_providers.runpod.settings import RunpodSettings
-from spotd_providers.runpod.wire import BillingPage, BillingRow, PodPage, PodRow, gpu_rows
+from spotd_providers.runpod.wire import BillingPage, BillingRow, PodPage, PodRow, RunpodSettings, gpu_rows
 from tests.fakes.runpod import some_gpus
 
 EVERYTHING = RunpodSettings(amd=True)

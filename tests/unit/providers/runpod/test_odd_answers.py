@@ -11,8 +11,8 @@ import pytest
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited
 from spotd_providers.contract.values import OfferQuery
-from spotd_providers.runpod.provider import RunpodProvider
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.runpod.plugin import RunpodProvider
+from spotd_providers.testkit.serve import Call, Canned
 from tests.unit.providers.odd_answers import absence_proofs, end_after, readings
 from tests.unit.providers.runpod.harness import RunpodHarness
 from tests.unit.providers.runpod.stories import cheapest, play

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.contract.money import micro_usd
+from spotd_providers.contract.values import micro_usd
 from spotd_providers.runpod.offers import offers_of
-from spotd_providers.runpod.settings import RunpodSettings
-from spotd_providers.runpod.wire import gpu_rows
+from spotd_providers.runpod.wire import RunpodSettings, gpu_rows
 
 EVERYTHING = RunpodSettings(amd=True)
 RECORDED = {"gputypes-1gpu-2026-08-25.json": 1, "gputypes-8gpu-2026-07-18.json": 8, "gputypes-listprices-2026.json": 1}

@@ -11,11 +11,11 @@ import pytest
 
 from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
 from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, InstanceState, Loss
+from spotd_providers.runpod.listing import as_instance
 from spotd_providers.runpod.offers import PROVIDER
-from spotd_providers.runpod.pods import as_instance
-from spotd_providers.runpod.provider import RunpodProvider
+from spotd_providers.runpod.plugin import RunpodProvider
 from spotd_providers.runpod.wire import PodRow
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Failure, Quirks
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.runpod.harness import RunpodHarness

@@ -9,9 +9,9 @@ import pytest
 from spotd_jobs.start import start_script
 from spotd_jobs.wire.grant import EndMethod, Grant, GrantStopOrder, Orders, SelfTerminate
 from spotd_providers.local.hosts import Machines
-from spotd_providers.runpod.launching import SCRIPT_BYTES_MAX
-from spotd_providers.runpod.provider import RunpodProvider
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.runpod.offers import SCRIPT_BYTES_MAX
+from spotd_providers.runpod.plugin import RunpodProvider
+from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Phase, Pod, Quirks
 from tests.integration.runner.images import image_with, pythons
 from tests.integration.runner.rig import Rig

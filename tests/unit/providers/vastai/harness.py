@@ -10,17 +10,23 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spotd_providers.contract.gpus import canonical
-from spotd_providers.contract.money import MICRO, MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.provider import ProviderPlugin
-from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer
+from spotd_providers.contract.values import (
+    MICRO,
+    AttemptKey,
+    Balance,
+    Market,
+    MicroUsd,
+    MicroUsdPerHour,
+    Offer,
+    micro_usd,
+)
 from spotd_providers.local.hosts import read_ledger, segments
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.faults import Call, Canned, Faults
-from spotd_providers.testkit.harness import CANARY, Harness, WorldMachine, WorldOffer
-from spotd_providers.testkit.knobs import NotApplicable, OddState
-from spotd_providers.testkit.serve import Served, serving
+from spotd_providers.testkit.harness import CANARY, Harness, NotApplicable, OddState, WorldMachine, WorldOffer
+from spotd_providers.testkit.serve import Call, Canned, Faults, Served, serving
 from spotd_providers.vastai.plugin import PLUGIN
-from spotd_providers.vastai.settings import VastSettings
+from spotd_providers.vastai.wire import VastSettings
 from tests.fakes.ledger_sums import total_by_machine
 from tests.fakes.vastai import Ask, Failure, Phase, Quirks, VastApi, VastCloud, classify, some_asks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spotd_providers.contract.values import Market, Offer
 from spotd_providers.testkit.clock import run_virtually
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.vastai.plugin import VastProvider
 from tests.fakes.vastai import Quirks
 from tests.unit.providers.vastai.harness import VastHarness, open_harness
 

@@ -19,11 +19,10 @@ from spotd_providers.contract.errors import (
     RateLimited,
     RequestRejected,
 )
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour
-from spotd_providers.contract.values import InstanceState, Loss, Market
-from spotd_providers.testkit.faults import Call, Canned
-from spotd_providers.vastai.launching import SCRIPT_CHARS_MAX
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.contract.values import MICRO, InstanceState, Loss, Market, MicroUsdPerHour
+from spotd_providers.testkit.serve import Call, Canned
+from spotd_providers.vastai.offers import SCRIPT_CHARS_MAX
+from spotd_providers.vastai.plugin import VastProvider
 from tests.fakes.vastai import Phase, Quirks
 from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.stories import cheapest, play

@@ -14,11 +14,10 @@ import pytest
 from spotd_providers.contract.errors import RateLimited, Unavailable
 from spotd_providers.contract.values import Market, OfferQuery
 from spotd_providers.testkit.clock import START, FakeClock
-from spotd_providers.testkit.faults import Call
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.testkit.serve import Call
+from spotd_providers.vastai.plugin import VastProvider
 from spotd_providers.vastai.searching import PROBE_POLLS, SEARCHES_PER_POLL, OfferSearch, SearchResult
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import OfferRows, offer_rows
+from spotd_providers.vastai.wire import OfferRows, VastSettings, offer_rows
 from tests.fakes.vastai import Ask, Quirks
 from tests.fakes.vastai.asks import selected
 from tests.fakes.vastai.rows import ask_row

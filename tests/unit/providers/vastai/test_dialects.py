@@ -21,14 +21,12 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.values import InstanceState, Loss, Market
-from spotd_providers.kit.console import NO_PYTHON
+from spotd_providers.kit.text import NO_PYTHON
 from spotd_providers.testkit.clock import run_virtually
-from spotd_providers.testkit.faults import Call, Canned
-from spotd_providers.testkit.serve import AsgiApp, Receive, Scope, Send, serving
+from spotd_providers.testkit.serve import AsgiApp, Call, Canned, Receive, Scope, Send, serving
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
-from spotd_providers.vastai.provider import VastProvider
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import offer_rows
+from spotd_providers.vastai.plugin import VastProvider
+from spotd_providers.vastai.wire import VastSettings, offer_rows
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.vastai.harness import VastHarness, open_harness
 from tests.unit.providers.vastai.stories import cheapest, play

@@ -11,7 +11,7 @@ import pytest
 
 from spotd_providers.contract.values import CheckLine
 from spotd_providers.testkit.clock import FakeClock
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.testkit.serve import Call, Canned
 from tests.unit.providers.vastai.harness import VastHarness, open_harness
 
 REFUSED = Canned(status=403, body=b'{"success": false, "error": "auth_error", "msg": "no permission"}')

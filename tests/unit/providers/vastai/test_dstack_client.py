@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.local.hosts.clock import ScaledClock
+from spotd_providers.local.hosts.machines import ScaledClock
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.serve import serving
 from tests.fakes.official_clients import DSTACK, told_by

@@ -12,7 +12,7 @@ import pytest
 
 from spotd_providers.contract.values import InstallId, Market
 from spotd_providers.local.hosts import read_ledger, segments
-from spotd_providers.local.hosts.clock import ScaledClock
+from spotd_providers.local.hosts.machines import ScaledClock
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.harness import CANARY
 from spotd_providers.testkit.serve import serving
@@ -156,7 +156,7 @@ def test_a_container_key_ends_its_own_machine_and_touches_nothing_else(tmp_path:
 LAST_ACT = """
 python3 - <<'END'
 import os
-from spotd_jobs.runner.ending import end_machine
+from spotd_jobs.runner.process import end_machine
 end_machine({"method": "vast", "base_url": os.environ["VAST_URL"]}, "succeeded")
 END
 sleep 600

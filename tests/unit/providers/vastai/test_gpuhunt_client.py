@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.contract.money import MICRO
-from spotd_providers.contract.values import Market
+from spotd_providers.contract.values import MICRO, Market
 from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.serve import serving
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.vastai.plugin import VastProvider
 from tests.fakes.vastai import VastApi, VastCloud, some_asks
 from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.stories import play

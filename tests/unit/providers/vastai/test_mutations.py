@@ -12,13 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.contract.money import MICRO
-from spotd_providers.contract.values import Market
+from spotd_providers.contract.values import MICRO, Market
 from spotd_providers.kit.shapes import as_model
 from spotd_providers.testkit.clock import START
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import ChargePage, InstancePage, offer_rows
+from spotd_providers.vastai.wire import ChargePage, InstancePage, VastSettings, offer_rows
 from tests.fakes.vastai import Quirks, some_asks
 from tests.fakes.vastai.rows import ask_row
 from tests.unit.providers.vastai.payloads import SEARCHES, recorded_rows

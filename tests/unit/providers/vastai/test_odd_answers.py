@@ -12,8 +12,8 @@ import pytest
 
 from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.values import Market, OfferQuery
-from spotd_providers.testkit.faults import Call, Canned
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.testkit.serve import Call, Canned
+from spotd_providers.vastai.plugin import VastProvider
 from tests.fakes.vastai import Failure, Quirks
 from tests.unit.providers.odd_answers import end_after, readings
 from tests.unit.providers.vastai.harness import VastHarness

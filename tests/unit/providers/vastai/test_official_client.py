@@ -11,12 +11,11 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey
-from spotd_providers.local.hosts.clock import ScaledClock
+from spotd_providers.contract.values import AttemptKey, MicroUsdPerHour
+from spotd_providers.local.hosts.machines import ScaledClock
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.serve import RecordedRequest, serving
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.vastai.plugin import VastProvider
 from tests.fakes.official_clients import CannotInstall
 from tests.fakes.vastai import Phase, VastApi, VastCloud, some_asks, ticking
 from tests.unit.providers.local.waiting import until

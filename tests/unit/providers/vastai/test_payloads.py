@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.contract.gpus import canonical, gpu_info
-from spotd_providers.contract.gpus_table import GPUS
-from spotd_providers.contract.money import MICRO
-from spotd_providers.contract.values import InstallId, InstanceState, Market
-from spotd_providers.kit.keys import key_of
+from spotd_providers.contract.gpus import GPUS, canonical, gpu_info
+from spotd_providers.contract.values import MICRO, InstallId, InstanceState, Market
 from spotd_providers.kit.shapes import as_model, row_or_none
-from spotd_providers.vastai.instances import standing
+from spotd_providers.kit.text import key_of
+from spotd_providers.vastai.listing import standing
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import CreateReply, InstanceRow, offer_rows, single_instance
+from spotd_providers.vastai.wire import CreateReply, InstanceRow, VastSettings, offer_rows, single_instance
 from tests.unit.providers.vastai.payloads import SEARCHES, as_answer, recorded, recorded_rows
 
 EVERYBODY = VastSettings(verified=False, laptops=True, cpu_arch="any")

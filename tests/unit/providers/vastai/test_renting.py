@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 
 from spotd_providers.contract.errors import AuthFailed, ContractViolation, RequestRejected
-from spotd_providers.contract.money import MICRO, MicroUsdPerHour, micro_usd
-from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, InstanceState, Loss, Market
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.contract.values import (
+    MICRO,
+    AttemptKey,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Loss,
+    Market,
+    MicroUsdPerHour,
+    micro_usd,
+)
+from spotd_providers.testkit.serve import Call, Canned
 from spotd_providers.vastai.offers import PROVIDER
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.vastai.plugin import VastProvider
 from tests.fakes.vastai import Ask, Failure, Phase, Quirks
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.vastai.harness import VastHarness

@@ -14,12 +14,10 @@ from pydantic import ValidationError
 from spotd_providers.contract.errors import RateLimited, Unavailable
 from spotd_providers.contract.values import Interruption, Market, OfferQuery
 from spotd_providers.testkit.clock import START
-from spotd_providers.testkit.faults import Call, Canned
+from spotd_providers.testkit.serve import Call, Canned
 from spotd_providers.vastai.offers import OnDemandPrices, country, offers_of, search_body
-from spotd_providers.vastai.plugin import PLUGIN
-from spotd_providers.vastai.provider import VastProvider
-from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import OfferRow, offer_rows
+from spotd_providers.vastai.plugin import PLUGIN, VastProvider
+from spotd_providers.vastai.wire import OfferRow, VastSettings, offer_rows
 from tests.fakes.vastai import Ask, Quirks
 from tests.fakes.vastai.rows import ask_row
 from tests.unit.providers.vastai.harness import VastHarness

@@ -9,9 +9,9 @@ import pytest
 from spotd_jobs.start import start_script
 from spotd_jobs.wire.grant import EndMethod, SelfTerminate
 from spotd_providers.local.hosts import Machines
-from spotd_providers.testkit.faults import Call, Canned
-from spotd_providers.vastai.launching import SCRIPT_CHARS_MAX
-from spotd_providers.vastai.provider import VastProvider
+from spotd_providers.testkit.serve import Call, Canned
+from spotd_providers.vastai.offers import SCRIPT_CHARS_MAX
+from spotd_providers.vastai.plugin import VastProvider
 from tests.fakes.vastai import Phase
 from tests.integration.runner.images import image_with, pythons
 from tests.integration.runner.rig import Rig

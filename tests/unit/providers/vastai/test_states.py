@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd_providers.contract.values import AttemptKey, Billing, InstallId, InstanceState, Loss, Market
-from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.text import key_of
 from spotd_providers.testkit.clock import START
-from spotd_providers.vastai.instances import as_instance, standing
+from spotd_providers.vastai.listing import as_instance, standing
 from spotd_providers.vastai.wire import InstanceRow
 
 KEY = AttemptKey("spotd-lab-7f3a-1")

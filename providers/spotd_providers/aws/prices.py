@@ -1,0 +1,226 @@
+"""On-demand prices: the user's own figures, AWS's price list, or a built-in table of a stated date.
+
+The table stands in where the price list may not be read. It holds us-east-1 alone: another region's prices differ by up
+to a half, so nothing is guessed there, and its on-demand machines are rejected with the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, Final
+
+from pydantic import Field, ValidationError
+
+from spotd_providers.contract.values import MicroUsdPerHour, micro_usd
+from spotd_providers.kit.shapes import Row
+
+TABLE_DATE: Final = date(2026, 7, 20)
+TABLE_REGION: Final = "us-east-1"
+
+# Linux, shared tenancy, USD per hour, from AWS's price list of that date.
+_US_EAST_1: Final[Mapping[str, str]] = {
+    "g4dn.xlarge": "0.526",
+    "g4dn.2xlarge": "0.752",
+    "g4dn.4xlarge": "1.204",
+    "g4dn.8xlarge": "2.176",
+    "g4dn.12xlarge": "3.912",
+    "g4dn.16xlarge": "4.352",
+    "g4dn.metal": "7.824",
+    "g5.xlarge": "1.006",
+    "g5.2xlarge": "1.212",
+    "g5.4xlarge": "1.624",
+    "g5.8xlarge": "2.448",
+    "g5.16xlarge": "4.096",
+    "g5.12xlarge": "5.672",
+    "g5.24xlarge": "8.144",
+    "g5.48xlarge": "16.288",
+    "g6f.large": "0.202",
+    "g6f.xlarge": "0.2375",
+    "g6f.2xlarge": "0.475",
+    "g6f.4xlarge": "0.95",
+    "g6.xlarge": "0.8048",
+    "g6.2xlarge": "0.9776",
+    "g6.4xlarge": "1.3232",
+    "g6.8xlarge": "2.0144",
+    "g6.16xlarge": "3.3968",
+    "g6.12xlarge": "4.6016",
+    "g6.24xlarge": "6.6752",
+    "g6.48xlarge": "13.3504",
+    "gr6.4xlarge": "1.5392",
+    "gr6.8xlarge": "2.4464",
+    "g6e.xlarge": "1.861",
+    "g6e.2xlarge": "2.2421",
+    "g6e.4xlarge": "3.0042",
+    "g6e.8xlarge": "4.5286",
+    "g6e.16xlarge": "7.5772",
+    "g6e.12xlarge": "10.4926",
+    "g6e.24xlarge": "15.0656",
+    "g6e.48xlarge": "30.1312",
+    "g7.2xlarge": "2.52",
+    "g7.4xlarge": "3.0421",
+    "g7.8xlarge": "4.0862",
+    "g7.12xlarge": "7.1283",
+    "g7.24xlarge": "14.2566",
+    "g7.48xlarge": "28.5133",
+    "g7e.2xlarge": "3.3631",
+    "g7e.4xlarge": "3.9982",
+    "g7e.8xlarge": "5.2682",
+    "g7e.12xlarge": "8.2861",
+    "g7e.24xlarge": "16.5722",
+    "g7e.48xlarge": "33.1443",
+    "p3.2xlarge": "3.06",
+    "p3.8xlarge": "12.24",
+    "p3.16xlarge": "24.48",
+    "p3dn.24xlarge": "31.212",
+    "p4d.24xlarge": "21.9576",
+    "p4de.24xlarge": "27.4471",
+    "p5.4xlarge": "6.88",
+    "p5.48xlarge": "55.04",
+    "p5en.48xlarge": "63.296",
+    "p6-b200.48xlarge": "113.9328",
+    "p6-b300.48xlarge": "142.416",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsOnDemandPrices:
+    """The known on-demand prices of one region.
+
+    Attributes:
+        own: the user's figures, $/h.
+        listed: AWS's price list.
+        last_error: why there is no price list, empty if there is one.
+    """
+
+    region: str
+    own: Mapping[str, float] = field(default_factory=dict)
+    listed: Mapping[str, MicroUsdPerHour] = field(default_factory=dict)
+    last_error: str = ""
+
+    def price(self, instance_type: str) -> MicroUsdPerHour | None:
+        """Return the hourly price of a type; `None` where none is known."""
+        own = self.own.get(instance_type)
+        if own is not None:
+            return MicroUsdPerHour(micro_usd(own))
+        listed = self.listed.get(instance_type)
+        if listed is not None or self.listed:
+            # A list that was read and lacks the type says that it is not sold on-demand here.
+            return listed
+        built_in = _US_EAST_1.get(instance_type) if self.region == TABLE_REGION else None
+        return None if built_in is None else MicroUsdPerHour(micro_usd(built_in))
+
+    def absence(self) -> str:
+        """Return why a type has no price here."""
+        if self.listed:
+            return f"AWS's price list has no on-demand price of it in {self.region}; set on_demand_usd"
+        why = f" ({self.last_error})" if self.last_error else ""
+        return (
+            f"no on-demand price of it is known in {self.region}{why}; allow pricing:GetProducts or set on_demand_usd"
+        )
+
+
+# AWS's own list of on-demand prices, from the Price List API: one price for each type.
+#
+# The list knows every system, tenancy and licence. All of `MEANT` has to be asked for, and is checked again in the
+# answer, so that a Windows or dedicated price is never taken for a machine's.
+
+
+VALUE_CHARS_MAX: Final = 1024
+MEANT: Final[Mapping[str, str]] = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+    "licenseModel": "No License required",
+    "marketoption": "OnDemand",
+}
+_HOME: Final = "us-east-1"
+_BY_AREA: Final[Mapping[str, str]] = {"eu": "eu-central-1", "ap": "ap-south-1"}
+
+
+class Dimension(Row):
+    unit: str
+    price_per_unit: dict[str, str] = Field(alias="pricePerUnit")
+
+
+class Term(Row):
+    dimensions: dict[str, Dimension] = Field(alias="priceDimensions")
+
+
+class OfferTerms(Row):
+    OnDemand: dict[str, Term]
+
+
+class Product(Row):
+    attributes: dict[str, str]
+
+
+class ListedProduct(Row):
+    product: Product
+    terms: OfferTerms
+
+
+def endpoint_region(region: str) -> str:
+    """Return the region of the nearest Price List endpoint; there are three."""
+    return _BY_AREA.get(region.partition("-")[0], _HOME)
+
+
+def questions(region: str, types: Iterable[str]) -> list[list[dict[str, str]]]:
+    """Build as few filters as name all these types: the length of a filter's value is limited."""
+    fixed = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in MEANT.items()]
+    fixed.append({"Type": "TERM_MATCH", "Field": "regionCode", "Value": region})
+    found: list[list[dict[str, str]]] = []
+    named = ""
+    for kind in sorted(types):
+        if named and len(named) + 1 + len(kind) > VALUE_CHARS_MAX:
+            found.append([*fixed, _any_of(named)])
+            named = ""
+        named = f"{named},{kind}" if named else kind
+    return [*found, [*fixed, _any_of(named)]] if named else found
+
+
+def listed_prices(rows: Sequence[Any], region: str) -> dict[str, MicroUsdPerHour]:
+    """Return the hourly price of each instance type; of several prices the highest, so that none is understated."""
+    prices: dict[str, MicroUsdPerHour] = {}
+    for row in rows:
+        listed = _read(row)
+        if listed is None or not _is_meant(listed.product.attributes, region):
+            continue
+        kind = listed.product.attributes.get("instanceType", "")
+        for price in _hourly(listed):
+            if kind and price > prices.get(kind, 0):
+                prices[kind] = price
+    return prices
+
+
+def _any_of(named: str) -> dict[str, str]:
+    return {"Type": "ANY_OF", "Field": "instanceType", "Value": named}
+
+
+def _read(row: Any) -> ListedProduct | None:
+    try:
+        # Every row is a text of its own that holds JSON.
+        return ListedProduct.model_validate_json(row) if isinstance(row, str) else ListedProduct.model_validate(row)
+    except ValidationError:
+        return None
+
+
+def _is_meant(attributes: Mapping[str, str], region: str) -> bool:
+    if attributes.get("regionCode") != region:
+        return False
+    return all(attributes.get(field, wanted) == wanted for field, wanted in MEANT.items())
+
+
+def _hourly(listed: ListedProduct) -> Iterable[MicroUsdPerHour]:
+    for term in listed.terms.OnDemand.values():
+        for dimension in term.dimensions.values():
+            if dimension.unit != "Hrs":
+                continue
+            try:
+                price = micro_usd(dimension.price_per_unit.get("USD", "0"))
+            except ValueError:
+                continue
+            if price > 0:
+                yield MicroUsdPerHour(price)

@@ -1,0 +1,265 @@
+"""How a provider is called: its pace, pages, what answers hold, what is tried again, threads for blocking clients."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from random import Random
+from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, RequestRejected, Unavailable
+from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import CheckLine
+from spotd_providers.kit.http import HttpAnswer
+
+# Refusals and statuses that mean the same at every provider.
+
+
+class DefiniteRefusal(Exception):
+    """A definite "no" whose meaning depends on what was asked.
+
+    Attributes:
+        code: the provider's error word, or an empty string.
+        detail: its sentence, clean enough to show.
+    """
+
+    who: ClassVar[str]
+
+    def __init__(self, *, status: int, code: str = "", detail: str = "") -> None:
+        super().__init__(f"{self.who} answered {status}: {detail or code or 'no reason given'}")
+        self.status = status
+        self.code = code
+        self.detail = detail
+
+
+def raise_for_status(answer: HttpAnswer, *, who: str, what: str) -> None:
+    """Raise for a redirect and for an error of the server.
+
+    Raises:
+        Unavailable: the answer is one of these.
+    """
+    if 300 <= answer.status < 400:
+        host = urlsplit(answer.headers.get("location", "")).hostname or "elsewhere"
+        raise Unavailable(f"{who} redirects {what} to {host}: check base_url")
+    if answer.status >= 500 or answer.status == 408:
+        raise Unavailable(f"{who} answered {answer.status} to {what}")
+
+
+def rejected(who: str, field: str, reason: str) -> RequestRejected:
+    """Build the error of a request that cannot be made."""
+    return RequestRejected(f"{who}: {field}: {reason}", field=field, reason=reason)
+
+
+# Lines of a provider's check that are the same for every provider.
+
+
+SKEW_MAX: Final = timedelta(seconds=5)
+CLOCK_HINT: Final = "synchronise this computer's clock"
+
+
+def clock_line(skew: timedelta, *, who: str, hint: str = CLOCK_HINT) -> CheckLine:
+    """Compare this computer's clock with the provider's; `skew` is the difference."""
+    is_near = skew <= SKEW_MAX
+    detail = f"{skew.total_seconds():.0f} s from {who}'s"
+    return CheckLine(name="clock", ok=is_near, detail=detail, hint="" if is_near else hint)
+
+
+async def check_line(
+    name: str, ask: Callable[[], Awaitable[str]], *, hint: str, refused: str = "", unanswered: str = ""
+) -> CheckLine:
+    """Run one check. `refused` and `unanswered` are the hints where the key is refused or nothing was found out."""
+    try:
+        return CheckLine(name=name, ok=True, detail=await ask())
+    except AuthFailed as exc:
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=refused or hint)
+    except (RateLimited, Unavailable) as exc:
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=unanswered or hint)
+    except (ProviderError, DefiniteRefusal) as exc:
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)
+
+
+# Minimum intervals between calls of one kind, so that a provider's rate limit is never met by accident.
+
+
+RETRY_AFTER_MAX: Final = timedelta(days=1)
+
+
+def too_often(who: str, what: str, wait: timedelta, rng: Random) -> RateLimited:
+    """Build the error of a 429 with its wait, bounded and with some jitter."""
+    jitter = timedelta(seconds=0.1 + 0.4 * rng.random())
+    return RateLimited(f"{who} is asked too often ({what})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
+
+
+class Rest:
+    """A pause in which nothing is sent. A clock that is set back does not make it longer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._noted_at: datetime | None = None
+        self._until: datetime | None = None
+
+    def take(self, span: timedelta) -> None:
+        """Start the pause now, or lengthen it to `span` from now."""
+        now = self._clock.now()
+        if self._until is None or self.left() < span:
+            self._noted_at, self._until = now, now + span
+
+    def left(self) -> timedelta:
+        now = self._clock.now()
+        if self._until is None or self._noted_at is None:
+            return timedelta(0)
+        if now < self._noted_at:
+            self._until -= self._noted_at - now
+            self._noted_at = now
+        return max(timedelta(0), self._until - now)
+
+
+class RequestPace:
+    """At most one call per `interval` and endpoint; callers queue in order."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rests: dict[str, Rest] = {}
+        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+
+    async def turn(self, endpoint: str, interval: timedelta) -> None:
+        """Wait until a call to this endpoint is due."""
+        async with self._locks[endpoint]:
+            rest = self._rests.setdefault(endpoint, Rest(self._clock))
+            if (left := rest.left()) > timedelta(0):
+                await self._clock.sleep(left)
+            rest.take(interval)
+
+    def penalise(self, endpoint: str, wait: timedelta) -> None:
+        """Delay the next call to this endpoint by at least `wait`."""
+        self._rests.setdefault(endpoint, Rest(self._clock)).take(wait)
+
+
+# A list that a provider answers page by page, read to its end or to where it breaks off.
+
+
+PAGES_MAX: Final = 400
+PAGED_ROWS_MAX: Final = 10_000
+"""Twice as many machines as the daemon keeps of one provider."""
+Page = tuple[Sequence[Any], str | None]
+
+
+async def all_pages(
+    read: Callable[[str | None], Awaitable[Page]],
+) -> tuple[list[Any], bool]:
+    """Return the rows of all pages, and whether these are the whole list.
+
+    `read` returns the rows of the page behind a token and the token of the next one: `None` at the end, empty for a
+    page that is promised without a token. Of more rows than `PAGED_ROWS_MAX` the first are returned, as not the whole.
+
+    Raises:
+        ProviderError: the first page could not be read, or the key was refused at any.
+    """
+    rows: list[Any] = []
+    token: str | None = None
+    tokens: set[str] = set()
+    while True:
+        try:
+            page, following = await read(token)
+        except AuthFailed:
+            raise
+        except ProviderError:
+            if token is None:
+                raise
+            return rows, False
+        rows.extend(islice(page, PAGED_ROWS_MAX - len(rows)))
+        if len(rows) >= PAGED_ROWS_MAX:
+            return rows, False
+        if following is None:
+            return rows, True
+        if not following or following in tokens or len(tokens) >= PAGES_MAX:
+            return rows, False
+        tokens.add(following)
+        token = following
+
+
+# Retries for calls without side effects; the only module that imports tenacity. `launch` must never come here.
+
+
+T = TypeVar("T")
+
+
+async def retry_read(
+    call: Callable[[], Awaitable[T]],
+    *,
+    clock: Clock,
+    rng: Random,
+    attempts: int = 3,
+    first_wait: timedelta = timedelta(seconds=0.5),
+    wait_max: timedelta = timedelta(seconds=15),
+) -> T:
+    """Await the call, again on `Unavailable` and `RateLimited`, with jittered exponential waits.
+
+    A `RateLimited` that asks for longer than `wait_max` is raised at once: the poller's own pace deals with it.
+    """
+
+    def wait_s(state: RetryCallState) -> float:
+        failure = state.outcome.exception() if state.outcome else None
+        if isinstance(failure, RateLimited):
+            return failure.retry_after.total_seconds()
+        ceiling = min(wait_max.total_seconds(), first_wait.total_seconds() * 2 ** (state.attempt_number - 1))
+        return float(ceiling * (0.5 + rng.random() / 2))
+
+    async def sleep(seconds: float) -> None:
+        await clock.sleep(timedelta(seconds=seconds))
+
+    def worth_waiting(failure: BaseException) -> bool:
+        if isinstance(failure, RateLimited):
+            return failure.retry_after <= wait_max
+        return isinstance(failure, Unavailable)
+
+    retrying = AsyncRetrying(
+        sleep=sleep,
+        wait=wait_s,
+        stop=stop_after_attempt(attempts),
+        retry=retry_if_exception(worth_waiting),
+        reraise=True,
+    )
+    return await retrying(call)
+
+
+# The one door for blocking SDKs: bounded threads with a deadline.
+
+
+APART_ROWS: Final = 2_000
+APART_BYTES: Final = 1024 * 1024
+
+
+async def judge_apart(judge: Callable[[], T], *, rows: int = 0, size: int = 0) -> T:
+    """Return what the judgement of an answer finds; that of a large answer is made in a thread, beside the event loop.
+
+    A market of five thousand offers takes a second, in which the daemon would answer no other request.
+    """
+    if rows <= APART_ROWS and size <= APART_BYTES:
+        return judge()
+    return await anyio.to_thread.run_sync(judge)
+
+
+class BlockingCalls:
+    """At most `count` blocking calls of one adapter at a time."""
+
+    def __init__(self, count: int = 4) -> None:
+        self._limiter = anyio.CapacityLimiter(count)
+
+    async def run(self, call: Callable[[], T], *, timeout_s: float) -> T:
+        """Run a blocking call in a thread.
+
+        The thread cannot be stopped: after a time-out its outcome is unknown, so give the SDK a shorter one.
+
+        Raises:
+            TimeoutError: nothing within `timeout_s`.
+        """
+        with anyio.fail_after(timeout_s):
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)

@@ -1,0 +1,199 @@
+"""The commands that start another way to use spotd: the dashboard, the live view, tools for agents, a shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from spotd import paths
+from spotd.cli import stderr, stdout
+from spotd.cli.entry import CommandFailed, ExitCode
+from spotd.cli.inputs.options import job_argument, require_extra
+from spotd.client.daemon import Daemon
+from spotd.client.transport import DaemonUnreachable
+from spotd.shell_address import fault_of
+
+if TYPE_CHECKING:
+    from spotd.api.schemas.jobs import ShellResponse
+
+
+# `spotctl web`: the dashboard.
+
+
+PORT: Final = 8420
+TOKEN_BYTES_MAX: Final = 4096
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Ask for the token in this file.")
+@click.option("--name", "names", multiple=True, metavar="NAME", help="A further host name that leads here. Repeatable.")
+def web(*, host: str, port: int, token_file: Path | None, names: tuple[str, ...]) -> None:
+    """Serve the dashboard: what runs where and why, what it costs, and what waits.
+
+    It listens on this computer only. At any other address, and with --name, it asks for a token: that of --token-file,
+    else one that is made now and shown once.
+    """
+    require_extra("web", "nicegui", "the dashboard needs nicegui")
+    from spotd.web.guard import Place, new_token
+
+    place = Place(host=host, names=frozenset(name.lower() for name in names))
+    token = None if token_file is None else _token_of(token_file)
+    if token is None and place.needs_token:
+        token = new_token()
+        stderr.note(f"the token, shown this once: {token}")
+    from spotd.web.main import listen, serve
+
+    try:
+        bound = listen(host, port)
+    except (OSError, UnicodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise CommandFailed(
+            f"cannot listen on {host} port {port}: {reason}", code=ExitCode.LOCAL_IO, hint="spotctl web --port 0"
+        ) from exc
+    daemon = Daemon()
+    try:
+        daemon.status()
+    except DaemonUnreachable as exc:
+        stderr.warning(f"{exc.message}; the dashboard waits for it")
+    shown = f"[{host}]" if ":" in host else host
+    stdout.line(f"http://{shown}:{bound.getsockname()[1]}/")
+    stderr.note("Ctrl-C ends the dashboard; the daemon and its jobs go on")
+    serve(bound, daemon, place, token)
+
+
+def _token_of(path: Path) -> str:
+    """Return the token in a file.
+
+    Raises:
+        CommandFailed: it is missing, others may read it, or it is too short.
+    """
+    from spotd.web.guard import TOKEN_LENGTH_MIN
+
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            text = file.read(TOKEN_BYTES_MAX).decode("utf-8").strip()
+    except (OSError, UnicodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not text"
+        raise CommandFailed(f"the token's file {path} cannot be read: {reason}", code=ExitCode.LOCAL_IO) from exc
+    if mode & 0o077:
+        raise CommandFailed(f"others may read the token's file {path}", hint=f"chmod 600 {path}")
+    if len(text) < TOKEN_LENGTH_MIN or not text.isprintable():
+        raise CommandFailed(
+            f"the token in {path} is not one line of {TOKEN_LENGTH_MIN} characters or more",
+            hint=f"head -c 24 /dev/urandom | base64 > {path}",
+        )
+    return text
+
+
+# `top`: a live view of the daemon on a terminal.
+
+
+@click.command()
+def top() -> None:
+    """Jobs, machines, market and events, live. Keys cancel a job, open its log and change its ceiling; ? lists them.
+
+    The daemon may go and come back meanwhile. Its jobs go on when you leave.
+    """
+    way_round = ", or use spotctl ls and spotctl events -f"
+    require_extra("tui", "textual", "this view needs textual", way_round=way_round)
+    if not (stdout.is_terminal() and stderr.can_ask()):
+        raise CommandFailed("this view needs a terminal", hint="spotctl ls")
+    if os.environ.get("TERM") == "dumb":
+        raise CommandFailed("this terminal cannot move its cursor (TERM=dumb)", hint="spotctl ls")
+    from spotd.top.app import Top
+
+    Top(Daemon()).run()
+
+
+# `spotctl mcp`: tools for an agent.
+
+
+@click.command()
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Folder below which jobs may have their workdirs; the current one unless given.",
+)
+def mcp(*, root: Path) -> None:
+    """Serve tools to an agent over stdin and stdout (Model Context Protocol): watch jobs, and queue some.
+
+    Agents queue jobs only within [mcp] job_budget and day_budget of the daemon's config, and cancel only what they
+    queued.
+    """
+    require_extra("mcp", "mcp", "agents need the mcp package")
+    from spotd.agents import make_server  # loads the whole protocol
+
+    make_server(Daemon(), root).run("stdio")
+
+
+# `spotctl ssh`: a shell on a job's machine, by the ssh of this computer and a key of the provider's account.
+
+
+_OPTIONS = (
+    # The first key of a machine is accepted and kept; another one later is refused. No machine knows another's.
+    "StrictHostKeyChecking=accept-new",
+    "GlobalKnownHostsFile=/dev/null",
+    # Whatever the person's own configuration says for every host: the machine is an untrusted host's.
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    # A ticket that is delegated, and a password that is typed, are the host's from then on. Only a key is shown to it.
+    "PreferredAuthentications=publickey",
+    "GSSAPIAuthentication=no",
+    "GSSAPIDelegateCredentials=no",
+    "PasswordAuthentication=no",
+    "KbdInteractiveAuthentication=no",
+    "HostbasedAuthentication=no",
+    # What else a host could have this computer take over: further keys of its own, a network device.
+    "UpdateHostKeys=no",
+    "Tunnel=no",
+    "ControlPath=none",
+)
+
+
+@click.command()
+@job_argument
+@click.option("--print", "only_print", is_flag=True, help="Print the command instead of running it.")
+def ssh(*, ref: str, only_print: bool) -> None:
+    """Open a shell on a job's machine, where its provider gives one.
+
+    It needs a public key in the provider's account; spotd puts none on the machine. The machine is untrusted: do not
+    type there what its owner must not see.
+    """
+    where = Daemon().shell(ref)
+    if fault := fault_of(where["host"], where["port"], where["user"]):
+        raise CommandFailed(f"the machine's address cannot be used: {fault}", code=ExitCode.UNREACHABLE)
+    known_hosts = paths.state_dir(os.environ) / "known_hosts"
+    command = _command(where, known_hosts)
+    if only_print:
+        stdout.line(shlex.join(command))
+        return
+    if shutil.which("ssh") is None:
+        raise CommandFailed("ssh is not installed here", code=ExitCode.LOCAL_IO, hint="apt install openssh-client")
+    known_hosts.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stderr.note(f"attempt {where['attempt']} of {ref}, an untrusted host: {where['user']}@{where['host']}")
+    os.execvp("ssh", command)  # noqa: S606 - a list of arguments, each checked above
+
+
+def _command(where: ShellResponse, known_hosts: Path) -> list[str]:
+    # A file name in an option of ssh is cut at blanks, and a per cent begins a token.
+    file = str(known_hosts).replace("%", "%%").replace('"', '\\"')
+    options = [
+        *_OPTIONS,
+        f'UserKnownHostsFile="{file}"',
+        # By the attempt: another machine may answer at the same address tomorrow.
+        f"HostKeyAlias=spotd-{where['job_id']}-{where['attempt']}",
+    ]
+    flags = [word for option in options for word in ("-o", option)]
+    return ["ssh", *flags, "-p", str(where["port"]), "-l", str(where["user"]), "--", str(where["host"])]

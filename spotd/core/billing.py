@@ -1,0 +1,417 @@
+"""From when, up to when and at which rate a machine bills, as far as anything shows it.
+
+Theory. A machine bills from the launch that was intended, never earlier, whatever instant its provider states. Its disk
+bills at once, the rest from the state in which the provider bills: since the last listing without that state or, where
+the start script is the machine's first process, since its host says that this began. It bills for as long as something
+shows that it exists: a listing in which it runs, or a sign of life of its host. Without either it cannot outlive its
+lease, so nothing is booked beyond that (`Meter.until`) until it is seen again: then the time between was its own, and
+is booked. Where its provider states that it bills the disk only, or nothing, as of a host that it cannot reach, that
+counts instead (`Instance.billing`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.author import order_stop
+from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.intents import AttemptId, Meter
+from spotd.core.domain.jobs import MOVED_MAX, Job, bytes_within
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.states import EndReason
+from spotd.core.metering import outlives, proven_until
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import (
+    DEFAULT_CHECKPOINT_INTERVAL,
+    PPM,
+    borne_until,
+    halted_rate,
+    metered_rate,
+    moved_cost,
+    on_demand_rate,
+    per_gpu_words,
+    traffic_cost,
+)
+from spotd_providers.contract.values import (
+    Instance,
+    InstanceState,
+    Market,
+    MicroUsd,
+    MicroUsdPerHour,
+    as_usd,
+    cost,
+    per_gpu,
+    whole_machine,
+)
+
+PROOF_STEP: Final = timedelta(minutes=2)
+"""How far the newest proof of a machine may move before it is written down."""
+GAP: Final = timedelta(minutes=5)
+"""After so long without a proof, a host's own report decides when it lived in between."""
+LEAP: Final = 2
+"""So many times the agreed price is more likely a wrong row than a market."""
+FIXED_TOLERANCE_PPM: Final = 10_000
+"""What a provider may round a bid or an on-demand price up by."""
+ENDING_TAKES: Final = timedelta(minutes=1)
+"""From the report of the runner's end to the end of its machine."""
+
+CLOCKS_DIFFER: Final = timedelta(minutes=1)
+"""A provider's clock may be ahead of ours by so much."""
+
+SCRIPT_TAKES: Final = timedelta(seconds=1)
+"""From the state in which a container is billed to the first process in it, and what clocks differ by."""
+LISTED_WITHIN: Final = timedelta(seconds=30)
+"""Two listings of a machine that starts are hardly further apart."""
+
+STARTS_WITHIN: Final = timedelta(minutes=2)
+"""A virtual machine mostly runs by then; one that does not is listed at the usual pace."""
+
+
+def began(item: Attempt, created_at: datetime | None, now: datetime, default: datetime) -> datetime:
+    """When the machine was made: not before it was intended and not in the future, whatever the provider states.
+
+    An instant that is far in the future is by another clock, as after ours was set back, and says nothing.
+    """
+    stated = created_at if created_at is not None and created_at - now <= CLOCKS_DIFFER else default
+    return min(max(stated, item.intended_at), now)
+
+
+def began_unseen(builder: PlanBuilder, item: Attempt, created_at: datetime | None) -> datetime:
+    """When a machine that is first listed now was made; one that was there before that instant was only woken then.
+
+    No call makes a machine after the time in which a list had to show it. So one that states a later start was paused
+    in between, unless a list lacked it meanwhile.
+    """
+    since = began(item, created_at, builder.now, item.intended_at)
+    intent = builder.launch_order(item)
+    shown_by = None if intent is None else intent.not_before
+    if shown_by is not None and since > shown_by and item.missing_since is None:
+        return item.intended_at
+    job = builder.job(item.id.job)
+    signs = [item.heartbeat_seen_at, *job.saved_by(item.id.number)]
+    return item.intended_at if any(at is not None and at < since for at in signs) else since
+
+
+def first_meter(item: Attempt, instance: Instance, since: datetime, builder: PlanBuilder) -> Meter:
+    """Return the meter of a machine that is known for the first time."""
+    rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
+    if instance.state is InstanceState.PENDING and _bills_from_running(item, builder.policy):
+        rate, compared = halted_rate(item.quote), MicroUsdPerHour(0)
+    return replace(
+        item.meter,
+        rate=rate,
+        on_demand_rate=compared,
+        since=since,
+        until=proven_until(item, builder.job(item.id.job), builder.policy, builder.now),
+    )
+
+
+def _bills_from_running(item: Attempt, policy: Policy) -> bool:
+    rules = policy.providers.get(item.provider)
+    return rules is not None and rules.bills_from_running
+
+
+def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, lived_at: datetime | None = None) -> None:
+    """Bill the machine up to this instant, at which it existed, and beyond it for as long as its lease."""
+    item = builder.attempt(attempt)
+    known = item.meter.until
+    if item.meter.since is None:
+        return
+    if known is None:
+        is_old = item.proven_at is None or at - item.proven_at >= PROOF_STEP
+        if is_old and not item.state.counts:
+            builder.put_attempt(replace(item, proven_at=at))
+        return
+    until = proven_until(item, builder.job(attempt.job), builder.policy, at)
+    if until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
+        proven = min(at, lived_at or at)
+        if item.proven_at is not None:
+            proven = max(proven, item.proven_at)
+        builder.put_attempt(replace(item, proven_at=proven, meter=replace(item.meter, until=until)))
+
+
+def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *, moved: bool) -> None:
+    """Its host gave a sign of life, or came to its end, since it was read last, when it was as `before`."""
+    attempt, job = before.id, builder.job(before.id.job)
+    known = before.meter.until
+    span = outlives(before, job, builder.policy)
+    if span is None or known is None or before.meter.since is None:
+        return
+    proven = known - span
+    item = builder.attempt(attempt)
+    if before.heartbeat_seen_at is None and item.heartbeat_seen_at is not None:
+        # It has a lease from now on, which is shorter than the time it had for its start.
+        known = proven_until(item, job, builder.policy, max(proven, min(report.read_at, builder.now))) or known
+        item = replace(item, meter=replace(item.meter, until=known))
+        builder.put_attempt(item)
+    if report.exit_at is not None and proven < report.exit_at <= builder.now:
+        until = report.exit_at + ENDING_TAKES
+        if until < known:
+            item = replace(item, proven_at=report.exit_at, meter=replace(item.meter, until=until))
+            builder.put_attempt(item)
+        return
+    at = report.read_at if moved else report.marker_at
+    if at is not None and at - proven > GAP:
+        at = report.alive_at if report.alive_at is not None and report.alive_at <= report.read_at else None
+    if at is not None:
+        # It may be read a while after it was written, which its own clock states.
+        prove(builder, attempt, at, lived_at=report.alive_at)
+
+
+def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime:
+    """Up to when a machine ran that does not run now: as its provider states it, else until nothing showed it any more.
+
+    One that was seen a few minutes ago stopped just before; after a longer time, as where the daemon was dead, the
+    newest proof of its life is the best estimate, until its bill is read.
+    """
+    since = item.meter.since
+    if since is None:
+        return now
+    if stated is not None:
+        return min(max(stated, since), now)
+    if item.proven_at is None or item.meter.until is None or item.meter.rate <= halted_rate(item.quote):
+        return now  # proofs are written down only where a machine without one ends itself
+    if now - item.proven_at <= GAP:
+        return now
+    return min(max(item.proven_at + PROOF_STEP / 2, since), now)
+
+
+def last_lived(item: Attempt, seen_at: datetime, report: HostStatus | None) -> datetime:
+    """When a machine that no list shows lived last: what it wrote may be read only hours after it was written.
+
+    Its host dates that by its own clock, which ours may have left since, so no date before what is proven is believed.
+    """
+    stated = None if report is None else report.alive_at
+    lived = stated if stated is not None and seen_at - stated > GAP else seen_at
+    return max(lived, item.proven_at or item.intended_at)
+
+
+def has_booked_time(item: Attempt) -> bool:
+    """Whether time of the machine is booked, not its traffic alone."""
+    meter = item.meter
+    return meter.settled > moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes) - meter.traffic
+
+
+def charge_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> None:
+    """Charge a machine that no list ever showed, from its intent to this last sign of it."""
+    item = builder.attempt(attempt)
+    if item.meter.since is not None or has_booked_time(item):
+        return
+    until = min(max(last, item.intended_at) + ENDING_TAKES, builder.now)
+    meter = replace(
+        item.meter,
+        rate=metered_rate(item.quote),
+        on_demand_rate=on_demand_rate(item.quote),
+        since=min(item.intended_at, until),
+        until=until,
+    )
+    launched_at = item.launched_at or item.intended_at
+    builder.put_attempt(replace(item, launched_at=launched_at, meter=meter, full_since=meter.since))
+    builder.set_rate(attempt, MicroUsdPerHour(0), None, at=until)
+
+
+def note_listed(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, exactly: bool) -> None:
+    """Record that a listing of this instant showed the machine as it is."""
+    item = builder.attempt(attempt)
+    if exactly and (item.listed_at is None or at > item.listed_at):
+        builder.put_attempt(replace(item, listed_at=at))
+    prove(builder, attempt, at)
+
+
+def set_rate(builder: PlanBuilder, attempt: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
+    """Record that the machine runs and costs so much."""
+    meter = builder.attempt(attempt).meter
+    if meter.rate == rate and meter.since is not None:
+        return
+    builder.set_rate(attempt, rate, compared)
+
+
+def bill_until_ended(builder: PlanBuilder, attempt: AttemptId) -> None:
+    """Bill what is left of the machine until its end is confirmed, since no lease ends it."""
+    item = builder.attempt(attempt)
+    if item.meter.until is not None:
+        builder.put_attempt(replace(item, meter=replace(item.meter, until=None)))
+
+
+def start_billing(builder: PlanBuilder, attempt: AttemptId) -> None:
+    """Bill the machine in full since the last listing in which it only started."""
+    item = builder.attempt(attempt)
+    meter = item.meter
+    if meter.since is None or not is_starting(item, builder.policy):
+        return
+    since = min(builder.now, max(meter.since, item.listed_at or item.launched_at or meter.since))
+    builder.set_rate(attempt, metered_rate(item.quote), on_demand_rate(item.quote), at=since)
+
+
+def list_again_for_start(builder: PlanBuilder, item: Attempt) -> None:
+    """Ask for another listing soon, since nothing else shows when the machine began to bill; for a while only."""
+    rules = builder.policy.providers.get(item.provider)
+    if rules is None or rules.bills_from_script or item.launched_at is None:
+        return
+    if builder.now - item.launched_at < STARTS_WITHIN:
+        builder.list_again(item.provider)
+
+
+def start_billing_later(builder: PlanBuilder, attempt: AttemptId, script_began_at: datetime | None) -> None:
+    """Its host speaks for the first time and says since when it runs: later than the listing before showed.
+
+    It is believed for as long as passes between two listings, which is what a wrong word can hide.
+    """
+    item = builder.attempt(attempt)
+    rules, meter = builder.policy.providers.get(item.provider), item.meter
+    if script_began_at is None or rules is None or not rules.bills_from_script or meter.since is None:
+        return
+    if item.running_at is not None or meter.rate <= halted_rate(item.quote):
+        return
+    since = min(script_began_at - SCRIPT_TAKES, meter.since + LISTED_WITHIN, builder.now)
+    if since <= meter.since:
+        return
+    halted = replace(meter, rate=halted_rate(item.quote), on_demand_rate=MicroUsdPerHour(0))
+    builder.put_attempt(replace(item, meter=halted, full_since=None))
+    builder.set_rate(attempt, meter.rate, meter.on_demand_rate, at=since)
+
+
+def start_anew(builder: PlanBuilder, attempt: AttemptId) -> None:
+    """Bill the disk of a machine that starts and was not billed, until it runs."""
+    item = builder.attempt(attempt)
+    if item.meter.since is None and item.running_at is None and _bills_from_running(item, builder.policy):
+        builder.set_rate(attempt, halted_rate(item.quote), MicroUsdPerHour(0))
+
+
+def is_starting(item: Attempt, policy: Policy) -> bool:
+    """Whether the machine only starts, which its provider does not bill."""
+    return (
+        item.state.counts
+        and item.running_at is None
+        and item.meter.since is not None
+        and item.meter.on_demand_rate == 0
+        and _bills_from_running(item, policy)
+    )
+
+
+def note_ceiling(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, is_over: bool) -> None:
+    """Record whether a listing states a price above the ceiling."""
+    item = builder.attempt(attempt)
+    if is_over and item.over_ceiling_at is None:
+        builder.put_attempt(replace(item, over_ceiling_at=at))
+    elif not is_over and item.over_ceiling_at is not None:
+        builder.put_attempt(replace(item, over_ceiling_at=None))
+
+
+def words_over_ceiling(builder: PlanBuilder, item: Attempt) -> str:
+    """How far the machine's price is above what its job accepted; empty while it is not, or is borne for a while.
+
+    The price of a spot market moves, so one listing is believed, but for a leap. A bid and an on-demand price do not: a
+    second listing must state it, since one may be wrong.
+    """
+    offer, price = item.quote.offer, item.quote.price
+    total = item.meter.rate + price.upload + price.restore
+    per_gpu_now = per_gpu(MicroUsdPerHour(total), offer.gpu_count)
+    if per_gpu_now <= item.ceiling_now:
+        return ""
+    is_fixed = offer.market is not Market.SPOT or offer.pays_bid
+    first, last = item.over_ceiling_at, item.listed_at
+    if (is_fixed or total > LEAP * price.total) and (first is None or last is None or last <= first):
+        return ""
+    if is_fixed and per_gpu_now <= item.ceiling_now + item.ceiling_now * FIXED_TOLERANCE_PPM // PPM:
+        return ""
+    borne = borne_until(item, builder.job(item.id.job), per_gpu_now, builder.now)
+    if borne is not None:
+        builder.wake(borne)
+        return ""
+    return f"{per_gpu_words(per_gpu_now)}, accepted are {per_gpu_words(item.ceiling_now)}"
+
+
+# What a machine uploads and restores, as money: metered, and held to the ceiling.
+#
+# Theory. A ceiling is a price per hour with the traffic in it, so what is uploaded must stay within what the price of
+# the
+# machine's time leaves of it. Uploads come in lumps: each is a debt that is paid off at that rate, with a small
+# tolerance. A machine is given up when it uploads again while more than a window of debt is left, so neither one large
+# checkpoint nor a few in quick succession end it, and a pace that costs more than the ceiling always does.
+#
+# The bytes are those of manifests whose chunks the daemon found in the store, or all that it counts there once in a
+# while
+# where that is more, and of checkpoints that it offered to restore; no figure of a host is taken further than that.
+
+
+WINDOW_MIN: Final = timedelta(hours=1)
+TOLERANCE_PPM: Final = 50_000
+"""How much of the ceiling traffic may cost above it: a machine whose time costs the whole ceiling saves, too."""
+BOOKED_AT: Final = 10_000
+"""A cent of traffic becomes a charge; less waits for more."""
+
+
+def meter_traffic(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) -> None:
+    """Meter what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
+    item = builder.attempt(attempt)
+    added = sum(bytes_within(report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
+    # What was uploaded for a checkpoint that never became complete is in no manifest, and was paid for.
+    added = max(added, bytes_within(report.stored_bytes) - item.uploaded_bytes)
+    uploaded = min(added, MOVED_MAX - item.uploaded_bytes)
+    restored = max(item.restored_bytes, _restored(item, builder.job(attempt.job), report))
+    if not uploaded and restored == item.restored_bytes:
+        return
+    meter = _add_moved(builder, item, uploaded, restored)
+    if meter.traffic >= BOOKED_AT:
+        builder.set_rate(attempt, meter.rate, meter.on_demand_rate)
+    if uploaded:
+        _hold_to_ceiling(builder, attempt, traffic_cost(item.quote.offer, uploaded, 0))
+
+
+def meter_outputs(builder: PlanBuilder, attempt: AttemptId, size: int) -> None:
+    """Meter the outputs that the attempt left at its end, which is read once."""
+    item = builder.attempt(attempt)
+    uploaded = min(bytes_within(size), MOVED_MAX - item.uploaded_bytes)
+    if uploaded:
+        _add_moved(builder, item, uploaded, item.restored_bytes)
+
+
+def _add_moved(builder: PlanBuilder, item: Attempt, uploaded: int, restored: int) -> Meter:
+    """Meter so many bytes uploaded besides, and so many restored in all."""
+    total = item.uploaded_bytes + uploaded
+    before = moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)
+    added = moved_cost(item.quote, total, restored) - before
+    meter = replace(item.meter, traffic=MicroUsd(item.meter.traffic + added))
+    builder.put_attempt(replace(item, uploaded_bytes=total, restored_bytes=restored, meter=meter))
+    return meter
+
+
+def _restored(item: Attempt, job: Job, report: HostStatus) -> int:
+    """Return what was downloaded of the checkpoints that this attempt was offered, of code, inputs and data."""
+    offered = [saved for saved in job.checkpoints if saved.attempt != item.id.number]
+    size = max((saved.bytes for saved in offered), default=0)
+    done = next((saved.bytes for saved in offered if saved.name == (report.resumed_from or item.resumed_from)), 0)
+    moved = max(done, min(report.restored_bytes, size))
+    if item.heartbeat_seen_at is not None:
+        moved += bytes_within(job.delivered_bytes - job.data_bytes)
+    # All datasets are there once the command runs; before, a lost host has read no more than it stated.
+    return moved + min(bytes_within(job.data_bytes), job.data_bytes if item.running_at else max(0, report.data_bytes))
+
+
+def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) -> None:
+    item = builder.attempt(attempt)
+    every = builder.job(attempt.job).spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL
+    paid_off_per_hour = left_for_uploads(item)
+    debt = 0
+    if item.traffic_since is not None:
+        debt = max(0, item.traffic_spent - cost(paid_off_per_hour, builder.now - item.traffic_since))
+    builder.put_attempt(replace(item, traffic_since=builder.now, traffic_spent=MicroUsd(debt + added)))
+    if item.stop is None and item.state.counts and debt > cost(paid_off_per_hour, max(WINDOW_MIN, every)):
+        accepted = per_gpu_words(item.ceiling_now)
+        moved = traffic_cost(item.quote.offer, item.uploaded_bytes, 0)
+        order_stop(
+            builder,
+            builder.attempt(attempt),
+            EndReason.PRICE_ROSE,
+            f"its uploads have cost ${as_usd(moved):.4f}, which with the machine is more than {accepted}",
+        )
+
+
+def left_for_uploads(item: Attempt) -> MicroUsdPerHour:
+    """Return what the ceiling leaves per hour for uploads beside the machine's time, with the tolerance."""
+    whole = whole_machine(item.ceiling_now, item.quote.offer.gpu_count)
+    time = max(item.meter.rate, 0)
+    return MicroUsdPerHour(max(0, whole - time - item.quote.price.restore) + whole * TOLERANCE_PPM // PPM)

@@ -1,1 +1,0 @@
-"""What is booked and what may still be promised: bills, budgets, balances, traffic."""

@@ -1,0 +1,493 @@
+"""Money that may still be promised.
+
+Theory. Every machine that may compute has money set aside: what it costs until it can be noticed, ordered to save, and
+ended (`commit_horizon` plus the job's stop_grace), and what it may move meanwhile. That is the rest of its restore, a
+checkpoint that is under way at that moment, and the one that it saves at the stop; each is taken to be as large as the
+largest that is kept, and nothing is known of the first. As long as spent plus set aside stays within a budget, stopping
+everything at that moment keeps the budget; when it no longer does, that moment has come. A stop uploads once more only
+where that fits: it does not if the first checkpoint was larger than the budget bears.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.cooldowns import EVERYWHERE, Cooldown, CooldownScope
+from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
+from spotd.core.domain.policy import Policy
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.metering import day_start, is_past_lease, job_spent, spent_in_month, spent_on_day
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import (
+    dollar_words,
+    moved_cost,
+    quote_words,
+    repriced,
+    restore_cost,
+    save_cost,
+    shortest_run,
+    useful_run,
+    usual_bid,
+)
+from spotd.core.ranking.candidates import CandidateCatalogue
+from spotd.core.ranking.expected_cost import RankedOffers, RequirementKey
+from spotd_jobs.spec.model import PriceLimit
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour, ProviderName, as_usd, cost
+
+MINUTE: Final = timedelta(minutes=1)
+MONTH: Final = timedelta(days=32)
+SAVES: Final = 2
+"""Uploads that are promised for each machine: one may be under way when it is stopped, and it saves at the stop."""
+BUDGET_NOISE: Final = 100
+"""A budget that grew by no more than one part in so many is taken for the same."""
+
+
+def committed(world: World, item: Attempt, now: datetime) -> MicroUsd:
+    """Return what is set aside to end this machine safely; nothing for one that can compute no more."""
+    if not item.machine.may_compute or is_past_lease(item, now):
+        return MicroUsd(0)
+    job = world.jobs[item.id.job]
+    return MicroUsd(cost(_rate(item), _billed_to_end(world, item, now)) + _traffic_to_end(job, item))
+
+
+def _billed_to_end(world: World, item: Attempt, now: datetime) -> timedelta:
+    """Return the time that is still billed if the machine is ended now: its provider may bill more than it runs."""
+    horizon = _horizon(world, world.jobs[item.id.job])
+    ran = max(timedelta(0), now - (item.full_since or now))
+    return billed_time(world.policy, item.provider, ran + horizon) - ran
+
+
+def _rate(item: Attempt) -> MicroUsdPerHour:
+    return MicroUsdPerHour(max(item.meter.rate, item.quote.price.total))
+
+
+def _saving_time(world: World, item: Attempt) -> timedelta:
+    """How long a machine that is ordered to save and stop now may take."""
+    return world.jobs[item.id.job].spec.checkpoint.stop_grace + world.policy.save_allowance
+
+
+def _traffic_to_end(job: Job, item: Attempt) -> MicroUsd:
+    """Return what the machine may still move until it has ended."""
+    if not item.state.counts:
+        return MicroUsd(0)
+    if item.stop is not None:
+        return _last_save(job, item, item.stop)
+    restore = 0
+    if item.running_at is None:
+        restore = max(0, restore_cost(job, item.quote) - moved_cost(item.quote, 0, item.restored_bytes))
+    return MicroUsd(restore + SAVES * save_cost(job, item.quote.offer))
+
+
+def _last_save(job: Job, item: Attempt, stop: StopOrder) -> MicroUsd:
+    """Return what the save at the stop costs, until it has come."""
+    has_saved = any(c.attempt == item.id.number and c.at >= stop.ordered_at for c in job.checkpoints)
+    return MicroUsd(0) if has_saved or not stop.flush else save_cost(job, item.quote.offer)
+
+
+def _horizon(world: World, job: Job) -> timedelta:
+    return world.policy.commit_horizon + job.spec.checkpoint.stop_grace
+
+
+class _BudgetOfAll(NamedTuple):
+    """A budget of all jobs together; `until` states in words when it begins anew."""
+
+    kind: VerdictKind
+    period: str
+    limit: MicroUsd
+    spent: MicroUsd
+    until: str
+
+
+def _budgets_of_all(world: World, now: datetime) -> Iterator[_BudgetOfAll]:
+    day, month = world.policy.budget_day, world.policy.budget_month
+    if day is not None:
+        yield _BudgetOfAll(VerdictKind.BUDGET_DAY, "day", day, spent_on_day(world, now), "midnight UTC")
+    if month is not None:
+        yield _BudgetOfAll(VerdictKind.BUDGET_MONTH, "month", month, spent_in_month(world, now), "the 1st")
+
+
+class BudgetGuard:
+    """The budgets during one decision; `commit` is called for each launch.
+
+    What is set aside has two sizes. To end a machine safely is the smaller one, and running out of it stops machines.
+    A launch is admitted only beside the larger one, in which every machine has a useful run besides: else the last
+    money of a day would buy many machines, none of which gets anywhere.
+    """
+
+    def __init__(self, world: World, now: datetime) -> None:
+        self._world = world
+        self._now = now
+        self._budgets = tuple(_budgets_of_all(world, now))
+        self._committed = 0
+        self._promised = 0
+        self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
+        # Without any budget nothing is held against what is set aside, which would be most of a decision's cost.
+        is_limited = bool(self._budgets) or any(job.budget is not None for job in world.jobs.values())
+        for item in world.attempts.values() if is_limited else ():
+            aside = committed(world, item, now)
+            self._committed += aside
+            self._committed_by_job[item.id.job] += aside
+            self._promised += aside + still_to_run(world, item, now)
+        self._to_save: dict[AttemptId, int] = {}
+        """What each save at a stop costs that may still come."""
+        self._held = {c.subject for c in world.cooldowns if c.scope is CooldownScope.BUDGET and c.until > now}
+
+    def shortage(self) -> tuple[VerdictKind, str] | None:
+        """Return the budget that would be broken unless every machine is stopped now."""
+        for one in self._budgets:
+            if one.spent + self._committed > one.limit:
+                return one.kind, _used(one.period, one.limit, one.spent)
+        return None
+
+    def job_shortage(self, job: Job) -> str:
+        """Why the job's own budget would be broken unless its machine is stopped now; empty if it is not."""
+        budget = job.budget
+        if budget is None:
+            return ""
+        total = job_spent(self._world, job, self._now)
+        if total + self._committed_by_job[job.id] <= budget:
+            return ""
+        return _used("job", budget, total)
+
+    def carries_save(self, item: Attempt) -> bool:
+        """Whether every budget carries the save of this machine, which is stopped in this decision.
+
+        Then it is set aside. All machines are stopped where a budget of all jobs is short; else what the others have
+        set aside is within it. No work is lost for what a minute of the machine costs.
+        """
+        job = self._world.jobs[item.id.job]
+        save = save_cost(job, item.quote.offer)
+        if save <= cost(_rate(item), MINUTE):
+            return True
+        rooms = [one.limit - one.spent - self._to_end() for one in self._budgets] if self.shortage() else []
+        if job.budget is not None:
+            rooms.append(job.budget - job_spent(self._world, job, self._now) - self._to_end(job.id))
+        if any(save > room for room in rooms):
+            return False
+        self._to_save[item.id] = save
+        return True
+
+    def _to_end(self, job: JobId | None = None) -> int:
+        """Return what it takes to end all machines, or those of the job, with the saves that are promised."""
+        total = 0
+        for item in self._world.attempts.values():
+            if job in {None, item.id.job} and committed(self._world, item, self._now):
+                total += cost(_rate(item), _saving_time(self._world, item))
+                is_former = item.stop is not None and item.stop.ordered_at < self._now
+                total += _traffic_to_end(self._world.jobs[item.id.job], item) if is_former else 0
+        return total + sum(save for i, save in self._to_save.items() if job in {None, i.job})
+
+    def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str, datetime | None] | None:
+        """Why this launch may not be made now, and when its budget begins anew where that is enough."""
+        needed = self._needed(job, quote, quote.price.total)
+        budget = job.budget
+        if budget is not None:
+            total = job_spent(self._world, job, self._now)
+            if total + needed > budget:
+                why = f"{_used('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
+                why += f"{_traffic_words(job, quote)}; waits for a lower price"
+                return VerdictKind.BUDGET_JOB, f"{why}, or for spotctl budget {job.name} +USD", None
+        for one in self._budgets:
+            why = _used(one.period, one.limit, one.spent)
+            begins = _begins_anew(_subject(one.kind, one.limit), self._now)
+            if self.is_held(one.kind, one.limit):
+                why += f", and machines were stopped for it; waits for {one.until}, or for a larger budget"
+                return one.kind, why, begins if needed <= one.limit else None
+            if one.spent + self._promised + needed > one.limit:
+                why = f"{why}, ${as_usd(self._promised):.4f} promised"
+                if words := _traffic_words(job, quote):
+                    why = f"{why}; a launch needs ${as_usd(needed):.4f}{words}"
+                if needed > one.limit:
+                    return one.kind, f"{why}; waits for a larger budget, or less traffic", None
+                return one.kind, f"{why}; waits for {one.until}", begins
+        return None
+
+    def carries_raise(self, job: Job, item: Attempt, rate: MicroUsdPerHour) -> bool:
+        """Whether every budget carries this machine at so much per hour; then what it needs more is set aside."""
+        span = _horizon(self._world, job) + useful_run(job, item.quote.offer, self._world.policy)
+        more = cost(MicroUsdPerHour(max(0, rate - _rate(item))), span)
+        if job.budget is not None:
+            total = job_spent(self._world, job, self._now) + self._committed_by_job[job.id]
+            if total + more > job.budget:
+                return False
+        for one in self._budgets:
+            if self.is_held(one.kind, one.limit) or one.spent + self._promised + more > one.limit:
+                return False
+        self._committed += more
+        self._promised += more
+        self._committed_by_job[job.id] += more
+        return True
+
+    def lacking(self, job: Job, quote: Quote) -> int | None:
+        """Return how much must be freed for this launch; `None` where nothing that is freed would admit it."""
+        needed = self._needed(job, quote, quote.price.total)
+        if any(self.is_held(one.kind, one.limit) or one.spent + needed > one.limit for one in self._budgets):
+            return None
+        return max((one.spent + self._promised + needed - one.limit for one in self._budgets), default=0)
+
+    def freed_by(self, item: Attempt) -> int:
+        """Return what is promised for this machine and not spent when it saves and stops now."""
+        stop = cost(_rate(item), _saving_time(self._world, item)) + save_cost(
+            self._world.jobs[item.id.job], item.quote.offer
+        )
+        return committed(self._world, item, self._now) + still_to_run(self._world, item, self._now) - stop
+
+    def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:
+        """Machines are being stopped for this budget in this decision."""
+        self._held.add(_subject(kind, limit))
+
+    def is_held(self, kind: VerdictKind, limit: MicroUsd) -> bool:
+        """Whether machines were stopped for this budget, which has hardly grown since."""
+        what = _subject(kind, limit).partition(":")[0]
+        amounts = [amount for held, _, amount in (s.partition(":") for s in self._held) if held == what]
+        return any(a.isdecimal() and limit <= int(a) + int(a) // BUDGET_NOISE for a in amounts)
+
+    def is_hopeless(self, job: Job, rates: Iterable[int], *, unspent: bool = False) -> str:
+        """Why no machine at any of these prices could do useful work for what is left; empty if one could.
+
+        A queued job that has spent nothing waits: what it is too poor for may be the price of this moment.
+        """
+        budget = job.budget
+        if budget is None:
+            return ""
+        total = job_spent(self._world, job, self._now)
+        if total == 0 and not unspent:
+            return ""
+        lowest = min(rates, default=None)
+        if lowest is None and total < budget:
+            return ""
+        needed = self._needed(job, None, MicroUsdPerHour(lowest or 0))
+        if total < budget and total + needed <= budget:
+            return ""
+        return f"{_used('job', budget, total)}; a useful run needs ${as_usd(needed):.4f} even at a low price"
+
+    def _needed(self, job: Job, quote: Quote | None, rate: MicroUsdPerHour) -> MicroUsd:
+        offer = None if quote is None else quote.offer
+        span = _horizon(self._world, job) + useful_run(job, offer, self._world.policy)
+        if quote is None:
+            return cost(rate, span)
+        time = cost(rate, billed_time(self._world.policy, quote.offer.provider, span))
+        return MicroUsd(time + traffic_of_a_run(job, quote))
+
+    def commit(self, job: Job, quote: Quote) -> None:
+        """Promise the money of a launch that was admitted."""
+        horizon = billed_time(self._world.policy, quote.offer.provider, _horizon(self._world, job))
+        aside = cost(quote.price.total, horizon) + traffic_of_a_run(job, quote)
+        self._committed += aside
+        self._committed_by_job[job.id] += aside
+        self._promised += self._needed(job, quote, quote.price.total)
+
+
+def billed_time(policy: Policy, provider: ProviderName, span: timedelta) -> timedelta:
+    """Return for how long a machine of this provider is billed that runs for so long."""
+    rules = policy.providers.get(provider)
+    return span if rules is None else rules.billed_time(span)
+
+
+def traffic_of_a_run(job: Job, quote: Quote) -> MicroUsd:
+    """Return what a machine moves at the least: its restore, and the checkpoints that are promised."""
+    return MicroUsd(restore_cost(job, quote) + SAVES * save_cost(job, quote.offer))
+
+
+def _traffic_words(job: Job, quote: Quote) -> str:
+    traffic = traffic_of_a_run(job, quote)
+    return f", ${as_usd(traffic):.4f} of it for its restore and uploads" if traffic else ""
+
+
+def still_to_run(world: World, item: Attempt, now: datetime) -> MicroUsd:
+    """Return what the rest of a useful run of this machine costs; nothing once it has had one, or is to stop."""
+    if not item.state.counts or item.stop is not None or not item.machine.may_compute:
+        return MicroUsd(0)
+    offer = item.quote.offer
+    left = useful_run(world.jobs[item.id.job], offer, world.policy) - (now - item.intended_at)
+    return cost(MicroUsdPerHour(max(item.meter.rate, item.quote.price.total)), max(timedelta(0), left))
+
+
+def hold(builder: PlanBuilder, kind: VerdictKind, limit: MicroUsd, why: str) -> None:
+    """Nothing more is bought on this budget before it begins anew, since machines were stopped for it."""
+    subject = _subject(kind, limit)
+    builder.cool(
+        EVERYWHERE, CooldownScope.BUDGET, subject, _begins_anew(subject, builder.now) - builder.now, why, most=MONTH
+    )
+
+
+def redated_hold(held: Cooldown, now: datetime) -> datetime:
+    """When a hold on a budget ends by a clock that was set to `now`: with its day or month, however long that lasts."""
+    return min(held.until, _begins_anew(held.subject, now))
+
+
+def _begins_anew(subject: str, now: datetime) -> datetime:
+    today = now.astimezone(UTC).date()
+    if subject.startswith("month:"):
+        return day_start((today.replace(day=1) + MONTH).replace(day=1))
+    return day_start(today + timedelta(days=1))
+
+
+def _subject(kind: VerdictKind, limit: MicroUsd) -> str:
+    return f"{'day' if kind is VerdictKind.BUDGET_DAY else 'month'}:{limit}"
+
+
+def _used(what: str, budget: MicroUsd, total: MicroUsd) -> str:
+    return f"${as_usd(total):.4f} of the {what}'s {dollar_words(budget)} is spent"
+
+
+# Launches and raised bids that a provider's prepaid balance could not carry, which wait until money was added.
+#
+# Theory. A provider that is paid in advance stops every machine when the balance is used up, so a machine that is
+# bought
+# with the last of it gets nowhere. What is left for a launch is the balance as its provider stated it, without what its
+# machines have cost since then and what they still need for a useful run each. Where no balance is known, or the newest
+# is old, nothing is held back: the provider itself refuses what it does not want to sell.
+
+
+BALANCE_TTL: Final = timedelta(minutes=30)
+"""An older balance is not known."""
+_MADE_WITHIN: Final = timedelta(seconds=30)
+"""A decision has its instant first and takes its snapshot of the market then: a balance may be so much newer."""
+NO_BALANCE: Final = "the balance there does not carry a useful run"
+
+_Admitted = tuple[Quote, MicroUsdPerGpuHour]
+"""A quote at or under its ceiling, and the ceiling."""
+
+
+def current_balance(provider_offers: ProviderOffers, now: datetime) -> MicroUsd | None:
+    """Return the balance that the provider stated, while that is current."""
+    at = provider_offers.balance_at
+    if at is None or not -_MADE_WITHIN <= now - at <= BALANCE_TTL:
+        return None
+    return provider_offers.balance
+
+
+def spending_rate(item: Attempt) -> MicroUsdPerHour:
+    """Return what the attempt takes from the balance per hour now."""
+    return item.meter.rate if item.meter.since is not None else MicroUsdPerHour(0)
+
+
+class PrepaidGuard:
+    """The balances during one decision; `commit` is called for each launch.
+
+    What is left only becomes less meanwhile. So a walk over offers that found nothing need not be made again for the
+    next job of the same requirements, and a provider that cannot carry its cheapest offer for the shortest of useful
+    runs has none for any job of them.
+
+    Attributes:
+        short: why no balance carries the best that is admissible for the last job; empty where one does.
+    """
+
+    def __init__(self, world: World, market: MarketSnapshot, now: datetime) -> None:
+        self._world = world
+        self.short = ""
+        self._left: dict[ProviderName, int] = {}
+        self._barren: dict[tuple[RequirementKey, PriceLimit | None], str] = {}
+        since: dict[ProviderName, datetime] = {}
+        for name, provider_offers in market.offer_cache.items():
+            balance = current_balance(provider_offers, now)
+            if balance is not None and provider_offers.balance_at is not None:
+                self._left[name] = balance
+                since[name] = provider_offers.balance_at
+        if not since:
+            return
+        for item in world.attempts.values():
+            if item.provider in since and item.machine.may_compute:
+                began = max(since[item.provider], item.intended_at)
+                rate = MicroUsdPerHour(max(item.meter.rate, item.quote.price.total))
+                self._left[item.provider] -= cost(rate, now - began) + still_to_run(world, item, now)
+
+    def carried(
+        self,
+        job: Job,
+        offers: RankedOffers,
+        admissible: Callable[[RankedOffers], Iterator[_Admitted]],
+        catalogue: CandidateCatalogue,
+        passed_over: defaultdict[str, int],
+    ) -> Iterator[_Admitted]:
+        """Yield what is admissible of these offers and carried by a balance, or at a provider where none is known."""
+        self.short = ""
+        if not self._left:
+            yield from admissible(offers)
+            return
+        self.short = self._barren.get((offers.key, job.spec.price), "")
+        if self.short:
+            return
+        found = False
+        for candidate, ceiling in self._walk(job, offers, admissible, catalogue, passed_over):
+            found = True
+            yield candidate, ceiling
+        if self.short and not found:
+            self._barren[offers.key, job.spec.price] = self.short
+
+    def _walk(
+        self,
+        job: Job,
+        offers: RankedOffers,
+        admissible: Callable[[RankedOffers], Iterator[_Admitted]],
+        catalogue: CandidateCatalogue,
+        passed_over: defaultdict[str, int],
+    ) -> Iterator[_Admitted]:
+        for candidate, ceiling in admissible(offers):
+            provider = candidate.offer.provider
+            if self._carries(job, candidate):
+                yield candidate, ceiling
+                continue
+            self.short = self.short or self._shortage(job, candidate)
+            passed_over[NO_BALANCE] += 1
+            if self._is_exhausted(offers, candidate):
+                others = offers.providers - {provider}
+                if others:
+                    wanted = replace(offers.key.resources, providers=tuple(sorted(others)))
+                    rest = catalogue.list_for(replace(offers.key, resources=wanted))
+                    yield from self._walk(job, rest, admissible, catalogue, passed_over)
+                return
+
+    def _carries(self, job: Job, quote: Quote) -> bool:
+        left = self._left.get(quote.offer.provider)
+        return left is None or self._needed(job, quote) <= left
+
+    def _is_exhausted(self, offers: RankedOffers, quote: Quote) -> bool:
+        """Whether no later offer of this provider costs so little that the balance carries it for any job."""
+        lowest = MicroUsdPerHour(offers.lowest_total_from(quote))
+        return cost(lowest, shortest_run(self._world.policy)) > self._left.get(quote.offer.provider, 0)
+
+    def _shortage(self, job: Job, quote: Quote) -> str:
+        """Why the balance does not carry this launch."""
+        provider = quote.offer.provider
+        left, needed = max(0, self._left.get(provider, 0)), dollar_words(self._needed(job, quote))
+        return (
+            f"the balance at {provider} leaves {dollar_words(MicroUsd(left))} for a launch: a useful run of"
+            f" {quote_words(quote)} needs {needed}; add money there"
+        )
+
+    def commit(self, job: Job, quote: Quote) -> None:
+        """Take what the launch needs from the balance."""
+        if quote.offer.provider in self._left:
+            self._left[quote.offer.provider] -= self._needed(job, quote)
+
+    def carries_raise(self, job: Job, item: Attempt, rate: MicroUsdPerHour) -> bool:
+        """Whether a known balance carries a useful run of this machine at so much per hour; then that is set aside."""
+        left = self._left.get(item.provider)
+        if left is None:
+            return True
+        run = useful_run(job, item.quote.offer, self._world.policy)
+        more = cost(MicroUsdPerHour(max(0, rate - item.quote.price.total)), run)
+        if more > left:
+            return False
+        self._left[item.provider] = left - more
+        return True
+
+    def words_against(self, job: Job, quote: Quote) -> str:
+        """Why the balance does not carry this launch; empty where it does, or is not known."""
+        return "" if self._carries(job, quote) else self._shortage(job, quote)
+
+    def _needed(self, job: Job, quote: Quote) -> MicroUsd:
+        """Return what a useful run costs at the price that is agreed if nothing limits it."""
+        policy, offer = self._world.policy, quote.offer
+        bid = usual_bid(offer, policy.bid_headroom_ppm)
+        total = quote.price.total if bid <= quote.price.gpu else repriced(quote, bid).price.total
+        return cost(total, useful_run(job, offer, policy))

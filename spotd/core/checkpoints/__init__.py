@@ -1,1 +1,0 @@
-"""Which checkpoints and outputs of a job are kept, and how often it should save."""

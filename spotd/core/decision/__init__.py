@@ -1,1 +1,0 @@
-"""Which job gets which machine, which machine must stop, and which running job moves."""

@@ -1,1 +1,0 @@
-"""What was learnt of providers, pools, hosts and images from attempts that are over, and what follows from it."""

@@ -1,0 +1,421 @@
+"""A machine for each job that wants one, or why it waits.
+
+Theory. A launch is admitted only when its price is at or under the job's ceiling and when what has been spent, plus
+what every machine still needs to be ended safely, plus a useful run of the new one, stays within every budget. The
+launch leaves here as an attempt and an intent; the call is made after both are durable.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from spotd.core.author import MachineVerdicts
+from spotd.core.budgets import BudgetGuard, PrepaidGuard, traffic_of_a_run
+from spotd.core.checkpoints import advice_at_launch
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.cooldowns import pause_left
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import Job, disk_gb_for, target_words
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
+from spotd.core.domain.states import EndReason, JobState
+from spotd.core.domain.world import RENTING, PassedOver, Verdict, VerdictKind, World, launch_rows
+from spotd.core.enforcement import Preemption, plausible_rates
+from spotd.core.metering import is_left_to_provider, lease_and_save, machines_in_use
+from spotd.core.pacer import Pacer, words_of_expiry
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import most_frequent_first, per_gpu_words, quote_words, span_words
+from spotd.core.quarantine import contain, in_words
+from spotd.core.ranking.candidates import (
+    CandidateCatalogue,
+    agree,
+    all_blocked,
+    all_too_expensive,
+    ceiling_for,
+    ceilings_of_kinds,
+    highest_ceiling,
+    is_admissible,
+    nothing_fits,
+    too_expensive,
+)
+from spotd.core.ranking.expected_cost import TOO_LITTLE_DISK, RankedOffers, total_at
+from spotd.core.schedule import WAITS_FOR_ITS_TURN, Turns
+from spotd_providers.contract.values import MicroUsdPerGpuHour, MicroUsdPerHour, ProviderName
+
+ABOVE_CEILING: Final = "above the ceiling"
+NO_CEILING: Final = "no ceiling for this GPU"
+
+_WAITS_FOR_PRICE = frozenset(
+    {
+        VerdictKind.ABOVE_CEILING,
+        VerdictKind.NO_CEILING,
+        VerdictKind.NO_MATCH,
+        VerdictKind.NO_OFFERS,
+        VerdictKind.PACED,
+    }
+)
+_SAYS_NOTHING_OF_PRICES = frozenset(
+    {
+        VerdictKind.MACHINES,
+        VerdictKind.LAUNCH_LIMIT,
+        VerdictKind.ARRAY,
+        VerdictKind.COOLING,
+        VerdictKind.BACKING_OFF,
+        VerdictKind.RECONCILING,
+        VerdictKind.PAUSED,
+    }
+)
+"""What comes and goes with machines and launches: a job that waits for a price does so behind it, too."""
+PRICE_DWELL: Final = timedelta(minutes=30)
+"""A job that waits for a price does so at least so long, unless its window or its turn is the reason to wait."""
+
+
+class JobPlacement:
+    """The jobs that want a machine, in one decision; `place` is called for each in its turn."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        world: World,
+        market: MarketSnapshot,
+        budget_guard: BudgetGuard,
+        machine_verdicts: MachineVerdicts,
+    ) -> None:
+        self.builder = builder
+        self.machine_verdicts = machine_verdicts
+        self.world = world
+        self.now = builder.now
+        self.policy = world.policy
+        self.market = market
+        self.catalogue = CandidateCatalogue(world, market, self.now)
+        self.budget_guard = budget_guard
+        self.prepaid_guard = PrepaidGuard(world, market, builder.now)
+        self.turns = Turns(builder, world)
+        self.preemption = Preemption(builder, world, budget_guard, machine_verdicts)
+        self.pacer = Pacer(
+            builder, world, self.quotes, lambda job: self._free_offers(job)[1], budget_guard, machine_verdicts
+        )
+        self.verdicts: dict[JobId, Verdict] = {}
+        self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
+        for attempt in world.attempts.values():
+            self.attempts_by_job[attempt.id.job].append(attempt)
+        self.machines = machines_in_use(world, self.now)
+        self.launches = 0
+
+    def place(self, job: Job) -> None:
+        """Place one job. Offers that make this raise are left out; a job that raises without them is at fault."""
+        if self.builder.attempted(partial(self._place, job)) is not None:
+            self._leave_out_offers_that_raise_for(job)
+            contain(self.builder, job.id, partial(self._place, job), "it cannot be placed")
+
+    def _leave_out_offers_that_raise_for(self, job: Job) -> None:
+        if self._survey_error(job, {}) is not None:
+            return
+        offer_cache = dict(self.market.offer_cache)
+        for name in sorted(offer_cache):
+            error = self._survey_error(job, {name: offer_cache[name]})
+            if error is not None:
+                self.builder.note_contained(f"the offers of {name}", in_words(error))
+                del offer_cache[name]
+        self.market = replace(self.market, offer_cache=offer_cache)
+        self.catalogue = CandidateCatalogue(self.world, self.market, self.now)
+
+    def _survey_error(self, job: Job, offer_cache: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
+        """Return what reading these offers for the job raises, if anything."""
+
+        def survey() -> None:
+            catalogue = CandidateCatalogue(self.world, MarketSnapshot(offer_cache=offer_cache), self.now)
+            offers = catalogue.list_for(catalogue.key_of(job))
+            for candidate in catalogue.ranked(offers):
+                ceiling = self._ceiling(job, candidate) or MicroUsdPerGpuHour(0)
+                agree(job, candidate, ceiling, candidate.price.total, self.policy)
+
+        return self.builder.attempted(survey)
+
+    def _place(self, job: Job) -> None:
+        if over := words_of_expiry(job, self.now):
+            self.builder.move_job(job.id, JobState.EXPIRED, over)
+            self._wait(job, VerdictKind.DEADLINE, over)
+            return
+        job = self.turns.with_inputs(job)
+        used_up = ""
+        if job.budget is not None:
+            used_up = self.budget_guard.is_hopeless(job, plausible_rates(self.catalogue, job))
+        if used_up:
+            sentence = f"the job's budget is used up: {used_up}; spotctl budget {job.name} +USD, then spotctl retry"
+            self.builder.move_job(job.id, JobState.EXPIRED, sentence)
+            self._wait(job, VerdictKind.BUDGET_JOB, sentence)
+            return
+        gate = self._gate(job)
+        if gate is not None:
+            self.pacer.watch(job)
+            self._wait(job, *self.preemption.machine_for(job, gate, lambda: self._could_start(job)))
+            return
+        with self.catalogue.pressed() if self._is_pressed(job) else nullcontext():
+            self._choose(job)
+
+    def _is_pressed(self, job: Job) -> bool:
+        """Whether the deadline cannot be met without a host that was lost a while ago."""
+        if job.spec.schedule.deadline is None or not self.catalogue.has_lost_hosts:
+            return False
+        if next(self.quotes(job), None) is not None:
+            return False
+        free_at = self.catalogue.free_at(self._free_offers(job)[0])
+        with self.catalogue.pressed():
+            return free_at is not None and self.pacer.is_pressed(job, free_at)
+
+    def _choose(self, job: Job) -> None:
+        paced = self.pacer.paced(job)
+        if paced is None:
+            self._wait(job, VerdictKind.PACED, self.pacer.reason)
+            return
+        job = paced
+        offers, best = self._free_offers(job)
+        if not offers.entries:
+            self._wait(
+                job, *nothing_fits(self.catalogue, job, offers), passed_over=most_frequent_first(offers.mismatches)
+            )
+            return
+        if best is None:
+            passed_over = most_frequent_first(offers.mismatches + offers.blocked)
+            until = self.catalogue.free_at(offers)
+            self._wait(job, VerdictKind.COOLING, all_blocked(self.catalogue, offers), until, passed_over=passed_over)
+            return
+        compared: defaultdict[str, int] = defaultdict(int)
+        chosen, ceiling = next(self._carried_quotes(job, offers, compared), (None, self._ceiling(job, best)))
+        if chosen is None or ceiling is None:
+            passed_over = all_too_expensive(self.catalogue, offers, compared)
+            short = self.prepaid_guard.short
+            why = (VerdictKind.BALANCE, short) if short else too_expensive(job, offers, best, ceiling)
+            self._wait(job, *why, best=best, ceiling=ceiling, passed_over=passed_over)
+            return
+        agreed, price_max = agree(job, chosen, ceiling, self._runner_up(job, offers, chosen), self.policy)
+        refusal = self.budget_guard.refusal(job, agreed)
+        if refusal is None:
+            self._launch(job, agreed, ceiling, price_max)
+            return
+        for other, accepted in self._needing_less(job, offers, chosen):
+            agreed, price_max = agree(job, other, accepted, None, self.policy)
+            if self.budget_guard.refusal(job, agreed) is None:
+                self._launch(job, agreed, accepted, price_max)
+                return
+        self._wait(job, *self.preemption.money_for(job, agreed, refusal), best=chosen, ceiling=ceiling)
+
+    def _could_start(self, job: Job) -> Quote | None:
+        """Return the machine that price, pace and budgets would let the job have at once, were one free."""
+        paced = self.pacer.paced(job)
+        if paced is None:
+            return None
+        offers = self._free_offers(paced)[0]
+        chosen = next(self._carried_quotes(paced, offers, defaultdict(int)), None)
+        others = () if chosen is None else (chosen, *self._needing_less(paced, offers, chosen[0]))
+        agreed = (agree(paced, one, ceiling, None, self.policy)[0] for one, ceiling in others)
+        return next((one for one in agreed if self.budget_guard.refusal(paced, one) is None), None)
+
+    def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
+        return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
+
+    def _needing_less(
+        self, job: Job, offers: RankedOffers, chosen: Quote
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Other offers under their ceiling that need less of a budget than the best one.
+
+        The best by expected cost may be a fast machine, of which a budget carries no useful run although it carries one
+        of a slow machine. Then what is cheapest by the hour comes first, as if nothing else were known.
+        """
+        if not offers.is_by_price:
+            offers = self.catalogue.by_price(offers)
+            cheapest = next(self._carried_quotes(job, offers, defaultdict(int)), None)
+            if cheapest is not None:
+                yield cheapest
+                chosen = cheapest[0]
+        yield from self._with_less_traffic(job, offers, chosen)
+
+    def _with_less_traffic(
+        self, job: Job, offers: RankedOffers, chosen: Quote
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Other offers under their ceiling, best first, each of which moves its bytes for less than the one before.
+
+        The best offer by the hour may take more for one checkpoint than a budget has left.
+        """
+        least = traffic_of_a_run(job, chosen)
+        for candidate, ceiling in self._carried_quotes(job, offers, defaultdict(int)):
+            if not least:
+                return
+            traffic = traffic_of_a_run(job, candidate)
+            if traffic < least:
+                least = traffic
+                yield candidate, ceiling
+
+    def _free_offers(self, job: Job) -> tuple[RankedOffers, Quote | None]:
+        """Return what fits the job, and the best of it that is free.
+
+        Where no disk can hold the newest checkpoint, one is enough that holds an older one: the runner takes that.
+        """
+        key = self.catalogue.key_of(job)
+        offers = self.catalogue.list_for(key)
+        best = self.catalogue.first_free(offers)
+        if offers.entries or not offers.mismatches[TOO_LITTLE_DISK] or not job.checkpoints:
+            return offers, best
+        smallest = disk_gb_for(job, min(saved.bytes for saved in job.checkpoints))
+        if smallest >= key.needs.disk_gb:
+            return offers, best
+        fallback = self.catalogue.list_for(replace(key, needs=replace(key.needs, disk_gb=smallest)))
+        best = self.catalogue.first_free(fallback)
+        return (fallback, best) if fallback.entries else (offers, None)
+
+    def _gate(self, job: Job) -> tuple[VerdictKind, str, datetime | None] | None:
+        """Return what keeps any machine from being used for this job, whatever it costs, and until when."""
+        if (turn := self.turns.wait(job)) is not None:
+            return turn
+        if self.policy.launches_paused:
+            return VerdictKind.PAUSED, self.policy.launches_paused, None
+        if pause := self.catalogue.pause():
+            return VerdictKind.PAUSED, f"no launch can be prepared: {pause[0]}", pause[1]
+        # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
+        lasts = lease_and_save(job, self.policy)
+        left = pause_left(job, self.now, lasts)
+        if left:
+            self.builder.wake(self.now + left)
+            return VerdictKind.BACKING_OFF, f"tried again in {span_words(left)}: {job.reason}", self.now + left
+        for item in self.attempts_by_job[job.id]:
+            released_at = (item.ended_at or item.intended_at) + lasts
+            blocks = item.machine.may_compute and self.now < released_at and not is_left_to_provider(item, self.world)
+            if item.end_reason is EndReason.LAUNCH_UNKNOWN:
+                continue  # all that could be waited for was waited for before it was given up
+            if item.state.counts or blocks:
+                return (
+                    VerdictKind.RECONCILING,
+                    f"waits until {item.provider} confirms that the machine of attempt {item.id.number} has ended",
+                    None if item.state.counts else released_at,
+                )
+        if self.machines >= self.policy.machines_max:
+            sentence = f"all {self.policy.machines_max} machines of [budget] machines are in use"
+            return VerdictKind.MACHINES, sentence, None
+        if self.launches >= self.policy.launches_per_cycle_max:
+            return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next", None
+        return None
+
+    def quotes(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Each of the quotes that would be admitted for this job now, but for its budgets, best first."""
+        return self._carried_quotes(job, self._free_offers(job)[0], defaultdict(int))
+
+    def _carried_quotes(
+        self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Each of the admissible quotes that the balance at its provider carries, where that is known."""
+        admissible = partial(self._admissible_quotes, job, passed_over=passed_over)
+        return self.prepaid_guard.carried(job, offers, admissible, self.catalogue, passed_over)
+
+    def _admissible_quotes(
+        self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Each free quote at or under its ceiling, best first."""
+        limit = offers.highest_rank(highest_ceiling(job, self.policy), ceilings_of_kinds(job, offers, self.policy))
+        for candidate in self.catalogue.ranked(offers, passed_over):
+            ceiling = self._ceiling(job, candidate)
+            if ceiling is not None and is_admissible(candidate, ceiling, job.spec.price):
+                yield candidate, ceiling
+                continue
+            passed_over[NO_CEILING if ceiling is None else ABOVE_CEILING] += 1
+            if offers.least_rank(candidate) > limit:
+                return  # no later one is admissible either, however much it ranks behind its price
+
+    def _runner_up(self, job: Job, offers: RankedOffers, chosen: Quote) -> int | None:
+        """Return up to which price it ranks before the next best machine, where we pay what we bid."""
+        if not chosen.offer.pays_bid:
+            return None
+        walk = iter(self.catalogue.ranked(offers))
+        for candidate in walk:
+            if candidate.offer is chosen.offer:
+                break
+        for candidate in walk:
+            if is_admissible(candidate, self._ceiling(job, candidate), job.spec.price):
+                return total_at(self.catalogue.ranked_total(offers, candidate.offer), offers.expect(chosen.offer))
+            if offers.least_rank(candidate) > offers.highest_rank(chosen.price.total):
+                return None  # none that follows could limit the bid
+        return None
+
+    def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
+        item, intent = launch_rows(job, agreed, ceiling, price_max, self.policy, self.now)
+        item = replace(item, save_every=advice_at_launch(job, agreed.offer, self.world, self.now))
+        self.builder.put_attempt(item)
+        self.builder.put_intent(intent)
+        rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
+        self.builder.put_job(
+            replace(self.builder.job(job.id), attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low))
+        )
+        sentence = f"{RENTING}{quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
+        sentence += target_words(job.moves, job.attempts_made, agreed) + self.catalogue.hurry_words(agreed.offer)
+        if self.prepaid_guard.short:
+            sentence += f", since {self.prepaid_guard.short}"
+        sentence = self.pacer.joined(sentence, job)
+        self.builder.move_job(job.id, JobState.PROVISIONING, sentence)
+        self.builder.event(
+            "attempt.intended",
+            sentence,
+            attempt=item.id,
+            provider=item.provider,
+            offer=agreed.offer.offer_id,
+            price_microusd_h=agreed.price.total,
+            ceiling_microusd_gpu_h=ceiling,
+        )
+        self.catalogue.take(agreed.offer)
+        self.budget_guard.commit(job, agreed)
+        self.prepaid_guard.commit(job, agreed)
+        self.turns.note_launch(job)
+        self.machines += 1
+        self.launches += 1
+        self.verdicts[job.id] = Verdict(
+            job=job.id, kind=VerdictKind.PLACED, sentence=sentence, at=self.now, best=agreed, ceiling=ceiling
+        )
+
+    # --- why not ---
+
+    def _wait(
+        self,
+        job: Job,
+        kind: VerdictKind,
+        sentence: str,
+        until: datetime | None = None,
+        *,
+        best: Quote | None = None,
+        ceiling: MicroUsdPerGpuHour | None = None,
+        passed_over: PassedOver = (),
+    ) -> None:
+        is_over = self.builder.job(job.id).state.is_final
+        self.verdicts[job.id] = Verdict(
+            job=job.id,
+            kind=kind,
+            sentence=sentence if is_over else self.pacer.joined(sentence, job),
+            at=self.now,
+            best=best,
+            ceiling=ceiling,
+            passed_over=passed_over,
+            until=until,
+        )
+        if is_over:
+            return
+        self.turns.note_wait(job, sentence)
+        state = _state_of_waiting(job, kind, self.now)
+        if state is not job.state:
+            self.builder.move_job(job.id, state, sentence)
+
+
+def _state_of_waiting(job: Job, kind: VerdictKind, now: datetime) -> JobState:
+    """Return the state of a job that waits for this; what comes and goes with machines changes none."""
+    is_recovering = job.state is JobState.RECOVERING
+    if kind in _WAITS_FOR_PRICE and not (is_recovering and kind not in {VerdictKind.ABOVE_CEILING, VerdictKind.PACED}):
+        return JobState.WAITING_PRICE
+    if is_recovering and kind not in WAITS_FOR_ITS_TURN:
+        return job.state
+    if job.state is JobState.WAITING_PRICE and kind not in {VerdictKind.WINDOW, VerdictKind.AFTER}:
+        is_new = timedelta(0) <= now - job.state_since < PRICE_DWELL
+        if is_new or kind in _SAYS_NOTHING_OF_PRICES:
+            return job.state
+    return JobState.QUEUED

@@ -1,1 +1,0 @@
-"""What is done to machines that run: one table of verdicts, and the one place that gives them."""

@@ -1,0 +1,144 @@
+"""What each leaf of the providers' error tree means for a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Protocol, cast
+
+import anyio
+
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.intents import IntentState, bid_intent_id
+from spotd.core.domain.market import MarketSnapshot
+from spotd.core.machines import bids
+from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.plan import Plan
+from spotd.daemon.commits import Committed, CrashPoint, Decide, Points
+from spotd.daemon.market.guarded import GuardedProvider
+from spotd_providers.contract import errors
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoBalance,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    RequestRejected,
+)
+from spotd_providers.contract.provider import ChangesBids, Logger
+from spotd_providers.contract.values import MicroUsdPerHour, ProviderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRefusal:
+    """The provider certainly made no machine."""
+
+    failure: LaunchFailure
+    detail: str
+    retry_after: timedelta | None = None
+    quota: str = ""
+
+
+_FAILURES: Final[dict[type[errors.ProviderError], LaunchFailure]] = {
+    errors.NoCapacity: LaunchFailure.NO_CAPACITY,
+    errors.OfferGone: LaunchFailure.OFFER_GONE,
+    errors.PriceMoved: LaunchFailure.PRICE_MOVED,
+    errors.QuotaExceeded: LaunchFailure.QUOTA,
+    errors.RequestRejected: LaunchFailure.REJECTED,
+    errors.NotSupported: LaunchFailure.REJECTED,
+    errors.NoBalance: LaunchFailure.NO_BALANCE,
+    errors.AuthFailed: LaunchFailure.AUTH,
+    errors.RateLimited: LaunchFailure.RATE_LIMITED,
+    errors.Unavailable: LaunchFailure.UNAVAILABLE,
+    errors.ContractViolation: LaunchFailure.CONTRACT,
+}
+"""Every leaf but `OutcomeUnknown`; a test holds this to the tree."""
+
+
+def refusal_of(error: errors.ProviderError) -> LaunchRefusal | None:
+    """Return what the error states for certain; `None` when only the machine's key can settle it."""
+    failure = _FAILURES.get(type(error))
+    if failure is None:
+        return None
+    wait: timedelta | None = None
+    if isinstance(error, errors.RateLimited):
+        wait = error.retry_after
+    elif isinstance(error, errors.OfferGone):
+        wait = error.lasts
+    quota = error.quota if isinstance(error, errors.QuotaExceeded) else ""
+    return LaunchRefusal(failure=failure, detail=str(error) or type(error).__name__, retry_after=wait, quota=quota)
+
+
+# Changes of bids, each called once: the answer, or that it was lost, is committed.
+
+
+CHANGE_DEADLINE_S: Final = 60.0
+_POINTS: Final = (CrashPoint.BEFORE_COMMIT_CYCLE_OTHER, CrashPoint.AFTER_COMMIT_CYCLE_OTHER)
+_REFUSALS: Final = (AuthFailed, NoBalance, QuotaExceeded, RateLimited, RequestRejected)
+"""After these the bid is certainly what it was."""
+
+
+class Commit(Protocol):
+    """Makes an outcome durable, however long that takes."""
+
+    def __call__(self, decide: Decide, points: Points, *, otherwise: Decide | None = None) -> Awaitable[Committed]: ...
+
+
+class BidChanges:
+    """Makes the calls that change bids."""
+
+    def __init__(
+        self,
+        provider: Callable[[ProviderName], GuardedProvider],
+        commit: Commit,
+        market: Callable[[], MarketSnapshot],
+        log: Logger,
+    ) -> None:
+        self._provider = provider
+        self._commit = commit
+        self._market = market
+        self._log = log
+
+    async def change(self, attempt: Attempt) -> None:
+        """Set the bid of this attempt's machine to the newest that is owed, once."""
+        market = self._market()
+        committed = await self._commit(
+            lambda world, now: bids.bid_sent(world, attempt.id, now, market),
+            _POINTS,
+            otherwise=lambda _world, _now: Plan(),
+        )
+        intent = committed.world.intents.get(bid_intent_id(attempt.key))
+        now = committed.world.attempts.get(attempt.id)
+        if intent is None or intent.state is not IntentState.SENT or now is None or now.ref is None:
+            return
+        bid = bids.owed_bid(now)
+        refused, unknown = await self._call(now, bid)
+        fields = {"key": attempt.key, "provider": attempt.provider, "bid_microusd_h": bid}
+        if unknown:
+            await self._commit(lambda world, at: bids.bid_unknown(world, attempt.id, unknown, at), _POINTS)
+            self._log.warning("bid.unknown", detail=unknown, **fields)
+        elif refused:
+            await self._commit(lambda world, at: bids.bid_refused(world, attempt.id, refused, at), _POINTS)
+            self._log.warning("bid.refused", detail=refused, **fields)
+        else:
+            await self._commit(lambda world, at: bids.bid_changed(world, attempt.id, at), _POINTS)
+            self._log.info("bid.changed", **fields)
+
+    async def _call(self, attempt: Attempt, bid: MicroUsdPerHour) -> tuple[str, str]:
+        """Return why the provider refused the bid, and why it is unknown whether it took it; mostly two empty texts."""
+        if attempt.ref is None:
+            return "there is no machine", ""
+        provider = self._provider(attempt.provider)
+        if not isinstance(provider, ChangesBids):
+            return f"bids at {attempt.provider} cannot be changed", ""
+        try:
+            with anyio.fail_after(CHANGE_DEADLINE_S):
+                await cast(ChangesBids, provider).change_bid(attempt.ref, bid)
+        except _REFUSALS as exc:
+            return str(exc) or type(exc).__name__, ""
+        except ProviderError as exc:
+            return "", str(exc) or type(exc).__name__
+        except TimeoutError:
+            return "", f"no answer within {CHANGE_DEADLINE_S:.0f} s"
+        return "", ""

@@ -1,1 +1,0 @@
-"""Stored checkpoints: reading manifests and chunks, garbage collection."""
