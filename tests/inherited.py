@@ -33,7 +33,8 @@ FORGET: Final = frozenset(
         "XDG_STATE_HOME",
     }
 )  # fmt: skip
-FORGET_BEGINNINGS: Final = ("SPOTD_", "AWS_", "LC_")
+FORGET_BEGINNINGS: Final = ("SPOTD_", "AWS_", "LC_", "OPENBLAS_", "OMP_", "MKL_", "NPY_", "BLIS_", "GOTO_", "VECLIB_")
+"""Those of libraries for numbers change the last bit of a product: no machine has them, so no run beside it may."""
 KEEP_BEGINNINGS: Final = ("SPOTD_TEST", "SPOTD_SHARED_DATA", "SPOTD_FRAMEWORKS")
 """Said to the tests, not to spotd."""
 

@@ -156,7 +156,8 @@ def _usage(exc: click.UsageError, name: str) -> int:
     command = exc.ctx.command_path if exc.ctx is not None else name
     hint = f"{command} --help"
     if isinstance(exc, click.NoSuchOption) and exc.possibilities:
-        hint = f"did you mean {' or '.join(sorted(exc.possibilities))}?"
+        begun = [name for name in exc.possibilities if name.startswith(exc.option_name)] or exc.possibilities
+        hint = f"did you mean {' or '.join(sorted(begun))}?"
         stderr.error(f"{command} has no option {exc.option_name}", hint=hint)
     else:
         stderr.error(_sentence(exc.format_message()), hint=hint)

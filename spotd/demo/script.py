@@ -343,12 +343,16 @@ class Reference:
 
 
 def start_reference(job: DemoJob, folder: Path) -> Reference:
-    """Start the job's script once from start to end, without spotd and without pauses."""
+    """Start the job's script once from start to end, without spotd and without pauses.
+
+    It gets the environment of a machine: a variable such as `OPENBLAS_CORETYPE` changes the last bit of a product.
+    """
     folder.mkdir(parents=True)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, str(training_folder() / "train.py"), *job.flags],
             cwd=folder,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(folder)},
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from spotd.demo import script
 from spotd.demo.main import opening
-from spotd.demo.script import config, jobs
+from spotd.demo.script import HASH_FILE, config, jobs
 from spotd_providers.contract.values import InstanceState
 from tests.unit.providers.local.market_setup import MINUTE, Bench, bench
 
@@ -44,3 +45,20 @@ def test_every_host_is_taken_away_as_the_introduction_says(tmp_path: Path, seed:
                 assert machine.doomed_at is not None
         market.advance(2 * MINUTE)
         assert not [m for m in machines.values() if market.alive(m) and m.state is InstanceState.RUNNING]
+
+
+def test_the_uninterrupted_run_has_the_environment_of_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.setenv("SOME_SECRET", "hunter2")
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(
+        "import os, pathlib\npathlib.Path('out').mkdir()\n"
+        f"pathlib.Path('out', {HASH_FILE!r}).write_text(' '.join(sorted(os.environ)))\n"
+    )
+    monkeypatch.setattr(script, "training_folder", lambda: code)
+    seen = script.start_reference(jobs(1)[0], tmp_path / "run").sha256().split()
+    assert {"HOME", "LANG", "PATH"} <= set(seen)
+    assert not {"OPENBLAS_CORETYPE", "SOME_SECRET"} & set(seen)
