@@ -72,7 +72,7 @@ class RenewsAnyGrant(Daemon):
 def sends_what_waited() -> AbstractContextManager[None]:
     """Buys what was wanted when the launch began to wait for its turn."""
 
-    def wrong(world: World, attempt: AttemptId, _now: datetime) -> Plan:
+    def wrong(world: World, attempt: AttemptId, _now: datetime, _market: object = None) -> Plan:
         item = world.attempts.get(attempt)
         intent = None if item is None else world.intents.get(launch_intent_id(item.key))
         if intent is None or intent.state is not IntentState.OPEN:

@@ -107,10 +107,17 @@ class VastCloud(FakeCloud):
 
     def fail(self, contract_id: int) -> None:
         """The container cannot run."""
+        self._end_container(contract_id, Phase.FAILED)
+
+    def exit_container(self, contract_id: int) -> None:
+        """The container's own process ended, be it before it was seen to run."""
+        self._end_container(contract_id, Phase.EXITED)
+
+    def _end_container(self, contract_id: int, phase: Phase) -> None:
         with self.lock:
             contract = self.contracts[contract_id]
             self.machines.kill(contract.machine)
-            contract.phase = Phase.FAILED
+            contract.phase = phase
             self._bill_running(contract, self.clock.now())
 
     def freeze(self, contract_id: int) -> None:

@@ -1,4 +1,4 @@
-"""The page about the local market knows every key and every call."""
+"""The pages about the local market know every key and every call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ from spotd_providers.local.settings import (
 )
 from tests.unit.providers.local.clocks import ManualClock
 
-PAGE = (Path(__file__).parents[4] / "docs" / "providers" / "local.md").read_text()
+_DOCS = Path(__file__).parents[4] / "docs"
+PAGE = "".join(
+    (_DOCS / page).read_text()
+    for page in ("providers/local.md", "reference/local-market.md", "reference/config.md", "reference/providers.md")
+)
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,7 @@ class VastHarness(Harness):
             contract.failure = Failure.OCI
             self.cloud.fail(contract.contract_id)
         else:
-            self.cloud.machines.kill(contract.machine)
-            self.cloud.advance()
+            self.cloud.exit_container(contract.contract_id)
 
     def lose_contact(self, machine_id: str) -> None:
         self.cloud.lose_contact(int(machine_id), "offline")
