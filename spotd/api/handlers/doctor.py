@@ -27,8 +27,6 @@ from spotd_providers.contract.errors import ProviderError
 # A finding with `ok` and a hint is a warning: it can stay so, and there is a way to be rid of it.
 
 
-WAL_RESET_FIRST: Final = (3, 7, 0)
-WAL_RESET_FIXED: Final = (3, 51, 3)
 NETWORK_FILESYSTEMS: Final = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gfs2"}
     | {"glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs"}
@@ -38,17 +36,6 @@ MOUNTS: Final = Path("/proc/self/mounts")
 
 def row_of(area: str, name: str, detail: str, *, ok: bool, hint: str = "") -> CheckResponse:
     return CheckResponse(area=area, name=name, ok=ok, detail=detail, hint=hint)
-
-
-def sqlite_row(version: tuple[int, ...]) -> CheckResponse:
-    """Warn of the versions whose WAL-reset bug can corrupt a database that two connections write to."""
-    detail = f"SQLite {'.'.join(str(part) for part in version)}"
-    if not WAL_RESET_FIRST <= version < WAL_RESET_FIXED:
-        return row_of("daemon", "sqlite", detail, ok=True)
-    # One connection writes and checkpoints, which is the condition under which this bug cannot strike.
-    detail += " has the WAL-reset bug, which needs two writers; spotd has one, so keep other programs out"
-    fixed = ".".join(str(part) for part in WAL_RESET_FIXED)
-    return row_of("daemon", "sqlite", detail, ok=True, hint=f"run spotd with a Python whose SQLite is {fixed} or later")
 
 
 def config_row(path: Path) -> CheckResponse:
@@ -168,7 +155,7 @@ class DoctorHandlers(ContextHandlers):
         context = self._context
         rows = [
             row_of("daemon", "state", context.database.last_error or "answers", ok=not context.database.last_error),
-            sqlite_row(sqlite3.sqlite_version_info),
+            row_of("daemon", "sqlite", sqlite3.sqlite_version, ok=True),
         ]
         config = context.facts.get("config")
         if isinstance(config, Path) and config.exists():

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 WARNINGS_MAX = 5
 FAILURES_MAX = 3
+WAITING = frozenset({"QUEUED", "WAITING_PRICE", "RECOVERING"})
+"""States in which a job can wait for a lower price."""
 DAY_S = 86_400
 
 
@@ -270,14 +272,15 @@ def show(*, ref: str, plot: Path | None, output: str) -> None:
         for line in failure_lines(detail["job"]["failure"]):
             stdout.line(line, indent=2)
         stdout.line("")
-    for key, value in _facts(detail, detail["now"]):
+    missing = missing_text(daemon.why(detail["job"]["id"])["why"]) if detail["job"]["state"] in WAITING else ""
+    for key, value in _facts(detail, detail["now"], missing):
         stdout.line(f"{key + ':':<12}{clean(value)}", indent=12)
     if detail["job"]["attempts"]:
         stdout.line("")
         show_table(_attempt_columns(detail["now"]), detail["job"]["attempts"])
 
 
-def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
+def _facts(detail: JobDetailResponse, now: str, missing: str = "") -> list[tuple[str, str]]:
     """Return the facts in reading order; what does not apply is left out."""
     job = detail["job"]
     facts = [
@@ -286,6 +289,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("state", f"{job['state']}: {job['reason']}"),
         ("summary", job.get("summary", "")),
         ("verdict", "" if job["verdict"] == job["reason"] else job["verdict"]),
+        ("missing", missing),
         ("gpu", gpu_text(job)),
         *((f"gpu {gpu['index']}", _gpu_use_text(gpu, now)) for gpu in job["gpus"]),
         ("where", where_text(job)),

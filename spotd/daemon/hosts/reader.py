@@ -408,10 +408,12 @@ LINES_MAX: Final = 10
 LINE_CHARS_MAX: Final = 300
 _OBJECTS_MAX: Final = 4
 """The newest of the log that are read."""
+_END_MARK: Final = "[spotd] ended: "
+"""What the runner writes last."""
 
 
 def last_lines(objects: ObjectStore, attempt: AttemptId) -> list[str]:
-    """Return at most ten lines, cut where they are very long.
+    """Return at most ten lines of the job, cut where they are very long; how it ended is known better than its log.
 
     Raises:
         StoreError: the log cannot be read now.
@@ -424,4 +426,7 @@ def last_lines(objects: ObjectStore, attempt: AttemptId) -> list[str]:
         if data.count(b"\n") > LINES_MAX:
             break
     text = data.decode(errors="replace").replace("\r", "\n")
-    return [line[:LINE_CHARS_MAX].rstrip() for line in text.split("\n") if line.strip()][-LINES_MAX:]
+    lines = [line[:LINE_CHARS_MAX].rstrip() for line in text.split("\n") if line.strip()]
+    if lines and lines[-1].startswith(_END_MARK):
+        del lines[-1]
+    return lines[-LINES_MAX:]

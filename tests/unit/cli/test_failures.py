@@ -22,6 +22,7 @@ def failed(ctl: Ctl) -> Ctl:
     host = ctl.place.rig.host(OLD, 1)
     host.log("step 1\nstep 2\n")
     host.log("/bin/sh: 1: trian.py: not found\n")
+    host.log("[spotd] ended: failed (exit code 127)\n")
     ctl.place.write(worlds.ended(exit_code=127, reason="the command failed: exit code 127"))
     return ctl
 

@@ -389,3 +389,5 @@ def test_a_job_that_waits_for_its_price_states_the_one_thing_that_is_missing(
     stocked.place.answers("jobs.why", made_responses.why(**{**base, **given}))
     found = [line for line in stocked("why", "prep").out.splitlines() if line.startswith("  missing")]
     assert found == ([f"  missing   {text}"] if text else [])
+    shown = [line for line in stocked("show", "prep").out.splitlines() if line.startswith("missing")]
+    assert shown == ([f"missing:    {text}"] if text else [])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row, sqlite_row
+from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row
 
 MOUNTS = """/dev/sda1 / ext4 rw 0 0
 proc /proc proc rw 0 0
@@ -15,17 +15,6 @@ server:/homes /home nfs4 rw 0 0
 //nas/share /mnt/the\\040share cifs rw 0 0
 me@host: /srv/remote fuse.sshfs rw 0 0
 """
-
-
-@pytest.mark.parametrize(
-    ("version", "warns"),
-    [((3, 6, 23), False), ((3, 7, 0), True), ((3, 40, 1), True), ((3, 51, 2), True), ((3, 51, 3), False)],
-)
-def test_sqlite_with_the_wal_reset_bug_is_warned_of(version: tuple[int, ...], warns: bool) -> None:
-    row = sqlite_row(version)
-    assert row["ok"]
-    assert bool(row["hint"]) is warns
-    assert ".".join(map(str, version)) in row["detail"]
 
 
 @pytest.mark.parametrize(
