@@ -22,7 +22,7 @@ from spotd.daemon.database import StoreThreads
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.reader import read_host
 from spotd.store import StateError as StateError
-from spotd.store.rows import from_json, to_json
+from spotd.store.values import from_json, to_json
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
 from spotd_providers.contract.provider import Clock, Logger
 

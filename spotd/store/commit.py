@@ -40,7 +40,7 @@ from spotd.core.plan import Plan
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.store import rows
 from spotd.store.engine import AtPoint, StorePoint
-from spotd.store.rows import Columns, RowCache, instant_out, words_out
+from spotd.store.rows import RowCache
 from spotd.store.tables import (
     ATTEMPT_COSTS,
     ATTEMPTS,
@@ -56,6 +56,7 @@ from spotd.store.tables import (
     JOBS,
     chunks,
 )
+from spotd.store.values import CHARGE, COOLDOWN, COST_SUMS, INTENT, RECORD, Columns, instant_out, words_out
 from spotd.store.world import delete_records, load_checkpoints
 from spotd_providers.contract.values import ProviderName
 
@@ -187,7 +188,7 @@ def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
     """Write the charges behind those that are stored."""
     if not charges:
         return
-    fresh = [rows.CHARGE.out(charge) for charge in charges]
+    fresh = [CHARGE.out(charge) for charge in charges]
     earliest = min(int(row["start"]) for row in fresh)
     taken: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for some in chunks({str(row["job_id"]) for row in fresh}):
@@ -207,8 +208,8 @@ def _add_up(connection: Connection, charges: Sequence[Charge]) -> None:
         sums = sums_of(charge)
         attempts[charge.attempt] += sums
         days[charge.day, charge.provider] += sums
-    of_attempts = [{"job_id": i.job, "attempt": i.number, **rows.COST_SUMS.out(sums)} for i, sums in attempts.items()]
-    of_days = [{"day": day, "provider": name, **rows.COST_SUMS.out(sums)} for (day, name), sums in days.items()]
+    of_attempts = [{"job_id": i.job, "attempt": i.number, **COST_SUMS.out(sums)} for i, sums in attempts.items()]
+    of_days = [{"day": day, "provider": name, **COST_SUMS.out(sums)} for (day, name), sums in days.items()]
     connection.execute(_adding(ATTEMPT_COSTS), of_attempts)
     connection.execute(_adding(DAY_COSTS), of_days)
 
@@ -262,9 +263,9 @@ def _write(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoi
     at_point(StorePoint.ATTEMPTS)
     _write_checkpoints(connection, memory, plan.jobs.values())
     at_point(StorePoint.CHECKPOINTS)
-    _upsert(connection, INTENTS, [rows.INTENT.out(intent) for intent in plan.intents.values()])
+    _upsert(connection, INTENTS, [INTENT.out(intent) for intent in plan.intents.values()])
     at_point(StorePoint.INTENTS)
-    _upsert(connection, COOLDOWNS, [rows.COOLDOWN.out(cooldown) for cooldown in _longest(plan.cooldowns)])
+    _upsert(connection, COOLDOWNS, [COOLDOWN.out(cooldown) for cooldown in _longest(plan.cooldowns)])
     _forget_cooldowns(connection, plan.cooldowns)
     _write_experience(connection, memory, plan)
     at_point(StorePoint.COOLDOWNS)
@@ -352,7 +353,7 @@ def _write_experience(connection: Connection, memory: RowCache, plan: Plan) -> N
     if memory.experience is not None:
         memory.experience = with_records(memory.experience, plan.experience)
     kept = [one for one in plan.experience.values() if one.count or one.span]
-    _upsert(connection, EXPERIENCE, [rows.RECORD.out(one) for one in kept])
+    _upsert(connection, EXPERIENCE, [RECORD.out(one) for one in kept])
     delete_records(connection, [one for one in plan.experience.values() if not (one.count or one.span)])
 
 

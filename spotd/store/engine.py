@@ -311,8 +311,8 @@ class Schema:
     The list repeats what the scripts hold, so that opening an up-to-date state need not load them; a test compares.
 
     Attributes:
-        fingerprints: what `fingerprint` returns for a state of each revision. Before the first release the numbers of
-            revisions were used again for other tables, so a number alone does not show what a file holds.
+        fingerprints: what `fingerprint` returns for a state of each revision. Before the first release there were lower
+            numbers, some of them for several schemas, so a number alone does not show what a file holds.
     """
 
     fingerprints: Mapping[str, str]
@@ -329,20 +329,6 @@ class Schema:
 
 BUNDLED: Final = Schema(
     fingerprints={
-        "0001": "ee5db1e6d589859b",
-        "0002": "eb5f8a1a00f6c21e",
-        "0003": "8f9641e336644878",
-        "0004": "6ec3cae73cfc3405",
-        "0005": "49e52ef2f10e6e78",
-        "0006": "941618718c83e5ff",
-        "0007": "004d4bcb95db5527",
-        "0008": "3c118b05a1efab61",
-        "0009": "5d5b24de294a5363",
-        "0010": "5905416695274e22",
-        "0011": "322c0e6d464fe23e",
-        "0012": "94566034b00ba5b8",
-        "0013": "c1dbfba001480f3d",
-        "0014": "b7380712edd71c2d",
         "0015": "f22a464d38b50426",
     },
     folders=(_FOLDER / "versions",),
@@ -380,16 +366,17 @@ def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema
     if len(revisions) != 1:
         raise StoreCorrupt(f"the file {place} is not a spotd state", hint="name another file or move this one away")
     revision = str(revisions[0])
-    if revision not in schema.revisions:
+    is_older = revision < schema.revisions[0]
+    if revision not in schema.revisions and not is_older:
         raise StoreTooNew(
             f"the state {place} was written by a newer spotd: its revision is {revision}, "
             f"this version knows up to {schema.head}",
             hint="install the newer spotd again, or name another state; the file was left as it is",
         )
-    if fingerprint(connection) != schema.fingerprints[revision]:
+    if is_older or fingerprint(connection) != schema.fingerprints[revision]:
         raise StoreOtherSchema(
-            f"the state {place} states revision {revision} and does not have its tables: a spotd from before the first "
-            "release wrote it, or it was changed by hand",
+            f"the state {place} states revision {revision} and has no tables that this version knows: a spotd from "
+            "before the first release wrote it, or it was changed by hand",
             hint="it was left as it is: end its machines with the spotd that wrote it, or in the providers' consoles, "
             "then move it away or name another state; a copy from before the change can be restored",
         )

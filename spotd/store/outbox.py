@@ -11,19 +11,14 @@ from sqlalchemy import Connection, and_, delete, desc, func, insert, or_, select
 
 from spotd.core.notifications import Notification, Queued, Severity
 from spotd.store import rows
-from spotd.store.rows import RowMap, instant_out, kept
+from spotd.store.rows import kept
 from spotd.store.tables import NOTIFICATIONS, chunks
+from spotd.store.values import QUEUED, instant_out
 
 SENT_MAX: Final = 2_000
 """So many that were sent are remembered, for their keys."""
 KEPT_SHARE: Final = 10
 """One part in so many of a queue is kept for each severity that could be displaced."""
-_PREFIX: Final = "notification."
-_QUEUED: Final = RowMap(
-    Queued,
-    names={f"{_PREFIX}{name}": name for name in Notification.__dataclass_fields__} | {f"{_PREFIX}job": "job_id"},
-    words=(f"{_PREFIX}title", f"{_PREFIX}text", f"{_PREFIX}key"),
-)
 _T: Final = NOTIFICATIONS.c
 
 
@@ -61,7 +56,7 @@ class Outbox:
     def queued(self, channels: Collection[str]) -> tuple[Queued, ...]:
         """Return what waits and what was sent, in order; a row that cannot be understood is left out."""
         query = select(NOTIFICATIONS).where(_T.channel.in_(channels)).order_by(_T.id)
-        return tuple(kept(_QUEUED.read, rows.fetch(self._connection, query)))
+        return tuple(kept(QUEUED.read, rows.fetch(self._connection, query)))
 
     def add(self, found: Iterable[tuple[str, Notification]], *, waiting_max: int) -> dict[str, int]:
         """Queue these by channel; return how many each had no room for.
@@ -87,7 +82,7 @@ class Outbox:
                     continue
                 if values.pop(gone, None) is None:
                     displaced.append(gone)
-            values[number] = _QUEUED.out(Queued(id=number, channel=channel, notification=one))
+            values[number] = QUEUED.out(Queued(id=number, channel=channel, notification=one))
         self.remove(displaced)
         if values:
             self._connection.execute(insert(NOTIFICATIONS), list(values.values()))

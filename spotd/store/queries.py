@@ -40,7 +40,7 @@ from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.store import rows
 from spotd.store.engine import DatabasePlace, StoreCorrupt
 from spotd.store.outbox import Outbox
-from spotd.store.rows import ROW_ERRORS, Row, RowCache, duration_in, instant_in, instant_out, kept, set_aside
+from spotd.store.rows import ROW_ERRORS, RowCache, kept, set_aside
 from spotd.store.tables import (
     ACTIVE,
     ATTEMPT_COSTS,
@@ -56,6 +56,20 @@ from spotd.store.tables import (
     NOT_ENDED,
     OPEN,
     chunks,
+)
+from spotd.store.values import (
+    ATTEMPT_VIEW,
+    CHARGE,
+    CHECKPOINT,
+    COST_SUMS,
+    EVENT,
+    INTENT,
+    JOB,
+    JOB_VIEW,
+    Row,
+    duration_in,
+    instant_in,
+    instant_out,
 )
 from spotd.store.views import (
     ArrayTotals,
@@ -234,7 +248,7 @@ class Reads:
     def jobs_by_id(self, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
         """Return whole jobs without their checkpoints; those that cannot be understood are left out."""
         found = rows.fetch(self._connection, _JOBS, {"ids": ids})
-        jobs = kept(lambda row: rows.JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=()), found)
+        jobs = kept(lambda row: JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=()), found)
         return {job.id: job for job in jobs}
 
     def readable_jobs(self, ids: Sequence[JobId]) -> tuple[Job, ...]:
@@ -278,7 +292,7 @@ class Reads:
     def borrowed_checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return what jobs have on their lists that other jobs wrote; in no order."""
         query = select(CHECKPOINTS).where(CHECKPOINTS.c.attempt == OF_ANOTHER_JOB)
-        return tuple(map(rows.CHECKPOINT.read, rows.fetch(self._connection, query)))
+        return tuple(map(CHECKPOINT.read, rows.fetch(self._connection, query)))
 
     def events(
         self, *, since: int = 0, job_id: JobId | None = None, kinds: Sequence[str] = (), limit: int = 1000
@@ -310,13 +324,13 @@ class Reads:
     def charges_of(self, job_id: JobId) -> tuple[Charge, ...]:
         """Return every booked span of a job, in order of attempt and time."""
         query = select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.attempt, CHARGES.c.start)
-        return tuple(map(rows.CHARGE.read, rows.fetch(self._connection, query)))
+        return tuple(map(CHARGE.read, rows.fetch(self._connection, query)))
 
     def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, CostSums]:
         """Return what is booked for each attempt of these jobs."""
         query = select(ATTEMPT_COSTS).where(ATTEMPT_COSTS.c.job_id.in_(ids))
         found = rows.fetch(self._connection, query)
-        return {AttemptId(job=row.job_id, number=row.attempt): rows.COST_SUMS.read(row) for row in found}
+        return {AttemptId(job=row.job_id, number=row.attempt): COST_SUMS.read(row) for row in found}
 
     def cost_groups(self, by: CostGrouping) -> tuple[CostGroup, ...]:
         """Return what is booked, added up by this; in no order."""
@@ -327,7 +341,7 @@ class Reads:
                 name=row.group_name,
                 attempts=row.attempts,
                 is_estimated=bool(row.estimated),
-                sums=rows.COST_SUMS.read(row),
+                sums=COST_SUMS.read(row),
             )
             for row in found
         )
@@ -335,7 +349,7 @@ class Reads:
     def costs_of_providers(self) -> Mapping[ProviderName, CostSums]:
         """Return what is booked at each provider, from one row for each day."""
         query = select(DAY_COSTS.c.provider, *_sums_of(DAY_COSTS)).group_by(DAY_COSTS.c.provider)
-        return {row.provider: rows.COST_SUMS.read(row) for row in rows.fetch(self._connection, query)}
+        return {row.provider: COST_SUMS.read(row) for row in rows.fetch(self._connection, query)}
 
     def ends_of_attempts(self) -> Mapping[tuple[ProviderName, EndReason], int]:
         """Return how many attempts have ended at each provider for each reason."""
@@ -410,7 +424,7 @@ class Reads:
             .where(INTENTS.c.stray_since.is_not(None), INTENTS.c.attempt_job.is_(None))
             .order_by(INTENTS.c.created_at, INTENTS.c.id)
         )
-        return tuple(map(rows.INTENT.read, rows.fetch(self._connection, query)))
+        return tuple(map(INTENT.read, rows.fetch(self._connection, query)))
 
     def unread_bills(
         self, provider: ProviderName, *, since: datetime, until: Sequence[datetime], limit: int
@@ -490,7 +504,7 @@ def _job(connection: Connection, job_id: JobId) -> Job | None:
     if row is None:
         return None
     checkpoints = load_checkpoints(connection, [job_id]).get(job_id, ())
-    return rows.JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=checkpoints)
+    return JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=checkpoints)
 
 
 def _newest_named(name: str) -> ColumnElement[str]:
@@ -517,7 +531,7 @@ def _open_attempts(connection: Connection, picked: ColumnElement[bool]) -> Mappi
         .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
     )
     found: dict[JobId, list[AttemptView]] = {}
-    for view in kept(rows.ATTEMPT_VIEW.read, rows.fetch(connection, query)):
+    for view in kept(ATTEMPT_VIEW.read, rows.fetch(connection, query)):
         found.setdefault(view.id.job, []).append(view)
     return found
 
@@ -531,13 +545,13 @@ def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> 
         .join(CHECKPOINTS, and_(CHECKPOINTS.c.job_id == JOBS.c.id, CHECKPOINTS.c.ordinal == newest))
         .where(picked)
     )
-    return dict(kept(lambda row: (row.job_id, rows.CHECKPOINT.read(row)), rows.fetch(connection, query)))
+    return dict(kept(lambda row: (row.job_id, CHECKPOINT.read(row)), rows.fetch(connection, query)))
 
 
 def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoint | None) -> JobView:
     """Return one line; of a row that cannot be understood, what of it can, since a list must show every job."""
     try:
-        return rows.JOB_VIEW.read(row, open=attempts, checkpoint=checkpoint)
+        return JOB_VIEW.read(row, open=attempts, checkpoint=checkpoint)
     except ROW_ERRORS:
         known = {state.value for state in JobState}
         plain = row._replace(
@@ -547,7 +561,7 @@ def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoin
             moves="{}",
             **dict.fromkeys(("started_at", "ended_at", "exit_code", "outputs_attempt")),
         )
-        return rows.JOB_VIEW.read(plain, open=attempts, checkpoint=checkpoint)
+        return JOB_VIEW.read(plain, open=attempts, checkpoint=checkpoint)
 
 
 def _events_of(job_id: JobId | None, kinds: Sequence[str] = ()) -> Select[Any]:
@@ -559,7 +573,7 @@ def _events_of(job_id: JobId | None, kinds: Sequence[str] = ()) -> Select[Any]:
 
 
 def _billed_machine(row: Row) -> BilledMachine:
-    sums = rows.COST_SUMS.read(row)
+    sums = COST_SUMS.read(row)
     # No provider bills what the owner of the checkpoint store asks.
     read = egress_cost(rows.quote_in(row.quote), row.restored_bytes)
     return BilledMachine(
@@ -572,5 +586,5 @@ def _billed_machine(row: Row) -> BilledMachine:
 
 
 def _event_view(row: Row) -> EventView:
-    event: Event = rows.EVENT.read(row)
+    event: Event = EVENT.read(row)
     return EventView(seq=row.seq, event=event)

@@ -41,8 +41,9 @@ from spotd.store.engine import (
     translated,
 )
 from spotd.store.queries import Reads
-from spotd.store.rows import RowCache, instant_in, instant_out
+from spotd.store.rows import RowCache
 from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META, chunks
+from spotd.store.values import instant_in, instant_out
 from spotd.store.world import forget_faded
 
 # Keeps the state from growing for ever: old events are folded into one line, and rows that nothing asks for go.

@@ -29,7 +29,7 @@ from spotd.core.domain.world import (
     is_faded,
 )
 from spotd.store import rows
-from spotd.store.rows import ROW_ERRORS, RowCache, error_words, instant_out, kept
+from spotd.store.rows import ROW_ERRORS, RowCache, error_words, kept
 from spotd.store.tables import (
     ACTIVE,
     ATTEMPTS,
@@ -44,6 +44,7 @@ from spotd.store.tables import (
     OPEN,
     chunks,
 )
+from spotd.store.values import CHECKPOINT, COOLDOWN, INTENT, JOB, PAST_JOB, RECORD, instant_out
 from spotd_providers.contract.values import MicroUsd
 
 # The records of what was seen of providers, pools, hosts and images.
@@ -58,7 +59,7 @@ _ONE: Final = delete(EXPERIENCE).where(
 
 def load_experience(connection: Connection) -> Experience:
     """Return every record; one that cannot be understood is left out."""
-    found = kept(rows.RECORD.read, rows.fetch(connection, _NEWEST))
+    found = kept(RECORD.read, rows.fetch(connection, _NEWEST))
     return {one.id: one for one in found}
 
 
@@ -132,7 +133,7 @@ def load_past(connection: Connection, ids: Iterable[JobId]) -> dict[JobId, PastJ
     """Return what is known of jobs that others wait for; of those that cannot be understood, nothing."""
     found: dict[JobId, PastJob] = {}
     for some in chunks(ids):
-        found.update((past.id, past) for past in kept(rows.PAST_JOB.read, rows.fetch(connection, _PAST, {"ids": some})))
+        found.update((past.id, past) for past in kept(PAST_JOB.read, rows.fetch(connection, _PAST, {"ids": some})))
     return found
 
 
@@ -159,7 +160,7 @@ def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], u
         if row.id in broken:
             continue
         try:
-            memory.jobs[row.id] = rows.JOB.read(
+            memory.jobs[row.id] = JOB.read(
                 row, spec=memory.spec(row.id, row.spec), checkpoints=checkpoints.get(row.id, ())
             )
         except ROW_ERRORS as exc:
@@ -170,7 +171,7 @@ def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId
     """Return the accepted checkpoints of these jobs, newest first; jobs without any are left out."""
     found: dict[JobId, list[Checkpoint]] = {}
     for row in rows.fetch(connection, _CHECKPOINTS, {"ids": ids}):
-        found.setdefault(row.job_id, []).append(rows.CHECKPOINT.read(row))
+        found.setdefault(row.job_id, []).append(CHECKPOINT.read(row))
     return {job: tuple(some) for job, some in found.items()}
 
 
@@ -179,7 +180,7 @@ def _attempts(connection: Connection, memory: RowCache, unreadable: list[Unreada
     for row in rows.fetch(connection, _LIVE_ATTEMPTS):
         attempt_id = AttemptId(job=row.job_id, number=row.number)
         try:
-            found[attempt_id] = rows.ATTEMPT.read(row, quote=memory.quote(attempt_id, row.quote))
+            found[attempt_id] = memory.attempt(attempt_id, row)
         except ROW_ERRORS as exc:
             unreadable.append(
                 UnreadableRow(
@@ -191,12 +192,12 @@ def _attempts(connection: Connection, memory: RowCache, unreadable: list[Unreada
 
 def _intents(connection: Connection) -> dict[IntentId, Intent]:
     # One that cannot be understood is made anew, because without it a rule of the core does not hold.
-    return {intent.id: intent for intent in kept(rows.INTENT.read, rows.fetch(connection, _OPEN_INTENTS))}
+    return {intent.id: intent for intent in kept(INTENT.read, rows.fetch(connection, _OPEN_INTENTS))}
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
     after = {"after": instant_out(now - COOLDOWNS_REMEMBERED)}
-    return tuple(kept(rows.COOLDOWN.read, rows.fetch(connection, _COOLDOWNS_AFTER, after)))
+    return tuple(kept(COOLDOWN.read, rows.fetch(connection, _COOLDOWNS_AFTER, after)))
 
 
 def _experience(connection: Connection, memory: RowCache) -> Experience:

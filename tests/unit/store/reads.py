@@ -12,6 +12,7 @@ from spotd.core.domain.jobs import Checkpoint
 from spotd.store import EventView, Reads, rows
 from spotd.store.queries import _event_view
 from spotd.store.tables import ATTEMPT_COSTS, DAY_COSTS, EVENTS, INTENTS
+from spotd.store.values import INTENT
 from spotd.store.world import load_checkpoints
 
 Sums = list[tuple[Any, int, int]]
@@ -21,7 +22,7 @@ Sums = list[tuple[Any, int, int]]
 def intents_of(reads: Reads, job_id: JobId) -> tuple[Intent, ...]:
     """Every paid call for a job, settled ones too, oldest first."""
     query = select(INTENTS).where(INTENTS.c.attempt_job == job_id).order_by(INTENTS.c.created_at, INTENTS.c.id)
-    return tuple(map(rows.INTENT.read, rows.fetch(reads._connection, query)))
+    return tuple(map(INTENT.read, rows.fetch(reads._connection, query)))
 
 
 def checkpoints_of(reads: Reads, job_id: JobId) -> tuple[Checkpoint, ...]:

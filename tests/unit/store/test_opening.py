@@ -135,7 +135,7 @@ def test_a_state_of_an_unreleased_schema_is_refused_and_left_as_it_is(path: Path
     refuses(path, StoreOtherSchema)
 
 
-@pytest.mark.parametrize("revision", BUNDLED.revisions)
+@pytest.mark.parametrize("revision", ["0001", "0014", BUNDLED.head])
 @pytest.mark.parametrize("schema", UNRELEASED, ids=lambda one: one.stem)
 def test_an_unreleased_schema_is_recognised_whatever_revision_it_states(
     path: Path, schema: Path, revision: str

@@ -18,7 +18,7 @@ from spotd.core.domain.market import Quote
 from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.core.plan import Event, Plan
 from spotd.store import Store, Tx
-from spotd.store.rows import from_json, instant_in, instant_out, to_json, words_out
+from spotd.store.values import from_json, instant_in, instant_out, to_json, words_out
 from spotd_providers.contract.values import MicroUsd, ProviderName
 from tests.unit.store import values as v
 from tests.unit.store.reads import checkpoints_of, intents_of

@@ -18,7 +18,7 @@ from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
-from spotd.store.rows import from_json
+from spotd.store.values import from_json
 from spotd_providers.contract.values import InstanceState, MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, report, world_with
 
