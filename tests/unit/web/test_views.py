@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spotd import web
 from spotd.web import charts
 from spotd.web import charts as job_charts
 from spotd.web.charts import spend, timeline
@@ -328,3 +331,10 @@ def test_the_page_of_a_failed_job_begins_with_reason_output_and_next_step() -> N
     assert "ran 2 h" not in head
     assert "Saved" not in text_of(job_view.summary(made.detail(row), NOW))
     assert "it was killed" in text_of(jobs.listing([row], NOW))
+
+
+def test_the_script_of_each_element_lies_beside_the_module_that_names_it() -> None:
+    modules = Path(web.__file__).parent.rglob("*.py")
+    scripts = [(one.parent, name) for one in modules for name in re.findall(r'component="(.+?)"', one.read_text())]
+    assert scripts, "no element has a script of its own"
+    assert [name for folder, name in scripts if not (folder / name).is_file()] == []
