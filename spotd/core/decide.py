@@ -81,14 +81,17 @@ def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) ->
 
 def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
     held = hold_words(item, placement.policy, placement.now)
-    notes = (
+    words = f"{held or job.reason}; agreed at {quote_words(item.quote)}"
+    for note in (
         placement.pacer.words(job),
         placement.machine_verdicts.words(job),
         closing_words(job, item, placement.now),
         witness_words(item, placement.policy, placement.now),
         late_words(item.freshness, job.checkpoints[0].name if job.checkpoints else "", placement.now),
-    )
-    return "; ".join([held or job.reason, f"agreed at {quote_words(item.quote)}", *(note for note in notes if note)])
+    ):
+        if note:
+            words = f"{words}; {note}"
+    return words
 
 
 def _serving_order(jobs: Iterable[Job]) -> list[Job]:

@@ -43,10 +43,7 @@ class Enforcement:
 
     def _running(self) -> list[Attempt]:
         """Return the attempts that count and were not ordered to stop."""
-        return sorted(
-            (a for a, now in self.builder.before_and_now() if a.state.counts and now.stop is None),
-            key=lambda a: (a.id.job, a.id.number),
-        )
+        return [a for a, now in self.builder.before_and_now() if a.state.counts and now.stop is None]
 
     def enforce_ceilings(self) -> None:
         """Stop each machine that costs more than its job accepted, by its price or by what it uploads."""
@@ -74,7 +71,8 @@ class Enforcement:
 
     def enforce_budgets(self) -> None:
         """Stop each machine that a budget carries no longer, and buy nothing more on a budget that is used up."""
-        running = sorted(self._running(), key=self._saved_at)
+        running = self._running()
+        limited = [a for a in running if self.shortage or self.world.jobs[a.id.job].budget is not None]
         orders = [
             a for a in self.world.attempts.values() if a.stop is not None and a.stop.ordered_at == self.builder.now
         ]
@@ -83,9 +81,8 @@ class Enforcement:
                 contain(self.builder, item.id.job, partial(self._end_saving, item), "its stop cannot be judged")
         for item in sorted(orders, key=self._saved_at):
             contain(self.builder, item.id.job, partial(self._hold_save, item), "its stop cannot be judged")
-        for item in running:
-            if self.shortage or self.world.jobs[item.id.job].budget is not None:
-                contain(self.builder, item.id.job, partial(self._enforce_budget, item), "its budget cannot be judged")
+        for item in sorted(limited, key=self._saved_at):
+            contain(self.builder, item.id.job, partial(self._enforce_budget, item), "its budget cannot be judged")
         if self.shortage and running:
             kind, why = self.shortage
             policy = self.world.policy

@@ -44,6 +44,10 @@ def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, 
     return {i: row for i, row in rows.items() if (old := before.get(i)) is not row and old != row}
 
 
+def _order(item: Attempt) -> tuple[JobId, int]:
+    return item.id.job, item.id.number
+
+
 class WorkingCopy:
     """A world and the changes on top of it; `plan()` is what is to be committed."""
 
@@ -66,6 +70,7 @@ class WorkingCopy:
         self._contained: list[Contained] = []
         self._shared_silence: list[str] = []
         self._undo: list[Callable[[], object]] = []
+        self._in_order: list[Attempt] | None = None
 
     def plan(self) -> Plan:
         return Plan(
@@ -139,13 +144,16 @@ class WorkingCopy:
         return self._attempts.get(attempt) or self._world.attempts[attempt]
 
     def before_and_now(self) -> Iterable[tuple[Attempt, Attempt]]:
-        """Return each attempt of the world as it was before and as it is now; without those that are new.
+        """Return each attempt of the world as it was before and as it is now, by job and number; none that is new.
 
-        One query for each of a thousand attempts costs more than what is asked of them.
+        To sort and to find a thousand attempts costs more than what is asked of them.
         """
-        before = self._world.attempts
-        now = {**before, **self._attempts} if self._attempts else before
-        return zip(before.values(), now.values(), strict=False)
+        if self._in_order is None:
+            self._in_order = sorted(self._world.attempts.values(), key=_order)
+        before, now = self._in_order, self._attempts
+        if not now:
+            return zip(before, before, strict=True)
+        return [(item, now.get(item.id, item)) for item in before]
 
     def intent(self, intent: IntentId) -> Intent | None:
         return self._intents.get(intent) or self._world.intents.get(intent)
@@ -162,7 +170,7 @@ class WorkingCopy:
         """Every attempt that has not ended, in order of job and number."""
         merged = {**self._world.attempts, **self._attempts} if self._attempts else self._world.attempts
         going = [item for item in merged.values() if item.state is not AttemptState.ENDED]
-        return tuple(sorted(going, key=lambda item: (item.id.job, item.id.number)))
+        return tuple(sorted(going, key=_order))
 
     def intents(self) -> tuple[Intent, ...]:
         merged = {**self._world.intents, **self._intents} if self._intents else self._world.intents
