@@ -101,6 +101,13 @@ def _traffic(bytes_per_hour: int, price: MicroUsdPerGb) -> MicroUsdPerHour:
     return MicroUsdPerHour(hourly_within(_up(bytes_per_hour * price, GB)))
 
 
+def upload_per_hour(offer: Offer, job: Job, policy: Policy) -> MicroUsdPerHour:
+    """Return what the checkpoints that a job saves cost per hour at this host, by what it is known to save."""
+    if not offer.upload_price:
+        return MicroUsdPerHour(0)
+    return _traffic(needs_of(job, policy).upload_bytes_per_hour, offer.upload_price)
+
+
 def restore_per_hour(offer: Offer, needs: Needs) -> MicroUsdPerHour:
     """Return what the one restore in each usual stay costs per hour."""
     return _traffic(needs.restore_bytes_per_hour, offer.download_price)

@@ -32,10 +32,10 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.experience import usual_start
 from spotd.core.machines.bids import bid_limit, hold_is_over, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.placement import JobPlacement
-from spotd.core.pricing import breakdown, dollar_words, machine_words, needs_of, repriced, span_words
+from spotd.core.pricing import dollar_words, machine_words, repriced, span_words, upload_per_hour
 from spotd.core.quarantine import contain
 from spotd.core.ranking.candidates import agree
-from spotd.core.ranking.relocating import Comparison, Staying, running_rate
+from spotd.core.ranking.relocating import Comparison, Staying, rate_limit, running_rate
 from spotd.core.running import pause_of
 from spotd_providers.contract.values import Market, MicroUsd, MicroUsdPerHour, Offer, as_usd
 
@@ -84,13 +84,16 @@ class Relocation:
                 contain(self._builder, item.id.job, partial(self._move, item), "its move cannot be judged")
 
     def _running(self) -> list[Attempt]:
-        found = [now for before, now in self._builder.before_and_now() if before.state.counts]
-        return sorted((a for a in found if a.stop is None), key=lambda a: (a.id.job, a.id.number))
+        pairs = self._builder.before_and_now()
+        return [now for before, now in pairs if before.state.counts and now.stop is None]
 
-    def _elsewhere(self, job: Job, item: Attempt, rate_max: int | None = None) -> Iterator[Quote]:
+    def _elsewhere(
+        self, job: Job, item: Attempt, rate_max: int | None = None, worth_max: int | None = None
+    ) -> Iterator[Quote]:
         """Yield the best machines on other hosts that the job accepts, as they would be agreed.
 
         Up to the first one of the same kind above `rate_max`: the job would not get those that rank behind it.
+        Those of the same kind above `worth_max` are left out, without an end to the others.
         """
         here = item.quote.offer
         for count, (candidate, ceiling) in enumerate(self._placement.quotes(job)):
@@ -106,6 +109,8 @@ class Relocation:
             is_same_kind = (offer.gpu, offer.gpu_count) == (here.gpu, here.gpu_count)
             if rate_max is not None and is_same_kind and running_rate(candidate) > rate_max:
                 return
+            if worth_max is not None and is_same_kind and running_rate(candidate) > worth_max:
+                continue
             yield agree(job, candidate, ceiling, None, self._policy)[0] if offer.pays_bid else candidate
 
     def _awaited_machines(self) -> dict[tuple[str, str], JobId]:
@@ -119,12 +124,13 @@ class Relocation:
         }
 
     def _cheapest_move(
-        self, job: Job, item: Attempt, rate_here: int, rate_max: int | None = None
+        self, job: Job, item: Attempt, rate_here: int, rate_max: int | None = None, worth_max: int | None = None
     ) -> tuple[Quote, Comparison] | None:
         """Return the other machine on which the job ends for the least, and what that costs beside staying."""
-        staying = Staying(job, item, self._now, MicroUsdPerHour(rate_here))
+        staying: Staying | None = None
         best: tuple[Quote, Comparison] | None = None
-        for there in self._elsewhere(job, item, rate_max):
+        for there in self._elsewhere(job, item, rate_max, worth_max):
+            staying = staying or Staying(job, item, self._now, MicroUsdPerHour(rate_here))
             found = self._compare(staying, job, item, there)
             if found is not None and (best is None or found.moving < best[1].moving):
                 best = there, found
@@ -256,7 +262,10 @@ class Relocation:
     def _move(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
         rate_here = rate_now(job, item, self._policy)
-        move = self._cheapest_move(job, item, rate_here, rate_here * (100 - MARGIN_PERCENT) // 100)
+        rate_max = rate_here * (100 - MARGIN_PERCENT) // 100
+        # What costs more may rank well and still not be worth the move: most machines need not be compared for that.
+        worth_max = rate_limit(job, item, self._now, rate_here, MARGIN_PERCENT)
+        move = self._cheapest_move(job, item, rate_here, rate_max, worth_max)
         if move is None:
             return
         there, found = move
@@ -287,8 +296,7 @@ class Relocation:
 
 def rate_now(job: Job, item: Attempt, policy: Policy) -> int:
     """Return what a machine costs per hour now, with what it uploads: micro-dollars."""
-    agreed = item.quote.price
-    return item.meter.rate + breakdown(item.quote.offer, agreed.gpu, needs_of(job, policy), agreed.fee_ppm).upload
+    return item.meter.rate + upload_per_hour(item.quote.offer, job, policy)
 
 
 def settles_at(item: Attempt, changed_at: datetime | None) -> datetime | None:

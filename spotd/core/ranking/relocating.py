@@ -157,7 +157,10 @@ def rate_limit(job: Job, item: Attempt, until: datetime, rate_here: int, margin_
     stop = job.spec.checkpoint.stop_grace + STOP_TAKES
     kept = here_left * (100 - margin_percent) / 100 - stop
     whole = here_left + min(START_MAX, _start_took(item))
-    return 0 if kept <= timedelta(0) else rate_here * (kept // _TICK) // (whole // _TICK) + 1
+    if kept <= timedelta(0):
+        return 0
+    rounded = 1 + _HOUR // whole  # what the sums that are compared are rounded up by, per hour
+    return rate_here * (kept // _TICK) // (whole // _TICK) + 1 + rounded
 
 
 def expected_losses(age: timedelta, span: timedelta) -> int:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotd.core import relocation
 from spotd.core.decide import decide
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Checkpoint, Claim, MachineVerdict, Moves, target_words
@@ -170,6 +171,30 @@ def test_no_job_moves_to_a_machine_that_costs_as_much(price: int, hours: float, 
     assert found.fixed <= found.moving
     if price >= 400_000:
         assert found.saving <= 0
+
+
+@given(
+    hours=st.floats(1.0, 12),
+    left=st.none() | st.floats(0.2, 20),
+    prices=st.lists(st.integers(250_000, 345_000) | st.integers(1_000, 400_000), min_size=1, max_size=4),
+    kinds=st.lists(st.sampled_from(["RTX_4090", "RTX_3090"]), min_size=4, max_size=4),
+    speed=st.none() | st.integers(300_000, 2_000_000),
+)
+def test_machines_above_the_bound_of_a_move_change_no_decision(
+    hours: float, left: float | None, prices: list[int], kinds: list[str], speed: int | None
+) -> None:
+    both = Resources(gpu=tuple(GpuAlternative(name=name, count=1) for name in ("RTX_4090", "RTX_3090")))
+    world = running(hours=hours, work=Work(time=None if left is None else left * HOUR))
+    owner = world.jobs[FIRST.job]
+    speeds = () if speed is None else (GpuSpeed(name="RTX_4090", ppm=1_000_000), GpuSpeed(name="RTX_3090", ppm=speed))
+    owner = replace(owner, spec=replace(owner.spec, resources=both, speed=speeds))
+    world = replace(world, jobs={owner.id: owner})
+    sold = zip(prices, kinds, strict=False)
+    shown = market(offer("o1"), *(offer(f"o{n}", price=price, gpu=kind) for n, (price, kind) in enumerate(sold, 2)))
+    plan = decide(world, shown, NOW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relocation, "rate_limit", lambda *_: 10**12)
+        assert decide(world, shown, NOW) == plan
 
 
 def test_the_hazard_falls_with_age() -> None:
