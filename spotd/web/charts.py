@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, tzinfo
 from typing import Any, Final
 
+from spotd.rates import rates_of
 from spotd.web.markup import Figures
 from spotd.web.views.market import CeilingLine
 from spotd.words import LOSSES, clean, count, dollars, price
@@ -286,7 +287,7 @@ def timeline(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: d
     shown = job["attempts"][-ROWS_MAX:]
     if not shown:
         return {}, ""
-    rows = [_row(one) for one in shown]
+    rows = [_row(one, events) for one in shown]
     starts: list[Any] = []
     runs: list[Any] = []
     losses: list[Any] = []
@@ -321,8 +322,11 @@ def timeline(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: d
     return chart, f"{len(job['attempts'])} attempts, {len(saves)} checkpoints shown. " + "; ".join(words)
 
 
-def _row(one: Mapping[str, Any]) -> str:
-    return f"{one['attempt']}: {clean(one['host'])[:16]}, ${price(one['effective_usd_h'])}"
+def _row(one: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Return where an attempt ran and what an hour cost, at first and last where its bid was changed."""
+    rates = [f"${price(usd_h)}" for _at, usd_h in rates_of(one, sorted(events, key=lambda event: event["id"]))]
+    cost = rates[0] if rates[0] == rates[-1] else f"{rates[0]} to {rates[-1]}"
+    return f"{one['attempt']}: {clean(one['host'])[:16]}, {cost}"
 
 
 def _bar(name: str, data: list[Any], colour: str) -> Options:

@@ -19,7 +19,6 @@ from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, drawn, sea
 from spotd.web.poller import KnownAnswer, WatchTopic
 from spotd.web.views import jobs as view
 from spotd.web.views import market as plan_view
-from spotd.web.views.market import CeilingLine
 from spotd.web.views.parts import WAITING, problem, section, waiting_for
 from spotd.words import FINAL_STATES, clean, dollars, price
 from spotd_jobs.spec.parse import json_ready, parse_toml
@@ -68,7 +67,9 @@ def jobs_page(page: Page, group: str, array: str = "") -> None:
         topic,
         "job" if array else "row",
         lambda answer: view.lines(answer, chosen.group, chosen.text, chosen.order, folds=not array),
-        lambda shown, now: view.listing(shown, now, selected.names),
+        lambda shown, now: view.listing(
+            shown, now, selected.names, is_filtered=bool(array or chosen.text) or chosen.group != "all"
+        ),
         picked=pick,
     )
 
@@ -245,7 +246,9 @@ def _body(page: Page, ref: str, detail: WatchTopic) -> None:
         if found is None or (found.value is None and not found.error):
             gpus.wait()
             return
-        gpus.show(*_gpu(found), empty=found.error or "Its machine states no GPU figures.")
+        has_machine = bool(found.value) and found.value["attempt"] is not None
+        states_nothing = "Its machine states no GPU figures." if has_machine else "It has no machine now."
+        gpus.show(*_gpu(found), empty=found.error or states_nothing)
 
     page.part([WatchTopic("gpus", (ref,))], draw_gpus)
     page.section([log], lambda tail: section("Log", view.log(tail), note="the last lines"), name="the log")
@@ -305,7 +308,7 @@ def _waiting_price(page: Page, detail: WatchTopic) -> None:
             chart.wait()
             return
         series = [("lowest", one.value) for one in found if one is not None and one.value]
-        lines = [CeilingLine(usd_gpu_h=limit, name=f"ceiling {clean(gpu)}") for gpu, limit in known]
+        lines = view.ceilings_waited_for(dict(known))
         refused = next((one.error for one in found if one is not None and one.error), "")
         options, words = prices(series, lines, "lowest")
         chart.show(options, words, empty=refused or "No price of these GPUs was recorded in this time.")

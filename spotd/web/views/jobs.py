@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from spotd.lists import is_line_of_array, states_of, with_arrays_as_one
 from spotd.web.log_search import LogHits
 from spotd.web.markup import LogTail, Node, el, facts, job_link, table
+from spotd.web.views.market import CeilingLine
 from spotd.web.views.parts import (
     ON_MACHINES,
     WAITING,
@@ -90,8 +91,10 @@ def page_of(number: int, total: int) -> tuple[int, int]:
     return max(1, min(number, pages)), pages
 
 
-def listing(jobs: Sequence[Mapping[str, Any]], now: datetime, selected: Container[str] = ()) -> Node:
-    columns = "Job | State:s | GPU | Where | $/h:n | Spent:n | Saved:n | Preempted:n | Age:n | Why:why"
+def listing(
+    jobs: Sequence[Mapping[str, Any]], now: datetime, selected: Container[str] = (), *, is_filtered: bool = False
+) -> Node:
+    columns = "Job | State:s | GPU:names | Where | $/h:n | Spent:n | Saved:n | Preempted:n | Age:n | Why:why"
     rows = [
         [
             el("span", _checkbox(job, selected), job_link(job), el("small", _below(job))),
@@ -107,6 +110,9 @@ def listing(jobs: Sequence[Mapping[str, Any]], now: datetime, selected: Containe
         ]
         for job in jobs
     ]
+    if not rows and not is_filtered:
+        ways = ("No job was queued yet. ", el("a", "Queue one here", href="/submit"), ", or with ")
+        return el("section", el("p", *ways, el("code", "spotctl submit job.toml"), ".", cls="empty"))
     return el("section", table("Jobs", columns, rows, empty="No job matches."))
 
 
@@ -131,6 +137,19 @@ def _below(job: Mapping[str, Any]) -> str:
 
 
 EVENTS_SHOWN: Final = 60
+
+
+def ceilings_waited_for(known: Mapping[str, float]) -> list[CeilingLine]:
+    """Return a line for each ceiling of a job; GPUs with the same one share it."""
+    gpus: dict[float, list[str]] = {}
+    for gpu, limit in known.items():
+        gpus.setdefault(round(limit, 4), []).append(clean(gpu))
+    if len(gpus) == 1:
+        return [CeilingLine(usd_gpu_h=limit, name="ceiling") for limit in gpus]
+    return [
+        CeilingLine(usd_gpu_h=limit, name=f"ceiling {of[0] if len(of) == 1 else count(len(of), 'GPU')}")
+        for limit, of in sorted(gpus.items())
+    ]
 
 
 def heading(detail: Mapping[str, Any], why: Mapping[str, Any] | None) -> Node:

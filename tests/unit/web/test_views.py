@@ -256,6 +256,32 @@ def test_a_timeline_has_a_row_for_each_attempt_and_marks_losses_and_checkpoints(
     assert len(named["checkpoint"]) == 1
     assert len(named["lost"]) == 1
     assert "preempted" in words
+
+
+def test_a_timeline_states_the_first_and_the_last_price_of_a_changed_bid() -> None:
+    raised = made.event(id=8, kind="bid.raised", attempt=1, data={"before_usd_h": 0.2, "usd_h": 0.3})
+    again = made.event(id=9, kind="bid.raised", attempt=1, data={"before_usd_h": 0.3, "usd_h": 0.35})
+    job = made.job(attempts=[made.attempt(attempt=1, effective_usd_h=0.35), made.attempt(attempt=2)])
+    chart, _ = timeline(job, [again, raised], NOW)
+    first, second = chart["yAxis"]["data"]
+    assert first.endswith("$0.2000 to $0.3500")
+    assert second.count("$") == 1
+
+
+def test_gpus_with_the_same_ceiling_share_its_line() -> None:
+    def lines(**known: float) -> list[tuple[str, float]]:
+        return [(one.name, one.usd_gpu_h) for one in jobs.ceilings_waited_for(known)]
+
+    assert lines(H100_SXM=1.0, H100_PCIE=1.0, H100_NVL=1.0) == [("ceiling", 1.0)]
+    assert lines(H100_SXM=2.0, H100_PCIE=2.0, L4=0.5) == [("ceiling L4", 0.5), ("ceiling 2 GPUs", 2.0)]
+    assert lines() == []
+
+
+def test_a_queue_that_is_empty_says_how_a_job_is_queued_and_a_filter_that_nothing_matches() -> None:
+    empty = jobs.listing([], NOW)
+    assert "spotctl submit job.toml" in text_of(empty)
+    assert [one[1]["href"] for one in nodes(empty) if not isinstance(one, str) and one[0] == "a"] == ["/submit"]
+    assert text_of(jobs.listing([], NOW, is_filtered=True)) == "No job matches."
     assert timeline(made.job(attempts=[]), [], NOW) == ({}, "")
 
 
