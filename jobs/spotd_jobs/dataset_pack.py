@@ -97,10 +97,29 @@ def pack_dataset(
                 packing.add(node)
             return root_text(packing.finish())
         except OSError as exc:
-            name = ascii_text(os.fsdecode(exc.filename)) if isinstance(exc.filename, str | bytes) else str(folder)
-            raise DatasetError(
-                f"{name} cannot be read: {exc.strerror or exc}", hint="check who may read it, or move it out"
-            ) from exc
+            raise _unreadable(folder, exc) from exc
+
+
+def measure_dataset(folder: Path, *, follow: bool = False) -> tuple[int, int]:
+    """Return how many bytes and files the folder holds, without reading them.
+
+    Raises:
+        DatasetError: the folder cannot be a dataset.
+    """
+    size = files = 0
+    try:
+        for node in _walk(folder, follow=follow):
+            if node.kind == FILE:
+                size += os.stat(node.place).st_size  # noqa: PTH116 - a Path for each of a million names costs
+                files += 1
+    except OSError as exc:
+        raise _unreadable(folder, exc) from exc
+    return size, files
+
+
+def _unreadable(folder: Path, exc: OSError) -> DatasetError:
+    name = ascii_text(os.fsdecode(exc.filename)) if isinstance(exc.filename, str | bytes) else str(folder)
+    return DatasetError(f"{name} cannot be read: {exc.strerror or exc}", hint="check who may read it, or move it out")
 
 
 def _ignore(count: int) -> None:
@@ -327,7 +346,7 @@ def _link(path: str, place: str, *, follow: bool) -> _Node:
     if not follow:
         raise DatasetError(
             f"the link {ascii_text(path)} leads out of the folder",
-            hint="give --follow to store what it leads to, or move it out of the folder",
+            hint="spotctl data put NAME DIR --follow stores what it leads to; or move it out of the folder",
         )
     if not os.path.isfile(real):  # noqa: PTH113
         raise DatasetError(f"the link {ascii_text(path)} leads to no file", hint="move it out of the folder")

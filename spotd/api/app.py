@@ -284,6 +284,13 @@ class _Api:
         """List the datasets that jobs can name, and the jobs that read them."""
         return {"datasets": await self._ask(self._handlers.data.every, limit_s=PATIENT_S)}
 
+    @serving("POST", "/v1/data", status=201)
+    async def store_dataset(self, body: RootBody) -> DatasetAnswer:
+        """Keep a dataset that a job is about to read, without a name, or tell what is missing of it."""
+        text = read_root(body)
+        made = await self._ask(lambda: self._handlers.data.store(text), limit_s=PATIENT_S)
+        return {"missing": made} if isinstance(made, list) else {"dataset": made}
+
     @serving("GET", "/v1/data/chunks/{sha256}")
     async def has_data_chunk(self, sha256: str) -> PresentAnswer:
         """Return whether a chunk of a dataset is in the store."""

@@ -176,6 +176,15 @@ def _parameter(name: str, hint: Any, *, is_required: bool) -> QueryParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FolderContent:
+    """What a folder of the submitting machine holds; `sha256` once that is in the store."""
+
+    bytes: int
+    files: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
     """A job as the user wrote it, not validated: a `DraftBody` with all of its keys."""
 
@@ -183,6 +192,7 @@ class JobRequest:
     flags: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     base_dir: str = ""
+    folders: Mapping[str, FolderContent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

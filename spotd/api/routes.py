@@ -15,13 +15,15 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from starlette.requests import Request
 
-from spotd.api.requests import BudgetChange, JobRequest, read_query, require_known
+from spotd.api.requests import BudgetChange, FolderContent, JobRequest, read_query, require_known
 from spotd.api.responses import BodyTooLong, Invalid, RefusalCode
-from spotd.api.schemas.bodies import DraftBody
+from spotd.api.schemas.bodies import DraftBody, FolderBody
 from spotd_jobs.spec.fields import shown
+from spotd_jobs.spec.keys import DATA_MAX
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money, parse_price
+from spotd_jobs.wire.client.dataset import BYTES_MAX
 
 # Bodies and text parameters of requests, checked before a handler sees them. All errors are `Invalid`.
 
@@ -79,7 +81,25 @@ def read_draft(body: Mapping[str, Any]) -> JobRequest:
     for name, text in (("source", source), ("base_dir", base_dir)):
         if not isinstance(text, str) or len(text) > PATH_LENGTH_MAX:
             raise Invalid(f"{name} of a draft is text of at most {PATH_LENGTH_MAX:,} characters")
-    return JobRequest(data=data, flags=flags, source=source, base_dir=base_dir)
+    folders = _read_folders(draft.get("folders", {}))
+    return JobRequest(data=data, flags=flags, source=source, base_dir=base_dir, folders=folders)
+
+
+def _read_folders(found: object) -> dict[str, FolderContent]:
+    if not isinstance(found, dict) or len(found) > DATA_MAX:
+        raise Invalid(f"folders of a draft is an object of at most {DATA_MAX} keys")
+    folders: dict[str, FolderContent] = {}
+    for path, content in found.items():
+        if not isinstance(content, dict) or set(content) - set(FolderBody.__annotations__):
+            raise Invalid("a folder of a draft has bytes, files and maybe sha256")
+        size, files = content.get("bytes"), content.get("files")
+        if type(size) is not int or type(files) is not int or not (0 <= size <= BYTES_MAX and 0 <= files <= BYTES_MAX):
+            raise Invalid("bytes and files of a folder are whole numbers")
+        sha256 = content.get("sha256")
+        folders[path] = FolderContent(
+            bytes=size, files=files, sha256=None if sha256 is None else read_sha256(str(sha256))
+        )
+    return folders
 
 
 def read_budget_change(body: Mapping[str, Any]) -> BudgetChange:

@@ -65,6 +65,7 @@ class AsyncDaemon:
     has_data_chunk = _awaited(Daemon.has_data_chunk)
     put_data_chunk = _awaited(Daemon.put_data_chunk)
     put_data_part = _awaited(Daemon.put_data_part)
+    store_dataset = _awaited(Daemon.store_dataset)
     name_dataset = _awaited(Daemon.name_dataset)
     remove_dataset = _awaited(Daemon.remove_dataset)
     submit = _awaited(Daemon.submit)

@@ -88,6 +88,9 @@ class Daemon:
     def put_data_part(self, sha256: str, content: IO[bytes], size: int) -> StoredAnswer:
         return self._transport.upload(f"/v1/data/parts/{sha256}", content, size)
 
+    def store_dataset(self, root: str) -> DatasetAnswer:
+        return self._transport.json("POST", "/v1/data", body={"root": root}, timeout_s=PATIENT_S)
+
     def name_dataset(self, name: str, root: str) -> DatasetAnswer:
         body = {"root": root}
         return self._transport.json("POST", f"/v1/data/{quote(name, safe='')}", body=body, timeout_s=PATIENT_S)

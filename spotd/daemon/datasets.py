@@ -5,6 +5,9 @@ meant. A job keeps the hash and not the name, so that every attempt reads the sa
 then. A root is *needed* while a name means it or a job that has not ended reads it, and what a needed root consists of
 is needed too.
 
+A folder that a job names as its source is stored the same way and gets no name: its root is needed while the job has
+not ended.
+
 Content is stored before the name, so an upload in progress has content that nothing needs yet. Garbage collection
 therefore believes two witnesses: the store, that the object is older than `KEPT`, and this process, that nothing has
 needed it or asked for it since `KEPT`. A name is given under the same lock under which content is deleted, and only to
@@ -71,6 +74,15 @@ class Dataset:
     bytes: int
     files: int
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A dataset that is stored, whether or not it has a name."""
+
+    sha256: str
+    bytes: int
+    files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +162,57 @@ class Datasets:
         """
         if not is_dataset_name(name):
             raise BadDataset(f"{name[:80]!r} is no name of a dataset")
-        root = _require(lambda: read_root(text))
         with self._lock:
-            missing = self._missing(root)
-            if missing:
-                return Incomplete(missing=missing)
-            sha256 = digest_of(text)
-            made = Dataset(name=name, sha256=sha256, bytes=root.bytes, files=root.files, created_at=now)
-            if self._objects.head(data_root_key(sha256)) is None:
-                self._objects.put(data_root_key(sha256), gzip.compress(text, 6, mtime=0))
-            self._objects.put(_name_key(name), _name_bytes(made))
-        return made
+            made = self._store_root(text)
+            if isinstance(made, Incomplete):
+                return made
+            named = Dataset(name=name, sha256=made.sha256, bytes=made.bytes, files=made.files, created_at=now)
+            self._objects.put(_name_key(name), _name_bytes(named))
+        return named
+
+    def store(self, text: bytes) -> Content | Incomplete:
+        """Store the root, if the store holds all that it consists of; it is kept for `KEPT` and while jobs read it.
+
+        Raises:
+            BadDataset: the root is none, or its parts do not fit together.
+            StoreError
+        """
+        with self._lock:
+            return self._store_root(text)
+
+    def stored(self, sha256: str) -> Content | None:
+        """Return what the store holds under this hash; `None` unless it is all there, and then it is kept for `KEPT`.
+
+        Raises:
+            StoreError
+            BadDataset: its parts do not fit together.
+        """
+        with self._lock:
+            try:
+                root = self.root(sha256)
+            except ObjectMissing:
+                return None
+            if self._missing(root):
+                return None
+            self._keep(sha256)
+        return Content(sha256=sha256, bytes=root.bytes, files=root.files)
+
+    def _store_root(self, text: bytes) -> Content | Incomplete:
+        root = _require(lambda: read_root(text))
+        missing = self._missing(root)
+        if missing:
+            return Incomplete(missing=missing)
+        sha256 = digest_of(text)
+        if self._objects.head(data_root_key(sha256)) is None:
+            self._objects.put(data_root_key(sha256), gzip.compress(text, 6, mtime=0))
+        self._keep(sha256)
+        return Content(sha256=sha256, bytes=root.bytes, files=root.files)
+
+    def _keep(self, sha256: str) -> None:
+        """Let nothing of it count as idle: a job is about to read it."""
+        if self._idle:
+            for key in self.keys_of(sha256):
+                self._idle.pop(key, None)
 
     def forget(self, name: str) -> None:
         """Let the name mean nothing. Its content goes once nothing else needs it.

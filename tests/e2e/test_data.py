@@ -82,6 +82,17 @@ def test_a_job_finds_every_file_of_its_dataset_as_it_was_stored(tmp_path: Path) 
         assert removed.returncode == 0, removed.stderr
 
 
+def test_a_job_reads_a_folder_that_its_file_names(tmp_path: Path) -> None:
+    sums = make_folder(tmp_path / "set", large=1_000_000, small=20)
+    with lab(tmp_path / "lab", hosts=HOSTS) as found:
+        found.start()
+        job = job_with_sums(tmp_path, sums)
+        job.write_text(job.read_text().replace('source = "set"', 'source = "../set"'))
+        ref = spotctl(found, "submit", str(job), "-y", "-o", "id").stdout.strip()
+        found.wait_final(ref)
+        assert found.state(ref) == "SUCCEEDED", found.last_state()
+
+
 WAITS = CHECK + " && touch ../../checked && until [ -e {release} ]; do sleep 0.1; done"
 
 

@@ -270,10 +270,11 @@ def _data_source(value: object) -> str:
             f"{shown(_scheme_of(source))} is not supported as a source",
             hint='fetch it once and store it: spotctl data put NAME DIR, then source = "NAME"',
         )
+    if source.startswith(("/", "./", "../", "~/")) or source in {".", "..", "~"} or source.endswith("/"):
+        return source
     raise BadValue(
         f"{shown(source)} is not the name of a dataset",
-        hint=f"store the folder once: spotctl data put NAME {source if len(source) < 60 else 'DIR'};"
-        ' then source = "NAME"',
+        hint='a folder begins with ./, ../, ~/ or /, as in source = "./set"; spotctl data ls shows the names',
     )
 
 
@@ -428,8 +429,8 @@ KEYS: Final = (
     JobKey("speed", _speeds, help="How fast the job is on each GPU, against 1.0.",
            show=lambda spec: {one.name: one.ppm / units.MICRO for one in spec.speed}),
     JobKey("data", _data,
-           help="Datasets, each a [[data]] table: source (a name that `spotctl data put` gave), path (where it lies"
-           " below the job's folder), sha256 and mode (copy).",
+           help="Datasets, each a [[data]] table: source (a name that `spotctl data put` gave, or a folder: ./set),"
+           " path (where it lies below the job's folder), sha256 and mode (copy).",
            show=_shown_data),
 )  # fmt: skip
 """In the order in which `spotctl submit --help` lists the flags."""

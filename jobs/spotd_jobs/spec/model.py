@@ -198,7 +198,7 @@ class DataSource:
     """A dataset that the job reads.
 
     Attributes:
-        source: as its owner wrote it.
+        source: the name of a dataset, or a folder of the submitting machine, whose path is absolute.
         path: where it lies, relative to the folder in which the job runs.
         sha256: of its content; the daemon fills it in at the submission, and every attempt reads just that.
         bytes, files: its size, filled in by the daemon.
@@ -210,6 +210,11 @@ class DataSource:
     mode: DataMode = DataMode.COPY
     bytes: int = 0
     files: int = 0
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of the submitting machine, and no name of what the store holds."""
+        return self.source.startswith(("/", ".", "~")) or self.source.endswith("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +82,10 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         raise SpecError(source, problems)
     if own.get("workdir") is not None:
         own["workdir"] = _absolute(own["workdir"], base)
+    if own.get("data"):
+        own["data"] = tuple(
+            replace(one, source=_absolute(one.source, base)) if one.is_folder else one for one in own["data"]
+        )
     if not {"gpu", "min_vram_mb"} & parts["resources"].keys():
         parts["resources"]["gpu_count"] = 0
     return JobSpec(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from spotd.api.handlers.context import ContextHandlers, HandlerContext
-from spotd.api.requests import utc_text
+from spotd.api.requests import FolderContent, utc_text
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, StateConflict
 from spotd.api.schemas.jobs import DatasetResponse
 from spotd.core.domain.world import World
-from spotd.daemon.datasets import BadDataset, Dataset, Incomplete
+from spotd.daemon.datasets import BadDataset, Content, Dataset, Datasets, Incomplete
 from spotd.words import count
 from spotd_jobs.spec.keys import DATA_SCHEME
 from spotd_jobs.spec.model import DataSource, JobSpec
@@ -22,6 +23,7 @@ from spotd_jobs.spec.problems import Problem
 from spotd_jobs.wire.client.dataset import data_chunk_key
 
 PUT_HINT = "spotctl data put NAME DIR stores a folder, spotctl data ls shows what is stored"
+FOLDER_HINT = "submit with spotctl, which stores it; or spotctl data put NAME DIR, then the name as source"
 
 
 class DataHandlers(ContextHandlers):
@@ -87,6 +89,22 @@ class DataHandlers(ContextHandlers):
         self._context.log.info("data.stored", name=name, sha256=made.sha256, bytes=made.bytes, files=made.files)
         return _response(made, self._context.world())
 
+    async def store(self, root: str) -> DatasetResponse | list[str]:
+        """Keep this dataset without a name; return what the store lacks of it instead, if it lacks something.
+
+        Raises:
+            Invalid: it is no dataset.
+        """
+        try:
+            made = await self._context.stored(lambda: self._datasets.store(root.encode()))
+        except BadDataset as exc:
+            raise Invalid(str(exc), hint="spotctl and the daemon may be of different versions") from exc
+        if isinstance(made, Incomplete):
+            return list(made.missing)
+        now = self._context.wall.now()
+        unnamed = Dataset(name="", sha256=made.sha256, bytes=made.bytes, files=made.files, created_at=now)
+        return _response(unnamed, self._context.world())
+
     async def every(self) -> list[DatasetResponse]:
         """Return all datasets that have a name."""
         world = self._context.world()
@@ -114,32 +132,51 @@ class DataHandlers(ContextHandlers):
         return response
 
 
-async def with_data(context: HandlerContext, spec: JobSpec) -> JobSpec:
+async def with_data(
+    context: HandlerContext, spec: JobSpec, folders: Mapping[str, FolderContent], *, is_plan: bool = False
+) -> JobSpec:
     """Return the job with the content that its datasets have now, which every attempt of it will read.
+
+    Args:
+        folders: what the folders hold that it names as sources.
+        is_plan: what they hold need not be stored yet.
 
     Raises:
         Invalid: there is no such dataset, or it has another content than the job states.
     """
-    if not spec.data:
-        return spec
-    datasets = context.datasets
-    names = [one.source.removeprefix(DATA_SCHEME) for one in spec.data]
-    found = await context.stored(lambda: [datasets.named(name) for name in names])
     problems: list[Problem] = []
     data: list[DataSource] = []
-    for number, (one, dataset) in enumerate(zip(spec.data, found, strict=True)):
-        if dataset is None:
-            message = f"there is no dataset {one.source!r}"
-            problems.append(Problem(key=f"data[{number}].source", message=message, hint=PUT_HINT))
-        elif one.sha256 not in {None, dataset.sha256}:
-            message = f"{one.source} has another content now: {dataset.sha256}"
+    for number, one in enumerate(spec.data):
+        content = folders.get(one.source) if one.is_folder else None
+        if content is not None and is_plan:
+            data.append(replace(one, bytes=content.bytes, files=content.files))
+            continue
+        found = await context.stored(partial(_content_of, context.datasets, one, content))
+        if isinstance(found, tuple):
+            message, hint = found
+            problems.append(Problem(key=f"data[{number}].source", message=message, hint=hint))
+        elif one.sha256 not in {None, found.sha256}:
+            message = f"{one.source} has another content now: {found.sha256}"
             hint = "put the former content again, or state the new hash"
             problems.append(Problem(key=f"data[{number}].sha256", message=message, hint=hint))
         else:
-            data.append(replace(one, sha256=dataset.sha256, bytes=dataset.bytes, files=dataset.files))
+            data.append(replace(one, sha256=found.sha256, bytes=found.bytes, files=found.files))
     if problems:
         raise Invalid("the job reads data that is not stored", problems=tuple(problems))
     return replace(spec, data=tuple(data))
+
+
+def _content_of(datasets: Datasets, one: DataSource, content: FolderContent | None) -> Content | tuple[str, str]:
+    """Return what the store holds of it, or what is wrong and a way out."""
+    if not one.is_folder:
+        found = datasets.named(one.source.removeprefix(DATA_SCHEME))
+        if found is None:
+            return f"there is no dataset {one.source!r}", PUT_HINT
+        return Content(sha256=found.sha256, bytes=found.bytes, files=found.files)
+    if content is None or content.sha256 is None:
+        return f"the folder {one.source} was not sent", FOLDER_HINT
+    stored = datasets.stored(content.sha256)
+    return stored if stored is not None else (f"the folder {one.source} is not stored completely", "submit it again")
 
 
 def _response(dataset: Dataset, world: World) -> DatasetResponse:

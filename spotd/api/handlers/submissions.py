@@ -68,7 +68,7 @@ class SubmissionHandlers(ContextHandlers):
             Invalid: with every problem found, not only the first.
             NotFound: there is no such job or checkpoint to resume from.
         """
-        spec = await with_data(self._context, self._spec(draft))
+        spec = await with_data(self._context, self._spec(draft), draft.folders, is_plan=True)
         require_future(spec, self._context.clock.now())
         tasks = _tasks(spec, array)
         world = self._context.world()
@@ -136,7 +136,7 @@ class SubmissionHandlers(ContextHandlers):
             OverBudget: it can never run within the budgets.
         """
         context = self._context
-        spec = await with_data(context, self._spec(submission.draft))
+        spec = await with_data(context, self._spec(submission.draft), submission.draft.folders)
         if submission.agent:
             limited = within_limits(spec, context.policy.current)
             if isinstance(limited, str):

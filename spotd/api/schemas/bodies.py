@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict
 
 
+class FolderBody(TypedDict, total=False):
+    """How large a folder is and, once its content is in the store, the hash of that."""
+
+    bytes: int
+    files: int
+    sha256: str
+
+
 class DraftBody(TypedDict, total=False):
     """A job as its owner wrote it.
 
@@ -12,13 +20,15 @@ class DraftBody(TypedDict, total=False):
         data: the job file as parsed from TOML (dates as ISO strings); empty without a file.
         flags: what was given by flags, in the same shape; a value here replaces the file's value of that key.
         source: the job file's path as the user wrote it, empty without one.
-        base_dir: absolute folder that a relative `workdir` is relative to.
+        base_dir: absolute folder that a relative `workdir`, and a folder as source of data, is relative to.
+        folders: for each folder that is a source of data, by its absolute path, what it holds.
     """
 
     data: dict[str, Any]
     flags: dict[str, Any]
     source: str
     base_dir: str
+    folders: dict[str, FolderBody]
 
 
 class PlanBody(TypedDict):

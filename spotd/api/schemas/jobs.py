@@ -398,7 +398,7 @@ class DatasetsAnswer(Answer):
 
 
 class DatasetAnswer(Answer, total=False):
-    """The dataset that has the name now, or hashes of what the store lacks of it, and then nothing has changed."""
+    """The dataset that is stored now, or hashes of what the store lacks of it, and then nothing has changed."""
 
     dataset: DatasetResponse
     missing: list[str]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +11,7 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import CommandFailed, ExitCode
+from spotd.cli.inputs.folders import store_folder
 from spotd.cli.inputs.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
 from spotd.cli.pulling import choose, pull_into
 from spotd.cli.views.table import Cell, Column
@@ -287,8 +288,6 @@ def _show_changed(answer: CheckpointsAnswer, output: str, words: str) -> None:
 # `data`: datasets that jobs read, stored once by their content.
 
 
-TRIES: Final = 3
-"""What the store had at the beginning of an upload can be gone at its end; then it is sent again."""
 _SET_COLUMNS: Sequence[Column[DatasetResponse]] = (
     Column("NAME", lambda row: row["name"], least=8),
     Column("SIZE", lambda row: size_text(row["bytes"]), right=True),
@@ -316,31 +315,19 @@ def put(*, name: str, folder: Path, follow: bool, output: str) -> int:
     spotctl data put imagenet ./imagenet
     spotctl data put llama ~/.cache/huggingface/hub/models--ORG--MODEL/snapshots/REVISION --follow
     """
-    from spotd_jobs.dataset_pack import DatasetError, pack_dataset
     from spotd_jobs.wire.client.dataset import is_dataset_name
 
     if not is_dataset_name(name):
         raise CommandFailed(f"{name!r} is no name of a dataset", hint="use a-z, 0-9, '.', '_' and '-'")
     daemon = Daemon()
-    for _ in range(TRIES):
-        sink = _Uploading(daemon)
-        try:
-            with stderr.ProgressLine("read", None) as progress:
-                root = pack_dataset(folder, sink, follow=follow, progress=progress.add)
-        except DatasetError as exc:
-            raise CommandFailed(str(exc), hint=exc.hint) from exc
-        answer = daemon.name_dataset(name, root.decode("ascii"))
-        if "dataset" in answer:
-            made = answer["dataset"]
-            if not show_data(answer, output, [name]):
-                stdout.line(
-                    f"{clean(name)}: {count(made['files'], 'file')}, {size_text(made['bytes'])};"
-                    f" sent {size_text(sink.sent)}, the rest was stored before"
-                    if sink.sent < made["bytes"]
-                    else f"{clean(name)}: {count(made['files'], 'file')}, {size_text(made['bytes'])}"
-                )
-            return ExitCode.OK
-    raise CommandFailed("what was sent did not stay in the store", hint="spotctl doctor")
+    made, sent = store_folder(folder, daemon, partial(daemon.name_dataset, name), follow=follow)
+    answer = {"schema": 1, "dataset": made}
+    if not show_data(answer, output, [name]):
+        stdout.line(
+            f"{clean(name)}: {count(made['files'], 'file')}, {size_text(made['bytes'])}"
+            + (f"; sent {size_text(sent)}, the rest was stored before" if sent < made["bytes"] else "")
+        )
+    return ExitCode.OK
 
 
 @data.command()
@@ -370,19 +357,3 @@ def rm(*, name: str, yes: bool, output: str) -> int:
     if not show_data(answer, output, [name]):
         stdout.line(f"{clean(name)} is removed; content that no other dataset has is deleted after a day")
     return ExitCode.OK
-
-
-class _Uploading:
-    """Sends what the store lacks, and counts it. Called from several threads."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self.sent = 0
-
-    def put_chunk(self, sha256: str, data: bytes | bytearray) -> None:
-        if not self._daemon.has_data_chunk(sha256):
-            self._daemon.put_data_chunk(sha256, io.BytesIO(data), len(data))
-            self.sent += len(data)
-
-    def put_part(self, sha256: str, text: bytes) -> None:
-        self._daemon.put_data_part(sha256, io.BytesIO(text), len(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +16,7 @@ from spotd.cli.commands.jobs import job_or_array, show_changed
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.draft import JobDraft, collect, nested, read_draft
+from spotd.cli.inputs.folders import measure_folders, store_folders
 from spotd.cli.inputs.options import ID, JSON, TABLE, complete_file, job_argument, output, require_yes, show_data
 from spotd.cli.views.table import Column, per_gpu_cell
 from spotd.cli.views.table import text as table_text
@@ -179,6 +181,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         secrets = collect(spec.secrets, file=given["secret_file"], environ=os.environ)
     if spec.workdir is not None:
         _require_workdir(Path(spec.workdir), given["include"])
+    draft = replace(draft, folders=measure_folders(spec))
     daemon = Daemon()
     resume_from: str = given["resume_from"]
     answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from, array=array))
@@ -203,6 +206,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         return ExitCode.OK
     if not given["yes"] and stderr.can_ask():
         require_yes("submit this job?", otherwise="nothing was submitted")
+    draft = replace(draft, folders=store_folders(daemon, draft.folders))
     code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]), given["include"])
     job = _submitted(daemon, draft, code, secrets, resume_from, array, i_know=given["i_know"])
     return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
@@ -249,7 +253,7 @@ def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
     filed = draft.data.get("secrets", [])
     known = [name for name in filed if isinstance(name, str)] if isinstance(filed, list) else []
     flags = {**draft.flags, "secrets": list(dict.fromkeys([*known, *names]))}
-    return JobDraft(data=draft.data, flags=flags, text=draft.text, source=draft.source, base_dir=draft.base_dir)
+    return replace(draft, flags=flags)
 
 
 def _asked(draft: JobDraft, call: Callable[[], Json]) -> Json:

@@ -19,6 +19,7 @@ from spotd_jobs.spec.parse import BYTES_MAX, json_ready, merge, parse_job, parse
 from spotd_jobs.spec.problems import Problem, SpecError, line_of
 
 if TYPE_CHECKING:
+    from spotd.api.schemas.bodies import FolderBody
     from spotd.client.transport import ClientProblem
     from spotd_jobs.spec.model import JobSpec
 
@@ -37,6 +38,7 @@ class JobDraft:
     Attributes:
         text: of the job file, to find lines in; empty without one.
         source: the job file as the user named it, empty without one.
+        folders: what the folders hold that are sources of its data.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -44,9 +46,11 @@ class JobDraft:
     text: str = ""
     source: str = ""
     base_dir: str = ""
+    folders: dict[str, FolderBody] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return {"data": self.data, "flags": self.flags, "source": self.source, "base_dir": self.base_dir}
+        draft = {"data": self.data, "flags": self.flags, "source": self.source, "base_dir": self.base_dir}
+        return {**draft, "folders": self.folders} if self.folders else draft
 
     def check(self) -> JobSpec:
         """Return the job if it is well written, before anything is asked of the daemon.

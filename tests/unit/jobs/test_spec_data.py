@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ GOOD = {"source": "set", "path": "data"}
         ({**GOOD, "path": ""}, "must not be empty"),
         ({**GOOD, "path": "a\nb"}, "cannot be seen"),
         ({**GOOD, "path": 7}, "must be text"),
-        ({**GOOD, "source": "./folder"}, "is not the name of a dataset"),
+        ({**GOOD, "source": "some/folder"}, "is not the name of a dataset"),
         ({**GOOD, "source": "s3://bucket/prefix"}, "is not supported"),
         ({**GOOD, "source": "https://user:secret@host/x"}, "is not supported"),
         ({**GOOD, "sha256": "AB" * 32}, "is not a SHA-256"),
@@ -68,6 +69,21 @@ def test_what_cannot_be_meant_is_refused_with_its_place(table: Any, message: str
     assert all(problem.key.startswith("data[0]") for problem in refused.value.problems)
     assert all(problem.hint for problem in refused.value.problems)
     assert "secret" not in str(refused.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("source", "folder"),
+    [("./set", "/jobs/set"), (".", "/jobs"), ("../set", "/set"), ("/data/set/", "/data/set"), ("set/", "/jobs/set")],
+)
+def test_a_folder_is_found_from_where_the_job_file_lies(source: str, folder: str) -> None:
+    spec = parse_job({**JOB, "data": [{**GOOD, "source": source}]}, "job", base=Path("/jobs"))
+    assert spec.data[0].source == folder
+    assert spec.data[0].is_folder
+    assert parse_job(job_file(spec), "shown", base=Path("/elsewhere")) == spec
+
+
+def test_a_name_is_no_folder() -> None:
+    assert not parsed(GOOD)[0].is_folder
 
 
 @pytest.mark.parametrize(("one", "other"), [("a", "a"), ("a/b", "a"), ("a", "a/b/c")])

@@ -1,0 +1,122 @@
+"""Data of a job: folders that `submit` stores, and what `spotctl data` shows and refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.core.domain.world import World
+from spotd.daemon.datasets import KEPT, Datasets, read_by_jobs
+from tests.unit.api import worlds
+from tests.unit.cli.conftest import Ctl
+
+JOB = """\
+name = "reads"
+run = "true"
+image = "i"
+[resources]
+gpu = "H100"
+[price]
+max_price = 9
+[[data]]
+source = "SOURCE"
+path = "data"
+"""
+
+
+@pytest.fixture
+def ctl(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ctl:
+    monkeypatch.chdir(tmp_path)
+    ctl.rig.shop.offer_index = [replace(worlds.h100(), gpu="H100_SXM")]
+    ctl.place.cycle()
+    (tmp_path / "set" / "inner").mkdir(parents=True)
+    (tmp_path / "set" / "a").write_bytes(b"a" * 1500)
+    (tmp_path / "set" / "inner" / "b").write_bytes(b"b" * 500)
+    return ctl
+
+
+def job_file(folder: Path, source: str) -> str:
+    path = folder / "job.toml"
+    path.write_text(JOB.replace("SOURCE", source))
+    return str(path)
+
+
+def world(ctl: Ctl) -> World:
+    ctl.place.call(ctl.rig.control_loop.adopt)
+    return ctl.place.handlers.context.world()
+
+
+def chunks(ctl: Ctl) -> list[str]:
+    return [info.key for info in ctl.rig.objects.list("data/chunks/")]
+
+
+def test_a_plan_states_how_large_a_folder_is_and_sends_nothing(ctl: Ctl, tmp_path: Path) -> None:
+    planned = ctl("submit", job_file(tmp_path, "./set"), "--dry-run")
+    assert planned.code == 0, planned.err
+    assert f"data    {tmp_path}/set: 2.0 kB, 2 files, at data" in planned.out
+    assert chunks(ctl) == []
+
+
+def test_a_submitted_job_reads_what_its_folder_held(ctl: Ctl, tmp_path: Path) -> None:
+    assert ctl("submit", job_file(tmp_path, "./set"), "-y").code == 0
+    (job,) = world(ctl).jobs.values()
+    (one,) = job.spec.data
+    assert (one.source, one.bytes, one.files) == (f"{tmp_path}/set", 2000, 2)
+    stored = Datasets(ctl.rig.objects).stored(str(one.sha256))
+    assert stored is not None
+    assert stored.bytes == 2000
+    assert json.loads(ctl("data", "ls", "-o", "json").out)["datasets"] == []
+
+
+def test_a_folder_is_sent_once(ctl: Ctl, tmp_path: Path) -> None:
+    assert ctl("submit", job_file(tmp_path, "./set"), "-y").code == 0
+    sent = chunks(ctl)
+    (tmp_path / "set" / "a").touch()
+    assert ctl("submit", job_file(tmp_path, str(tmp_path / "set")), "-y", "--name", "again").code == 0
+    assert chunks(ctl) == sent
+
+
+def test_a_folder_whose_content_is_not_the_stated_one_is_refused(ctl: Ctl, tmp_path: Path) -> None:
+    file = job_file(tmp_path, "./set")
+    Path(file).write_text(Path(file).read_text() + f'sha256 = "{"ab" * 32}"\n')
+    refused = ctl("submit", file, "-y")
+    assert refused.code == 2, refused.err
+    assert "has another content now" in refused.err
+
+
+@pytest.mark.parametrize(("source", "message"), [("./gone", "is no folder"), ("./empty", "is empty")])
+def test_a_folder_that_cannot_be_stored_is_refused_before_the_plan(
+    ctl: Ctl, tmp_path: Path, source: str, message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    refused = ctl("submit", job_file(tmp_path, source), "-y")
+    assert refused.code != 0
+    assert message in refused.err
+    assert "verdict" not in refused.err
+
+
+def test_a_folder_that_was_not_sent_is_refused_with_a_way_out(ctl: Ctl, tmp_path: Path) -> None:
+    from spotd.client.daemon import Daemon
+    from spotd.client.transport import DaemonRefused
+
+    with pytest.raises(DaemonRefused) as refused:
+        Daemon().submit(
+            {"data": {"name": "a", "run": "true", "image": "i", "resources": {"gpu": "H100"}, "data": [
+                {"source": "./set", "path": "d"}]}, "base_dir": str(tmp_path)}
+        )  # fmt: skip
+    assert "was not sent" in refused.value.problems[0].message
+
+
+def test_the_content_of_a_folder_goes_a_day_after_the_last_job_that_reads_it(ctl: Ctl, tmp_path: Path) -> None:
+    assert ctl("submit", job_file(tmp_path, "./set"), "-y").code == 0
+    datasets, now = Datasets(ctl.rig.objects), datetime.now(tz=UTC) + timedelta(days=400)
+    needed_now = read_by_jobs(world(ctl))
+    assert len(needed_now) == 1
+    for needed, left in ((needed_now, True), (needed_now, True), ((), True), ((), False)):
+        datasets.collect(needed, now)
+        assert bool(chunks(ctl)) is left
+        now += KEPT
