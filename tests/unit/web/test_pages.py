@@ -102,10 +102,3 @@ def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) ->
             send(named["Queue the job"], "click")
 
     assert events_of(jobs.submit_page, poller, twice) == 2
-
-
-def test_the_script_that_draws_a_page_is_where_its_element_says() -> None:
-    from spotd.web.pages.live import TreeElement
-
-    assert TreeElement.component is not None
-    assert TreeElement.component.path.is_file()
