@@ -1,16 +1,18 @@
 """Which job gets which machine now, which machine must stop, and why every other job waits.
 
-Theory. Running machines come first (`enforcement`): the money that is set aside to end them safely is still there. Then
-jobs that want a machine are served (`placement`) in order of priority, lost hosts before newcomers, older before
-younger.
+Theory. A decision is a list of rules (`RULES`), each of which adds to one plan. Running machines come first: the money
+that is set aside to end them safely is still there. Then jobs that want a machine are served (`placement`) in order of
+priority, lost hosts before newcomers, older before younger; what keeps a machine from a job is a list, too (`GATES`).
+`docs/states.md` shows both lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Final
 
 from spotd.core.author import MachineVerdicts
 from spotd.core.budgets import BudgetGuard
@@ -32,6 +34,89 @@ from spotd.core.relocation import Relocation
 from spotd.core.schedule import closing_words, enforce_windows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the rules of one decision share: each reads it and the plan so far, and adds to the plan."""
+
+    world: World
+    builder: PlanBuilder
+    machine_verdicts: MachineVerdicts
+    placement: JobPlacement
+    enforcement: Enforcement
+    relocation: Relocation
+
+
+def keep_budgets(decision: Decision) -> None:
+    """Stop what would break a budget, while the money set aside to save is still there."""
+    decision.enforcement.enforce_budgets()
+
+
+def keep_ceilings(decision: Decision) -> None:
+    """Stop what costs more than its job accepts today."""
+    decision.enforcement.enforce_ceilings()
+
+
+def keep_windows(decision: Decision) -> None:
+    """Stop what has to be saved before its window closes."""
+    enforce_windows(decision.builder, decision.world)
+
+
+def keep_deadlines(decision: Decision) -> None:
+    """Stop what is over by its deadline or `max_duration`."""
+    enforce_deadlines(decision.builder, decision.world)
+
+
+def keep_progress(decision: Decision) -> None:
+    """Stop what gets nowhere by the limits of `[watchdog]`."""
+    decision.enforcement.enforce_progress()
+
+
+def follow_bids(decision: Decision) -> None:
+    """Raise bids that are about to lose, lower what is paid too much, leave what is not worth waiting for."""
+    decision.relocation.change_bids()
+
+
+def serve_jobs(decision: Decision) -> None:
+    """Place each job that wants a machine, and keep the pace of each that has one, in the order of their turns."""
+    builder, placement = decision.builder, decision.placement
+    for job in _serving_order(decision.world.jobs.values()):
+        if builder.job(job.id).state.is_final:
+            continue  # quarantined by a former rule, or over
+        if job.state.may_be_placed:
+            placement.place(job)
+            continue
+        item = next((a for a in placement.attempts_by_job[job.id] if a.state.counts), None)
+        if not placement.pacer.keep_pace(job, item):
+            continue
+        if (error := builder.attempted(partial(_explain_running, placement, job, item))) is not None:
+            builder.note_contained(f"the verdict on job {job.id}", in_words(error))
+
+
+def move_to_cheaper(decision: Decision) -> None:
+    """Stop what goes on elsewhere for clearly less."""
+    decision.relocation.move_to_cheaper()
+
+
+def settle_verdicts(decision: Decision) -> None:
+    """Order what was decided about each machine, by the row of its verdict in the table of `running`."""
+    decision.machine_verdicts.finish()
+
+
+Rule = Callable[[Decision], None]
+RULES: Final[tuple[Rule, ...]] = (
+    keep_budgets,
+    keep_ceilings,
+    keep_windows,
+    keep_deadlines,
+    keep_progress,
+    follow_bids,
+    serve_jobs,
+    move_to_cheaper,
+    settle_verdicts,
+)
+"""What stops machines comes first: the next rules judge only what goes on, and new machines get what is left."""
+
+
 def decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     """Return launches, stop orders and one verdict per job."""
     return guarded(lambda some: _decide(some, market, now), world, now)
@@ -41,27 +126,16 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     builder, budget_guard = PlanBuilder(world, now), BudgetGuard(world, now)
     machine_verdicts = MachineVerdicts(builder, world, market)
     placement = JobPlacement(builder, world, market, budget_guard, machine_verdicts)
-    enforcement = Enforcement(builder, world, budget_guard, machine_verdicts)
-    enforcement.enforce_budgets()
-    enforcement.enforce_ceilings()
-    enforce_windows(builder, world)
-    enforce_deadlines(builder, world)
-    enforcement.enforce_progress()
-    relocation = Relocation(placement)
-    relocation.change_bids()
-    for job in _serving_order(world.jobs.values()):
-        if builder.job(job.id).state.is_final:
-            continue  # quarantined by a former step, or over
-        if job.state.may_be_placed:
-            placement.place(job)
-            continue
-        item = next((a for a in placement.attempts_by_job[job.id] if a.state.counts), None)
-        if not placement.pacer.keep_pace(job, item):
-            continue
-        if (error := builder.attempted(partial(_explain_running, placement, job, item))) is not None:
-            builder.note_contained(f"the verdict on job {job.id}", in_words(error))
-    relocation.move_to_cheaper()
-    machine_verdicts.finish()
+    decision = Decision(
+        world=world,
+        builder=builder,
+        machine_verdicts=machine_verdicts,
+        placement=placement,
+        enforcement=Enforcement(builder, world, budget_guard, machine_verdicts),
+        relocation=Relocation(placement),
+    )
+    for rule in RULES:
+        rule(decision)
     builder.wake(min([now + world.policy.recheck_every, *placement.catalogue.waits]))
     return replace(builder.plan(), verdicts=placement.verdicts)
 

@@ -8,7 +8,7 @@ launch leaves here as an attempt and an intent; the call is made after both are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -44,7 +44,7 @@ from spotd.core.ranking.candidates import (
     too_expensive,
 )
 from spotd.core.ranking.expected_cost import TOO_LITTLE_DISK, RankedOffers, total_at
-from spotd.core.schedule import WAITS_FOR_ITS_TURN, Turns
+from spotd.core.schedule import WAITS_FOR_ITS_TURN, Turns, TurnWait
 from spotd_providers.contract.values import MicroUsdPerGpuHour, MicroUsdPerHour, ProviderName
 
 ABOVE_CEILING: Final = "above the ceiling"
@@ -269,37 +269,9 @@ class JobPlacement:
         best = self.catalogue.first_free(fallback)
         return (fallback, best) if fallback.entries else (offers, None)
 
-    def _gate(self, job: Job) -> tuple[VerdictKind, str, datetime | None] | None:
+    def _gate(self, job: Job) -> TurnWait | None:
         """Return what keeps any machine from being used for this job, whatever it costs, and until when."""
-        if (turn := self.turns.wait(job)) is not None:
-            return turn
-        if self.policy.launches_paused:
-            return VerdictKind.PAUSED, self.policy.launches_paused, None
-        if pause := self.catalogue.pause():
-            return VerdictKind.PAUSED, f"no launch can be prepared: {pause[0]}", pause[1]
-        # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
-        lasts = lease_and_save(job, self.policy)
-        left = pause_left(job, self.now, lasts)
-        if left:
-            self.builder.wake(self.now + left)
-            return VerdictKind.BACKING_OFF, f"tried again in {span_words(left)}: {job.reason}", self.now + left
-        for item in self.attempts_by_job[job.id]:
-            released_at = (item.ended_at or item.intended_at) + lasts
-            blocks = item.machine.may_compute and self.now < released_at and not is_left_to_provider(item, self.world)
-            if item.end_reason is EndReason.LAUNCH_UNKNOWN:
-                continue  # all that could be waited for was waited for before it was given up
-            if item.state.counts or blocks:
-                return (
-                    VerdictKind.RECONCILING,
-                    f"waits until {item.provider} confirms that the machine of attempt {item.id.number} has ended",
-                    None if item.state.counts else released_at,
-                )
-        if self.machines >= self.policy.machines_max:
-            sentence = f"all {self.policy.machines_max} machines of [budget] machines are in use"
-            return VerdictKind.MACHINES, sentence, None
-        if self.launches >= self.policy.launches_per_cycle_max:
-            return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next", None
-        return None
+        return next((wait for gate in GATES if (wait := gate(self, job)) is not None), None)
 
     def quotes(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Each of the quotes that would be admitted for this job now, but for its budgets, best first."""
@@ -405,6 +377,82 @@ class JobPlacement:
         state = _state_of_waiting(job, kind, self.now)
         if state is not job.state:
             self.builder.move_job(job.id, state, sentence)
+
+
+# What keeps every machine from a job, one function for each reason.
+
+
+def its_turn(placement: JobPlacement, job: Job) -> TurnWait | None:
+    """Wait for its window, the jobs before it, or a place in its array."""
+    return placement.turns.wait(job)
+
+
+def launches_paused(placement: JobPlacement, _job: Job) -> TurnWait | None:
+    """Wait while launches are paused as a whole: without a store, or without the lease of the install."""
+    paused = placement.policy.launches_paused
+    return (VerdictKind.PAUSED, paused, None) if paused else None
+
+
+def nothing_prepared(placement: JobPlacement, _job: Job) -> TurnWait | None:
+    """Wait a moment: the last launch could not be prepared."""
+    pause = placement.catalogue.pause()
+    return (VerdictKind.PAUSED, f"no launch can be prepared: {pause[0]}", pause[1]) if pause else None
+
+
+def backing_off(placement: JobPlacement, job: Job) -> TurnWait | None:
+    """Wait for the end of the pause after its last launches failed."""
+    left = pause_left(job, placement.now, lease_and_save(job, placement.policy))
+    if not left:
+        return None
+    placement.builder.wake(placement.now + left)
+    return VerdictKind.BACKING_OFF, f"tried again in {span_words(left)}: {job.reason}", placement.now + left
+
+
+def former_machine(placement: JobPlacement, job: Job) -> TurnWait | None:
+    """Wait until its former machine cannot compute: its provider confirmed the end, or its lease has run out."""
+    # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
+    lasts = lease_and_save(job, placement.policy)
+    for item in placement.attempts_by_job[job.id]:
+        released_at = (item.ended_at or item.intended_at) + lasts
+        may_compute = item.machine.may_compute and placement.now < released_at
+        if item.end_reason is EndReason.LAUNCH_UNKNOWN:
+            continue  # all that could be waited for was waited for before it was given up
+        if item.state.counts or (may_compute and not is_left_to_provider(item, placement.world)):
+            return (
+                VerdictKind.RECONCILING,
+                f"waits until {item.provider} confirms that the machine of attempt {item.id.number} has ended",
+                None if item.state.counts else released_at,
+            )
+    return None
+
+
+def machines_in_use_limit(placement: JobPlacement, _job: Job) -> TurnWait | None:
+    """Wait for one of the machines that `[budget] machines` allows."""
+    most = placement.policy.machines_max
+    if placement.machines < most:
+        return None
+    return VerdictKind.MACHINES, f"all {most} machines of [budget] machines are in use", None
+
+
+def launches_at_once(placement: JobPlacement, _job: Job) -> TurnWait | None:
+    """Wait for the next decision: enough launches leave in this one."""
+    if placement.launches < placement.policy.launches_per_cycle_max:
+        return None
+    sentence = f"{placement.launches} launches at once are enough; its turn comes next"
+    return VerdictKind.LAUNCH_LIMIT, sentence, None
+
+
+Gate = Callable[[JobPlacement, Job], TurnWait | None]
+GATES: Final[tuple[Gate, ...]] = (
+    its_turn,
+    launches_paused,
+    nothing_prepared,
+    backing_off,
+    former_machine,
+    machines_in_use_limit,
+    launches_at_once,
+)
+"""The first that applies is the reason why the job waits; after them come pace, offers, price, balance and budgets."""
 
 
 def _state_of_waiting(job: Job, kind: VerdictKind, now: datetime) -> JobState:

@@ -9,10 +9,12 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TypeVar
 
+from spotd.core.decide import RULES
 from spotd.core.domain.jobs import MachineVerdict
 from spotd.core.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
 from spotd.core.machines.judgements import JUDGEMENTS, Observed
 from spotd.core.machines.listed import RECORDS
+from spotd.core.placement import GATES
 from spotd.core.pricing import span_words
 from spotd.core.running import PATIENCE_FIRST, VERDICTS, Need
 
@@ -88,6 +90,18 @@ def page() -> str:
             "",
             *(f"* `{to.__name__}`: {_purpose(to)}." for to in judges),
             "",
+            "## A decision",
+            "",
+            "From `spotd/core/decide.py`. Every rule adds to one plan; later ones see what earlier ones added.",
+            "",
+            *(f"{number}. `{rule.__name__}`: {_purpose(rule)}." for number, rule in enumerate(RULES, 1)),
+            "",
+            "## Why a job waits, whatever a machine costs",
+            "",
+            "From `spotd/core/placement.py`. The first that applies is the reason that `spotctl why` shows.",
+            "",
+            *(f"{number}. `{gate.__name__}`: {_purpose(gate)}." for number, gate in enumerate(GATES, 1)),
+            "",
             "## What is done to a machine that runs",
             "",
             "From the table of `spotd/core/running.py`. Each decision gives a machine one of these, earlier rows",
@@ -132,7 +146,7 @@ def _patience() -> dict[timedelta, str]:
     return found
 
 
-def _purpose(function: Callable[..., None]) -> str:
+def _purpose(function: Callable[..., object]) -> str:
     """Return the first line of a function's description, as a part of a sentence."""
     first = inspect.cleandoc(function.__doc__ or "").partition("\n")[0].rstrip(".")
     return first[:1].lower() + first[1:]
