@@ -152,6 +152,16 @@ def dollars(usd: float | None) -> str:
     return text if usd is None else f"<${text[1:]}" if text.startswith("<") else f"${text}"
 
 
+def spent_text(costs: Mapping[str, Any]) -> str:
+    """Return what was spent as a cell of a table, `~4.62` where a part of it is not billed yet."""
+    return ("~" if costs.get("estimated") else "") + money(costs["spent_usd"])
+
+
+def spent_words(costs: Mapping[str, Any]) -> str:
+    """Return the same in a sentence: `$4.62 (estimated)`."""
+    return dollars(costs["spent_usd"]) + (" (estimated)" if costs.get("estimated") else "")
+
+
 def compared_text(costs: Mapping[str, Any], usd: float) -> str:
     """Return a figure against on-demand; nothing where no on-demand price is known for anything that was spent."""
     uncompared = costs.get("uncompared_usd", 0)

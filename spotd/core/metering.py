@@ -174,11 +174,12 @@ def with_least_time(
     return replace(after, meter=meter, on_demand_settled=compared_sum, full_since=None), (charge,)
 
 
-def unsettled_sums(attempt: Attempt, now: datetime) -> Mapping[date, CostSums]:
-    """Return what would be charged if the meter stopped now, by day."""
+def unsettled_sums(attempt: Attempt, now: datetime, state: JobState | None = None) -> Mapping[date, CostSums]:
+    """Return what would be charged if the meter stopped now, by day, compared as suits a job in this state."""
     found: defaultdict[date, CostSums] = defaultdict(CostSums)
     for charge in settled(attempt, now, MicroUsdPerHour(0), None)[1]:
-        found[charge.day] += sums_of(charge)
+        is_failed = state is JobState.FAILED
+        found[charge.day] += sums_of(replace(charge, on_demand=None) if is_failed else charge)
     return found
 
 
@@ -295,14 +296,9 @@ def is_estimate(item: Attempt, spent: MicroUsd) -> bool:
     return item.billed is None and spent != 0
 
 
-def compared_cost(state: JobState, on_demand: MicroUsd, uncompared: MicroUsd) -> MicroUsd:
-    """Return what the sum of a job is compared with: a failure is worth nothing, so nothing was saved by its price."""
-    return uncompared if state is JobState.FAILED else on_demand
-
-
-def saved(state: JobState, spent: MicroUsd, on_demand: MicroUsd) -> MicroUsd:
-    """Return what a job saved against on-demand, negative where it cost more; nothing where it failed."""
-    return MicroUsd(0 if state is JobState.FAILED else on_demand - spent)
+def compared_cost(state: JobState, spent: MicroUsd, on_demand: MicroUsd) -> MicroUsd:
+    """Return what the sum of a job is compared with: itself where it failed, since a failure is worth nothing."""
+    return spent if state is JobState.FAILED else on_demand
 
 
 def _host_name(item: Attempt) -> str:

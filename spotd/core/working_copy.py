@@ -244,14 +244,15 @@ class WorkingCopy:
         own = [i for i in self._world.attempts.keys() | self._attempts.keys() if i.job == job]
         if not item.state.is_final or any(self.attempt(i).state is not AttemptState.ENDED for i in own):
             return
-        compared = compared_cost(item.state, item.on_demand, item.totals.uncompared)
-        if words := closing_words(item.totals, item.spent, compared, item.recoveries, item.lost):
+        compared = compared_cost(item.state, item.spent, item.on_demand)
+        totals = replace(item.totals, uncompared=compared_cost(item.state, item.spent, item.totals.uncompared))
+        if words := closing_words(totals, item.spent, compared, item.recoveries, item.lost):
             self.event(
                 "job.closed",
                 words,
                 job=job,
                 spent_microusd=item.spent,
-                on_demand_microusd=item.on_demand,
+                on_demand_microusd=compared,
                 estimated=item.totals.estimated > 0,
             )
 

@@ -32,7 +32,7 @@ from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndKind, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering import accrued, on_demand_accrued, spent, spent_in_month, spent_on_day
+from spotd.core.metering import accrued, compared_cost, on_demand_accrued, spent, spent_in_month, spent_on_day
 from spotd.core.pricing import PPM, Needs, total_per_hour
 from spotd.daemon.controllers import Controller
 from spotd.daemon.controllers import Metrics as ControllerFigures
@@ -282,7 +282,9 @@ def _money(reading: Reading) -> Iterator[Metric]:
     rates: Counter[str] = Counter({row["name"]: 0 for row in reading.providers})
     for item in attempts:
         running[item.provider] += accrued(item.meter, now)
-        compared[item.provider] += on_demand_accrued(item.meter, now)
+        job = None if world is None else world.jobs.get(item.id.job)
+        own = on_demand_accrued(item.meter, now)
+        compared[item.provider] += own if job is None else compared_cost(job.state, accrued(item.meter, now), own)
         rates[item.provider] += spending_rate(item)
     names = sorted({*reading.sums.costs, *running, *(ProviderName(row["name"]) for row in reading.providers)})
     stored = {name: reading.sums.costs.get(name, CostSums()) for name in names}

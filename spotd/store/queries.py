@@ -349,7 +349,12 @@ class Reads:
     def costs_of_providers(self) -> Mapping[ProviderName, CostSums]:
         """Return what is booked at each provider, from one row for each day."""
         query = select(DAY_COSTS.c.provider, *_sums_of(DAY_COSTS)).group_by(DAY_COSTS.c.provider)
-        return {row.provider: COST_SUMS.read(row) for row in rows.fetch(self._connection, query)}
+        found = {row.provider: COST_SUMS.read(row) for row in rows.fetch(self._connection, query)}
+        failed = _OF_FAILED.add_columns(ATTEMPTS.c.provider).join(ATTEMPTS, _OF_COST).group_by(ATTEMPTS.c.provider)
+        for row in self._connection.execute(failed):
+            own = found.get(row.provider, CostSums())
+            found[row.provider] = own + CostSums(on_demand=row.on_demand, uncompared=row.uncompared)
+        return found
 
     def ends_of_attempts(self) -> Mapping[tuple[ProviderName, EndReason], int]:
         """Return how many attempts have ended at each provider for each reason."""
@@ -359,12 +364,12 @@ class Reads:
         known = {reason.value: reason for reason in EndReason}
         return {(provider, known[reason]): count for provider, reason, count in found if reason in known}
 
-    def open_attempts(self) -> tuple[tuple[Attempt, str], ...]:
-        """Return every attempt that has not ended, with the name of its job; what cannot be understood is left out."""
-        query = (
-            select(ATTEMPTS, JOBS.c.name.label("job_name")).join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id).where(NOT_ENDED)
-        )
-        return tuple(kept(lambda row: (rows.attempt_in(row), row.job_name), rows.fetch(self._connection, query)))
+    def open_attempts(self) -> tuple[tuple[Attempt, str, JobState], ...]:
+        """Return every attempt that has not ended, with name and state of its job; what is unreadable is left out."""
+        own = (JOBS.c.name.label("job_name"), JOBS.c.state.label("job_state"))
+        query = select(ATTEMPTS, *own).join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id).where(NOT_ENDED)
+        found = rows.fetch(self._connection, query)
+        return tuple(kept(lambda row: (rows.attempt_in(row), row.job_name, JobState(row.job_state)), found))
 
     def billed_machines(self, *, limit: int) -> tuple[BilledMachine, ...]:
         """Return the newest machines whose bill is known and none of whose time was free."""
@@ -386,15 +391,18 @@ class Reads:
     def totals(self) -> Totals:
         """Return what all jobs together cost, as far as it is booked."""
         columns = (DAY_COSTS.c.amount, DAY_COSTS.c.on_demand, DAY_COSTS.c.uncompared)
-        spent, compared, uncompared = self._connection.execute(select(*map(func.sum, columns))).one()
+        spent, compared, uncompared = (
+            int(n or 0) for n in self._connection.execute(select(*map(func.sum, columns))).one()
+        )
+        failed = self._connection.execute(_OF_FAILED).one()
         own = (JOBS.c.recoveries, JOBS.c.lost, JOBS.c.totals_estimated)
         sums = select(func.count(), *map(func.sum, own))
         count, recoveries, lost, estimated = self._connection.execute(sums).one()
         return Totals(
             jobs=int(count),
-            spent=MicroUsd(int(spent or 0)),
-            on_demand=MicroUsd(int(compared or 0)),
-            uncompared=MicroUsd(int(uncompared or 0)),
+            spent=MicroUsd(spent),
+            on_demand=MicroUsd(compared + int(failed.on_demand or 0)),
+            uncompared=MicroUsd(uncompared + int(failed.uncompared or 0)),
             estimated=int(estimated or 0),
             recoveries=int(recoveries or 0),
             lost=duration_in(int(lost or 0)),
@@ -402,7 +410,8 @@ class Reads:
 
     def array_totals(self, array: JobId) -> ArrayTotals:
         """Return what the jobs of an array come to, as far as it is booked."""
-        sums = (JOBS.c.spent, JOBS.c.on_demand, JOBS.c.totals_uncompared, JOBS.c.recoveries, JOBS.c.totals_estimated)
+        of_failed = (_unless_failed(JOBS.c.spent, one) for one in (JOBS.c.on_demand, JOBS.c.totals_uncompared))
+        sums = (JOBS.c.spent, *of_failed, JOBS.c.recoveries, JOBS.c.totals_estimated)
         query = select(JOBS.c.state, func.count(), *map(func.sum, sums)).where(JOBS.c.array_id == array)
         found = self._connection.execute(query.group_by(JOBS.c.state)).all()
         spent, compared, uncompared, recoveries, estimated = (
@@ -459,8 +468,28 @@ class Reads:
         return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
 
 
-def _sums_of(table: Table) -> list[ColumnElement[Any]]:
-    return [func.sum(table.c[field.name]).label(field.name) for field in dataclasses.fields(CostSums)]
+_COMPARED: Final = frozenset({"on_demand", "uncompared"})
+
+
+def _unless_failed(amount: ColumnElement[int], compared: ColumnElement[int]) -> ColumnElement[int]:
+    """Return what is compared, but the amount itself for a job that failed: see `metering.compared_cost`."""
+    return case((JOBS.c.state == JobState.FAILED.value, amount), else_=compared)
+
+
+def _sums_of(table: Table, *, with_jobs: bool = False) -> list[ColumnElement[Any]]:
+    columns = {field.name: table.c[field.name] for field in dataclasses.fields(CostSums)}
+    return [
+        func.sum(_unless_failed(table.c.amount, column) if with_jobs and name in _COMPARED else column).label(name)
+        for name, column in columns.items()
+    ]
+
+
+_OF_FAILED: Final = (
+    select(*(func.sum(ATTEMPT_COSTS.c.amount - ATTEMPT_COSTS.c[name]).label(name) for name in sorted(_COMPARED)))
+    .join_from(ATTEMPT_COSTS, JOBS, JOBS.c.id == ATTEMPT_COSTS.c.job_id)
+    .where(JOBS.c.state == JobState.FAILED.value)
+)
+"""What is to be added to sums in which jobs that failed are compared with on-demand."""
 
 
 def _by_attempts(
@@ -468,11 +497,11 @@ def _by_attempts(
 ) -> Select[Any]:
     estimated = func.max(JOBS.c.totals_estimated) if joined is JOBS else func.sum(case((_UNBILLED, 1), else_=0))
     columns = (key.label("group_key"), name.label("group_name"), func.count().label("attempts"))
-    return (
-        select(*columns, estimated.label("estimated"), *_sums_of(ATTEMPT_COSTS))
-        .join_from(ATTEMPT_COSTS, joined, on)
-        .group_by(key)
-    )
+    found = select(*columns, estimated.label("estimated"), *_sums_of(ATTEMPT_COSTS, with_jobs=True))
+    found = found.join_from(ATTEMPT_COSTS, joined, on)
+    if joined is not JOBS:
+        found = found.join(JOBS, JOBS.c.id == ATTEMPT_COSTS.c.job_id)
+    return found.group_by(key)
 
 
 _OF_COST: Final = and_(ATTEMPTS.c.job_id == ATTEMPT_COSTS.c.job_id, ATTEMPTS.c.number == ATTEMPT_COSTS.c.attempt)
@@ -482,6 +511,19 @@ _UNBILLED_DAYS: Final = (
     .join(ATTEMPTS, and_(ATTEMPTS.c.job_id == CHARGES.c.job_id, ATTEMPTS.c.number == CHARGES.c.attempt))
     .where(ATTEMPTS.c.billed.is_(None), CHARGES.c.amount != 0)
 )
+_UNKNOWN: Final = CHARGES.c.on_demand.is_(None)
+_FAILED_DAYS: Final = (
+    select(
+        CHARGES.c.day,
+        func.sum(case((_UNKNOWN, 0), else_=CHARGES.c.amount - CHARGES.c.on_demand)).label("on_demand"),
+        func.sum(case((_UNKNOWN, 0), else_=CHARGES.c.amount)).label("uncompared"),
+    )
+    .join(JOBS, JOBS.c.id == CHARGES.c.job_id)
+    .where(JOBS.c.state == JobState.FAILED.value)
+    .group_by(CHARGES.c.day)
+    .subquery()
+)
+"""What is to be added to the sums of a day, as `_OF_FAILED` to others."""
 _NO_NAME: Final[ColumnElement[str]] = literal("")
 _HOST: Final = ATTEMPTS.c.provider + "/" + func.coalesce(ATTEMPTS.c.host_id, ATTEMPTS.c.offer_id)
 _GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
@@ -491,8 +533,15 @@ _GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
         _NO_NAME.label("group_name"),
         null().label("attempts"),
         func.max(case((DAY_COSTS.c.day.in_(_UNBILLED_DAYS), 1), else_=0)).label("estimated"),
-        *_sums_of(DAY_COSTS),
-    ).group_by(DAY_COSTS.c.day),
+        *(
+            (column + func.coalesce(func.max(_FAILED_DAYS.c[column.name]), 0)).label(column.name)
+            if column.name in _COMPARED
+            else column
+            for column in _sums_of(DAY_COSTS)
+        ),
+    )
+    .join_from(DAY_COSTS, _FAILED_DAYS, _FAILED_DAYS.c.day == DAY_COSTS.c.day, isouter=True)
+    .group_by(DAY_COSTS.c.day),
     CostGrouping.PROVIDER: _by_attempts(ATTEMPTS.c.provider, _NO_NAME, ATTEMPTS, _OF_COST),
     CostGrouping.GPU: _by_attempts(ATTEMPTS.c.gpu, _NO_NAME, ATTEMPTS, _OF_COST),
     CostGrouping.HOST: _by_attempts(_HOST, _NO_NAME, ATTEMPTS, _OF_COST),

@@ -78,9 +78,9 @@ class JobView:
     submitted_by: str = ""
 
     def uncompared_at(self, now: datetime) -> MicroUsd:
-        """Return what of the cost has no known on-demand price."""
+        """Return what of the cost is compared with nothing: no on-demand price is known, or the job failed."""
         running = sum(a.spent_at(now) for a in self.open if a.on_demand is None)
-        return MicroUsd(self.totals.uncompared + running)
+        return compared_cost(self.state, self.spent_at(now), MicroUsd(self.totals.uncompared + running))
 
     @property
     def is_estimated(self) -> bool:
@@ -91,18 +91,17 @@ class JobView:
         """Return what sums the job up, empty before its end; the machine of its last attempt may cost more by then."""
         if not self.state.is_final:
             return ""
-        uncompared = self.uncompared_at(now)
-        compared = compared_cost(self.state, self.on_demand_at(now), uncompared)
-        totals = replace(self.totals, uncompared=uncompared, estimated=int(self.is_estimated))
-        return closing_words(totals, self.spent_at(now), compared, self.recoveries, self.lost)
+        totals = replace(self.totals, uncompared=self.uncompared_at(now), estimated=int(self.is_estimated))
+        return closing_words(totals, self.spent_at(now), self.on_demand_at(now), self.recoveries, self.lost)
 
     def spent_at(self, now: datetime) -> MicroUsd:
         """Return what the job has cost by now, over all attempts."""
         return MicroUsd(self.settled + sum(a.spent_at(now) for a in self.open))
 
     def on_demand_at(self, now: datetime) -> MicroUsd:
-        """Return what the same time would have cost on-demand."""
-        return MicroUsd(self.on_demand_settled + sum(a.on_demand_at(now) for a in self.open))
+        """Return what the same time would have cost on-demand, and its own cost where it is compared with nothing."""
+        on_demand = MicroUsd(self.on_demand_settled + sum(a.on_demand_at(now) for a in self.open))
+        return compared_cost(self.state, self.spent_at(now), on_demand)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,12 +39,13 @@ from spotd.api.schemas.jobs import (
 from spotd.core import requests
 from spotd.core.checkpoints import advice_words
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.intents import JobId
+from spotd.core.domain.intents import NOTHING, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import RENTING, UnreadableRow, World
 from spotd.core.enforcement import used_up
 from spotd.core.machines import recovery
+from spotd.core.metering import compared_cost
 from spotd.core.plan import Plan, combine
 from spotd.core.ranking.candidates import ceilings_of
 from spotd.core.ranking.cost_words import cost_words
@@ -116,16 +117,19 @@ class JobHandlers(ContextHandlers):
             if own[0].array is None or len(own) >= own[0].array.count:
                 continue
             totals = reads.array_totals(array)
-            running = [(item, item.spent_at(now)) for view in own for item in view.open]
-            spent = totals.spent + sum(cost for _, cost in running)
-            compared = totals.on_demand + sum(item.on_demand_at(now) for item, _ in running)
-            unknown = totals.uncompared + sum(cost for item, cost in running if item.on_demand is None)
+            running = [(view.state, item, item.spent_at(now)) for view in own for item in view.open]
+            spent = totals.spent + sum(cost for _, _, cost in running)
+            compared = totals.on_demand + sum(compared_cost(s, cost, i.on_demand_at(now)) for s, i, cost in running)
+            unknown = totals.uncompared + sum(
+                compared_cost(state, cost, NOTHING if item.on_demand is not None else cost)
+                for state, item, cost in running
+            )
             found.append(
                 ArraySumResponse(
                     id=array,
                     states={state.value: count for state, count in totals.states.items()},
                     spent_usd=as_usd(spent),
-                    estimated=totals.estimated > 0 or any(cost for _, cost in running),
+                    estimated=totals.estimated > 0 or any(cost for _, _, cost in running),
                     on_demand_usd=as_usd(compared),
                     saved_usd=as_usd(compared - spent),
                     uncompared_usd=as_usd(unknown),

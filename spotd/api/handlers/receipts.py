@@ -27,13 +27,14 @@ from spotd.core.budgets import committed
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, CostSums, Intent, JobId, added_up
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.listed import stray_cost
 from spotd.core.metering import (
+    compared_cost,
     is_estimate,
     machines_in_use,
     on_demand_spent,
-    saved,
     spent,
     spent_in_month,
     spent_on_day,
@@ -88,15 +89,15 @@ class ReceiptHandlers(ContextHandlers):
 
     def _with_running(self, totals: Totals, now: datetime) -> Totals:
         """Return the sums of all jobs: what is booked, and what still runs on a meter."""
-        running = self._context.world().attempts.values()
-        paid = totals.spent + sum(spent(a, now) - a.meter.settled for a in running)
-        compared = totals.on_demand + sum(on_demand_spent(a, now) - a.on_demand_settled for a in running)
-        unknown = sum(spent(a, now) - a.meter.settled for a in running if a.quote.on_demand is None)
+        world = self._context.world()
+        running = world.attempts.values()
+        states = {job.id: job.state for job in world.jobs.values()}
+        sums = added_up([s for a in running for s in unsettled_sums(a, now, states.get(a.id.job)).values()])
         return replace(
             totals,
-            spent=MicroUsd(paid),
-            on_demand=MicroUsd(compared),
-            uncompared=MicroUsd(totals.uncompared + unknown),
+            spent=MicroUsd(totals.spent + sums.amount),
+            on_demand=MicroUsd(totals.on_demand + sums.on_demand),
+            uncompared=MicroUsd(totals.uncompared + sums.uncompared),
             estimated=totals.estimated + sum(is_estimate(a, spent(a, now)) for a in running),
         )
 
@@ -167,7 +168,8 @@ def _receipt(
     own = {item.id: _sums(item, costs, now) for item in attempts}
     aside = {i.number: sums for i, sums in costs.items() if i.job == view.id and i not in own}
     total = sum(spent(a, now) for a in attempts) + sum(sums.amount for sums in aside.values())
-    compared = sum(on_demand_spent(a, now) for a in attempts) + sum(sums.on_demand for sums in aside.values())
+    on_demand = sum(on_demand_spent(a, now) for a in attempts) + sum(sums.on_demand for sums in aside.values())
+    compared = compared_cost(view.state, MicroUsd(total), MicroUsd(on_demand))
     return ReceiptResponse(
         id=view.id,
         name=view.name,
@@ -175,7 +177,7 @@ def _receipt(
         spent_usd=as_usd(total),
         estimated=total != 0 and (view.is_estimated or bool(aside)),
         on_demand_usd=as_usd(compared),
-        saved_usd=as_usd(saved(view.state, MicroUsd(total), MicroUsd(compared))),
+        saved_usd=as_usd(compared - total),
         recoveries=view.recoveries,
         lost_s=view.lost.total_seconds(),
         budget_usd=usd(job.budget) if job is not None else None,
@@ -306,17 +308,19 @@ class LedgerHandlers(ContextHandlers):
 
 def _ledger(reads: Reads, by: CostGrouping, now: datetime) -> LedgerResponse:
     found = {group.key: group for group in reads.cost_groups(by)}
-    for item, name in reads.open_attempts():
-        _add_running(found, by, item, name, now)
+    for item, name, state in reads.open_attempts():
+        _add_running(found, by, item, name, state, now)
     groups = _in_order(found.values(), by)
     total = _together("total", groups, by)
     return LedgerResponse(by=by.value, groups=[_response(group) for group in groups], total=_response(total))
 
 
-def _add_running(found: dict[str, CostGroup], by: CostGrouping, item: Attempt, name: str, now: datetime) -> None:
+def _add_running(
+    found: dict[str, CostGroup], by: CostGrouping, item: Attempt, name: str, state: JobState, now: datetime
+) -> None:
     """Add what of this attempt is not booked yet; a machine without anything booked is counted here."""
     is_new = item.meter.settled == 0 and item.on_demand_settled == 0
-    for day, sums in unsettled_sums(item, now).items():
+    for day, sums in unsettled_sums(item, now, state).items():
         key = day.isoformat() if by is CostGrouping.DAY else _key_of(item, by)
         before = found.get(key)
         if before is None:

@@ -33,7 +33,7 @@ from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import Verdict
 from spotd.core.machines.bids import pays_bid
 from spotd.core.machines.host_reports import explain_exit, late_words
-from spotd.core.metering import is_estimate, on_demand_spent, saved, spent
+from spotd.core.metering import is_estimate, on_demand_spent, spent
 from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
 from spotd.daemon.hosts.limits import HostTransfer, TransferKind
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -271,7 +271,7 @@ def job_response(
         spent_usd=as_usd(spent_by_now),
         estimated=view.is_estimated and spent_by_now != 0,
         on_demand_usd=as_usd(compared),
-        saved_usd=as_usd(saved(view.state, spent_by_now, compared)),
+        saved_usd=as_usd(compared - spent_by_now),
         recoveries=view.recoveries,
         checkpoint=None if view.checkpoint is None else checkpoint_response(view.checkpoint),
         submitted_at=utc_text(view.submitted_at),

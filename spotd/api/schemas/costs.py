@@ -60,7 +60,7 @@ class ReceiptResponse(Spending):
     """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine.
 
     `corrections` states, in sentences, where a provider's own bill took the place of what was booked.
-    `uncompared_usd` of `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
+    `uncompared_usd` of `spent_usd` is compared with nothing: no on-demand price was known, or the job failed.
     `summary` sums the job up in a sentence; empty before its end.
     """
 
@@ -109,7 +109,7 @@ class CostGroupResponse(Spending):
         gpu_usd: of machines while they ran, with their disk, without the fee.
         disk_usd: of machines that did not run.
         free_usd: booked and taken back, since the provider took the machine soon after its launch.
-        uncompared_usd: of `spent_usd`, for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
+        uncompared_usd: of `spent_usd`, with no known on-demand price or of failed jobs; `on_demand_usd` holds it, too.
     """
 
     key: str
@@ -166,7 +166,7 @@ class CostResponse(Answer, Spending):
     """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets.
 
     Of many jobs only the newest have a receipt here; the sums hold the `more` others, too. `uncompared_usd` of
-    `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
+    `spent_usd` is compared with nothing: no on-demand price was known, or the job failed.
     """
 
     receipts: list[ReceiptResponse]

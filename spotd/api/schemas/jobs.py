@@ -202,7 +202,7 @@ class JobResponse(Spending):
     every alternative, as `RTX_4090:4, L40S:4`.
     `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
     `gpus` is empty without a machine, and where its image has no `nvidia-smi`.
-    `uncompared_usd` of `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
+    `uncompared_usd` of `spent_usd` is compared with nothing: no on-demand price was known, or the job failed.
     `summary` is one sentence about how long it ran, where, and what that cost and saved; empty before its end.
     `checkpoint_late` states for how long nothing was saved, while that is longer than `[checkpoint] every` allows.
     `array` is null for a job that was not submitted with `--array`.

@@ -29,6 +29,8 @@ from spotd.words import (
     saved_text,
     size_text,
     span_text,
+    spent_text,
+    spent_words,
     where_text,
 )
 
@@ -85,7 +87,7 @@ _JOB_COLUMNS: Sequence[Column[ReceiptResponse]] = (
     Column("ID", lambda receipt: receipt["id"]),
     Column("NAME", lambda receipt: receipt["name"], least=8),
     Column("STATE", lambda receipt: state_cell(receipt["state"])),
-    Column("SPENT", lambda receipt: money(receipt["spent_usd"]), right=True),
+    Column("SPENT", spent_text, right=True),
     Column("ON-DEMAND", on_demand_text, right=True),
     Column("SAVED", saved_text, right=True),
     Column("PREEMPT", lambda receipt: str(receipt["recoveries"]), right=True),
@@ -99,7 +101,7 @@ _ATTEMPT_COLUMNS: Sequence[Column[AttemptCostResponse]] = (
     Column("FROM", lambda line: local_text(line["started_at"]), drop=4),
     Column("RAN", lambda line: span_text(line["seconds"]), right=True),
     Column("$/H", lambda line: price(line["effective_usd_h"]), right=True),
-    Column("SPENT", lambda line: money(line["spent_usd"]), right=True),
+    Column("SPENT", spent_text, right=True),
     Column("ON-DEMAND", _attempt_on_demand, right=True),
     Column("END", lambda line: line["reason"] or ("runs" if line["ended_at"] is None else NOTHING), least=8),
 )
@@ -117,19 +119,19 @@ _GROUP_COLUMNS: Sequence[Column[CostGroupResponse]] = (
     Column("FREE", lambda group: money(group["free_usd"]), right=True, drop=8),
     Column("BOOKED", lambda group: money(group["booked_usd"]), right=True, drop=3),
     Column("BILLS", lambda group: _signed(group["corrected_usd"]), right=True, drop=3),
-    Column("SPENT", lambda group: money(group["spent_usd"]), right=True),
+    Column("SPENT", spent_text, right=True),
     Column("ON-DEMAND", on_demand_text, right=True, drop=2),
     Column("SAVED", lambda group: compared_text(group, group["saved_usd"]), right=True, drop=1),
 )
 _GROUPINGS: Final = ("job", "day", "provider", "gpu", "host")
 _SUMS: Final = (
     *("machines", "seconds", "gpu_usd", "disk_usd", "traffic_usd", "fee_usd", "free_usd", "booked_usd"),
-    *("corrected_usd", "spent_usd", "uncompared_usd", "on_demand_usd", "saved_usd"),
+    *("corrected_usd", "spent_usd", "estimated", "uncompared_usd", "on_demand_usd", "saved_usd"),
 )
 _ATTEMPT_KEYS: Final = (
     *("attempt", "provider", "host", "gpu", "gpu_count", "market", "effective_usd_h", "on_demand_usd_h"),
     *("started_at", "ended_at", "reason", "seconds", "gpu_usd", "disk_usd", "traffic_usd", "fee_usd", "free_usd"),
-    *("egress_usd", "corrected_usd", "spent_usd", "on_demand_usd", "uploaded_bytes", "restored_bytes"),
+    *("egress_usd", "corrected_usd", "spent_usd", "estimated", "on_demand_usd", "uploaded_bytes", "restored_bytes"),
 )
 
 
@@ -175,7 +177,7 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
             others = count(shape["more"], "older job" if ref is None else "job")
             stdout.line(f"{others} not shown, but in the total: spotctl cost JOB")
         stdout.line(
-            f"total: spent {dollars(shape['spent_usd'])}, {_total_compared(shape)}"
+            f"total: spent {spent_words(shape)}, {_total_compared(shape)}"
             f"{count(shape['recoveries'], 'preemption')}, {_minutes(shape['lost_s'])} lost"
         )
     for stray in shape.get("strays", []):
@@ -228,7 +230,7 @@ def _signed(usd: float) -> str:
 def _show_receipt(receipt: ReceiptResponse) -> None:
     facts = [
         ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
-        ("spent", dollars(receipt["spent_usd"]) + (" (estimated)" if receipt.get("estimated") else "")
+        ("spent", spent_words(receipt)
             + ("" if receipt["budget_usd"] is None else f" of {dollars(receipt['budget_usd'])}")),
         *_compared(receipt),
         ("preempted", count(receipt["recoveries"], "time")),
@@ -268,7 +270,7 @@ def _total_compared(shape: CostResponse) -> str:
     on_demand, saved = shape["on_demand_usd"] - uncompared, shape["saved_usd"]
     if uncompared and on_demand <= 0:
         return ""
-    part = f" ({dollars(uncompared)} of it with no known on-demand price)" if uncompared else ""
+    part = f" ({dollars(uncompared)} of it failed or has no known on-demand price)" if uncompared else ""
     return f"on demand {dollars(on_demand)}, saved {dollars(saved)}{_percent(saved, on_demand)}{part}, "
 
 

@@ -42,6 +42,8 @@ from spotd.words import (
     short_span,
     size_text,
     span_text,
+    spent_text,
+    spent_words,
     stage_text,
     stage_word,
     where_text,
@@ -74,7 +76,7 @@ def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
         Column("GPU", gpu_text, least=5, drop=3),
         Column("WHERE", where_text, least=5, drop=2),
         Column("$/H", lambda job: _rate_text(job["effective_usd_h"]), right=True),
-        Column("SPENT", lambda job: money(job["spent_usd"]), right=True, drop=1),
+        Column("SPENT", spent_text, right=True, drop=1),
         Column("SAVED", saved_text, right=True, drop=5),
         Column("PREEMPT", lambda job: str(job["recoveries"]), right=True, drop=6),
         Column("CKPT", _checkpoint_text, least=5, drop=4),
@@ -88,7 +90,7 @@ def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
         Column("WHERE", where_text, least=10),
         Column("GPU", gpu_text, least=6, drop=3),
         Column("$/H", lambda attempt: price(attempt["effective_usd_h"]), right=True),
-        Column("SPENT", lambda attempt: money(attempt["spent_usd"]), right=True, drop=2),
+        Column("SPENT", spent_text, right=True, drop=2),
         Column("STARTED", lambda attempt: local_text(_began(attempt)), drop=5),
         Column(
             "RAN",
@@ -364,7 +366,7 @@ def _code_text(detail: JobDetailResponse) -> str:
 
 
 def _spent_text(detail: JobDetailResponse) -> str:
-    spent = dollars(detail["job"]["spent_usd"])
+    spent = spent_words(detail["job"])
     return spent if detail["budget_usd"] is None else f"{spent} of {dollars(detail['budget_usd'])}"
 
 

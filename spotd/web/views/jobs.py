@@ -38,6 +38,7 @@ from spotd.words import (
     run_span,
     size_text,
     span_text,
+    spent_words,
     stage_text,
     where_text,
 )
@@ -102,7 +103,7 @@ def listing(
             gpus(job),
             clean(where_text(job)),
             price(job["effective_usd_h"]),
-            dollars(job["spent_usd"]),
+            spent_words(job),
             dollars(job["saved_usd"]) if job["spent_usd"] and job["state"] != "FAILED" else NOTHING,
             str(job["recoveries"]),
             ago(job["submitted_at"], now),
@@ -189,8 +190,7 @@ def summary(detail: Mapping[str, Any], now: datetime) -> Node:
         ),
         (
             "Spent",
-            dollars(job["spent_usd"])
-            + ("" if detail["budget_usd"] is None else f" of {dollars(detail['budget_usd'])}"),
+            spent_words(job) + ("" if detail["budget_usd"] is None else f" of {dollars(detail['budget_usd'])}"),
         ),
         ("Saved", _saved(job)),
         ("Preemptions", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
@@ -249,7 +249,7 @@ def attempts(job: Mapping[str, Any], now: datetime) -> Node:
             clean(f"{one['provider']}/{one['host']}"),
             gpus(one),
             price(one["effective_usd_h"]),
-            dollars(one["spent_usd"]),
+            spent_words(one),
             moment(one["launched_at"] or one["intended_at"], form="short"),
             NOTHING if one["running_at"] is None else run_span(one["running_at"], one["ended_at"] or now.isoformat()),
             clean(one["resumed_from"] or NOTHING),
@@ -295,13 +295,13 @@ def receipt(answer: Mapping[str, Any]) -> Node:
             dollars(row["fee_usd"]),
             dollars(row["free_usd"]),
             dollars(row["corrected_usd"]),
-            dollars(row["spent_usd"]),
+            spent_words(row),
             dollars(row["on_demand_usd"]),
         ]
         for row in one["attempts"]
     ]
     compared = one["on_demand_usd"] - one["uncompared_usd"]
-    total = f"Spent {dollars(one['spent_usd'])}" + (" (estimated)" if one["estimated"] else "")
+    total = f"Spent {spent_words(one)}"
     if compared > 0 and one["state"] != "FAILED":
         share = f"{100 * one['saved_usd'] / compared:.0f} %"
         total += f", on-demand {dollars(compared)}, saved {dollars(one['saved_usd'])} ({share})"

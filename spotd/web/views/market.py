@@ -26,7 +26,18 @@ from spotd.web.views.parts import (
     state,
     step_list,
 )
-from spotd.words import FINAL_STATES, NOTHING, WITHOUT_CEILING, clean, count, dollars, price, span_text, where_text
+from spotd.words import (
+    FINAL_STATES,
+    NOTHING,
+    WITHOUT_CEILING,
+    clean,
+    count,
+    dollars,
+    price,
+    span_text,
+    spent_words,
+    where_text,
+)
 
 CEILINGS_MAX: Final = 8
 _SEARCHED: Final = ("provider", "host", "region", "gpu", "market", "verdict")
@@ -317,7 +328,7 @@ def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
             gpus(job),
             clean(where_text(job)),
             price(job["effective_usd_h"]),
-            dollars(job["spent_usd"]),
+            spent_words(job),
             NOTHING if job["state"] == "FAILED" else dollars(job["saved_usd"]),
             _checkpoint(job, now),
         ]

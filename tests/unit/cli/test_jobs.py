@@ -36,7 +36,7 @@ def test_ls_prints_the_columns_of_the_design_aligned_when_piped(stocked: Ctl) ->
     assert result.code == 0
     assert result.out == (
         "ID          NAME        STATE          GPU     WHERE      $/H  SPENT  SAVED  PREEMPT  CKPT  AGE\n"
-        "6k0a1b2c3d  llama-lora  RUNNING        H100:1  local/h3  2.31   4.62   3.18        0  1200   3h\n"
+        "6k0a1b2c3d  llama-lora  RUNNING        H100:1  local/h3  2.31  ~4.62   3.18        0  1200   3h\n"
         "6k0a9zzzzz  prep        WAITING_PRICE  H100:1  -            -   0.00   0.00        0  -      3h\n"
         "6j99ffffff  old         FAILED         H100:1  -            -   4.62      -        0  1200   3h\n"
     )
@@ -128,7 +128,7 @@ def test_show_tells_state_money_checkpoint_and_attempts(stocked: Ctl) -> None:
         "where:      local/h3\n"
         "price:      $2.310 per hour for the machine\n"
         "ceiling:    $2.400 per GPU-hour\n"
-        "spent:      $4.62 of $120.00\n"
+        "spent:      $4.62 (estimated) of $120.00\n"
         "saved:      $3.18 against $7.80 on demand\n"
         "preempted:  0 times\n"
         "checkpoint: step-1200, 1.5 MB, 2026-11-21 09:30:00, by attempt 1\n"
@@ -141,7 +141,7 @@ def test_show_tells_state_money_checkpoint_and_attempts(stocked: Ctl) -> None:
         "secrets:    TOKEN\n"
         "\n"
         "TRY  WHERE     GPU       $/H  SPENT  STARTED                RAN  RESUMED FROM  END\n"
-        "  1  local/h3  H100:1  2.310   4.62  2026-11-21 08:00:01  1h59m  -             running\n"
+        "  1  local/h3  H100:1  2.310  ~4.62  2026-11-21 08:00:01  1h59m  -             running\n"
     )
 
 

@@ -302,6 +302,26 @@ def test_the_attempts_of_a_job_for_a_spreadsheet(ctl: Ctl) -> None:
     assert (row["job"], row["host"], row["gpu_usd"], row["ended_at"]) == ("6k0a1b2c3d", "'=1", "3.000001", "")
 
 
+@pytest.mark.parametrize("estimated", [True, False])
+def test_every_view_says_alike_whether_a_sum_is_an_estimate(ctl: Ctl, *, estimated: bool) -> None:
+    line = made_responses.attempt_cost(estimated=estimated)
+    receipt = made_responses.receipt(attempts=[line], estimated=estimated)
+    ctl.place.answers("receipts.cost", made_responses.cost(receipt) | {"estimated": estimated})
+    group = made_responses.cost_group(estimated=estimated)
+    ctl.place.answers("ledger.groups", {"schema": 1, "by": "job", "groups": [group], "total": group})
+    row = made_responses.job(estimated=estimated)
+    ctl.place.answers("jobs.page", {"jobs": [row], "more": False, "paused": ""})
+    word, mark = (" (estimated)", "~4.62") if estimated else ("", "4.62")
+    assert f"total: spent $4.62{word}," in ctl("cost").out
+    assert f"spent:      $4.62{word}" in ctl("cost", "llama-lora").out
+    for table in (("cost",), ("cost", "llama-lora"), ("cost", "--by", "job"), ("ls",)):
+        assert mark in ctl(*table).out.split(), table
+        assert ("~" in ctl(*table).out) is estimated, table
+    for command in (("cost", "llama-lora"), ("cost", "--by", "job")):
+        for cells in csv.DictReader(io.StringIO(ctl(*command, "-o", "csv").out)):
+            assert cells["estimated"] == str(estimated).lower(), command
+
+
 def test_a_receipt_divides_the_cost_of_an_attempt(ctl: Ctl) -> None:
     line = made_responses.attempt_cost(gpu_usd=3.6, fee_usd=0.72, disk_usd=0.2, traffic_usd=0.2, corrected_usd=-0.1)
     ctl.place.answers("receipts.cost", made_responses.cost(made_responses.receipt(attempts=[line])))
@@ -363,6 +383,6 @@ def test_of_savings_that_cannot_be_known_nothing_is_said(ctl: Ctl) -> None:
     assert "saved:" not in one
     ctl.place.answers("receipts.cost", made_responses.cost(unknown, made_responses.receipt()))
     assert ctl("cost").out.splitlines()[-1] == (
-        "total: spent $9.24, on demand $7.80, saved $3.18 (41 %) ($4.62 of it with no known on-demand price), "
+        "total: spent $9.24, on demand $7.80, saved $3.18 (41 %) ($4.62 of it failed or has no known on-demand price), "
         "2 preemptions, 12.4 minutes lost"
     )

@@ -37,7 +37,7 @@ async def saved_and_lost(rig: Rig, seconds: Any, **spec: Any) -> float | None:
 
 async def test_the_measured_save_time_becomes_the_interval_of_the_next_attempt(rig: Rig) -> None:
     found = await saved_and_lost(rig, 20.0)
-    [(item, _)] = rig.store.read(lambda reads: reads.open_attempts())
+    [(item, _, _)] = rig.store.read(lambda reads: reads.open_attempts())
     assert item.save_every is not None
     assert found == item.save_every.total_seconds()
     without_evidence = advised_interval(timedelta(seconds=20), prior_hazard_ppm(rig.policy.current))

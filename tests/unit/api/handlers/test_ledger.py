@@ -15,9 +15,10 @@ from sqlalchemy import event
 from starlette.requests import Request
 
 from spotd.api.handlers import receipts
-from spotd.api.requests import CostQuery, read_query
+from spotd.api.requests import CostQuery, JobQuery, read_query
 from spotd.api.responses import Invalid
-from spotd.core.domain.intents import Charge, ChargePart, CostSums, Meter, sums_of
+from spotd.core.domain.intents import Charge, ChargePart, CostSums, JobId, Meter, sums_of
+from spotd.core.domain.jobs import ArrayTask
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.metering import unsettled_sums
 from spotd.core.plan import Plan
@@ -92,8 +93,8 @@ def sums_by(store: Store, by: CostGrouping, now: datetime) -> CostSums:
     """All of it, by this grouping: what the answer adds up."""
     booked, running = store.read(lambda r: (r.cost_groups(by), r.open_attempts()))
     found = {group.key: group for group in booked}
-    for item, name in running:
-        receipts._add_running(found, by, item, name, now)
+    for item, name, state in running:
+        receipts._add_running(found, by, item, name, state, now)
     return sum((group.sums for group in found.values()), start=CostSums())
 
 
@@ -192,6 +193,67 @@ async def test_groups_are_added_up_where_they_are_read_and_not_in_the_event_loop
     monkeypatch.setattr(receipts, "_in_order", noted)
     await answer(tmp_path, 1, CostGrouping.JOB)
     assert added == [True]
+
+
+def failures(store: Store, now: datetime) -> None:
+    """Three jobs that ended: one succeeded and saved $0.02, two failed, the machine of one of them still bills."""
+    states = {"bad": JobState.FAILED, "ends": JobState.FAILED, "good": JobState.SUCCEEDED}
+    booked = [
+        v.charge("good", amount=10_000, on_demand=30_000),
+        v.charge("bad", amount=5_000, on_demand=900_000),
+        replace(v.charge("bad", amount=-1_000, on_demand=0), end=v.NOW, part=ChargePart.CREDIT),
+        v.charge("bad", at=v.NOW + timedelta(days=1), amount=2_000, on_demand=None),
+    ]
+    task = ArrayTask(id=JobId("all"), name="all", index=0, count=9)
+    for name, state in states.items():
+        own = [c for c in booked if c.attempt.job == name]
+        sums = {
+            "spent": MicroUsd(sum(c.amount for c in own)),
+            "on_demand": MicroUsd(sum(c.amount if c.on_demand is None else c.on_demand for c in own)),
+        }
+        job = v.job(name, state, name=name, attempts_made=1, array=replace(task, index=len(name)), **sums)
+        job = replace(job, totals=replace(job.totals, uncompared=MicroUsd(2_000 if name == "bad" else 0)))
+        runs = machine(name, 1, provider=v.VAST, host="h", gpu="H100", runs=True)
+        ended = machine(name, 1, provider=v.VAST, host="h", gpu="H100")
+        ended = replace(ended, meter=Meter(settled=sums["spent"]), on_demand_settled=sums["on_demand"])
+        runs = replace(runs, meter=replace(runs.meter, since=now - timedelta(minutes=10)))
+        item = replace(runs, state=AttemptState.ENDING) if name == "ends" else ended
+        store.tx(lambda tx, rows=(job, item): tx.commit(v.plan(*rows)))  # type: ignore[misc]  # a lambda's default
+    store.tx(lambda tx: tx.commit(Plan(charges=tuple(booked))))
+
+
+async def test_a_job_that_failed_saves_nothing_in_any_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(tmp_path / "state.sqlite")
+    rig = Rig(tmp_path, store=store)
+    failures(store, rig.clock.now())
+    rig.pollers[v.VAST] = rig.pollers[rig.shop.name]
+    await rig.control_loop.adopt()
+    handlers = rig.handlers()
+    lines = {job["name"]: job for job in (await handlers.jobs.page(JobQuery()))["jobs"]}
+    whole = await handlers.receipts.cost(None)
+    monkeypatch.setattr(receipts, "RECEIPTS_MAX", 1)
+    cut = await handlers.receipts.cost(None)
+    assert {r["name"] for r in whole["receipts"]} == {"good", "bad", "ends"}
+    sums: dict[str, Mapping[str, Any]] = {
+        "total": whole,
+        "total of many": cut,
+        "array": await handlers.receipts.cost("all"),
+        **{by.value: (await handlers.ledger.groups(by))["total"] for by in CostGrouping},
+        "cut": (await handlers.jobs.page(JobQuery(limit=2)))["arrays"][0],
+    }
+    spent = sum(job["spent_usd"] for job in lines.values())
+    assert spent > 0.1, "a meter runs"
+    for name, found in sums.items():
+        assert round(found["saved_usd"], 6) == 0.02, name
+        assert found["on_demand_usd"] - found["spent_usd"] == pytest.approx(0.02), name
+        assert found["spent_usd"] == pytest.approx(spent), name
+        assert found["uncompared_usd"] == pytest.approx(spent - 0.01), name
+    for row in (*lines.values(), *whole["receipts"]):
+        assert round(row["saved_usd"], 6) == (0.02 if row["name"] == "good" else 0), row["name"]
+        assert round(row["uncompared_usd"], 6) == (0 if row["name"] == "good" else round(row["spent_usd"], 6))
+    by_provider = store.read(lambda reads: reads.costs_of_providers())
+    assert sum(one.on_demand - one.amount for one in by_provider.values()) == 20_000
+    store.close()
 
 
 def test_what_nothing_is_added_up_by_is_refused() -> None:
