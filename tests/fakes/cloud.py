@@ -7,6 +7,8 @@ seldom the cloud is asked. A server that runs for long calls `advance()` from a 
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -29,7 +31,20 @@ from tests.fakes.ledger_sums import total_by_machine
 NOTHING: Final = MicroUsdPerHour(0)
 FOR_EVER: Final = "exec sleep 2147483647"
 """The script of a container that was given nothing to run."""
+POWERED_OFF: Final = "powered-off"
+"""The file in `$SPOTD_HOME` that the `shutdown` of `path_with_shutdown` leaves."""
+_SHUTDOWN: Final = f'#!/bin/sh\nmkdir -p "$SPOTD_HOME" && : >"$SPOTD_HOME/{POWERED_OFF}"\n'
 C = TypeVar("C", bound="FakeCloud")
+
+
+def path_with_shutdown(root: Path) -> str:
+    """Return a PATH whose `shutdown` ends a fake's machine, as its processes must never reach the real one."""
+    binaries = root / "bin"
+    binaries.mkdir(parents=True, exist_ok=True)
+    for name in ("shutdown", "poweroff", "halt", "systemctl"):
+        (binaries / name).write_text(_SHUTDOWN)
+        (binaries / name).chmod(0o755)
+    return os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 class FakeCloud(ABC):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -19,16 +17,13 @@ from tests.fakes.aws.quirks import Quirks
 from tests.fakes.aws.records import FakeInstance, Phase, SpotRequest
 from tests.fakes.aws.volumes import Volumes
 from tests.fakes.aws.wire import Refusal
-from tests.fakes.cloud import NOTHING, FakeCloud
+from tests.fakes.cloud import NOTHING, POWERED_OFF, FakeCloud, path_with_shutdown
 
 ACCESS_KEY: Final = "AKIAFAKEFAKEFAKEFAKE"
 NOTICE: Final = timedelta(minutes=2)
 GP3_MICRO_USD_PER_GB_MONTH: Final = 80_000
 GP3_MICRO_USD_PER_MB_PER_S_MONTH: Final = 40_000
 ADDRESS_MICRO_USD_PER_HOUR: Final = 5_000
-# What a machine calls to end itself; a process of this computer must never reach the real one.
-_OFF: Final = "powered-off"
-_SHUTDOWN: Final = f'#!/bin/sh\nmkdir -p "$SPOTD_HOME" && : >"$SPOTD_HOME/{_OFF}"\n'
 
 
 class Ec2Cloud(FakeCloud):
@@ -43,12 +38,7 @@ class Ec2Cloud(FakeCloud):
     def __init__(
         self, root: Path, *, clock: HostClock, quirks: Quirks | None = None, access_key: str = ACCESS_KEY
     ) -> None:
-        binaries = root / "bin"
-        binaries.mkdir(parents=True, exist_ok=True)
-        for name in ("shutdown", "poweroff", "halt", "systemctl"):
-            (binaries / name).write_text(_SHUTDOWN)
-            (binaries / name).chmod(0o755)
-        super().__init__(root, clock=clock, path=_path_beginning_with(binaries))
+        super().__init__(root, clock=clock, path=path_with_shutdown(root))
         self.quirks = quirks or Quirks()
         self.access_key = access_key
         self.kinds: dict[str, Kind] = {}
@@ -162,7 +152,7 @@ class Ec2Cloud(FakeCloud):
             if instance.phase is Phase.RUNNING and instance.instance_id in known:
                 status = self.machines.status(instance.instance_id)
                 # A script that ends leaves its machine running, unless it shut the machine down.
-                off = (self.machines.home(instance.instance_id) / _OFF).exists()
+                off = (self.machines.home(instance.instance_id) / POWERED_OFF).exists()
                 if off or status.state is HostMachineState.LOST:
                     self.shut_down_from_inside(instance.instance_id, at=status.ended_at or now)
 
@@ -386,7 +376,3 @@ def no_capacity(kind: str, zone: str) -> Refusal:
     """How EC2 says that a pool is empty: a *server* error, which SDKs retry by themselves."""
     text = f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
     return Refusal("InsufficientInstanceCapacity", text, 500)
-
-
-def _path_beginning_with(folder: Path) -> str:
-    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
