@@ -18,7 +18,7 @@ LINKED = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NOT_OURS = {"spotd/spotd.sock"}
 CONTRIBUTORS = re.compile(
-    r"docs/(reference|decisions)/|docs/how-to/new-|docs/(architecture|glossary|states|testing|wire)\.md"
+    r"docs/(reference|decisions)/|docs/how-to/new-|docs/(architecture|glossary|kernel|states|testing|wire)\.md"
     r"|docs/providers/writing-a-provider\.md"
 )
 USER_PAGES = [
@@ -26,6 +26,8 @@ USER_PAGES = [
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if not CONTRIBUTORS.match(str(page.relative_to(ROOT)))
 ]
+KERNEL_LINES_MAX = 3_000
+MODULES = ("`loss_evidence`",)
 SENTENCE_WORDS_MAX = 30
 SHORTER = {"docs/cli.md": 25, "docs/how-to/bids-and-moves.md": 25}
 PAGE_WORDS_MAX = 1_500
@@ -67,6 +69,22 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
 def test_the_architecture_names_most_files_of_its_flows() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert len(set(NAMED.findall(text))) > 40
+
+
+def test_the_kernel_is_read_in_an_evening_and_has_what_its_page_names() -> None:
+    page = (ROOT / "docs" / "kernel.md").read_text(encoding="utf-8")
+    table = page.partition("## Theory")[0]
+    files = [ROOT / name for name in re.findall(r"^\| `(spotd/[\w/]+\.py)`", table, re.MULTILINE)]
+    assert len(files) > 8
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= KERNEL_LINES_MAX
+    named = set(re.findall(r"`(\w+)`", page))
+    sources = (
+        *(ROOT / "spotd" / "core").rglob("*.py"),
+        ROOT / "spotd/store/commit.py",
+        *(ROOT / "tests/sim").glob("*.py"),
+    )
+    source = "\n".join(file.read_text(encoding="utf-8") for file in sources)
+    assert [name for name in named if not re.search(rf"\bdef {name}\b", source) and f"`{name}`" not in MODULES] == []
 
 
 def test_each_decision_fits_a_page_and_has_its_three_parts() -> None:
