@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -45,18 +46,22 @@ def web(*, host: str, port: int, token_file: Path | None, names: tuple[str, ...]
 
     place = Place(host=host, names=frozenset(name.lower() for name in names))
     token = None if token_file is None else _token_of(token_file)
+    shown = ""
     if token is None and place.needs_token:
-        token = new_token()
-        stderr.note(f"the token, shown this once: {token}")
+        token = shown = new_token()
     from spotd.web.main import listen, serve
 
     try:
         bound = listen(host, port)
     except (OSError, UnicodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        is_of_port = isinstance(exc, OSError) and exc.errno in {errno.EADDRINUSE, errno.EACCES}
+        hint = "spotctl web --port 0" if is_of_port else "give --host an address of this computer, say 127.0.0.1"
         raise CommandFailed(
-            f"cannot listen on {host} port {port}: {reason}", code=ExitCode.LOCAL_IO, hint="spotctl web --port 0"
+            f"cannot listen on {host} port {port}: {reason}", code=ExitCode.LOCAL_IO, hint=hint
         ) from exc
+    if shown:
+        stderr.note(f"the token, shown this once: {shown}")
     daemon = Daemon()
     try:
         daemon.status()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,28 @@ def test_a_token_file_that_protects_nothing_is_refused(
     assert result.code in {2, 74}
     assert words in result.err
     assert content is None or content not in result.err
+
+
+@pytest.mark.process  # the import of NiceGUI asks the system for its libraries
+@pytest.mark.parametrize(
+    ("failure", "way_out"),
+    [
+        (OSError(errno.EADDRINUSE, "Address already in use"), "spotctl web --port 0"),
+        (OSError(errno.EACCES, "Permission denied"), "spotctl web --port 0"),
+        (OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), "give --host an address of this computer"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "give --host an address of this computer"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_has_its_own_way_out_and_shows_no_token(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch, failure: OSError, way_out: str
+) -> None:
+    pytest.importorskip("nicegui", reason="needs spotd[web]")
+
+    def refuse(_host: str, _port: int) -> None:
+        raise failure
+
+    monkeypatch.setattr("spotd.web.main.listen", refuse)
+    result = ctl("web", "--host", "192.0.2.1")
+    assert str(failure.strerror) in result.err
+    assert way_out in result.err
+    assert "token" not in result.err
