@@ -46,21 +46,32 @@ INTERVALS_MIN: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What of a job enters a price: disk, and traffic in bytes."""
+    """What of a job enters a price: disk, and traffic in bytes.
+
+    Attributes:
+        url_bytes: what each machine reads elsewhere than of the store, a part of what it restores.
+    """
 
     disk_gb: int
     upload_bytes_per_hour: int
     restore_bytes_per_hour: int
+    store_bytes_per_hour: int | None = None
+    """Of what is restored; `None` is all."""
+    url_bytes: int = 0
 
 
 def needs_of(job: Job, policy: Policy) -> Needs:
     """Return what the job's newest checkpoint shows about its traffic; none is known before the first."""
     size = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
     restored = size + bytes_within(job.delivered_bytes)
+    elsewhere = min(restored, bytes_within(job.url_bytes))
+    stay = max(policy.expected_stay, _MINUTE)
     return Needs(
         disk_gb=disk_gb_for(job),
         upload_bytes_per_hour=per_hour(size, checkpoint_interval(job)) if size else 0,
-        restore_bytes_per_hour=per_hour(restored, max(policy.expected_stay, _MINUTE)) if restored else 0,
+        restore_bytes_per_hour=per_hour(restored, stay) if restored else 0,
+        store_bytes_per_hour=per_hour(restored - elsewhere, stay) if elsewhere else None,
+        url_bytes=elsewhere,
     )
 
 
@@ -174,6 +185,7 @@ def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime, egress_price: 
         on_demand=None if on_demand is None else MicroUsdPerHour(total_per_hour(offer, needs, fee_ppm, on_demand)),
         at=at,
         egress_price=egress_price,
+        url_bytes=needs.url_bytes,
     )
 
 
@@ -233,8 +245,12 @@ def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> Micr
 
 
 def egress_cost(quote: Quote, restored_bytes: int) -> MicroUsd:
-    """Return what the owner of the checkpoint store asks for so many bytes that this host reads, rounded up."""
-    return MicroUsd(min(_up(restored_bytes * quote.egress_price, GB), MOVED_COST_MAX))
+    """Return what the owner of the checkpoint store asks for so many bytes that this host reads, rounded up.
+
+    What it reads elsewhere counts as read first.
+    """
+    stored = max(0, restored_bytes - quote.url_bytes)
+    return MicroUsd(min(_up(stored * quote.egress_price, GB), MOVED_COST_MAX))
 
 
 def moved_cost(quote: Quote, uploaded_bytes: int, restored_bytes: int) -> MicroUsd:
@@ -245,7 +261,8 @@ def moved_cost(quote: Quote, uploaded_bytes: int, restored_bytes: int) -> MicroU
 
 def egress_per_hour(price: MicroUsdPerGb, needs: Needs) -> MicroUsdPerHour:
     """Return what reading the store for the one restore in each usual stay costs per hour."""
-    return _traffic(needs.restore_bytes_per_hour, price)
+    stored = needs.restore_bytes_per_hour if needs.store_bytes_per_hour is None else needs.store_bytes_per_hour
+    return _traffic(stored, price)
 
 
 def save_cost(job: Job, offer: Offer) -> MicroUsd:

@@ -29,6 +29,7 @@ from typing import Final, TypeVar
 from spotd.core.domain.world import World
 from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.database import Threads
+from spotd.daemon.urls import measure_url
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.dataset import (
     DOCUMENT_BYTES_MAX,
@@ -103,8 +104,10 @@ class DataSwept:
 class Datasets:
     """The datasets of one store. Synchronous: called from worker threads."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, *, measure: Callable[[str], int] = measure_url) -> None:
         self._objects = objects
+        self.measure = measure
+        """Returns how large what a URL serves is."""
         self._lock = threading.Lock()
         self._idle: dict[str, datetime] = {}
         """Since when nothing has needed this object, as far as this process saw."""
@@ -418,4 +421,4 @@ class DatasetGarbage:
 def read_by_jobs(world: World) -> frozenset[str]:
     """Return the hashes of the datasets that jobs read which have not ended."""
     jobs = (job for job in world.jobs.values() if not job.state.is_final)
-    return frozenset(one.sha256 for job in jobs for one in job.spec.data if one.sha256 is not None)
+    return frozenset(one.sha256 for job in jobs for one in job.spec.data if one.sha256 is not None and not one.is_url)

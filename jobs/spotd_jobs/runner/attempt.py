@@ -216,13 +216,13 @@ class AttemptRun:
         if not grant.raw.get("data"):
             return None
 
-        from spotd_jobs.runner.data import DataProgress, DataRun, fetch_data
+        from spotd_jobs.runner.data import DataProgress, data_run, fetch_data
 
         progress = self._status.data = DataProgress()
 
         def fetch() -> list[Any]:
             progress.runs = runs = [
-                DataRun(
+                data_run(
                     lambda: self._keeper.grant.raw.get("data") or grant.raw.get("data") or [],
                     number,
                     self._home,

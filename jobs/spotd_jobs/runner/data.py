@@ -17,9 +17,18 @@ import stat
 from typing import TYPE_CHECKING, Any, Callable
 
 from spotd_jobs.runner.inputs import InputUnusable
-from spotd_jobs.runner.restore import BadCheckpoint, Load, Placement, RestoreRun
+from spotd_jobs.runner.restore import (
+    BadCheckpoint,
+    Cancelled,
+    ChunkWriter,
+    DiskFailed,
+    Load,
+    Placement,
+    RestoreRun,
+)
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.dataset import (
+    CHUNK_BYTES,
     DIR,
     DOCUMENT_BYTES_MAX,
     FILE,
@@ -242,13 +251,16 @@ class DataRun(RestoreRun):
         return True
 
     def _bring(self, load: Load, block: memoryview) -> None:
-        super()._bring(load, block)
+        self._load(load, block)
         with self._lock:
             os.write(self._list.fileno(), b"%s %d\n" % (load.chunk["sha256"].encode(), load.chunk["size"]))
             if steady() - self._said_at < _SAID_EVERY_S:
                 return
             self._said_at = steady()
         self._say("data %s: %s of %s" % (self.source, _size(self.done), _size(self.total)))
+
+    def _load(self, load: Load, block: memoryview) -> None:
+        super()._bring(load, block)
 
     def _read_complete(self) -> dict[str, int]:
         """Return the chunks that a former start has completed, as far as its list is whole."""
@@ -281,9 +293,7 @@ class DataRun(RestoreRun):
                     found = os.lstat(os.path.join(self._place, entry.path))
                 except OSError:
                     return False
-                if entry.kind == FILE and (
-                    not stat.S_ISREG(found.st_mode) or found.st_size != entry.size or found.st_mtime_ns != _MTIME_NS
-                ):
+                if entry.kind == FILE and not _is_as_made(found, entry.size):
                     return False
         return True
 
@@ -332,6 +342,106 @@ class DataRun(RestoreRun):
         raise BadCheckpoint("the grant does not offer it any more")
 
 
+class UrlRun(DataRun):
+    """One file of a server that is not the store: read in spans, several at once, and believed once its hash is right.
+
+    The list of what is complete names a span by where it begins, as a number of as many digits as a hash has.
+    """
+
+    def begin(self) -> None:
+        """Find out what is here already.
+
+        Raises:
+            OSError
+        """
+        os.makedirs(self._home, exist_ok=True)
+        self.total = int(self._grants()[self._number]["bytes"])
+        self._root = DataRoot((), self.total, 1, 0)
+        if os.path.isfile(self._place) and not os.path.islink(self._place) and self._was_placed():
+            if _is_as_made(os.lstat(self._place), self.total):
+                self.is_placed = self.is_kept = True
+                return
+            self._say("data %s: the job has changed it; it is read again" % self.source)
+            remove(self._place)
+        if os.path.isfile(self._tree) and os.path.getsize(self._tree) == self.total:
+            self._complete = self._read_complete()
+
+    def fetch(self) -> None:
+        """Bring all that is missing.
+
+        Raises:
+            DataUnusable
+            restore.Cancelled, OSError
+        """
+        if self.is_placed:
+            return
+        began = steady()
+        was_begun = bool(self._complete)
+        self._fetch_spans()
+        if self._digest() != self.sha256 and was_begun:
+            self._say("data %s: what an earlier start left of it is damaged; it is read again" % self.source)
+            self._complete = {}
+            self._fetch_spans()
+        if self._digest() != self.sha256:
+            remove(self._tree)
+            raise DataUnusable("%s: its content is not what sha256 says" % self.source)
+        os.utime(self._tree, ns=(_MTIME_NS, _MTIME_NS))
+        self._say("data %s: %s in %.0f s" % (self.source, _size(self.done), steady() - began))
+
+    def _fetch_spans(self) -> None:
+        if not self._complete:
+            remove(self._listed)
+        with open(self._tree, "ab") as stream:
+            stream.truncate(self.total)
+        os.chmod(self._tree, 0o644)
+        self.done = sum(self._complete.values())
+        loads = []
+        for first in range(0, self.total, CHUNK_BYTES):
+            name, count = "%064x" % first, min(CHUNK_BYTES, self.total - first)
+            if self._complete.get(name) != count:
+                row = {"sha256": name, "first": first, "size": count}
+                loads.append(Load(row, [Placement(self._tree, first, 0, count)]))
+        with open(self._listed, "ab", buffering=0) as self._list:
+            try:
+                self._fetch_all(loads)
+            except BadCheckpoint as bad:
+                raise DataUnusable("%s: %s" % (self.source, bad)) from None
+
+    def _load(self, load: Load, block: memoryview) -> None:
+        span = web.Span(load.chunk["first"], load.chunk["size"], self.total)
+        places = ChunkWriter(load.places)
+
+        def get(_: _Hash) -> None:
+            places.begin()
+            web.read_blocks(self.source, span.size, block, places.write, span)
+            if places.written != span.size:
+                raise web.WebError("the answer was cut short")
+
+        try:
+            self._fetch("it", get, hashlib.sha256().hexdigest())  # a span has no hash; that of the file is compared
+        except DiskFailed as failed:
+            raise failed.error from None
+        finally:
+            places.close()
+
+    def _digest(self) -> str:
+        hashing = hashlib.sha256()
+        with open(self._tree, "rb", buffering=0) as stream:
+            while True:
+                if self._stopped():
+                    raise Cancelled()
+                data = stream.read(_READ_BYTES)
+                if not data:
+                    return hashing.hexdigest()
+                hashing.update(data)
+
+
+def data_run(grants: Callable[[], list[dict[str, Any]]], number: int, *rest: Any) -> DataRun:
+    """Return the run that brings this dataset; the arguments are those of `DataRun`."""
+    kind = UrlRun if str(grants()[number]["source"]).startswith("https://") else DataRun
+    return kind(grants, number, *rest)
+
+
 class DataProgress:
     """How far all datasets of a job have come."""
 
@@ -366,6 +476,10 @@ def fetch_data(runs: list[DataRun], folder: str) -> None:
         if run.is_placed:
             log_line("data %s is here already" % ascii_text(run.source))
         run.fetch()
+
+
+def _is_as_made(found: os.stat_result, size: int) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns == _MTIME_NS
 
 
 def _read_urls(place: str) -> dict[str, str]:

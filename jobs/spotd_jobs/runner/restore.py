@@ -456,7 +456,9 @@ class RestoreRun:
                     return got
                 why, bad = "%s is not what its hash says" % what, bad + 1
             except web.Missing:
-                why, bad = "%s is gone from the store" % what, bad + 1
+                why, bad = "%s is not there any more" % what, bad + 1
+            except web.Changed as changed:
+                why, bad = str(changed), bad + 1
             except web.TooLarge:
                 why, bad = "%s is larger than its manifest says" % what, bad + 1
             except web.Denied:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 from spotd_jobs.spec import units
 from spotd_jobs.spec.fields import (
@@ -64,8 +65,10 @@ _COUNT_MAX: Final = 16
 _RUN: Final = 'run = "python train.py" or run = ["python", "train.py"]'
 _IMAGE: Final = 'image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"'
 DATA_SCHEME: Final = "data:"
+URL_SCHEME: Final = "https://"
 DATA_MAX: Final = 8
 DATA_EXAMPLE: Final = '[[data]] with source = "NAME" and path = "data" below it'
+_SECRET_WORD: Final = re.compile(r"sig|token|key|secret|passw|credential|auth")
 DATA_KEYS: Final = frozenset({"source", "path", "sha256", "mode"})
 _SHELL: Final = ("/bin/sh", "-c")
 _DAY: Final = timedelta(days=1)
@@ -249,6 +252,8 @@ def _data(table: Table, key: str) -> tuple[DataSource, ...]:
             sha256=part.take("sha256", _sha256, None),
             mode=part.take("mode", choice(DataMode), DataMode.COPY),
         )
+        if one.is_url and one.sha256 is None and "sha256" not in part:
+            part.report("sha256", "is missing: what a URL serves may change", "write what `sha256sum FILE` prints")
         over = next((other.path for other in found if one.path and _overlap(one.path, other.path)), None)
         if over is not None:
             part.report("path", f"{shown(one.path)} and {shown(over)} overlap", "give each dataset a folder of its own")
@@ -265,6 +270,8 @@ def _data_source(value: object) -> str:
     name = source.removeprefix(DATA_SCHEME)
     if re.fullmatch(_NAME_PATTERN, name):
         return name
+    if source.startswith(URL_SCHEME):
+        return _data_url(source)
     if "://" in source:
         raise BadValue(
             f"{shown(_scheme_of(source))} is not supported as a source",
@@ -276,6 +283,27 @@ def _data_source(value: object) -> str:
         f"{shown(source)} is not the name of a dataset",
         hint='a folder begins with ./, ../, ~/ or /, as in source = "./set"; spotctl data ls shows the names',
     )
+
+
+def _data_url(source: str) -> str:
+    """Return the URL if every host may see all of it. No message holds it: it may hold a password."""
+    store = "fetch it once and store it: spotctl data put NAME DIR"
+    try:
+        parts = urlsplit(source)
+        usable = parts.hostname and parts.port != 0 and source.isascii() and source.isprintable()
+    except ValueError:
+        parts, usable = None, False
+    if parts is None or not usable or " " in source or "\\" in source:
+        raise BadValue("is no URL", hint='write source = "https://HOST/FILE"')
+    if parts.username is not None or parts.password is not None:
+        raise BadValue("a URL that holds a password would show it to every host", hint=store)
+    names = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    secret = next((name for name in sorted(names) if _SECRET_WORD.search(name)), None)
+    if secret is not None:
+        raise BadValue(f"its parameter {shown(secret[:40])} would be shown to every host", hint=store)
+    if parts.fragment or parts.path in {"", "/"}:
+        raise BadValue("names no file of its server", hint='write source = "https://HOST/FILE", without a "#"')
+    return source
 
 
 def _scheme_of(source: str) -> str:
@@ -429,8 +457,8 @@ KEYS: Final = (
     JobKey("speed", _speeds, help="How fast the job is on each GPU, against 1.0.",
            show=lambda spec: {one.name: one.ppm / units.MICRO for one in spec.speed}),
     JobKey("data", _data,
-           help="Datasets, each a [[data]] table: source (a name that `spotctl data put` gave, or a folder: ./set),"
-           " path (where it lies below the job's folder), sha256 and mode (copy).",
+           help="Datasets, each a [[data]] table: source (a name that `spotctl data put` gave, a folder as in"
+           " ./set, or an https URL), path (where it lies below the job's folder), sha256 and mode (copy).",
            show=_shown_data),
 )  # fmt: skip
 """In the order in which `spotctl submit --help` lists the flags."""

@@ -198,9 +198,10 @@ class DataSource:
     """A dataset that the job reads.
 
     Attributes:
-        source: the name of a dataset, or a folder of the submitting machine, whose path is absolute.
-        path: where it lies, relative to the folder in which the job runs.
-        sha256: of its content; the daemon fills it in at the submission, and every attempt reads just that.
+        source: the name of a dataset, a folder of the submitting machine, whose path is absolute, or an https URL.
+        path: where it lies, relative to the folder in which the job runs; of a URL, the file.
+        sha256: of its content, and every attempt reads just that; the daemon fills it in at the submission, but for a
+            URL, where the owner states it.
         bytes, files: its size, filled in by the daemon.
     """
 
@@ -214,7 +215,12 @@ class DataSource:
     @property
     def is_folder(self) -> bool:
         """Whether it is a folder of the submitting machine, and no name of what the store holds."""
-        return self.source.startswith(("/", ".", "~")) or self.source.endswith("/")
+        return not self.is_url and (self.source.startswith(("/", ".", "~")) or self.source.endswith("/"))
+
+    @property
+    def is_url(self) -> bool:
+        """Whether machines read it from elsewhere, and not from the store."""
+        return self.source.startswith("https://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

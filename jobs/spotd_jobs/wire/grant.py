@@ -269,14 +269,14 @@ class DataGrant(WireModel):
     """A dataset, to be read before the job's command begins.
 
     Attributes:
-        source: as the job's owner named it.
+        source: as the job's owner named it. An https URL is read as the file `path`, and has neither `base` nor `urls`.
         path: where it belongs, relative to the job's folder.
-        sha256: of its root's text, from which everything else is verified.
+        sha256: of its root's text, from which everything else is verified; of a URL, of the file.
         base: where set, a key of it is read at `base` + the key, percent-encoded.
         urls: where `base` is not set: documents that together have the URL of every key.
     """
 
-    source: Line
+    source: Annotated[str, StringConstraints(max_length=1024), AfterValidator(_printable)]
     path: Text
     sha256: Sha256
     bytes: Size

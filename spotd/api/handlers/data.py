@@ -16,6 +16,7 @@ from spotd.api.responses import ApiUnavailable, Invalid, NotFound, StateConflict
 from spotd.api.schemas.jobs import DatasetResponse
 from spotd.core.domain.world import World
 from spotd.daemon.datasets import BadDataset, Content, Dataset, Datasets, Incomplete
+from spotd.daemon.urls import UrlRefused
 from spotd.words import count
 from spotd_jobs.spec.keys import DATA_SCHEME
 from spotd_jobs.spec.model import DataSource, JobSpec
@@ -167,7 +168,12 @@ async def with_data(
 
 
 def _content_of(datasets: Datasets, one: DataSource, content: FolderContent | None) -> Content | tuple[str, str]:
-    """Return what the store holds of it, or what is wrong and a way out."""
+    """Return what is there of it, or what is wrong and a way out."""
+    if one.is_url:
+        try:
+            return Content(sha256=one.sha256 or "", bytes=datasets.measure(one.source), files=1)
+        except UrlRefused as exc:
+            return f"{one.source} {exc}", exc.hint
     if not one.is_folder:
         found = datasets.named(one.source.removeprefix(DATA_SCHEME))
         if found is None:

@@ -362,6 +362,11 @@ class Job:
         return sum(one.bytes for one in self.spec.data)
 
     @property
+    def url_bytes(self) -> int:
+        """How much of its data machines read elsewhere than of the store."""
+        return sum(one.bytes for one in self.spec.data if one.is_url)
+
+    @property
     def input_bytes(self) -> int:
         """How large the outputs of other jobs are that it reads."""
         return 0 if self.chain is None else sum(one.bytes for one in self.chain.inputs or ())

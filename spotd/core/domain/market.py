@@ -180,6 +180,8 @@ class Quote:
     at: datetime
     egress_price: MicroUsdPerGb = NO_CHARGE
     """What the owner of the checkpoint store asks for what a host there reads; in no effective price."""
+    url_bytes: int = 0
+    """What the job's machine reads elsewhere than of that store."""
 
 
 # What a user's spelling of a GPU stands for.

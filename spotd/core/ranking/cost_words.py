@@ -153,7 +153,7 @@ def _read_words(job: Job, best: Quote) -> Iterator[str]:
     whole = egress_cost(best, size)
     if whole >= CENT:
         yield (
-            f"a restore reads {size / GB:.1f} GB of the checkpoint store, for which its owner asks"
+            f"a restore reads {(size - best.url_bytes) / GB:.1f} GB of the checkpoint store, for which its owner asks"
             f" {dollar_words(whole)} (${as_usd(best.egress_price):.4f}/GB), on top of the price per hour"
         )
 

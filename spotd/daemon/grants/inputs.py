@@ -26,6 +26,7 @@ from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.spec.keys import DATA_MAX
 from spotd_jobs.spec.model import DataSource
 from spotd_jobs.wire.client.dataset import CHUNKS_MAX, PARTS_MAX, data_root_key
+from spotd_jobs.wire.client.sinks import clean
 from spotd_jobs.wire.grant import DataGrant, InputGrant, Restore
 from spotd_jobs.wire.manifest import restore_of
 
@@ -245,17 +246,17 @@ class DataGrants:
         """
         if not job.spec.data:
             return []
-        bases = [self._base(one.sha256 or "", expires) for one in job.spec.data]
+        bases = ["" if one.is_url else self._base(one.sha256 or "", expires) for one in job.spec.data]
         if any(base is None for base in bases):
             self._write_urls(attempt, job, now, expires)
         return [
             DataGrant(
-                source=one.source,
+                source=one.source if one.is_url else clean(one.source),
                 path=one.path,
                 sha256=one.sha256 or "",
                 bytes=one.bytes,
                 files=one.files,
-                base=base,
+                base=base or None,
                 urls=[] if base is not None else self._pages(attempt, number, one, expires),
             )
             for number, (one, base) in enumerate(zip(job.spec.data, bases, strict=True))
@@ -277,6 +278,8 @@ class DataGrants:
         if signed is not None and timedelta(0) <= now - signed < SIGNED_AGAIN:
             return
         for number, one in enumerate(job.spec.data):
+            if one.is_url:
+                continue
             keys = self._keys_of(one.sha256 or "", one.source)
             for page, start in enumerate(range(0, len(keys), PAGE_KEYS)):
                 urls = {key: self._url(key, expires) for key in keys[start : start + PAGE_KEYS]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from spotd.core.domain.world import World
 from spotd.daemon.datasets import KEPT, Datasets, read_by_jobs
+from spotd.daemon.urls import UrlRefused
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -120,3 +122,44 @@ def test_the_content_of_a_folder_goes_a_day_after_the_last_job_that_reads_it(ctl
         datasets.collect(needed, now)
         assert bool(chunks(ctl)) is left
         now += KEPT
+
+
+URL = "https://host.example/set.tar"
+
+
+def with_url(ctl: Ctl, folder: Path, measure: Callable[[str], int]) -> str:
+    ctl.place.handlers.context.datasets.measure = measure
+    file = Path(job_file(folder, URL))
+    file.write_text(file.read_text() + f'sha256 = "{"cd" * 32}"\n')
+    return str(file)
+
+
+def test_a_url_is_measured_for_the_plan_and_costs_no_egress_of_the_store(ctl: Ctl, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def measure(url: str) -> int:
+        asked.append(url)
+        return 7 * 10**9
+
+    file = with_url(ctl, tmp_path, measure)
+    planned = ctl("submit", file, "--dry-run")
+    assert f"data    {URL}: 7.0 GB, 1 file, at data" in planned.out, planned.err
+    assert ctl("submit", file, "-y").code == 0
+    (job,) = world(ctl).jobs.values()
+    assert (job.spec.data[0].bytes, job.spec.data[0].sha256) == (7 * 10**9, "cd" * 32)
+    assert asked == [URL, URL, URL]
+
+
+def test_a_url_that_serves_nothing_is_refused_at_its_place(ctl: Ctl, tmp_path: Path) -> None:
+    def measure(url: str) -> int:
+        raise UrlRefused("is not there (HTTP 404)", hint="check its spelling")
+
+    refused = ctl("submit", with_url(ctl, tmp_path, measure), "-y")
+    assert refused.code == 2
+    assert f"job.toml:9: data[0].source: {URL} is not there (HTTP 404)" in refused.err.replace("\n", " ")
+
+
+def test_garbage_collection_goes_on_while_a_job_reads_a_url(ctl: Ctl, tmp_path: Path) -> None:
+    assert ctl("submit", with_url(ctl, tmp_path, lambda url: 1), "-y").code == 0
+    assert len(world(ctl).jobs) == 1
+    assert read_by_jobs(world(ctl)) == frozenset()

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotd.core.domain.intents import AttemptId
 from spotd.daemon.datasets import KEPT, BadDataset, Dataset, Datasets, Incomplete
+from spotd.daemon.grants.inputs import DataGrants
 from spotd_jobs.dataset_pack import DatasetError, pack_dataset
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner import data as runner_data
 from spotd_jobs.runner.data import DataRun, DataUnusable, fetch_data
 from spotd_jobs.runner.restore import Cancelled
+from spotd_jobs.spec.model import DataSource
 from spotd_jobs.wire.client.dataset import (
     DataChunk,
     DataEntry,
@@ -36,6 +40,7 @@ from spotd_jobs.wire.client.dataset import (
     root_text,
 )
 from spotd_jobs.wire.client.sinks import DiskFull, Unreadable
+from tests.unit.core.builders import job
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 CHUNK = 1000
@@ -558,3 +563,15 @@ def test_hashes_are_those_of_the_bytes(place: Place, tmp_path: Path) -> None:
     for info in place.store.list("data/chunks/"):
         content = place.store.get(info.key, bytes_max=10**6)
         assert hashlib.sha256(content).hexdigest() == info.key.rpartition("/")[2]
+
+
+def test_a_grant_of_a_url_names_nothing_of_the_store(place: Place, tmp_path: Path) -> None:
+    fill(tmp_path / "source", {b"a": b"x"})
+    made = place.put(tmp_path / "source")
+    url = DataSource(source="https://host/" + "x" * 1000, path="file", sha256="cd" * 32, bytes=7, files=1)
+    folder = DataSource(source="/" + "long/" * 900 + "\u202e", path="set", sha256=made.sha256, bytes=1, files=1)
+    one = replace(job(), spec=replace(job().spec, data=(url, folder)))
+    granted = DataGrants(place.store).grants(AttemptId(job=one.id, number=1), one, NOW, NOW + KEPT)
+    read = [(grant.source[:12], grant.base is None, grant.urls) for grant in granted]
+    assert read == [("https://host", True, []), ("/long/long/l", False, [])]
+    assert granted[0].source == url.source

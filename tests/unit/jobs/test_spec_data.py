@@ -39,6 +39,12 @@ def test_a_document_without_data_is_still_read() -> None:
 
 
 GOOD = {"source": "set", "path": "data"}
+URL = {"source": "https://host/file.bin?download=1", "path": "data/file.bin", "sha256": "ab" * 32}
+
+
+def test_a_url_with_its_hash_is_taken_as_it_is_written() -> None:
+    (one,) = parsed(URL)
+    assert (one.source, one.is_url, one.is_folder) == (URL["source"], True, False)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,20 @@ GOOD = {"source": "set", "path": "data"}
         ({**GOOD, "path": 7}, "must be text"),
         ({**GOOD, "source": "some/folder"}, "is not the name of a dataset"),
         ({**GOOD, "source": "s3://bucket/prefix"}, "is not supported"),
-        ({**GOOD, "source": "https://user:secret@host/x"}, "is not supported"),
+        ({**GOOD, "source": "hf://org/model@main"}, "is not supported"),
+        ({**GOOD, "source": "http://user:secret@host/x"}, "is not supported"),
+        ({**GOOD, "source": "https://host/x"}, "is missing"),
+        ({**URL, "source": "https://user:secret@host/x"}, "holds a password"),
+        ({**URL, "source": "https://secret@host/x"}, "holds a password"),
+        ({**URL, "source": "https://host/x?a=1&X-Amz-Signature=secret"}, "would be shown to every host"),
+        ({**URL, "source": "https://host/x?access_token="}, "would be shown to every host"),
+        ({**URL, "source": "https://host/"}, "names no file"),
+        ({**URL, "source": "https://host/x#secret"}, "names no file"),
+        ({**URL, "source": "https:///x"}, "is no URL"),
+        ({**URL, "source": "https://host:99999/x"}, "is no URL"),
+        ({**URL, "source": "https://[host/x"}, "is no URL"),
+        ({**URL, "source": "https://host/a b"}, "is no URL"),
+        ({**URL, "source": "https://höst/x"}, "is no URL"),
         ({**GOOD, "sha256": "AB" * 32}, "is not a SHA-256"),
         ({**GOOD, "mode": "mount"}, "must be one of copy"),
         ({**GOOD, "pth": "x"}, "unknown key"),

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from spotd_jobs.wire.client.sinks import reason_of
 
@@ -129,6 +129,18 @@ class Denied(WebError):
     """The place refused: the permission is wrong, or has run out."""
 
 
+class Changed(WebError):
+    """What is at the URL is not what was there when it was measured."""
+
+
+class Span(NamedTuple):
+    """So many bytes of an object of `total` bytes, from `first` on."""
+
+    first: int
+    size: int
+    total: int
+
+
 class TooLarge(WebError):
     """More bytes came than were allowed."""
 
@@ -155,10 +167,16 @@ def read(url: str, size_max: int) -> bytes:
     return b"".join(parts)
 
 
-def read_blocks(url: str, size_max: int, block: memoryview, take: Callable[[memoryview], Any]) -> None:
+def read_blocks(
+    url: str, size_max: int, block: memoryview, take: Callable[[memoryview], Any], span: Span | None = None
+) -> None:
     """Every byte of the object went through `block` to `take`, in order; `take` may keep nothing of it.
 
+    Args:
+        span: only these bytes, of a server that is not the store.
+
     Raises:
+        Changed: the object is not as large as the span says.
         TooLarge: the object is larger than allowed. What was taken is its beginning, no more than allowed.
         WebError: also after some was taken.
     """
@@ -174,7 +192,7 @@ def read_blocks(url: str, size_max: int, block: memoryview, take: Callable[[memo
         if source.read(1):
             raise TooLarge("larger than %d bytes" % size_max)
 
-    _with_source(url, pump)
+    _with_source(url, pump, span)
 
 
 def _fill(source: Any, place: memoryview) -> int:
@@ -187,7 +205,7 @@ def _fill(source: Any, place: memoryview) -> int:
     return count
 
 
-def _with_source(url: str, use: Callable[[Any], None]) -> None:
+def _with_source(url: str, use: Callable[[Any], None], span: Span | None = None) -> None:
     """`use` has read the object, and it was not cut short on its way."""
     if url.startswith("file://"):
         try:
@@ -200,9 +218,11 @@ def _with_source(url: str, use: Callable[[Any], None]) -> None:
         except OSError as error:
             raise WebError(reason_of(error)) from None
         return
-    answer = _open_following("GET", url)
+    answer = _open_following("GET", url, span)
     try:
-        if answer.status != 200:
+        if span is not None:
+            _require_span(answer, span)
+        elif answer.status != 200:
             answer.read(4096)
             raise error_of(answer.status)
         use(answer)
@@ -219,6 +239,17 @@ def _with_source(url: str, use: Callable[[Any], None]) -> None:
         if _is_http_error(error):
             raise WebError("the answer was cut short") from None
         raise
+
+
+def _require_span(answer: http.client.HTTPResponse, span: Span) -> None:
+    if answer.status == 206:
+        stated = "bytes %d-%d/%d" % (span.first, span.first + span.size - 1, span.total)
+        if answer.getheader("content-range") != stated:
+            raise Changed("its size is not what it was")
+    elif answer.status in (200, 416):
+        raise Changed("its server does not send these bytes of it")
+    else:
+        raise error_of(answer.status)
 
 
 def path_of(url: str) -> str:
@@ -244,13 +275,18 @@ def request(
     headers: dict[str, str] | None = None,
     body: list[bytes | memoryview] | None = None,
     timeout_s: float = TIMEOUT_S,
+    *,
+    foreign: bool = False,
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers (lower case) and the first 64 KiB of the answer.
+
+    Args:
+        foreign: the server is not the store: its date is not believed.
 
     Raises:
         WebError: there was no answer.
     """
-    answer = _open(method, url, headers or {}, body, timeout_s)
+    answer = _open(method, url, headers or {}, body, timeout_s, foreign=foreign)
     try:
         content = answer.read(65536)
         if not answer.isclosed():
@@ -270,21 +306,31 @@ def drop_connections() -> None:
     _local.connections = {}
 
 
-def _open_following(method: str, url: str) -> http.client.HTTPResponse:
+def _open_following(method: str, url: str, span: Span | None) -> http.client.HTTPResponse:
+    headers = {} if span is None else {"Range": "bytes=%d-%d" % (span.first, span.first + span.size - 1)}
     for _ in range(_REDIRECTS_MAX):
-        answer = _open(method, url, {}, None, TIMEOUT_S)
+        answer = _open(method, url, headers, None, TIMEOUT_S, foreign=span is not None)
         place = answer.getheader("location")
         if answer.status not in (301, 302, 303, 307, 308) or not place:
             return answer
         from urllib.parse import urljoin
 
         answer.read()
-        url = urljoin(url, place)
+        following = urljoin(url, place)
+        if url.startswith("https:") and not following.startswith("https:"):
+            raise WebError("it redirects to another protocol than https")
+        url = following
     raise WebError("too many redirects")
 
 
 def _open(
-    method: str, url: str, headers: dict[str, str], body: list[bytes | memoryview] | None, timeout_s: float
+    method: str,
+    url: str,
+    headers: dict[str, str],
+    body: list[bytes | memoryview] | None,
+    timeout_s: float,
+    *,
+    foreign: bool,
 ) -> http.client.HTTPResponse:
     from urllib.parse import urlsplit
 
@@ -315,7 +361,7 @@ def _open(
         if reusable:
             _local.connections[place] = connection
         date = answer.getheader("date")
-        if date:
+        if date and not foreign:
             CLOCK.learn(date)
         return answer
     raise WebError("no connection")

@@ -15,7 +15,7 @@ from spotd.core.domain.market import StoreEgress
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.plan import applied
-from spotd.core.pricing import needs_of, quote, restore_time
+from spotd.core.pricing import egress_cost, egress_per_hour, needs_of, quote, restore_time
 from spotd.core.ranking.cost_words import data_words
 from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import DataSource
@@ -89,3 +89,49 @@ def test_a_lost_machine_has_read_what_it_stated_and_one_that_runs_all_of_it() ->
     assert the(world).restored_bytes == 100 * GB
     world = heard(world, seq=8, phase="run", data_bytes=0)
     assert the(world).restored_bytes == 100 * GB
+
+
+def from_url(one: Job, *sizes: int) -> Job:
+    made = with_data(one, *sizes)
+    data = tuple(replace(source, source=f"https://host/{source.source}") for source in made.spec.data)
+    return replace(one, spec=replace(one.spec, data=data))
+
+
+def both(one: Job, stored: int, elsewhere: int) -> Job:
+    data = with_data(one, stored).spec.data + from_url(one, elsewhere).spec.data
+    return replace(one, spec=replace(one.spec, data=data))
+
+
+def test_what_a_url_serves_costs_the_hosts_traffic_and_no_egress_of_the_store() -> None:
+    there = offer(download_mbps=4000.0, download_price=MicroUsdPerGb(10_000))
+    one = from_url(job(), 1200 * GB)
+    quoted = quote(there, needs_of(one, shop_policy()), 1_000_000, NOW, S3.per_gb)
+    assert data_words(one, quoted) == (
+        "download about 1 h 20 min on each machine at shop, $0.00 egress and $12.00 for the machine's own traffic"
+    )
+    mixed = both(job(), 100 * GB, 1200 * GB)
+    quoted = quote(there, needs_of(mixed, shop_policy()), 1_000_000, NOW, S3.per_gb)
+    assert "$9.00 egress" in data_words(mixed, quoted)
+    assert egress_cost(quoted, 1300 * GB) == 9_000_000
+
+
+def test_egress_of_a_url_does_not_enter_the_ranking() -> None:
+    policy = replace(shop_policy(), egress=S3)
+    stored = egress_per_hour(S3.per_gb, needs_of(with_data(job(), 100 * GB), policy))
+    assert stored > 0
+    assert egress_per_hour(S3.per_gb, needs_of(from_url(job(), 100 * GB), policy)) == 0
+    assert egress_per_hour(S3.per_gb, needs_of(both(job(), 100 * GB, TB), policy)) == stored
+
+
+def test_the_receipt_of_a_url_has_no_egress() -> None:
+    costs = []
+    for make in (with_data, from_url):
+        world = world_with(AttemptState.STARTING)
+        one = make(world.jobs[job().id], 100 * GB)
+        agreed = quote(the(world).quote.offer, needs_of(one, shop_policy()), 1_000_000, NOW, S3.per_gb)
+        attempt = replace(the(world), quote=agreed)
+        world = replace(world, jobs={one.id: one}, attempts={attempt.id: attempt})
+        ended = the(heard(heard(world, seq=8, phase="run"), seq=9, phase="run"))
+        assert ended.restored_bytes == 100 * GB
+        costs.append(egress_cost(ended.quote, ended.restored_bytes))
+    assert costs == [9_000_000, 0]
