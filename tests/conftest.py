@@ -60,6 +60,7 @@ _QUICK_FOLDERS: Final = (
     "unit/setup",
     "unit/site",
     "unit/store",
+    "unit/test_cases.py",
     "unit/test_docs.py",
     "unit/test_words.py",
     "unit/web",

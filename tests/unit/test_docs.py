@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from tests.cases import every
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -36,14 +36,14 @@ TO_SPLIT = {"docs/comparison.md": 2}
 """Sentences that are longer, by page. A bound is only ever lowered."""
 
 
-@pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = {path.replace("NAME", "*") for path in NAMED.findall(FENCED.sub("", text)) if path not in NOT_OURS}
     assert {path for path in named if not any(ROOT.glob(path))} == set()
 
 
-@pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_part_of_a_path_that_a_page_names_exists(page: Path) -> None:
     named = {path.replace("NAME", "*") for path in PARTIAL.findall(FENCED.sub("", page.read_text(encoding="utf-8")))}
     assert {path for path in named if not any(any((ROOT / top).glob(f"**/{path}")) for top in SOURCES)} == set()
@@ -60,7 +60,7 @@ def test_every_name_of_the_kit_that_the_provider_page_lists_is_in_its_file() -> 
             assert re.search(defined, source, re.MULTILINE), (file, name)
 
 
-@pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
     links = set(LINKED.findall(page.read_text(encoding="utf-8")))
     assert {link for link in links if not (page.parent / link).exists()} == set()
@@ -124,7 +124,7 @@ def test_sentences_are_found_in_paragraphs_lists_and_tables() -> None:
     assert sentences(page) == ["One two, three.", "Four?", "five", "six.", "7", "a b", "c.", "D"]
 
 
-@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", USER_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_sentence_of_a_user_page_is_long(page: Path) -> None:
     name = str(page.relative_to(ROOT))
     limit = SHORTER.get(name, SENTENCE_WORDS_MAX)
@@ -132,7 +132,7 @@ def test_no_sentence_of_a_user_page_is_long(page: Path) -> None:
     assert len(long) <= TO_SPLIT.get(name, 0), long
 
 
-@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", USER_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_user_page_is_one_task(page: Path) -> None:
     limit = LARGER.get(str(page.relative_to(ROOT)), PAGE_WORDS_MAX)
     assert len(page.read_text(encoding="utf-8").split()) <= limit

@@ -16,6 +16,7 @@ from typing import Final
 
 import pytest
 
+from tests.cases import every
 from tests.unit.test_docs import USER_PAGES
 
 ROOT: Final = Path(__file__).parents[2]
@@ -170,7 +171,7 @@ def test_no_public_class_name_has_two_owners() -> None:
     assert {name: files for name, files in owners.items() if len(files) > 1} == {}
 
 
-@pytest.mark.parametrize("phrase", BANNED)
+@every("phrase", BANNED)
 def test_a_banned_word_is_nowhere(phrase: str) -> None:
     assert _places(phrase) == {}
 
@@ -181,7 +182,7 @@ def test_a_word_that_is_to_go_does_not_come_back(phrase: str, bound: int) -> Non
     assert sum(places.values()) <= bound, f"{phrase!r} is in more places than before: {places}"
 
 
-@pytest.mark.parametrize("pattern", OLD_SENTENCES)
+@every("pattern", OLD_SENTENCES)
 def test_an_old_sentence_is_said_nowhere(pattern: str) -> None:
     said = [(file, text) for file, texts in _said().items() for text in texts if re.search(pattern, text)]
     assert said == []

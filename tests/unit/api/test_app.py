@@ -17,6 +17,7 @@ from spotd.api.responses import Ambiguous, ApiRefusal, ApiUnavailable, Invalid, 
 from spotd.daemon.database import Database
 from spotd.daemon.object_keys import code_key
 from spotd_jobs.spec.problems import Problem
+from tests.cases import every
 from tests.unit.api import made_responses, worlds
 from tests.unit.api.place import Place
 from tests.unit.api.place import place as served
@@ -142,7 +143,7 @@ def test_health_can_be_asked_for_while_the_store_is_down(
     assert ask(place, "GET", target)[0] == 200
 
 
-@pytest.mark.parametrize(
+@every(
     ("method", "target", "body", "status"),
     [
         ("GET", "/v1/nothing", None, 404),

@@ -21,6 +21,7 @@ from spotd.api.routes import ApiRoute
 from spotd.client.asynchronous import AsyncDaemon
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonRefused, Transport, refused
+from tests.cases import every
 from tests.unit.api import made_responses, worlds
 from tests.unit.api.place import Place, place
 
@@ -79,7 +80,7 @@ def names_of(kind: Any) -> set[str]:
     return set(re.findall(r"[A-Z]\w+", kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))))
 
 
-@pytest.mark.parametrize(("name", "given"), [*((name, {}) for name in CALLS), *ALSO.items()])
+@every(("name", "given"), [*((name, {}) for name in CALLS), *ALSO.items()])
 def test_a_call_returns_the_type_that_its_route_answers(name: str, given: dict[str, Any]) -> None:
     route, said = route_of(name, **given), getattr(Daemon, name).__annotations__["return"]
     if said in {"bytes", "bool"}:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from spotd.api.app import api_routes
 from spotd.api.openapi import document, document_bytes
 from spotd.api.schemas import costs, jobs
+from tests.cases import every
 from tests.unit.api.place import Place, place
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
@@ -61,7 +62,7 @@ def schema_of(method: str, path: str, status: int) -> Mapping[str, Any]:
 STATUSES = {"not_found": 404, "ambiguous": 409, "conflict": 409, "invalid": 422, "unavailable": 503}
 
 
-@pytest.mark.parametrize("target", RECORDED)
+@every("target", RECORDED)
 def test_every_recorded_answer_is_what_the_description_says(target: str) -> None:
     method, _, address = target.partition(" ") if " " in target else ("GET", "", target)
     answer, path = RECORDED[target], address.split("?")[0]

@@ -19,6 +19,7 @@ from spotd.history import History
 from spotd.history.file import open_file
 from spotd_jobs.spec.model import GpuAlternative
 from spotd_providers.contract.values import Market, MicroUsdPerHour, ProviderName
+from tests.cases import every
 from tests.unit.backtest.builders import offer
 
 HEAD = "at,provider,offer,gpu,count,price,market,available\n"
@@ -71,7 +72,7 @@ def test_json_lines_and_gzip_read_the_same(tmp_path: Path) -> None:
     assert (one.series, one.prices, one.instants) == (two.series, two.prices, two.instants)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "place", "cause"),
     [
         pytest.param("", "", "the history is empty", id="empty file"),

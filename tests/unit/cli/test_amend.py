@@ -10,6 +10,7 @@ from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from spotd_jobs.spec.model import PriceLimit
+from tests.cases import every
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -40,7 +41,7 @@ def test_a_budget_is_set_or_added_to(stocked: Ctl, text: str, amount: int) -> No
     assert budget(stocked) == amount
 
 
-@pytest.mark.parametrize(
+@every(
     "text", ["", "+", "=", "++20", "+-20", "1e9", "nan", "inf", "0", "+0", "0.0000001", "1" * 400, "20 apples", "1,000"]
 )
 def test_what_is_no_budget_is_refused_with_a_way_out(stocked: Ctl, text: str) -> None:
@@ -77,7 +78,7 @@ def test_a_ceiling_is_set_in_the_units_of_a_job_file(stocked: Ctl, text: str, li
     assert stocked.rig.job(JobId(worlds.RUNNING_ID)).spec.price == limit
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e308", "2.40/day", "=2.40", "+1", "9" * 400, "Config"])
+@every("text", ["", "0", "-1", "nan", "inf", "1e308", "2.40/day", "=2.40", "+1", "9" * 400, "Config"])
 def test_what_is_no_ceiling_is_refused_with_a_way_out(stocked: Ctl, text: str) -> None:
     result = stocked("ceiling", "llama-lora", "--", text)
     assert result.code == 2

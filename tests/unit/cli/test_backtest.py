@@ -17,6 +17,7 @@ from spotd.history import History
 from spotd_jobs.spec.problems import BadValue
 from spotd_providers.contract.values import MicroUsdPerHour, ProviderName
 from spotd_providers.kit.boundary import install_command
+from tests.cases import every
 from tests.unit.api import worlds
 from tests.unit.backtest.builders import offer
 from tests.unit.cli.conftest import Ctl
@@ -157,7 +158,7 @@ def test_a_queued_job_is_asked_for_by_name(ctl: Ctl, place: Path) -> None:
     assert ctl("backtest", "absent", "--history", str(place / "prices"), "--work", "6h").code == 6
 
 
-@pytest.mark.parametrize(
+@every(
     ("more", "work", "said"),
     [
         ((), "", 'hint: --work 24h, or time = "24h" under [work]'),

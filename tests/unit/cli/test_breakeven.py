@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.cases import every
 from tests.unit.api import made_responses
 from tests.unit.cli.conftest import Ctl
 
@@ -76,7 +77,7 @@ def test_a_card_that_is_not_offered_is_exit_6(market: Ctl) -> None:
     assert "nothing with 1 of this GPU is offered now" in result.err
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "words"),
     [
         (("--price", "0", "--hours", "40"), "a price must be above 0"),

@@ -19,6 +19,7 @@ import pytest
 from spotd.cli import entry
 from spotd.cli.client import COMMANDS
 from spotd.cli.daemon import COMMANDS as DAEMON_COMMANDS
+from tests.cases import every
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -45,14 +46,14 @@ def test_help_shows_every_command(ctl: Ctl) -> None:
     assert all(f"  {name}" in out for name in COMMANDS)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "ps", "queue", "offers"])
+@every("command", [*COMMANDS, "ps", "queue", "offers"])
 def test_every_command_has_its_own_help(ctl: Ctl, command: str) -> None:
     result = ctl(command, "--help")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Usage: spotctl {command}")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@every("command", COMMANDS)
 def test_the_line_in_the_groups_help_is_a_sentence(command: str) -> None:
     assert COMMANDS[command].help[0].isupper()
     assert COMMANDS[command].help.endswith(".")

@@ -9,6 +9,7 @@ import pytest
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from spotd.core.machines.host_reports import explain_exit
+from tests.cases import every
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.store import values as v
@@ -103,7 +104,7 @@ def test_a_log_that_cannot_be_read_hides_nothing_else(ctl: Ctl) -> None:
     assert "memory was full" in failure["meaning"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("code", "output", "meaning", "step"),
     [
         (

@@ -19,6 +19,7 @@ from spotd.core.domain.states import AttemptState
 from spotd.daemon.market import plugin_values
 from spotd.words import ControlFilter, clean
 from spotd_providers.kit import text
+from tests.cases import every
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.store.values import launch_done, plan
@@ -163,13 +164,13 @@ CORPUS = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "shown"), CORPUS)
+@every(("raw", "shown"), CORPUS)
 def test_control_sequences_are_taken_out(raw: str, shown: str) -> None:
     controls = ControlFilter()
     assert controls.feed(raw) + controls.end() == shown
 
 
-@pytest.mark.parametrize(("raw", "shown"), CORPUS[:-1])
+@every(("raw", "shown"), CORPUS[:-1])
 def test_a_sequence_that_is_cut_anywhere_does_not_get_through(raw: str, shown: str) -> None:
     for place in range(len(raw) + 1):
         controls = ControlFilter()
@@ -189,7 +190,7 @@ def test_no_format_character_is_shown_in_a_name_a_message_or_an_id() -> None:
     assert {ord(c) for c in shown} <= VISIBLE_FORMATS | {0x20}
 
 
-@pytest.mark.parametrize(
+@every(
     "piece",
     [
         "\x9d",
@@ -208,7 +209,7 @@ def test_no_format_character_is_shown_in_a_name_a_message_or_an_id() -> None:
         "0;",
     ],
 )
-@pytest.mark.parametrize("first", ["", "\x9d", "\x9b", "\x1b[", "\x1b "])
+@every("first", ["", "\x9d", "\x9b", "\x1b[", "\x1b "])
 def test_eight_times_the_text_costs_about_eight_times_the_work(piece: str, first: str) -> None:
     """A sequence that never ends is looked for once, not again from each of its characters."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
 from tests.unit.api import made_responses
 from tests.unit.cli.conftest import Ctl
 from tests.unit.estimates.models import CONFIGS
@@ -129,7 +130,7 @@ def test_a_folder_of_a_model_is_as_good_as_its_config(market: Ctl, config: str) 
     assert market("size", config).out == market("size", str(Path(config).parent)).out
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "words", "hint"),
     [
         ((), "give a model: --params 7B", "spotctl size --help"),
@@ -166,7 +167,7 @@ def test_a_wrong_command_line_is_exit_2_with_a_way_out(
     assert "Traceback" not in result.err
 
 
-@pytest.mark.parametrize(
+@every(
     ("content", "words"),
     [
         (b"", ":1: not JSON: "),

@@ -16,6 +16,7 @@ from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonRefused
 from spotd.store import JobView
 from spotd_jobs.spec.keys import FLAGS
+from tests.cases import every
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -405,7 +406,7 @@ def test_what_flags_alone_do_not_say_is_asked_for_by_flag(ctl: Ctl) -> None:
     assert result.err == "error: --image: is missing\n  hint: give --image, or image in a job file\n"
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         (["submit"], "there is no job to submit"),

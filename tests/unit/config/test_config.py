@@ -22,6 +22,7 @@ from spotd.core.notifications import Topic
 from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract.provider import Provider, ProviderPlugin, ProviderTraits, Services
 from spotd_providers.contract.values import ProviderName
+from tests.cases import every
 
 NOWHERE: Mapping[str, str] = {"HOME": "/nonexistent"}
 
@@ -321,7 +322,7 @@ def test_a_key_that_is_empty_by_default_is_explained_and_no_empty_default_named(
     assert "spotd config example" in found["providers.market.proxy"].hint
 
 
-@pytest.mark.parametrize(("text", "key", "message", "hint"), BAD)
+@every(("text", "key", "message", "hint"), BAD)
 def test_a_bad_value_is_refused_with_line_key_and_way_out(
     tmp_path: Path, text: str, key: str, message: str, hint: str
 ) -> None:
@@ -580,7 +581,7 @@ def test_a_group_that_holds_others_is_no_owner(tmp_path: Path, monkeypatch: pyte
         assert others_may_write(path) is refused
 
 
-@pytest.mark.parametrize(
+@every(
     ("url", "warned"),
     [
         ("http://hooks.example/T0/hunter2", True),

@@ -34,6 +34,7 @@ from spotd_providers.contract.values import (
     MicroUsdPerGpuHour,
     Offer,
 )
+from tests.cases import every
 from tests.unit.core.builders import (
     MINUTE,
     NOW,
@@ -179,7 +180,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize(("wants", "offer_index", "limits", "kind", "words"), WAITS.values(), ids=WAITS.keys())
+@every(("wants", "offer_index", "limits", "kind", "words"), WAITS.values(), ids=WAITS.keys())
 def test_a_job_that_waits_is_told_why(
     wants: Job, offer_index: list[Offer], limits: dict[str, object], kind: VerdictKind, words: str
 ) -> None:

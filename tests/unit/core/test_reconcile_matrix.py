@@ -19,6 +19,7 @@ from spotd.core.plan import Plan, applied
 from spotd.core.pricing import halted_rate
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, report, shop_policy, world_with
 
 J = JobId("j1")
@@ -103,7 +104,7 @@ def ends(plan: Plan) -> list[str]:
     return [t.id for t in plan.intents.values() if t.kind is IntentKind.TERMINATE and t.state is IntentState.OPEN]
 
 
-@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS.keys())
+@every("cell", CELLS.values(), ids=CELLS.keys())
 def test_each_cell_of_ours_against_theirs(cell: Cell) -> None:
     # Of a launch without an answer absence means that two lists lack it: this one, and one a minute ago.
     lacked = {"missing_since": NOW - timedelta(minutes=1)} if cell.reason is EndReason.NEVER_LAUNCHED else {}

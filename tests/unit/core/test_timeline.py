@@ -18,6 +18,7 @@ from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.timeline import OLDEST, Anchor, Dated, dated, redated, wants_new_date
 from spotd_providers.contract.values import MicroUsd
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, world_with
 
 HOUR = timedelta(hours=1)
@@ -30,8 +31,8 @@ def after(seconds: float, step: timedelta, anchor: Anchor = HERE) -> Dated:
     return dated(anchor, None, anchor.boot_id, anchor.boot_s + seconds, at + step)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 8 * 3600.0], ids=["at once", "a second", "slept for eight hours"])
-@pytest.mark.parametrize("step", [-9, -1, 0, 1, 9])
+@every("seconds", [0.0, 1.0, 8 * 3600.0], ids=["at once", "a second", "slept for eight hours"])
+@every("step", [-9, -1, 0, 1, 9])
 def test_a_clock_that_is_nearly_right_moves_nothing(seconds: float, step: int) -> None:
     found = after(seconds, timedelta(seconds=step))
     assert found.step == timedelta(0)

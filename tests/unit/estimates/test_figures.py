@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spotd.estimates.workload import parse_number, parse_params
 from spotd_jobs.spec.problems import BadValue
+from tests.cases import every
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ def test_parameters_as_people_write_them(text: str, params: int) -> None:
     assert parse_params(text) == params
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "words"),
     [
         ("0", "not between"), ("", "not a number"), ("-7B", "not a number"), ("nan", "not a number"),

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from spotd.estimates.memory import memory_parts
 from spotd.estimates.model_config import FAMILIES, ModelConfigError, architecture_of
 from spotd.estimates.workload import PARAMS_MAX, PARAMS_MIN, Layout, Workload, typical_architecture
+from tests.cases import every
 from tests.unit.estimates.models import CONFIGS, PARAMS, model
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@every("name", CONFIGS)
 def test_every_parameter_of_a_published_model_is_counted(name: str) -> None:
     assert model(name).params == PARAMS[name]
 
@@ -51,7 +52,7 @@ def test_tied_embeddings_are_counted_once() -> None:
 LLAMA: dict[str, Any] = dict(CONFIGS["llama-3.1-8b"])
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "key", "words"),
     [
         ({"model_type": None}, "model_type", "is missing, or is not text"),

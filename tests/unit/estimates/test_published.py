@@ -11,6 +11,7 @@ import pytest
 from spotd.estimates.fitting import rule_of_thumb
 from spotd.estimates.memory import memory_parts, outside_allocator
 from spotd.estimates.workload import KNOWN_ERRORS, KnownError, Layout, WorkKind, Workload, work_kind
+from tests.cases import every
 from tests.unit.estimates.models import model
 from tests.unit.estimates.published import GIB, PUBLISHED, Published
 
@@ -25,7 +26,7 @@ def error_percent(row: Published) -> float:
     return 100 * (estimate / row.measured - 1)
 
 
-@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.name)
+@every("row", PUBLISHED, ids=lambda row: row.name)
 def test_the_estimate_is_within_half_of_what_was_measured(row: Published) -> None:
     assert abs(error_percent(row)) < 50
 

@@ -40,6 +40,7 @@ from spotd_jobs.wire.client.dataset import (
     root_text,
 )
 from spotd_jobs.wire.client.sinks import DiskFull, Unreadable
+from tests.cases import every
 from tests.unit.core.builders import job
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -395,7 +396,7 @@ def test_a_place_behind_a_link_out_of_the_folder_is_refused(place: Place, tmp_pa
 CHUNKS = (DataChunk("ab" * 32, 10),)
 
 
-@pytest.mark.parametrize(
+@every(
     "entries",
     [
         [DataEntry("../x", "dir")],
@@ -419,7 +420,7 @@ def test_a_list_of_files_that_leads_outside_or_does_not_add_up_is_refused(entrie
         read_part(part_text(CHUNKS, entries))
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         b"",

@@ -26,6 +26,7 @@ from spotd_jobs.wire.client.sinks import (
 from spotd_jobs.wire.grant import WireError
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
 from spotd_jobs.wire.manifest_document import FILES_MAX, parse_manifest
+from tests.cases import every
 
 JOB, ATTEMPT = "j1", 2
 SHA = hashlib.sha256(b"0123456789").hexdigest()
@@ -78,7 +79,7 @@ def test_names_of_every_kind_are_accepted_side_by_side() -> None:
     assert all(is_printable(entry.path) for entry in accepted.files)
 
 
-@pytest.mark.parametrize(
+@every(
     "path",
     ["c/%2E%2E/x",
      "%2Fetc/passwd", "c/a%2F%2E%2E%2Fb", "c/%00", "c//a", "c/.", "", "c/" + "n" * 256, "c/" + "%FF" * 256,
@@ -106,7 +107,7 @@ def test_small_files_may_share_a_chunk() -> None:
     assert found == [b"0123", b"456789", b"012345678912"]
 
 
-@pytest.mark.parametrize(
+@every(
     "change",
     [
         {"files": [file("c/a", [0, 5, 6], size=6)]},

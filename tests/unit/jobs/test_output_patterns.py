@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from spotd_jobs.runner.outputs import LeftOut, find_outputs
 from spotd_jobs.spec.model import unmatched_patterns
+from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("pattern", "path"),
     [
         ("model", "model"),

@@ -19,6 +19,7 @@ from spotd.core.domain.market import MarketSnapshot
 from spotd_jobs.spec import problems
 from spotd_jobs.spec.parse import BYTES_MAX, parse_job, parse_toml
 from spotd_jobs.spec.problems import PROBLEMS_MAX, VALUES_MAX, FileProblems, Problem, SpecError
+from tests.cases import every
 
 MANY = 100_000
 ANSWER_BYTES_MAX = 200_000
@@ -60,11 +61,12 @@ SHAPES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("data", SHAPES)
-@pytest.mark.parametrize("side", ["data", "flags"])
+@every("data", SHAPES)
+@every("side", ["data", "flags"])
 def test_the_api_answers_any_job_file_with_a_bounded_search_and_answer(
     searches: list[str], data: dict[str, Any], side: str
 ) -> None:
+    searches.clear()
     parts: dict[str, Any] = {"data": {}, "flags": {}, side: data}
     with pytest.raises(Invalid) as refused:
         read_spec(JobRequest(**parts, source="train.toml", base_dir=""), MarketSnapshot(), frozenset())
@@ -85,8 +87,8 @@ def test_a_config_of_any_size_is_refused_with_a_bounded_search_and_list(searches
         assert len(str(refused.value)) < ANSWER_BYTES_MAX
 
 
-@pytest.mark.parametrize("error", [SpecError, ConfigError])
-@pytest.mark.parametrize(
+@every("error", [SpecError, ConfigError])
+@every(
     ("raw", "message"),
     [
         pytest.param(b"".join(b"k%d=1\n" % n for n in range(MANY)), "more than 10,000 values", id="keys"),

@@ -22,6 +22,7 @@ from spotd_jobs.spec.model import (
     Schedule,
     Work,
 )
+from tests.cases import every
 
 WORDS = st.text(min_size=1, max_size=10)
 COUNTS = st.integers(0, 10**9)
@@ -89,7 +90,7 @@ def test_a_field_that_an_old_document_lacks_takes_its_default() -> None:
     assert spec_from_json(document) == SPEC
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "message"),
     [
         pytest.param({"schema": 2}, "job spec of schema 2; this spotd understands 1", id="newer"),

@@ -12,6 +12,7 @@ from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import DataMode, DataSource
 from spotd_jobs.spec.parse import parse_job
 from spotd_jobs.spec.problems import SpecError
+from tests.cases import every
 
 JOB: dict[str, Any] = {"name": "a", "run": "true", "image": "i", "resources": {"gpu": "H100"}}
 
@@ -47,7 +48,7 @@ def test_a_url_with_its_hash_is_taken_as_it_is_written() -> None:
     assert (one.source, one.is_url, one.is_folder) == (URL["source"], True, False)
 
 
-@pytest.mark.parametrize(
+@every(
     ("table", "message"),
     [
         ({"source": "set"}, "is missing"),

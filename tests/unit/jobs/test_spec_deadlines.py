@@ -14,6 +14,7 @@ from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import Deadline, PolicyName, Schedule
 from spotd_jobs.spec.parse import parse_job
 from spotd_jobs.spec.problems import BadValue
+from tests.cases import every
 from tests.unit.jobs.test_spec_windows import LEAST, problems, schedule_of
 
 _EIGHT = datetime(2026, 11, 24, 6, 0, tzinfo=UTC)
@@ -39,7 +40,7 @@ def test_a_span_counts_from_the_submission() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "words"),
     [
         ("0s", "shorter than a minute"),

@@ -26,6 +26,7 @@ from spotd_jobs.spec.model import (
 )
 from spotd_jobs.spec.parse import KNOWN, merge, parse_job, read_toml
 from spotd_jobs.spec.problems import Problem, SpecError
+from tests.cases import every
 
 FULL = """
 name = "llama-lora"
@@ -310,7 +311,7 @@ def test_a_job_may_take_on_demand_after_a_while() -> None:
     assert parse_job(LEAST, "").resources.on_demand_after is None
 
 
-@pytest.mark.parametrize(("changes", "key", "message", "hint"), BAD)
+@every(("changes", "key", "message", "hint"), BAD)
 def test_a_bad_value_is_refused_with_its_key_and_a_way_out(
     changes: Mapping[str, Any], key: str, message: str, hint: str
 ) -> None:
@@ -328,7 +329,7 @@ def test_a_bad_value_is_refused_with_its_key_and_a_way_out(
     assert hint in found[key].hint
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "key", "hint"),
     [
         pytest.param({"nmae": "x"}, "nmae", 'did you mean "name"?', id="typo"),

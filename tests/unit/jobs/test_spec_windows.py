@@ -13,6 +13,7 @@ from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import Schedule, Window
 from spotd_jobs.spec.parse import parse_job
 from spotd_jobs.spec.problems import SpecError
+from tests.cases import every
 
 LEAST: dict[str, Any] = {"name": "a", "run": "true", "image": "scratch", "resources": {"gpu": ["H100:1"]}}
 
@@ -59,7 +60,7 @@ def test_every_window_is_read_back_as_it_is_shown(window: Window) -> None:
     assert parse_window(window_words(window)) == window
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message", "hint"),
     [
         ("Mo 22:00-08:00", '"Mo 22:00-08:00" names "Mo", which is no day of the week', 'did you mean "Mon"?'),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd_jobs.spec.problems import key_path, line_of
+from tests.cases import every
 
 TEXT = '''name = "x"  # name = 2
 env = { A = "1",
@@ -31,7 +32,7 @@ max_price = 2.40
 '''
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "line"),
     [
         ("name", 1),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spotd_jobs.spec import units
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.units import UnitError
+from tests.cases import every
 
 DURATIONS = [
     ("90s", timedelta(seconds=90)),
@@ -26,12 +27,12 @@ DURATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), DURATIONS, ids=[text for text, _ in DURATIONS])
+@every(("text", "expected"), DURATIONS, ids=[text for text, _ in DURATIONS])
 def test_a_duration_is_read_exactly(text: str, expected: timedelta) -> None:
     assert units.parse_duration(text) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "message", "hint"),
     [
         pytest.param("15", '"15" has no unit of time', 'write "15s" for seconds or "15m" for minutes', id="no unit"),
@@ -143,12 +144,12 @@ MONEY: list[tuple[object, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "expected"), MONEY, ids=[repr(value) for value, _ in MONEY])
+@every(("value", "expected"), MONEY, ids=[repr(value) for value, _ in MONEY])
 def test_money_is_read_in_micro_dollars(value: object, expected: int) -> None:
     assert units.parse_money(value) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "message"),
     [
         pytest.param(float("nan"), "nan is not a figure of money", id="nan"),

@@ -12,6 +12,7 @@ from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import StallAction, WatchdogPolicy
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
+from tests.cases import every
 from tests.unit.jobs.test_spec_parse import LEAST
 
 
@@ -42,7 +43,7 @@ def test_a_stalled_job_moves_unless_its_owner_wants_it_to_stop() -> None:
     assert parsed(min_gpu_util=1).window == timedelta(minutes=20)
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "key", "message"),
     [
         ({"min_gpu_util": 0}, "watchdog.min_gpu_util", "not between 1 and 100"),

@@ -15,6 +15,7 @@ import pytest
 from spotd.config.credentials import InstalledPlugins
 from spotd.config.load import understand
 from spotd_jobs.spec.parse import parse_job
+from tests.cases import every
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -28,7 +29,7 @@ BLOCKS = [
 PLAIN = (DOCS / "recipes" / "frameworks.md").read_text(encoding="utf-8").split("## A plain script")[1]
 
 
-@pytest.mark.parametrize(("kind", "text"), BLOCKS)
+@every(("kind", "text"), BLOCKS)
 def test_a_recipe_is_understood(kind: str, text: str) -> None:
     if kind == "toml":
         data = tomllib.loads(text)
@@ -79,7 +80,7 @@ def _errors() -> list[str]:
     return [error for cell in cells for error in re.findall(r"`([^`]+)`", cell)]
 
 
-@pytest.mark.parametrize("error", _errors())
+@every("error", _errors())
 def test_every_error_text_of_the_page_is_one_of_the_code(error: str) -> None:
     parts = [part.strip() for part in error.split("...")]
     assert max(map(len, parts)) > 8

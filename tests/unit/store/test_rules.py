@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.domain.intents import IntentKind, IntentState, Meter
+from spotd.core.domain.intents import IntentKind, IntentState, JobId, Meter
 from spotd.core.domain.states import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
@@ -20,6 +20,7 @@ from spotd.core.plan import Plan
 from spotd.store import Store
 from spotd.store.tables import COUNTING_WHERE
 from spotd_providers.contract.values import MicroUsd
+from tests.cases import every
 from tests.unit.store import values as v
 from tests.unit.store.reads import intents_of
 
@@ -35,14 +36,20 @@ def write(store: Store, plan: Plan) -> int:
     return store.tx(lambda tx: tx.commit(plan))
 
 
-def is_refused(store: Store, plan: Plan, words: str, error: type[InvariantBroken] = InvariantBroken) -> None:
+def is_refused(
+    store: Store, plan: Plan, words: str, error: type[InvariantBroken] = InvariantBroken, *, job: JobId = J1
+) -> None:
     """The plan is refused for this reason, and the state is as if nobody had tried."""
-    before = store.read(lambda r: (r.jobs(), r.attempts_of(J1), intents_of(r, J1), r.charges_of(J1), r.last_event()))
+
+    def state() -> object:
+        return store.read(
+            lambda r: (r.job(job), r.attempts_of(job), intents_of(r, job), r.charges_of(job), r.last_event())
+        )
+
+    before = state()
     with pytest.raises(error, match=words):
         store.tx(lambda tx: tx.commit(plan))
-    assert before == store.read(
-        lambda r: (r.jobs(), r.attempts_of(J1), intents_of(r, J1), r.charges_of(J1), r.last_event())
-    )
+    assert before == state()
 
 
 def one_step(before: JobState) -> set[JobState]:
@@ -54,43 +61,45 @@ def two_steps(before: JobState) -> set[JobState]:
     return {after for way in JOB_TRANSITIONS[before] if way.may_be_placed for after in JOB_TRANSITIONS[way]}
 
 
-@pytest.mark.parametrize("before", list(JobState))
-@pytest.mark.parametrize("after", list(JobState))
+@every("before", JobState)
+@every("after", JobState)
 def test_a_job_moves_only_along_the_table_and_each_step_has_its_event(
     store: Store, before: JobState, after: JobState
 ) -> None:
-    item, moved = v.job(state=before), v.job(state=after)
+    ident = v.job_id(f"{before}-{after}")
+    item, moved = v.job(ident, state=before), v.job(ident, state=after)
     commit(store, v.plan(item))
     if before is after:
         commit(store, v.plan(moved, silent=True))
     elif after in one_step(before):
-        is_refused(store, v.plan(moved, silent=True), "0 of 1 events")
+        is_refused(store, v.plan(moved, silent=True), "0 of 1 events", job=ident)
         commit(store, v.plan(moved))
     elif after in two_steps(before):
-        is_refused(store, v.plan(moved), "1 of 2 events")
+        is_refused(store, v.plan(moved), "1 of 2 events", job=ident)
         commit(store, v.plan(moved, *v.told(moved)))
     else:
-        is_refused(store, v.plan(moved, *v.told(moved)), "cannot become", IllegalTransition)
-        return
-    assert store.read(lambda r: r.job(J1)) == moved
+        is_refused(store, v.plan(moved, *v.told(moved)), "cannot become", IllegalTransition, job=ident)
+        moved = item
+    assert store.read(lambda r: r.job(ident)) == moved
 
 
-@pytest.mark.parametrize("before", list(AttemptState))
-@pytest.mark.parametrize("after", list(AttemptState))
+@every("before", AttemptState)
+@every("after", AttemptState)
 def test_an_attempt_moves_only_along_the_table_with_its_event(
     store: Store, before: AttemptState, after: AttemptState
 ) -> None:
-    owner, moved = v.job(state=JobState.RUNNING), v.attempt(state=after)
-    commit(store, v.plan(owner, v.attempt(state=before)))
+    ident = v.job_id(f"{before}-{after}")
+    owner, item, moved = v.job(ident, state=JobState.RUNNING), *(v.attempt(ident, state=s) for s in (before, after))
+    commit(store, v.plan(owner, item))
     if before is after:
         commit(store, v.plan(moved, silent=True))
     elif after in ATTEMPT_TRANSITIONS[before]:
-        is_refused(store, v.plan(moved, silent=True), "without an event")
+        is_refused(store, v.plan(moved, silent=True), "without an event", job=ident)
         commit(store, v.plan(moved))
     else:
-        is_refused(store, v.plan(moved), "cannot become", IllegalTransition)
-        return
-    assert store.read(lambda r: r.attempts_of(J1)) == (moved,)
+        is_refused(store, v.plan(moved), "cannot become", IllegalTransition, job=ident)
+        moved = item
+    assert store.read(lambda r: r.attempts_of(ident)) == (moved,)
 
 
 def test_a_new_job_needs_an_event(store: Store) -> None:
@@ -137,11 +146,13 @@ def test_two_attempts_cannot_carry_the_same_key(store: Store) -> None:
 COUNTING = [state for state in AttemptState if state.counts]
 
 
-@pytest.mark.parametrize("first", COUNTING)
-@pytest.mark.parametrize("second", COUNTING)
+@every("first", COUNTING)
+@every("second", COUNTING)
 def test_a_second_attempt_that_counts_is_refused(store: Store, first: AttemptState, second: AttemptState) -> None:
-    commit(store, v.plan(v.job(state=JobState.RUNNING), v.attempt(state=first)))
-    is_refused(store, v.plan(v.attempt(number=2, state=second)), "would have 2 attempts that count")
+    ident = v.job_id(f"{first}-{second}")
+    commit(store, v.plan(v.job(ident, state=JobState.RUNNING), v.attempt(ident, state=first)))
+    second_one = v.attempt(ident, number=2, state=second)
+    is_refused(store, v.plan(second_one), "would have 2 attempts that count", job=ident)
 
 
 def test_two_new_attempts_that_count_are_refused(store: Store) -> None:

@@ -21,6 +21,7 @@ from spotd.web.markup import (
     Figures,
     LogTail,
 )
+from tests.cases import every
 
 
 def taken(*lines: str) -> Figures:
@@ -30,7 +31,7 @@ def taken(*lines: str) -> Figures:
     return figures
 
 
-@pytest.mark.parametrize(
+@every(
     ("line", "series"),
     [
         ('{"step": 10, "loss": 2.5}', {"loss": [(10.0, 2.5)]}),

@@ -32,13 +32,14 @@ from spotd.web.guard import (
     refusal,
 )
 from spotd.web.main import OPEN_MAX, OPEN_PER_PEER_MAX, Gate
+from tests.cases import every
 
 HERE = Place(host="127.0.0.1")
 WIDE = Place(host="192.168.1.7", names=frozenset({"gpu.example"}))
 TOKEN = "a-token-that-is-not-guessed"
 
 
-@pytest.mark.parametrize(
+@every(
     ("place", "host", "allowed"),
     [
         (HERE, "127.0.0.1:8420", True),
@@ -79,7 +80,7 @@ def test_a_token_is_needed_behind_a_proxy() -> None:
 OWN = {"host": "localhost:8420", "origin": "http://localhost:8420"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("method", "headers", "is_socket", "passes"),
     [
         ("GET", {"host": "localhost:8420"}, False, True),
@@ -271,7 +272,7 @@ def test_wrong_tokens_of_many_peers_delay_everyone_and_are_remembered_for_so_man
     assert sessions.delay_s() == 0
 
 
-@pytest.mark.parametrize(
+@every(
     ("client", "forwarded", "peer"),
     [
         (("192.0.2.7", 1), "", "192.0.2.7"),

@@ -20,6 +20,7 @@ from spotd.web.pages.jobs import DraftRefused, draft_of
 from spotd.web.views import jobs, market, parts
 from spotd.web.views import jobs as job_view
 from spotd.web.views.parts import _STATES, state
+from tests.cases import every
 from tests.unit.api import made_responses as made
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -72,7 +73,7 @@ def test_jobs_that_wait_for_the_same_share_a_sentence() -> None:
     assert "and 34 others" in text
 
 
-@pytest.mark.parametrize(
+@every(
     ("group", "text", "order", "names"),
     [
         ("all", "", "newest", ["b", "a", "c"]),
@@ -173,7 +174,7 @@ VIEWS: dict[str, Callable[[], Node]] = {
 }
 
 
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@every("view", VIEWS.values(), ids=VIEWS)
 def test_every_view_bounds_and_cleans_what_others_wrote(view: Callable[[], Node]) -> None:
     tree = view()
     assert "alert(1)" in text_of(tree)
@@ -197,7 +198,7 @@ def test_no_element_runs_or_loads_anything(attributes: dict[str, str]) -> None:
         el("script", "x")
 
 
-@pytest.mark.parametrize("name", [*_STATES, "SOMETHING_NEW"])
+@every("name", [*_STATES, "SOMETHING_NEW"])
 def test_a_state_is_a_word_and_a_sign_besides_its_colour(name: str) -> None:
     tree = state(name)
     assert len(tree[2:]) == 2

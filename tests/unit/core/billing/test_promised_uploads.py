@@ -22,6 +22,7 @@ from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsd, MicroUsdPerGb
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -116,7 +117,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("gigabytes", "upload", "usd", "budget"), TABLE)
+@every(("gigabytes", "upload", "usd", "budget"), TABLE)
 def test_no_budget_is_broken_by_an_upload_whose_size_was_known(
     gigabytes: float, upload: int, usd: float, budget: str
 ) -> None:
@@ -129,7 +130,7 @@ def test_no_budget_is_broken_by_an_upload_whose_size_was_known(
         assert stop is None or stop.flush, "it was stopped early enough to save"
 
 
-@pytest.mark.parametrize(("gigabytes", "upload", "usd", "budget"), TABLE)
+@every(("gigabytes", "upload", "usd", "budget"), TABLE)
 def test_the_first_checkpoint_of_unknown_size_is_the_only_upload_that_can_break_a_budget(
     gigabytes: float, upload: int, usd: float, budget: str
 ) -> None:
@@ -199,8 +200,8 @@ def test_what_is_promised_falls_to_the_last_save_at_a_stop_and_to_none_once_that
     assert committed(world, the(world), after) == time
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize(
+@every("budget", BUDGETS)
+@every(
     ("gigabytes", "upload", "download", "usd", "launched"),
     [
         pytest.param(392, 10_000, 0, 6, False, id="neither of two saves"),

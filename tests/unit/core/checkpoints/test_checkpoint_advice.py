@@ -29,6 +29,7 @@ from spotd.core.domain.world import NO_EXPERIENCE, Experience, RecordKind
 from spotd.core.experience import PROVED_PPM_MAX, Hazards
 from spotd_jobs.spec.model import CheckpointPolicy, MarketChoice, MetricBest, Resources, Work
 from spotd_providers.contract.values import HostId, Interruption, Market
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.experiences import experience, record
 from tests.unit.core.ranking.test_expected_cost import one_provider
@@ -37,7 +38,7 @@ from tests.unit.core.ranking.test_remaining_work import saved
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("save", "hazard_per_h", "seconds"),
     [
         (60, 1 / 6, 1570),
@@ -132,8 +133,8 @@ def test_one_or_two_losses_prove_nothing(losses: int, hours: float) -> None:
     assert hazards.proved_of(offer()) == 0
 
 
-@pytest.mark.parametrize("losses", [3, 4, 30, 10_000, 1_000_000])
-@pytest.mark.parametrize("hours", [0, 0.0001, 0.1, 10, 10_000])
+@every("losses", [3, 4, 30, 10_000, 1_000_000])
+@every("hours", [0, 0.0001, 0.1, 10, 10_000])
 def test_what_is_proved_is_below_the_rate_that_was_seen_and_bounded(losses: int, hours: float) -> None:
     found = Hazards(experience(record(RecordKind.LOSSES_PROVIDER, "spot", losses, hours)), NOW).proved_of(offer())
     assert 0 <= found <= PROVED_PPM_MAX

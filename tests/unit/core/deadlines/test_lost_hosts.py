@@ -14,6 +14,7 @@ from spotd.core.domain.world import World
 from spotd.core.plan import Plan
 from spotd_jobs.spec.model import CheckpointPolicy, Deadline, GpuAlternative, MarketChoice, Resources, Schedule, Work
 from spotd_providers.contract.values import Interruption, Market, MicroUsdPerHour, Offer
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 
 _SPOT: Final = offer("spot", price=100_000)
@@ -70,7 +71,7 @@ _REFUSED: Final = _lost(
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("offers", "cooling", "options", "expected"),
     [
         pytest.param(_LONE, [_lost()], {}, ["sold"], id="nothing else can meet it"),

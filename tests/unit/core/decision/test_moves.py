@@ -22,6 +22,7 @@ from spotd.core.pricing import needs_of, quote
 from spotd.core.ranking.relocating import _HAZARD, HAZARD_MEAN, Staying, expected_losses
 from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
 from spotd_providers.contract.values import MicroUsdPerGb, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.experiences import experience, record
 
@@ -77,7 +78,7 @@ def test_a_job_moves_for_a_clear_saving_and_says_every_figure() -> None:
     assert len(plan.attempts) == 1, "no machine is launched beside it"
 
 
-@pytest.mark.parametrize(
+@every(
     ("world", "price"),
     [
         pytest.param(running(most=0), 200_000, id="nobody asked for it"),
@@ -204,7 +205,7 @@ def test_the_hazard_falls_with_age() -> None:
     assert losses[-1] == 100_000
 
 
-@pytest.mark.parametrize("minutes", [0, 0.001, 15, 20, 30, 59.9, 60, 100, 240, 470, 480, 481, 10**6])
+@every("minutes", [0, 0.001, 15, 20, 30, 59.9, 60, 100, 240, 470, 480, 481, 10**6])
 def test_the_losses_up_to_an_age_are_the_sum_of_the_steps_up_to_it(minutes: float) -> None:
     total, begun = 0.0, timedelta(0)
     for ends, rate in (*_HAZARD, (timedelta.max, 100_000)):

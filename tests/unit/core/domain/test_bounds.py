@@ -18,6 +18,7 @@ from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.store import Store
 from spotd_providers.contract.values import InstanceState, MicroUsdPerGb
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 
 J = JobId("j1")
@@ -76,8 +77,8 @@ def test_a_notice_for_any_instant_ends_nothing_and_no_machine_outlives_it(at: da
     assert not world.attempts[item.id].state.counts
 
 
-@pytest.mark.parametrize("wait", [timedelta(days=1), timedelta.max, timedelta(0), timedelta(days=-3), None], ids=str)
-@pytest.mark.parametrize("tries", [0, 1, 10, 10**6])
+@every("wait", [timedelta(days=1), timedelta.max, timedelta(0), timedelta(days=-3), None], ids=str)
+@every("tries", [0, 1, 10, 10**6])
 def test_an_end_is_tried_again_within_minutes_whatever_wait_is_asked_for(wait: timedelta | None, tries: int) -> None:
     world = world_with(AttemptState.RUNNING, over_since=NOW - timedelta(minutes=1))
     ended = reconcile(world, listing(instance(InstanceState.PAUSED)), report(), NOW)

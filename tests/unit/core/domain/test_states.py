@@ -26,6 +26,7 @@ from spotd.core.domain.states import (
     require_rows,
 )
 from spotd.words import LOSSES
+from tests.cases import every
 from tests.unit.core.diagram import page
 
 
@@ -42,8 +43,8 @@ def test_every_state_has_a_row_and_every_final_job_state_leads_only_back_to_the_
             assert JOB_TRANSITIONS[state] <= {JobState.QUEUED}
 
 
-@pytest.mark.parametrize("before", JobState)
-@pytest.mark.parametrize("after", JobState)
+@every("before", JobState)
+@every("after", JobState)
 def test_a_job_moves_only_along_the_table(before: JobState, after: JobState) -> None:
     if before is after or after in JOB_TRANSITIONS[before]:
         check_job_transition(before, after)

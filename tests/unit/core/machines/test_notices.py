@@ -17,6 +17,7 @@ from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd.daemon.grants.builder import order_of
 from spotd_providers.contract.values import InstanceState, Loss
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -83,8 +84,8 @@ INSTANTS: dict[str, Callable[[datetime], datetime | None]] = {
 }
 
 
-@pytest.mark.parametrize("by_host", [False, True], ids=["listed", "by its host"])
-@pytest.mark.parametrize("at", INSTANTS.values(), ids=INSTANTS)
+@every("by_host", [False, True], ids=["listed", "by its host"])
+@every("at", INSTANTS.values(), ids=INSTANTS)
 def test_no_notice_keeps_its_machine_as_it_is_for_long(
     at: Callable[[datetime], datetime | None], by_host: bool
 ) -> None:

@@ -22,6 +22,7 @@ from spotd.core.plan import Plan, applied
 from spotd.core.pricing import needs_of, quote, repriced
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import Instance, InstanceState, Market, MicroUsd, MicroUsdPerHour, Offer
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, listing, market, offer, shop_policy, world_with
 
 HOUR = timedelta(hours=1)
@@ -78,7 +79,7 @@ def test_a_bid_is_raised_when_the_floor_has_come_near() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     "world",
     [
         pytest.param(bid_world(0.41), id="the floor is far below"),

@@ -25,6 +25,7 @@ from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel, set_budget, set_ceiling
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, report
 from tests.unit.core.machines.test_launch_calls import owed
 from tests.unit.core.machines.test_raised_bids import bid_market, bid_world, usd
@@ -70,7 +71,7 @@ LESS: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "why"), LESS.values(), ids=LESS)
+@every(("change", "why"), LESS.values(), ids=LESS)
 def test_a_launch_that_fits_no_longer_when_its_turn_comes_is_not_made(change: Change, why: str) -> None:
     world = change(owed())
     plan = launch_sent(world, FIRST, NOW + MINUTE)

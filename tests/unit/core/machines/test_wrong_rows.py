@@ -29,6 +29,7 @@ from spotd_providers.contract.values import (
     Market,
     cost,
 )
+from tests.cases import every
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, REF, SHOP, instance, listing, report, world_with
 from tests.unit.core.machines.test_holding import world as outbid_world
 
@@ -96,8 +97,8 @@ class Beating:
         return [t for plan in self.plans for t in plan.intents.values() if t.kind is IntentKind.TERMINATE]
 
 
-@pytest.mark.parametrize("row", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("ours", [A.RUNNING, A.STOPPING])
+@every("row", WRONG.values(), ids=WRONG)
+@every("ours", [A.RUNNING, A.STOPPING])
 def test_one_list_that_says_it_ends_nothing_and_asks_for_another(row: Instance, ours: AttemptState) -> None:
     seen = Beating(world_with(ours))
     before = seen.item
@@ -206,10 +207,8 @@ def held() -> Beating:
     return seen
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in WRONG.values() if row != HELD], ids=[i for i in WRONG if "outbid" not in i]
-)
-@pytest.mark.parametrize("is_new", [False, True], ids=["held for long", "just held"])
+@every("row", [row for row in WRONG.values() if row != HELD], ids=[i for i in WRONG if "outbid" not in i])
+@every("is_new", [False, True], ids=["held for long", "just held"])
 def test_one_row_ends_no_machine_that_is_held(row: Instance, *, is_new: bool) -> None:
     seen = Beating(outbid_world(hold=timedelta(hours=9))) if is_new else held()
     seen.silent = True

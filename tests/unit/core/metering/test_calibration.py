@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spotd.core.bills import MACHINES_MIN, BilledMachine, calibration
 from spotd_providers.contract.values import MicroUsd
+from tests.cases import every
 from tests.unit.core.builders import SHOP
 
 X120 = 1_200_000
@@ -134,9 +135,9 @@ def test_no_start_costs_less_than_nothing(less: int) -> None:
     assert all(calibration(bills(1.1, 8, 0.03, seed), X120).sentence.count("less") == 0 for seed in range(50))
 
 
-@pytest.mark.parametrize("factor", [0.1, 2.0, 8.0])
-@pytest.mark.parametrize("bare", [40_000, 3_000_000, 500_000_000])
-@pytest.mark.parametrize("count", [8, 40])
+@every("factor", [0.1, 2.0, 8.0])
+@every("bare", [40_000, 3_000_000, 500_000_000])
+@every("count", [8, 40])
 def test_one_bill_decides_nothing(bare: int, factor: float, count: int) -> None:
     """Whether it is of the smallest machine or of one that cost more than all others."""
     wrong = machine(bare, round(bare * factor))
@@ -153,8 +154,8 @@ def test_one_long_machine_beside_others_of_one_length_shows_no_fee() -> None:
     assert (found.measured_ppm, found.suggested_ppm) == (None, None)
 
 
-@pytest.mark.parametrize("count", [5, 6, 8, 12, 30])
-@pytest.mark.parametrize("span", [1_000, 20_000, 200_000, 3_000_000])
+@every("count", [5, 6, 8, 12, 30])
+@every("span", [1_000, 20_000, 200_000, 3_000_000])
 def test_image_traffic_is_never_printed_as_a_fee(count: int, span: int) -> None:
     """The true multiplier is 1.00, and each start costs $0.14 of a machine of a dollar or more."""
     for seed in range(40):

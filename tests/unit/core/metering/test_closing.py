@@ -17,6 +17,7 @@ from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import NOW, world_with
 
 
@@ -83,7 +84,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("case", LINES)
+@every("case", LINES)
 def test_the_line(case: str) -> None:
     (totals, spent_in_all, on_demand, recoveries, lost), line = LINES[case]
     assert closing_words(totals, MicroUsd(spent_in_all), MicroUsd(on_demand), recoveries, lost) == line

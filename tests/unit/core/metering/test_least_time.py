@@ -19,6 +19,7 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import Needs, halted_rate, metered_rate, quote
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour, cost
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, instance, listing, offer, report, shop_policy, world_with
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -56,7 +57,7 @@ def gone(world: World, state: InstanceState = InstanceState.GONE) -> Plan:
     return reconcile(world, listing(instance(state)), report(seq=5), NOW)
 
 
-@pytest.mark.parametrize(
+@every(
     ("rules", "ran", "billed"),
     [
         (EC2, 9 * SECOND, MINUTE),

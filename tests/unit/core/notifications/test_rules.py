@@ -33,6 +33,7 @@ from spotd.core.notifications import (
 )
 from spotd.core.plan import Event
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, job, shop_policy, world_with
 
 J = JobId("j1")
@@ -43,7 +44,7 @@ def given_event(kind: str, **changes: Any) -> Notification | None:
     return notification_of(replace(event, **changes), 7, name="train", receipt="ran 3 h for $4.00")
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "changes", "topic", "severity", "title"),
     [
         ("attempt.preempted", {}, Topic.PREEMPTED, Severity.INFO, "train was preempted"),

@@ -41,6 +41,7 @@ from spotd.core.machines.bids import keep_outbid
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import HostId, Market, PoolId, ProviderName
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, offer, report, world_with
 from tests.unit.core.experiences import HOUR, experience, experiences, record
 
@@ -242,8 +243,8 @@ def test_a_finer_level_is_shrunk_towards_the_coarser() -> None:
     assert on_host / PPM == pytest.approx((30 / 499 * 24 + 20) / 49, abs=0.0001)
 
 
-@pytest.mark.parametrize("losses", [3, 10, 100, 10_000])
-@pytest.mark.parametrize("hours", [0.2, 2, 40])
+@every("losses", [3, 10, 100, 10_000])
+@every("hours", [0.2, 2, 40])
 def test_one_bad_host_adds_to_its_provider_no_more_than_two_losses(losses: int, hours: float) -> None:
     def elsewhere(of_host: float, quiet: float) -> float:
         in_slot = record(K.LOSSES_TIME, f"spot {slot_of(NOW)}", of_host, hours)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-import pytest
-
 from spotd.core.policies import HOUR_S, POLICIES, WITH_DEADLINE, Action, Observation, Zone, choose, hours_words
 from spotd_providers.contract.values import MicroUsdPerHour
+from tests.cases import every
 from tests.replays.replay import zone_after
 
 _DOWN: Final = Zone(name="a", is_up=False, price=MicroUsdPerHour(1_000_000))
@@ -35,7 +34,7 @@ _PAID: Final[dict[str, Any]] = {"holds": Action.ON_DEMAND}
 _W, _S, _D = Action.WAIT, Action.SPOT, Action.ON_DEMAND
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "seen", "action"),
     [
         ("ceiling", _seen(), _W),
@@ -67,9 +66,9 @@ def test_each_policy_in_its_own_case(name: str, seen: Observation, action: Actio
     assert (chosen.action, bool(chosen.zone)) == (action, action is Action.SPOT), chosen
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@pytest.mark.parametrize("left", [None, -5 * HOUR_S, 0, 5 * HOUR_S, 10**12])
-@pytest.mark.parametrize("on_demand", [None, 0, 1, 10**15])
+@every("name", sorted(POLICIES))
+@every("left", [None, -5 * HOUR_S, 0, 5 * HOUR_S, 10**12])
+@every("on_demand", [None, 0, 1, 10**15])
 def test_no_figure_makes_a_policy_fail(name: str, left: int | None, on_demand: int | None) -> None:
     price = None if on_demand is None else MicroUsdPerHour(on_demand)
     for work in (-3, 0, 1, 10**12):

@@ -24,6 +24,7 @@ from spotd_providers.contract.values import (
     micro_usd,
     per_gpu,
 )
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, offer, shop_policy, world_with
 
 PRICES = st.integers(0, 50_000_000)
@@ -109,7 +110,7 @@ def test_settling_books_every_microsecond_once_and_never_across_midnight(rate: i
 BAD_PRICES = ["nan", "inf", "-1", float("nan"), float("inf"), -0.01, True, "abc", "", None, 1e9]
 
 
-@pytest.mark.parametrize("value", BAD_PRICES, ids=repr)
+@every("value", BAD_PRICES, ids=repr)
 def test_what_is_not_a_price_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"price|number"):
         micro_usd(value)  # type: ignore[arg-type]  # that is the point

@@ -19,6 +19,7 @@ from spotd.core.reconcile import reconcile
 from spotd.core.requests import set_ceiling
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.values import InstanceState, Market, MicroUsdPerGpuHour, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 from tests.unit.core.machines.test_raised_bids import bid_world
 
@@ -92,7 +93,7 @@ def test_the_same_ceiling_again_changes_nothing() -> None:
     assert set_ceiling(world, [world.jobs[JOB]], per_gpu(500_000), NOW).is_empty
 
 
-@pytest.mark.parametrize(
+@every(
     ("ceiling", "stops", "why"),
     [
         pytest.param(400_000, False, "it costs as much as is accepted", id="at-its-price"),
@@ -101,7 +102,7 @@ def test_the_same_ceiling_again_changes_nothing() -> None:
         pytest.param(900_000, False, "more is accepted than before", id="raised"),
     ],
 )
-@pytest.mark.parametrize("sold", [{}, {"pays_bid": True}, {"market": Market.ON_DEMAND}], ids=["spot", "bid", "fixed"])
+@every("sold", [{}, {"pays_bid": True}, {"market": Market.ON_DEMAND}], ids=["spot", "bid", "fixed"])
 def test_a_machine_that_runs_is_judged_as_one_whose_price_rose(
     sold: dict[str, Any], ceiling: int, *, stops: bool, why: str
 ) -> None:

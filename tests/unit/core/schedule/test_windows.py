@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from spotd.core.schedule import OpenSpan, instant_of, open_spans, zone_of
 from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.model import Window
+from tests.cases import every
 
 KYIV = ZoneInfo("Europe/Kyiv")
 PHOENIX = ZoneInfo("America/Phoenix")
@@ -34,7 +35,7 @@ def spans(zone: ZoneInfo, at: str, *windows: str) -> list[tuple[str, str]]:
     return [(local(span.opens), local(span.closes)) for span in found[:2]]
 
 
-@pytest.mark.parametrize(
+@every(
     ("zone", "at", "windows", "expected"),
     [
         pytest.param(

@@ -15,6 +15,7 @@ from spotd_providers.contract.gpus import (
     resolve,
     vram_fits,
 )
+from tests.cases import every
 
 H100 = {"H100_SXM", "H100_PCIE", "H100_NVL"}
 A100 = {"A100_SXM_80", "A100_SXM_40", "A100_PCIE_80", "A100_PCIE_40"}
@@ -68,7 +69,7 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "meant"), TYPED, ids=[typed for typed, _ in TYPED])
+@every(("typed", "meant"), TYPED, ids=[typed for typed, _ in TYPED])
 def test_a_typed_name_means_these_cards(typed: str, meant: set[str]) -> None:
     assert resolve(typed) == meant
 
@@ -137,7 +138,7 @@ SOLD = [
 ]
 
 
-@pytest.mark.parametrize(("provider", "name", "vram_mb", "meant"), SOLD, ids=[f"{p}-{n}-{v}" for p, n, v, _ in SOLD])
+@every(("provider", "name", "vram_mb", "meant"), SOLD, ids=[f"{p}-{n}-{v}" for p, n, v, _ in SOLD])
 def test_a_sold_name_with_its_memory_is_this_card(provider: str, name: str, vram_mb: int, meant: str) -> None:
     assert canonical(provider, name, vram_mb) == meant
 
@@ -241,7 +242,7 @@ LOOK_ALIKES = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), LOOK_ALIKES, ids=[f"{a} / {b}" for a, b in LOOK_ALIKES])
+@every(("one", "other"), LOOK_ALIKES, ids=[f"{a} / {b}" for a, b in LOOK_ALIKES])
 def test_cards_that_look_alike_are_never_taken_for_each_other(one: str, other: str) -> None:
     assert resolve(one).isdisjoint(resolve(other))
     assert not any(matches(resolve(one), offered) for offered in resolve(other))
