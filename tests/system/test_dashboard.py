@@ -291,6 +291,23 @@ def test_several_jobs_are_cancelled_at_once_and_each_has_its_answer(browser: Any
     assert [line for line in seen if line.startswith(("dialog", "error"))] == []
 
 
+CLIPPED = """() => [...document.querySelectorAll("a, button, input, textarea, summary, [tabindex='0']")]
+  .filter(one => one.offsetParent !== null && one.getClientRects().length)
+  .filter(one => {
+    one.focus();
+    const box = one.getBoundingClientRect();
+    return document.activeElement === one && (box.right > innerWidth + 1 || box.left < -1 || box.height < 1);
+  })
+  .map(one => one.outerHTML.slice(0, 120))"""
+"""What can have the focus, and is cut off by the window when it has it."""
+
+
+def violations(axe: Any, page: Any) -> list[str]:
+    """Return each element of the page that breaks a rule, with the rule."""
+    found = axe.run(page).response["violations"]
+    return [f"{rule['id']}: {node['html'][:160]}" for rule in found for node in rule["nodes"]]
+
+
 PAGES = ("", "jobs", "market", "providers", "events", "submit", "nowhere")
 
 
@@ -298,6 +315,7 @@ PAGES = ("", "jobs", "market", "providers", "events", "submit", "nowhere")
 def test_no_page_breaks_a_rule_of_accessibility(browser: Any, market: Lab, tmp_path: Path, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     market.submit("waits", "true", **WAITS)
+    market.api.submit({"data": {"name": "sweep", "run": "true", "image": "none", **WAITS}, "flags": {}}, array="0-3")
     dashboard = Dashboard(market, tmp_path)
     broken: dict[str, list[str]] = {}
     try:
@@ -306,8 +324,23 @@ def test_no_page_breaks_a_rule_of_accessibility(browser: Any, market: Lab, tmp_p
             page.goto(dashboard.url + path)
             page.locator(".link-state .good", has_text="lab").wait_for()
             page.get_by_role("heading", level=1).wait_for()
-            found = axe.run(page).response["violations"]
-            broken[path] = [f"{rule['id']}: {node['html'][:160]}" for rule in found for node in rule["nodes"]]
+            broken[path] = violations(axe, page)
+        page.goto(dashboard.url + "jobs")
+        page.get_by_label("Select sweep").check()
+        page.get_by_text("1 selected").wait_for()
+        broken["the bar of a selection"] = violations(axe, page)
+        page.get_by_role("link", name="sweep").click()
+        page.get_by_role("heading", name="Array sweep").wait_for()
+        page.get_by_label("Select sweep-1").check()
+        page.get_by_text("1 selected").wait_for()
+        broken["an array"] = violations(axe, page)
+        page.goto(dashboard.url + "submit")
+        page.get_by_label("Job file").fill('secrets = ["TOKEN"]\n' + JOB.format(run="true"))
+        page.get_by_role("button", name="Show the plan").click()
+        page.get_by_label("Secret TOKEN").wait_for()
+        broken["a plan with a secret"] = violations(axe, page)
+        clipped = page.evaluate(CLIPPED)
+        assert clipped == []
     finally:
         dashboard.close()
     assert {path: rows for path, rows in broken.items() if rows} == {}

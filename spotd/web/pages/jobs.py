@@ -15,7 +15,7 @@ from spotd.web.charts import Options, prices, timeline
 from spotd.web.log_search import search_log
 from spotd.web.markup import Node, el, job_href
 from spotd.web.pages.bulk import Selected
-from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, drawn, search, select, value
+from spotd.web.pages.live import Chart, Page, PagedList, SecretFields, TreeElement, drawn, search, select, value
 from spotd.web.poller import KnownAnswer, WatchTopic
 from spotd.web.views import jobs as view
 from spotd.web.views import market as plan_view
@@ -354,7 +354,7 @@ def _figures(page: Page, log: WatchTopic) -> None:
 
 
 class DraftRefused(Exception):
-    """A text that is no job file, or one that a browser cannot send; `rows` are what is wrong and the way out."""
+    """A text that is no job file; `rows` are what is wrong and the way out."""
 
     def __init__(self, message: str, rows: Sequence[tuple[str, str]]) -> None:
         super().__init__(message)
@@ -373,11 +373,16 @@ def draft_of(text: str) -> dict[str, Any]:
     except SpecError as exc:
         rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
         raise DraftRefused("the job file cannot be used", rows) from exc
-    file = "save this as train.toml, then: spotctl submit train.toml"
-    rows = [(f"{key}: needs what is on your computer", file) for key in ("workdir", "secrets") if data.get(key)]
-    if rows:
-        raise DraftRefused("this job cannot be queued from a browser", rows)
     return {"data": json_ready(data), "flags": {}, "source": "", "base_dir": ""}
+
+
+def without_folder(draft: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return what of a draft the API can judge, and what keeps a browser from sending the rest, with the way out."""
+    data = dict(draft["data"])
+    if not data.pop("workdir", None):
+        return draft, []
+    way = "save this as train.toml in that folder, then: spotctl submit train.toml"
+    return {**draft, "data": data}, [("workdir: is a folder of your computer, which a browser cannot pack", way)]
 
 
 # A job file that is pasted or uploaded, its plan, and the submit.
@@ -401,8 +406,8 @@ def submit_page(page: Page) -> None:
     TreeElement(
         el(
             "p",
-            "A job file in TOML. Code of a folder and values of secrets stay on your computer: a job with workdir or "
-            "secrets is queued with spotctl submit.",
+            "A job file in TOML. The plan asks for the value of each secret that it names. The code of a folder stays "
+            "on your computer: a job with workdir is queued with spotctl submit.",
             cls="muted",
         )
     )
@@ -417,6 +422,9 @@ def submit_page(page: Page) -> None:
     submit.disable()
     answer = TreeElement()
     answer.props["aria-live"] = "polite"
+    secrets = SecretFields()
+    refused = TreeElement()
+    refused.props["aria-live"] = "polite"
     planned: dict[str, Any] = {}
 
     async def take(event: events.UploadEventArguments) -> None:
@@ -424,37 +432,49 @@ def submit_page(page: Page) -> None:
         upload.reset()
 
     async def show_plan() -> None:
-        submit.disable()
-        planned.clear()
+        changed()
         answer.show(el("p", "Asking the daemon …", cls="empty"))
+        unsent: list[tuple[str, str]] = []
         try:
-            draft = draft_of(str(field.value or ""))
+            draft, unsent = without_folder(draft_of(str(field.value or "")))
             found = (await page.poller.act(lambda daemon: daemon.plan(draft)))["plan"]
         except DraftRefused as exc:
             answer.show(plan_view.refusals(exc.message, exc.rows))
         except ClientError as exc:
-            answer.show(_refused(exc))
+            answer.show(_refused(exc, unsent))
         else:
+            if unsent:
+                answer.show(plan_view.refusals("this job cannot be queued from a browser", unsent))
+                return
             answer.show(plan_view.plan(found))
+            secrets.ask_for(draft["data"].get("secrets", ()))
             planned["draft"] = draft
             submit.set_enabled(not found["unprotected"])
 
     async def queue() -> None:
+        if missing := secrets.missing():
+            refused.show(plan_view.refusals("a secret has no value", [(name, "write it above") for name in missing]))
+            return
         draft = planned.pop("draft", None)  # a second click would queue it twice
         if draft is None:
             return
         submit.disable()
+        values = secrets.values()
         try:
-            made = await page.poller.act(lambda daemon: daemon.submit(draft, code_sha256=None, secrets={}))
+            made = await page.poller.act(lambda daemon: daemon.submit(draft, code_sha256=None, secrets=values))
         except ClientError as exc:
-            answer.show(_refused(exc))
+            refused.show(_refused(exc))
             return
+        finally:
+            secrets.ask_for(())
         page.poller.refresh("jobs", "status", "events")
         ui.navigate.to(job_href(made["job"]["id"]))
 
     def changed() -> None:
         """Forget the plan: what is queued is what was planned."""
         planned.clear()
+        secrets.ask_for(())
+        refused.show()
         submit.disable()
 
     upload.on_upload(take)
@@ -463,5 +483,5 @@ def submit_page(page: Page) -> None:
     field.on_value_change(changed)
 
 
-def _refused(exc: ClientError) -> Node:
-    return plan_view.refusals(exc.message, exc.rows, "" if exc.rows else exc.hint)
+def _refused(exc: ClientError, others: Sequence[tuple[str, str]] = ()) -> Node:
+    return plan_view.refusals(exc.message, [*exc.rows, *others], "" if exc.rows else exc.hint)

@@ -239,6 +239,29 @@ class PagedList:
         self._behind.set_visibility(pages > 1)
 
 
+class SecretFields:
+    """A field for the value of each secret that a job names; no value is kept once the fields are gone."""
+
+    def __init__(self) -> None:
+        self._box = ui.element("div").classes("secrets")
+        self._fields: dict[str, ui.input] = {}
+
+    def ask_for(self, names: Sequence[str]) -> None:
+        """Show an empty field for each of these names instead."""
+        self._box.clear()
+        with self._box:
+            self._fields = {name: ui.input(f"Secret {name}", password=True) for name in names}
+        for field in self._fields.values():
+            field.props("outlined dense autocomplete=off")
+
+    def missing(self) -> list[str]:
+        """Return the names without a value."""
+        return [name for name, field in self._fields.items() if not field.value]
+
+    def values(self) -> dict[str, str]:
+        return {name: str(field.value) for name, field in self._fields.items()}
+
+
 # The frame of every page: navigation, whether the daemon answers, theme, and where the keyboard goes first.
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from spotd.client.transport import ClientProblem, DaemonRefused
+
 pytestmark = pytest.mark.process  # the import of NiceGUI asks the system for its libraries
 
 
@@ -33,11 +35,22 @@ class Slow:
         pass
 
 
+PROBLEM = ClientProblem(key="image", message="no such", hint="another one")
+
+
 class Orders:
-    def plan(self, _draft: Any) -> dict[str, Any]:
+    def __init__(self) -> None:
+        self.planned: list[dict[str, Any]] = []
+        self.submitted: list[dict[str, Any]] = []
+
+    def plan(self, draft: Any) -> dict[str, Any]:
+        self.planned.append(draft["data"])
+        if draft["data"].get("image") == "refused":
+            raise DaemonRefused("the job file cannot be used", code="invalid", problems=[PROBLEM])
         return {"plan": {"unprotected": ""}}
 
-    def submit(self, _draft: Any, **_more: Any) -> dict[str, Any]:
+    def submit(self, _draft: Any, **more: Any) -> dict[str, Any]:
+        self.submitted.append(more["secrets"])
         return {"job": {"id": "6j00000000"}}
 
 
@@ -102,3 +115,71 @@ def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) ->
             send(named["Queue the job"], "click")
 
     assert events_of(jobs.submit_page, poller, twice) == 2
+
+
+FILE = 'name = "a"\nrun = "true"\nimage = "{image}"\n{more}\n'
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_secret_is_asked_for_by_its_name_and_its_field_is_gone_once_the_job_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from nicegui import ui
+
+    from spotd.web.pages import jobs
+
+    monkeypatch.setattr("spotd.web.views.market.plan", lambda _plan: "")
+    monkeypatch.setattr("nicegui.ui.navigate.to", lambda _address: None)
+    poller = Slow()
+
+    async def fill(client: Any, send: Any) -> None:
+        def fields() -> dict[str, Any]:
+            inputs = [one for one in client.elements.values() if type(one) is ui.input]
+            return {one.props["label"]: one for one in inputs}
+
+        named = {one.text: one for one in client.elements.values() if isinstance(one, ui.button)}
+        text = next(one for one in client.elements.values() if isinstance(one, ui.textarea))
+        text.value = FILE.format(image="x", more='secrets = ["TOKEN", "KEY"]')
+        send(named["Show the plan"], "click")
+        await turns()
+        assert set(fields()) == {"Secret TOKEN", "Secret KEY"}
+        assert all(one.props["type"] == "password" for one in fields().values())
+        fields()["Secret TOKEN"].value = "t-value"
+        send(named["Queue the job"], "click")
+        await turns()
+        assert poller.daemon.submitted == []
+        assert any("KEY" in str(one.props.get("tree", "")) for one in client.elements.values())
+        fields()["Secret KEY"].value = "k-value"
+        send(named["Queue the job"], "click")
+        await turns()
+        assert poller.daemon.submitted == [{"TOKEN": "t-value", "KEY": "k-value"}]
+        assert fields() == {}
+
+    events_of(jobs.submit_page, poller, fill)
+
+
+def test_what_a_browser_cannot_send_is_stated_beside_all_else_that_is_wrong() -> None:
+    from nicegui import ui
+
+    from spotd.web.pages import jobs
+
+    poller = Slow()
+
+    async def ask(client: Any, send: Any) -> None:
+        named = {one.text: one for one in client.elements.values() if isinstance(one, ui.button)}
+        text = next(one for one in client.elements.values() if isinstance(one, ui.textarea))
+        for image in ("refused", "x"):
+            text.value = FILE.format(image=image, more='workdir = "."')
+            send(named["Show the plan"], "click")
+            await turns()
+            shown = " ".join(str(one.props.get("tree", "")) for one in client.elements.values())
+            assert "workdir: is a folder of your computer" in shown
+            assert ("image: no such" in shown) is (image == "refused")
+            assert not named["Queue the job"].enabled
+        assert [sorted(one) for one in poller.daemon.planned] == [["image", "name", "run"]] * 2
+
+    events_of(jobs.submit_page, poller, ask)
