@@ -27,7 +27,7 @@ on checkpoints must not trust a machine because nothing is known of it, and begi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -108,25 +108,27 @@ class Hazards:
     """
 
     def __init__(
-        self, experience: Experience, now: datetime, attempts: Iterable[Attempt] = (), *, prior_ppm: int = 0
+        self, experience: Experience, now: datetime, attempts: Collection[Attempt] = (), *, prior_ppm: int = 0
     ) -> None:
         self._experience = experience
         self._now = now
         self._prior_ppm = prior_ppm
-        self._running: dict[RecordId, int] = {}
+        self._attempts = attempts if experience else ()
         self._evidence: dict[RecordId, _Evidence] = {}
         self._others: dict[RecordId, int] = {}
         self._factors: dict[tuple[ProviderName, Market], int] = {}
         self._offers: dict[tuple[ProviderName, Market, str, str | None, int], int] = {}
-        if experience:
-            self._take_running(attempts)
 
-    def _take_running(self, attempts: Iterable[Attempt]) -> None:
-        for item in attempts:
+    @cached_property
+    def _running(self) -> Mapping[RecordId, int]:
+        """The machine time of what runs now, by record. Added up only where an offer is judged: mostly none is."""
+        found: dict[RecordId, int] = {}
+        for item in self._attempts:
             span = exposure(item, self._now) if item.state.counts else None
             if span is not None:
                 for identity in loss_records(item.quote.offer):
-                    self._running[identity] = self._running.get(identity, 0) + (span[1] - span[0]) // _TICK
+                    found[identity] = found.get(identity, 0) + (span[1] - span[0]) // _TICK
+        return found
 
     def of(self, offer: Offer) -> int:
         """Return the losses in a million hours of a machine of this offer."""

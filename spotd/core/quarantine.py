@@ -157,15 +157,17 @@ def sealing(world: World, now: datetime) -> Plan:
     return replace(builder.plan(), sealed=world.unreadable)
 
 
-def sound(world: World, plan: Plan, now: datetime) -> Plan:
-    """Return the plan without what breaks a rule: the jobs that it would break are quarantined instead."""
-    broken = broken_rules(applied(world, plan))
+def sound(world: World, plan: Plan, now: datetime) -> tuple[Plan, World]:
+    """Return the plan without what breaks a rule, and the world after it: what it would break is quarantined."""
+    after = applied(world, plan)
+    broken = broken_rules(after)
     if not broken:
-        return plan
+        return plan, after
     why: dict[JobId, str] = {}
     for one in broken:
         why[one.job] = f"{why[one.job]}; {one.sentence}" if one.job in why else one.sentence
-    return set_aside(world, plan, why, now)
+    plan = set_aside(world, plan, why, now)
+    return plan, applied(world, plan)
 
 
 def set_aside(world: World, plan: Plan, why: Mapping[JobId, str], now: datetime) -> Plan:

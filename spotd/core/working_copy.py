@@ -71,6 +71,8 @@ class WorkingCopy:
         self._shared_silence: list[str] = []
         self._undo: list[Callable[[], object]] = []
         self._in_order: list[Attempt] | None = None
+        self._has_new = False
+        """Whether there may be attempts that the world lacks."""
 
     def plan(self) -> Plan:
         return Plan(
@@ -168,9 +170,11 @@ class WorkingCopy:
 
     def attempts(self) -> tuple[Attempt, ...]:
         """Every attempt that has not ended, in order of job and number."""
-        merged = {**self._world.attempts, **self._attempts} if self._attempts else self._world.attempts
-        going = [item for item in merged.values() if item.state is not AttemptState.ENDED]
-        return tuple(sorted(going, key=_order))
+        found = [item for _, item in self.before_and_now()]
+        if self._has_new:
+            found += [item for i, item in self._attempts.items() if i not in self._world.attempts]
+            found.sort(key=_order)
+        return tuple(item for item in found if item.state is not AttemptState.ENDED)
 
     def intents(self) -> tuple[Intent, ...]:
         merged = {**self._world.intents, **self._intents} if self._intents else self._world.intents
@@ -190,6 +194,8 @@ class WorkingCopy:
         before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)
         if before is not None:
             check_attempt_transition(before.state, attempt.state)
+        else:
+            self._has_new = True
         self._put(self._attempts, attempt.id, attempt)
 
     def put_job(self, job: Job) -> None:

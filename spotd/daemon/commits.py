@@ -231,10 +231,11 @@ class Commits:
         if contain:
             plan = set_aside(world, plan, refused, now) if refused else plan
             # What did not change holds as it did; what an older spotd or another program wrote is checked once.
-            plan = sound(world, plan, now) if not (plan.is_empty and self._checked) else plan
+            plan, after = sound(world, plan, now) if not (plan.is_empty and self._checked) else (plan, world)
             self._checked = True
+            return Committed(world=after, plan=combine(first, plan), at=now)
         after = applied(world, plan)
-        broken = [] if contain else [one.sentence for one in broken_rules(after) if one.job in plan.jobs]
+        broken = [one.sentence for one in broken_rules(after) if one.job in plan.jobs]
         if broken:
             raise InvariantBroken("; ".join(broken))
         return Committed(world=after, plan=combine(first, plan), at=now)

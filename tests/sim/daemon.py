@@ -475,8 +475,9 @@ class Daemon:
         if self.blind:
             return {}
         attempts = self.world.attempts.values()
-        counted = {item.id: self.count(item) for item in attempts if item.machine is not MachineState.GONE}
-        return counted | {item.id: self.report(item) for item in attempts if self.readable(item)}
+        read = {item.id: self.report(item) for item in attempts if self.readable(item)}
+        others = (item for item in attempts if item.id not in read and item.machine is not MachineState.GONE)
+        return {item.id: self.count(item) for item in others} | read
 
     def count(self, item: Attempt) -> HostStatus:
         """What is known of a host when all that it wrote is counted and nothing of it is read."""

@@ -181,12 +181,15 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
                 step=checkpoint.step,
                 bytes=checkpoint.bytes,
             )
+    read_at = item.read_at if report.liveness_check else report.read_at
     if report.seq > item.heartbeat_seq:
+        # One copy: of all that a cycle writes, most is that hosts go on.
         item = replace(
             item,
             heartbeat_seq=report.seq,
             heartbeat_seen_at=report.read_at,
             phase=report.phase or item.phase,
+            read_at=read_at,
         )
         if item.ref is None and report.exit_at is None:
             item = replace(item, proven_at=last_lived(item, report.read_at, report))
@@ -195,8 +198,8 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
         if seen_at - item.heartbeat_seen_at >= builder.policy.silence_max:
             item = replace(item, heartbeat_seen_at=seen_at)
-    if not report.liveness_check:
-        item = replace(item, read_at=report.read_at)
+    if read_at != item.read_at:
+        item = replace(item, read_at=read_at)
     if report.resumed_from is not None and item.resumed_from is None:
         item = replace(item, resumed_from=report.resumed_from)
         builder.event(

@@ -60,6 +60,8 @@ class LossEvidence:
 
     def _silent_together(self, builder: PlanBuilder) -> frozenset[AttemptId]:
         """Return attempts that fell silent at the same time as most other hosts did; each physical host counts once."""
+        if all(builder.now - sign < self._silence_max for sign in self._signs.values()):
+            return frozenset()
         by_host: dict[str, datetime] = {}
         hosts: dict[AttemptId, str] = {}
         for identity, sign in self._signs.items():

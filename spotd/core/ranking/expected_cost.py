@@ -132,7 +132,7 @@ class Costing:
     """Of jobs with the same, one value, which is found by its identity wherever it is part of a key."""
 
     @classmethod
-    def of(cls, policy: Policy, experience: Experience, attempts: Iterable[Attempt], now: datetime) -> Costing:
+    def of(cls, policy: Policy, experience: Experience, attempts: Collection[Attempt], now: datetime) -> Costing:
         hazards = Hazards(experience, now, attempts)
         return cls(policy=policy, experience=experience, now=now, hazards=hazards)
 
