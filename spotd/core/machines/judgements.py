@@ -262,14 +262,16 @@ require_rows(AttemptState, JUDGEMENTS)
 
 # Rows that state a machine as over: one row alone ends no attempt and settles no bill, whatever is known of its host.
 #
-# Theory. A row that states a machine as paused, ending or gone, or as one of another market, would end its attempt, and
-# what the host does meanwhile would be thrown away. A provider's list holds a wrong row now and then: one of a cache,
-# of
-# a failing shard, of another machine. So something else must say the same: another list, the silence of a host that was
-# read and watched, its report of its own end, or an end that its provider has accepted. That a host never spoke, cannot
-# speak since its machine is held, or could not be read says nothing. Until then its provider is asked for another list,
-# the state of the machine counts as unknown, and nothing of the row is recorded. What is believed then holds from the
-# first such list on. The host is read in full before its attempt ends in any case.
+# Theory. A row that states a machine as paused, ending or gone, or as one of another market, would end its attempt,
+# and what the host does meanwhile would be thrown away. A provider's list holds a wrong row now and then: one of a
+# cache, of a failing shard, of another machine. So something else must say the same. That a machine is gone means
+# that it is ended and booked no more, so only another list says it, or an end that its provider has accepted: a host
+# that is silent may be cut off, and one that is to end itself may fail to. Of the other states also the silence of a
+# host that was read and watched, or its report of its own end, does, since the machine is ended then in any case.
+# That a host never spoke, cannot speak since its machine is held, or could not be read says nothing. Until then its
+# provider is asked for another list, the state of the machine counts as unknown, and nothing of the row is recorded.
+# What is believed then holds from the first such list on. The host is read in full before its attempt ends in any
+# case.
 #
 # That a held machine is outbid and paused is known, and no news. An end by another market is never the host's to
 # confirm.
@@ -322,9 +324,11 @@ def _is_other_market(item: Attempt, mine: Instance) -> bool:
 def _is_confirmed(
     builder: PlanBuilder, item: Attempt, mine: Instance, report: HostStatus | None, evidence: LossEvidence
 ) -> bool:
-    """Whether something beside the row says so: its host, its silence, or an end that its provider has accepted."""
+    """Whether something beside the row says so; that it is gone, only an end that its provider has accepted."""
+    if mine.state is InstanceState.GONE:
+        return _is_end_answered(builder, item)
     if not item.state.counts:
-        return mine.state is not InstanceState.GONE or not _is_still_to_end(builder, item)
+        return True
     if _is_other_market(item, mine):
         return False
     if report is not None and report.exit_cause is not None:
@@ -332,10 +336,10 @@ def _is_confirmed(
     return evidence.is_silent(item) and not evidence.is_shared(item)
 
 
-def _is_still_to_end(builder: PlanBuilder, item: Attempt) -> bool:
-    """Whether its provider has not accepted the end of a machine whose host has not ended by itself."""
+def _is_end_answered(builder: PlanBuilder, item: Attempt) -> bool:
+    """Whether its provider has accepted the end of the machine, which a row that states it as gone then confirms."""
     intent = builder.end_order(item)
-    return intent is not None and intent.accepted_at is None and not item.ends_itself
+    return intent is not None and intent.accepted_at is not None
 
 
 def _withdraw(builder: PlanBuilder, item: Attempt) -> None:

@@ -178,13 +178,14 @@ def test_no_machine_is_given_up_without_a_look_at_what_it_wrote(
 
 def test_a_machine_that_ended_itself_after_success_is_done_not_lost() -> None:
     world = world_with(A.RUNNING)
-    plan = reconcile(
-        world,
-        listing(instance(S.GONE, loss=Loss.SELF)),
-        report(seq=9, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0),
-        NOW,
-    )
-    assert after(world, plan) == (A.ENDED, JobState.SUCCEEDED)
+    heard = report(seq=9, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0)
+    shown = instance(S.GONE, loss=Loss.SELF)
+    plan = reconcile(world, listing(shown), heard, NOW)
+    assert after(world, plan) == (A.ENDING, JobState.SUCCEEDED), "its host may have failed to end it"
+    assert ends(plan)
+    world = applied(world, plan)
+    plan = reconcile(world, listing(shown, at=NOW + MINUTE), heard, NOW + MINUTE)
+    assert [a.state for a in plan.attempts.values()] == [A.ENDED]
 
 
 EXITS = {

@@ -93,8 +93,11 @@ def ending(cause: ExitCause, **report: Any) -> Answer:
         told = HostStatus(attempt=attempt, read_at=now, seq=1, phase="done", exit_cause=cause, **report)
         seen = Listing(instances=(made,), complete=True, at=now)
         world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, now))
-        gone = Listing(instances=(machine(attempt.number, now, InstanceState.GONE),), complete=True, at=now)
-        return applied(world, reconcile(world, {SHOP: gone}, {}, now))
+        rows = (machine(attempt.number, now, InstanceState.GONE),)
+        for at in (now, now + timedelta(microseconds=1)):  # two lists that say it
+            gone = Listing(instances=rows, complete=True, at=at)
+            world = applied(world, reconcile(world, {SHOP: gone}, {}, at))
+        return world
 
     return answer
 

@@ -129,7 +129,8 @@ def test_two_lists_that_say_it_end_it_though_the_host_gives_signs_of_life(row: I
 
 
 @pytest.mark.parametrize("row", [row for row in WRONG.values() if row.market is None], ids=list(WRONG)[:-1])
-def test_one_list_and_a_silent_host_end_it(row: Instance) -> None:
+def test_one_list_and_a_silent_host_end_its_attempt_and_never_close_it(row: Instance) -> None:
+    """A machine that is called gone is ended by nobody, so that silence, which may be its network's, is not enough."""
     seen = Beating()
     seen.look(row)
     seen.silent = True
@@ -138,7 +139,34 @@ def test_one_list_and_a_silent_host_end_it(row: Instance) -> None:
         assert seen.item.state.counts
     for _ in range(2):
         seen.look(listed=False)
+    assert seen.item.state.counts is (row.state is S.GONE)
+    assert bool(seen.ends) is (row.state is not S.GONE)
+    seen.look(row)
     assert not seen.item.state.counts
+
+
+@pytest.mark.parametrize("phase", ["done", "save", "run"])
+@pytest.mark.parametrize("is_newer", [False, True], ids=["the same list", "a newer one"])
+def test_a_machine_whose_host_says_that_it_ends_itself_is_gone_by_two_lists(phase: str, *, is_newer: bool) -> None:
+    """Its order to end itself may come to nothing, as ours does, while its provider is away."""
+    owed = Intent(
+        id=terminate_intent_id(REF),
+        kind=IntentKind.TERMINATE,
+        provider=SHOP,
+        key=world_with(A.ENDING).attempts[FIRST].key,
+        state=IntentState.OPEN,
+        created_at=NOW,
+        attempt=FIRST,
+        ref=REF,
+        tries=7,
+        error="it does not answer",
+    )
+    seen = Beating(replace(world_with(A.ENDING, phase=phase), intents={owed.id: owed}))
+    seen.look(instance(S.GONE))
+    assert seen.item.state is A.ENDING
+    assert seen.world.intents[owed.id].state is IntentState.OPEN
+    seen.look(instance(S.GONE), listed=is_newer)
+    assert (seen.item.state is A.ENDED) is is_newer
 
 
 @pytest.mark.parametrize("row", WRONG.values(), ids=WRONG)
@@ -159,10 +187,13 @@ def test_no_other_wrong_value_of_a_row_ends_it_however_often_it_comes(row: Insta
     assert not [t for t in seen.ends if t.ref == REF]
 
 
-def test_what_its_host_reported_of_its_end_is_no_contradiction() -> None:
+def test_what_its_host_reported_of_its_end_ends_the_attempt_and_two_lists_close_it() -> None:
     seen = Beating()
     seen.look(instance(S.GONE, loss=Loss.SELF), exit_cause=ExitCause.FINISHED, exit_code=0)
-    assert (seen.item.state, seen.item.end_reason) == (A.ENDED, EndReason.DONE)
+    assert (seen.item.state, seen.item.end_reason) == (A.ENDING, EndReason.DONE)
+    assert [intent.ref for intent in seen.ends] == [REF], "its host may have failed to end it"
+    seen.look(instance(S.GONE, loss=Loss.SELF))
+    assert seen.item.state is A.ENDED
 
 
 @pytest.mark.parametrize("row", WRONG.values(), ids=WRONG)

@@ -123,6 +123,10 @@ def test_a_machine_left_alone_is_over_when_its_provider_has_taken_it() -> None:
     world = told()
     world = applied(world, saved(world))
     later = TAKEN_AT + timedelta(seconds=5)
+    world = applied(world, reconcile(world, listing(instance(InstanceState.GONE), at=later), {}, later))
+    (item,) = world.attempts.values()
+    assert item.state is AttemptState.ENDING, "one row may be wrong"
+    later += timedelta(seconds=1)
     plan = reconcile(world, listing(instance(InstanceState.GONE), at=later), {}, later)
     (item,) = plan.attempts.values()
     assert (item.state, item.machine) == (AttemptState.ENDED, MachineState.GONE)

@@ -72,7 +72,8 @@ def test_the_job_goes_on_once_it_has_saved_and_waits_for_a_price_it_accepts() ->
     (item,) = world.attempts.values()
     assert (item.state, item.end_reason) == (AttemptState.ENDING, EndReason.PRICE_ROSE)
     assert world.jobs[JOB].state is JobState.RECOVERING
-    world = applied(world, reconcile(world, listing(instance(InstanceState.GONE)), {}, NOW))
+    for at in (NOW, NOW + timedelta(microseconds=1)):
+        world = applied(world, reconcile(world, listing(instance(InstanceState.GONE), at=at), {}, at))
     is_expensive, plan = market(offer(price=600_000)), decide(world, market(offer(price=600_000)), NOW)
     assert plan.verdicts[JOB].kind is VerdictKind.ABOVE_CEILING
     assert plan.jobs[JOB].state is JobState.WAITING_PRICE
