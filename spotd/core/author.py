@@ -16,7 +16,17 @@ from spotd.core.domain.states import AttemptState, EndKind, EndReason, Invariant
 from spotd.core.domain.world import World
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import repriced, span_words
-from spotd.core.running import BID_CHANGES, RANK, VERDICTS, Need, claim_of, patience_left, settle_claims, subject_of
+from spotd.core.running import (
+    BID_CHANGES,
+    BID_SETTLES,
+    RANK,
+    VERDICTS,
+    Need,
+    claim_of,
+    patience_left,
+    settle_claims,
+    subject_of,
+)
 from spotd_providers.contract.values import MicroUsdPerHour, Offer, ProviderName, as_usd
 
 READ_IS_FRESH: Final = timedelta(minutes=1)
@@ -135,7 +145,14 @@ class MachineVerdicts:
         given = self._given.get(item.id)
         if given is not None and (given in row.yields_to or RANK[given] <= RANK[verdict]):
             return f"this decision gives another verdict: {given.value}"
-        if BID_CHANGES & row.yields_to and self._is_bid_open(item, row.lapses):
+        if verdict not in BID_CHANGES and BID_CHANGES & row.yields_to:
+            if self._is_bid_open(item, row.lapses):
+                return "a change of its bid has no answer yet"
+            changed_at = item.bidding.changed_at
+            if changed_at is not None and timedelta(0) <= self._builder.now - changed_at < BID_SETTLES:
+                self._builder.wake(changed_at + BID_SETTLES)
+                return "its bid was changed a moment ago"
+        if verdict in BID_CHANGES and self._is_bid_open(item, None):
             return "a change of its bid has no answer yet"
         proposed = self._builder.job(item.id.job).moves.proposed
         if proposed is not None and verdict in BID_CHANGES and proposed.verdict in row.yields_to:

@@ -16,7 +16,7 @@ there. It is worth an interruption only when all of this holds:
 * the provider of the machine answers, or the machine could not be ended and another one not be begun.
 
 A change of a bid and a stop exclude each other: while the answer to one is open, or waits for its second reading, the
-other is not proposed.
+other is not proposed, and no machine is left within `BID_SETTLES` of a change of its bid: it would wake at the new one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import span_words
 from spotd_providers.contract.values import Market, MicroUsdPerHour, Offer, ProviderName
 
+BID_SETTLES: Final = timedelta(minutes=1)
+"""For so long after a change of its bid was decided, whatever was answered, a machine is not left."""
 PATIENCE_FIRST: Final = timedelta(minutes=75)
 """After a first claim that failed; doubled with each one in a row."""
 
@@ -67,7 +69,7 @@ class VerdictRow:
         yields_to: it is not given in a decision that gives one of these, nor while one of them is open.
         every: least time since the machine began, or since the same was done to it.
         patience_max: how long at most the job waits after a claim that failed.
-        lapses: after so long, what only the machine's own provider can give is not waited for any longer.
+        lapses: after so long, the answer to a change of its bid is not waited for any longer.
     """
 
     does: str
@@ -113,7 +115,8 @@ VERDICTS: Final[Mapping[MachineVerdict, VerdictRow]] = {
         seen="that time is over",
         costs="a start and a restore",
         reason=EndReason.OUTBID,
-        yields_to=_OVER,
+        yields_to=_OVER | _BIDS,
+        lapses=timedelta(minutes=20),
     ),
     MachineVerdict.STALL: VerdictRow(
         does="it saves and stops, since its job gets nowhere there",

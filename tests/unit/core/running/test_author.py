@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken
 from spotd.core.domain.world import World
 from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.running import LASTS, PATIENCE_FIRST, RANK, VERDICTS, VOLUNTARY_STOPS, Need
+from spotd.core.running import BID_SETTLES, LASTS, PATIENCE_FIRST, RANK, VERDICTS, VOLUNTARY_STOPS, Need
 from spotd.core.timeline import redated
 from spotd_providers.contract.values import Market, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
@@ -421,11 +421,43 @@ def test_a_raised_bid_is_not_followed_by_a_leave_before_two_readings_since() -> 
     assert stops(decide(world, facts(cheap, at=soon), soon)) == []
     assert decide(world, facts(cheap, at=soon), soon).jobs == {}, "nothing is proposed while the bid has no answer"
     [intent] = world.intents.values()
-    world = replace(world, intents={})
-    world = applied(world, decide(world, facts(cheap, at=soon), soon))
-    assert stops(decide(world, facts(cheap, at=soon), soon)) == []
-    assert stops(decide(world, facts(cheap, at=soon + POLL), soon + POLL)) == [EndReason.OUTBID]
     assert intent.kind is IntentKind.CHANGE_BID
+    world = replace(world, intents={})
+    for at in (soon, soon + POLL, NOW + BID_SETTLES - timedelta(milliseconds=1)):
+        plan = decide(world, facts(cheap, at=at), at)
+        assert (stops(plan), plan.jobs) == ([], {}), "it was answered, and is not to be seen in a list yet"
+        assert plan.wake_at is not None
+        assert plan.wake_at <= NOW + BID_SETTLES
+    settled = NOW + BID_SETTLES
+    world = applied(world, decide(world, facts(cheap, at=settled), settled))
+    assert stops(decide(world, facts(cheap, at=settled), settled)) == []
+    assert stops(decide(world, facts(cheap, at=settled + POLL), settled + POLL)) == [EndReason.OUTBID]
+
+
+LEAVING: Final = [v for v in MachineVerdict if VERDICTS[v].reason in {EndReason.OUTBID, EndReason.MIGRATED}]
+
+
+@pytest.mark.parametrize("verdict", LEAVING)
+@pytest.mark.parametrize(
+    ("ago", "is_held_back"),
+    [
+        pytest.param(timedelta(0), True, id="in this instant"),
+        pytest.param(BID_SETTLES - timedelta(microseconds=1), True, id="just before it settles"),
+        pytest.param(BID_SETTLES, False, id="once it has settled"),
+        pytest.param(-timedelta(microseconds=1), False, id="by a clock that ran ahead"),
+        pytest.param(NOW - datetime(9999, 1, 1, tzinfo=UTC), False, id="in the year 9999"),
+        pytest.param(None, False, id="never"),
+    ],
+)
+def test_every_verdict_that_leaves_a_machine_waits_until_its_bid_has_settled(
+    verdict: MachineVerdict, ago: timedelta | None, *, is_held_back: bool
+) -> None:
+    world, offers = moving()
+    [item] = world.attempts.values()
+    bidding = replace(item.bidding, changed_at=None if ago is None else NOW - ago)
+    world = replace(world, attempts={item.id: replace(item, bidding=bidding)})
+    verdicts = MachineVerdicts(PlanBuilder(world, NOW), world, market(*offers))
+    assert bool(verdicts.held_back(world.attempts[item.id], verdict)) is is_held_back
 
 
 def test_a_bid_without_an_answer_does_not_keep_a_deadline_for_good() -> None:
