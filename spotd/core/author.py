@@ -34,6 +34,8 @@ READ_IS_FRESH: Final = timedelta(minutes=1)
 SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
 OF_ITS_PROVIDER: Final = timedelta(minutes=30)
 """An end that failed for longer concerns that machine and not its provider, while lists are answered."""
+LIST_IS_RECENT: Final = timedelta(minutes=5)
+"""A provider answers while its newest list of our machines is younger, however often it is asked."""
 _OF_OFFERS: Final = frozenset(
     {CooldownScope.OFFER, CooldownScope.HOST, CooldownScope.POOL, CooldownScope.QUOTA, CooldownScope.PROVIDER}
 )
@@ -203,23 +205,20 @@ class MachineVerdicts:
             away = f"the checkpoint store does not take the order: {readings.store_away}"
         else:
             away = next((words for item in machines if (words := self._provider_away(item.provider))), "")
-        row = VERDICTS[verdict]
-        if away and row.lapses is None:
+        if away:
             return away
-        known = self._noted(job, verdict, self._readings(target, machines, reading))
-        has_lapsed = row.lapses is not None and now - known.since >= row.lapses
-        if away and (readings.store_away or not has_lapsed):
-            return away
-        own = {f"machines of {item.provider}" for item in machines} if has_lapsed else set()
         current = self._readings(target, machines, reading)
-        first = dict(known.readings)
-        is_seen_twice = all(at > first[name] for name, at in current.items() if name not in own)
-        return "" if is_seen_twice else _AWAITED
+        first = dict(self._noted(job, verdict, current).readings)
+        return "" if all(at > first[name] for name, at in current.items()) else _AWAITED
 
     def _provider_away(self, provider: ProviderName) -> str:
         readings = self._market.readings
         if readings is not None and readings.away.get(provider):
             return f"{provider} does not list its machines: {readings.away[provider]}"
+        listed_at = None if readings is None else readings.listed_at.get(provider)
+        if listed_at is not None and self._builder.now - listed_at >= LIST_IS_RECENT:
+            self._builder.list_again(provider)
+            return f"{provider} has listed its machines {span_words(self._builder.now - listed_at)} ago only"
         if provider in self._ends_nothing:
             return f"{provider} does not end machines: {self._ends_nothing[provider]}"
         return ""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.author import OF_ITS_PROVIDER, MachineVerdicts, order_stop
+from spotd.core.author import LIST_IS_RECENT, OF_ITS_PROVIDER, MachineVerdicts, order_stop
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Bidding, StopOrder
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
@@ -229,17 +229,29 @@ def test_nothing_healthy_is_stopped_while_its_provider_ends_nothing(scene: Scene
     assert [reason] in polls(scene, *readings)
 
 
-def test_a_deadline_waits_for_the_provider_of_its_machine_only_for_a_while() -> None:
-    """Its host can still be ordered to save and stop, and ends itself."""
-    offers, lapses = far_behind()[1], VERDICTS[MachineVerdict.GO_ON_DEMAND].lapses
-    assert lapses is not None
-    count = int(lapses / POLL)
-    away = [facts(*offers, at=NOW + n * POLL, listed_at=NOW, away={SHOP: "no key"}) for n in range(count + 2)]
-    found = polls(far_behind, *away)
-    assert found[:count] == [[]] * count
-    assert [EndReason.MIGRATED] in found[count:]
-    without_store = [replace(one, readings=replace(one.readings, store_away="away")) for one in away if one.readings]
-    assert polls(far_behind, *without_store) == [[]] * len(without_store), "an order that reaches nothing saves nothing"
+@every_scene
+def test_no_stop_comes_to_be_due_while_the_provider_stays_away(scene: Scene, reason: EndReason) -> None:
+    """Nothing could end the machine, and it goes on: a deadline is not made by a second one beside it."""
+    offers = scene()[1]
+    count = int(timedelta(hours=1) / POLL)
+    away = [facts(*offers, at=NOW + n * POLL, listed_at=NOW, away={SHOP: "no key"}) for n in range(count)]
+    assert polls(scene, *away) == [[]] * count
+    stuck = [facts(*offers, at=NOW + n * POLL, listed_at=NOW + min(n, 1) * MINUTE / 60) for n in range(2)]
+    assert polls(scene, *stuck)[1] == [reason], "its list is a second one and recent"
+
+
+@every_scene
+@pytest.mark.parametrize("age", [LIST_IS_RECENT, timedelta(hours=1), timedelta(days=3650)])
+def test_a_list_that_hangs_without_an_error_is_an_answer_no_longer(
+    scene: Scene, reason: EndReason, age: timedelta
+) -> None:
+    world, offers = scene()
+    world = applied(world, decide(world, facts(*offers, listed_at=NOW - age - MINUTE), NOW))
+    later = NOW + POLL
+    plan = decide(beating(world, later), facts(*offers, at=later, listed_at=later - age), later)
+    assert stops(plan) == []
+    assert SHOP in plan.list_again, "it is asked, so that the stop does not wait for the next poll"
+    assert reason is not None
 
 
 @every_scene
