@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -31,90 +29,19 @@ from spotd_providers.kit.calls import CLOCK_HINT, check_line, clock_line, reject
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import key_of
+from spotd_providers.kit.vm_boot import boot_script
 
-# The script of a machine's first boot: the job's image under docker with the GPUs, or the start script itself.
+# The script of a machine's first boot: `kit/vm_boot.py`, and what is EC2's own before the machine ends.
 #
-# However that ends, the machine shuts itself down, and as its shutdown behaviour is `terminate`, it costs nothing from
-# then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a
-# container cannot shut down its host, and needs no right to. Nothing is installed: driver, docker and NVIDIA's toolkit
-# are in the machine image. While the job's image is pulled, the machine's own Python fetches the checkpoint
-# (`SPOTD_PREFETCH`) into the folder that will be the container's; nothing is run and nothing ended by it. A machine
-# without a working GPU ends, rather than train at its price without one. A machine that EC2 is about to take waits for
-# that: in its first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
-#
-# A runner that hangs ends nothing, and spotd may be dead at that time. So a watchdog outside of it, and of its
-# container,
-# shuts the machine down when the mark that the runner makes at each renewal of its lease (`machine-lease`: a number
-# that
-# changes, and for how many seconds it holds) has not changed for so long. It counts by the uptime of the machine, which
-# is never set; before the first mark it waits two hours.
+# As its shutdown behaviour is `terminate`, a machine that shuts itself down costs nothing from then on. One that EC2 is
+# about to take waits for that: in its first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
 
 
 USER_DATA_BYTES_MAX: Final = 16_384
 SCRIPT_BYTES_MAX: Final = 14_000
-IMAGE_CHARS_MAX: Final = 512
-_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-
-# On a rented machine cloud-init's shell stands in `/`. A machine that already has a home of its own stays there.
-_HEAD: Final = """#!/bin/sh
-if [ -z "${SPOTD_HOME:-}" ]; then mkdir -p /opt/spotd && cd /opt/spotd || shutdown -h now; fi
-umask 077
-cat >start.sh <<'%(mark)s'
-%(script)s
-%(mark)s
-"""
-
-_WATCHDOG: Final = """up() { { read -r u _ </proc/uptime && echo "${u%%.*}"; } 2>/dev/null || date +%s; }
-(
-  seen=; since=$(up); limit=7200
-  while [ $(($(up) - since)) -le "$limit" ]; do
-    sleep 15
-    mark=$(head -c 32 machine-lease 2>/dev/null)
-    [ "$mark" = "$seen" ] && continue
-    seen=$mark; since=$(up); holds=${mark#* }
-    case $holds in
-    ""|*[!0-9]*|???????*) ;;
-    *) limit=$(echo "$holds" | sed 's/^0*//'); limit=${limit:-0} ;;
-    esac
-  done
-  echo "spotd: no lease was renewed for $limit s: this machine ends"
-  shutdown -h now
-) &
-"""
-
-_GPU: Final = """n=0
-until nvidia-smi >/dev/null 2>&1; do
-  n=$((n + 1))
-  [ "$n" -ge 60 ] && { echo "spotd: this machine's GPU does not work"; shutdown -h now; exit 1; }
-  sleep 2
-done
-"""
-
-_DOCKER: Final = """image=%(image)s
-%(gpu)sn=0
-until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
-SPOTD_PREFETCH=1 /bin/sh ./start.sh >prefetch.log 2>&1 &
-n=0
-until timeout 900 docker pull -q "$image"; do
-  n=$((n + 1))
-  [ "$n" -ge 3 ] && { echo "spotd: the image cannot be pulled"; shutdown -h now; exit 1; }
-  sleep 10
-done
-docker run --name spotd --network host --ipc host%(gpus)s --user 0 -v "$PWD:/spotd" -w /spotd \\
-  --entrypoint /bin/sh "$image" ./start.sh &
-"""
-
-_PLAIN: Final = """/bin/sh ./start.sh &
-"""
-
-_TAIL: Final = """job=$!
-while kill -0 "$job" 2>/dev/null && [ ! -e machine-done ]; do sleep 1; done
-[ -e machine-done ] || wait "$job"
-echo "spotd: the start script has ended ($?)"
-imds=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}
+_BEFORE_END: Final = """imds=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}
 token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$imds/latest/api/token")
 curl -sf -m 2 -H "X-aws-ec2-metadata-token: $token" "$imds/latest/meta-data/spot/instance-action" && sleep 150
-shutdown -h now
 """
 
 
@@ -124,21 +51,14 @@ def user_data(*, image: str, start_script: str, container: str, has_gpu: bool = 
     Raises:
         ValueError: the image is no image name, or everything together is beyond EC2's limit.
     """
-    mark = "SPOTD"
-    while mark in start_script:
-        mark += "_"
-    parts = [_HEAD % {"mark": mark, "script": start_script.rstrip("\n")}, _WATCHDOG]
-    if container == "docker":
-        if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
-            raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")
-        gpu, gpus = (_GPU, " --gpus all") if has_gpu else ("", "")
-        parts.append(_DOCKER % {"image": shlex.quote(image), "gpu": gpu, "gpus": gpus})
-    else:
-        parts.append(_PLAIN)
-    text = "".join([*parts, _TAIL])
-    if len(text.encode()) > USER_DATA_BYTES_MAX:
-        raise ValueError(f"user data has {len(text.encode())} of at most {USER_DATA_BYTES_MAX} bytes")
-    return text
+    return boot_script(
+        image=image,
+        start_script=start_script,
+        container=container,
+        has_gpu=has_gpu,
+        before_end=_BEFORE_END,
+        bytes_max=USER_DATA_BYTES_MAX,
+    )
 
 
 # The request that buys one machine, and its answer.

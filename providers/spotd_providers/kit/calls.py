@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from random import Random
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -30,7 +30,7 @@ class DefiniteRefusal(Exception):
         detail: its sentence, clean enough to show.
     """
 
-    who: ClassVar[str]
+    who: str
 
     def __init__(self, *, status: int, code: str = "", detail: str = "") -> None:
         super().__init__(f"{self.who} answered {status}: {detail or code or 'no reason given'}")
@@ -136,6 +136,12 @@ class RequestPace:
             if (left := rest.left()) > timedelta(0):
                 await self._clock.sleep(left)
             rest.take(interval)
+
+    def wait(self, endpoint: str, interval: timedelta) -> timedelta:
+        """Return how long a call to this endpoint would wait, behind those that wait already."""
+        rest = self._rests.get(endpoint)
+        ahead = self._locks[endpoint].statistics()
+        return (ahead.tasks_waiting + ahead.locked) * interval + (timedelta(0) if rest is None else rest.left())
 
     def penalise(self, endpoint: str, wait: timedelta) -> None:
         """Delay the next call to this endpoint by at least `wait`."""

@@ -131,6 +131,16 @@ def row_or_none(model: type[_M], raw: Any) -> _M | None:
         return None
 
 
+def row_or_reason(model: type[_M], raw: Any, *, offer_id: str) -> _M | Rejected:
+    """Parse one row of what is sold, or say what is wrong with it."""
+    if not is_small(raw):
+        return Rejected(offer_id=offer_id, reason="it holds more values than any row has")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as exc:
+        return Rejected(offer_id=offer_id, reason=first_fault(exc))
+
+
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[_R]):
     """The rows of one answer that can be understood, and the others with their reasons."""

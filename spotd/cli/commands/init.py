@@ -103,7 +103,9 @@ class _Questions:
         self._has_real = False
 
     def ask_markets(self, given: str | None) -> None:
-        question = f"Where to rent: local (this computer, free), vast, runpod, aws; with commas [{_USUAL_MARKET}]"
+        question = (
+            f"Where to rent: local (this computer, free), vast, runpod, aws, lambda; with commas [{_USUAL_MARKET}]"
+        )
         names = self._answer("--market", given, question, self._market_names, usual=_USUAL_MARKET)
         unused = sorted(set(self._keys) - {*names, "store-access", "store-secret"})
         if unused:

@@ -1,0 +1,264 @@
+"""What the HTTP answers of a REST provider mean: one dialect in a table, one client for reads and purchases.
+
+Theory. A read may be repeated, so a lost answer is the same as none. A purchase is sent once; between "it certainly did
+not happen" and "it may have" lies the line that costs money. It did not happen if the request never left, if the
+provider refuses it in its own words, or if an edge in front of the provider refuses it in no words of the provider's.
+Everything else (a lost answer, an error of the server, an answer that names no machine) is an unknown outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from random import Random
+from typing import Any, Final, Unpack
+
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoBalance,
+    NoCapacity,
+    OfferGone,
+    OutcomeUnknown,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    Unavailable,
+)
+from spotd_providers.contract.provider import Clock, Services
+from spotd_providers.contract.values import AttemptKey
+from spotd_providers.kit.calls import DefiniteRefusal, RequestPace, raise_for_status, rejected, retry_read, too_often
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions, open_http
+from spotd_providers.kit.shapes import decode_or_none
+from spotd_providers.kit.text import quote_safely
+
+READ_TIMEOUT_S: Final = 30.0
+BUY_TIMEOUT_S: Final = 45.0
+BUY_WAIT_MAX: Final = timedelta(seconds=15)
+"""A purchase whose turn comes later than this is refused as too early: the daemon gives a launch 90 seconds."""
+_ANY: Final = "any call"
+_BUY: Final = "a purchase"
+
+
+class Meaning(Enum):
+    """What a refusal of the provider's means, whatever was asked."""
+
+    ABSENT = "what was named does not exist"
+    NO_CAPACITY = "nothing of this kind can be had now"
+    OFFER_GONE = "this is not sold any more"
+    QUOTA = "a limit of the account is used up"
+    NO_BALANCE = "the account has no money left"
+    AUTH = "the key is not accepted, or may not do this"
+    TOO_OFTEN = "too many requests"
+    UNAVAILABLE = "the provider failed; a purchase may have happened"
+    REJECTED = "the request is wrong"
+
+
+_BY_STATUS: Final = {401: Meaning.AUTH, 402: Meaning.NO_BALANCE, 429: Meaning.TOO_OFTEN}
+"""Statuses that mean the same whatever the body says."""
+_BY_OWN_STATUS: Final = {403: Meaning.AUTH, 404: Meaning.ABSENT, 410: Meaning.ABSENT}
+"""Statuses that an edge in front of the provider gives as well, so that they count in the provider's own words only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalWords:
+    """The provider's own words about a refusal.
+
+    Attributes:
+        code: its error word, or an empty string.
+    """
+
+    code: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one provider says what is wrong, and how often it may be asked.
+
+    Attributes:
+        problem_of: the words in the body of a refusal; `None` for a body that is not the provider's own.
+        codes: meaning by error word; a key that ends in `/` stands for every word that begins so.
+        interval: least time between two requests.
+        buy_interval: least time between two purchases.
+        penalty: wait after a 429 that names none.
+    """
+
+    who: str
+    problem_of: Callable[[Any], RefusalWords | None]
+    codes: Mapping[str, Meaning] = field(default_factory=dict)
+    interval: timedelta = timedelta(0)
+    buy_interval: timedelta = timedelta(0)
+    penalty: timedelta = timedelta(seconds=12)
+
+    def meaning(self, status: int, problem: RefusalWords | None) -> Meaning:
+        """Return what an answer that is no success means; redirects are not asked about."""
+        if problem is not None:
+            known = self.codes.get(problem.code) or next(
+                (found for code, found in self.codes.items() if code.endswith("/") and problem.code.startswith(code)),
+                None,
+            )
+            if known is not None:
+                return known
+        if status in _BY_STATUS:
+            return _BY_STATUS[status]
+        if status >= 500 or status == 408:
+            return Meaning.UNAVAILABLE
+        if problem is not None and status in _BY_OWN_STATUS:
+            return _BY_OWN_STATUS[status]
+        return Meaning.REJECTED
+
+
+class RestRefused(DefiniteRefusal):
+    """A definite "no" in the provider's own words: nothing happened.
+
+    Attributes:
+        meaning: what it says.
+    """
+
+    def __init__(self, who: str, *, status: int, meaning: Meaning, problem: RefusalWords) -> None:
+        code, detail = quote_safely(problem.code), quote_safely(problem.text)
+        self.who = who
+        super().__init__(status=status, code=code, detail=detail)
+        self.meaning = meaning
+
+    def of_purchase(self) -> ProviderError:
+        """Return the leaf of the contract for a purchase that was refused so."""
+        said = str(self)
+        match self.meaning:
+            case Meaning.NO_CAPACITY:
+                return NoCapacity(said)
+            case Meaning.OFFER_GONE:
+                return OfferGone(said)
+            case Meaning.QUOTA:
+                return QuotaExceeded(said)
+            case Meaning.NO_BALANCE:
+                return NoBalance(said)
+            case _:
+                return rejected(self.who, "request", self.detail or self.code or f"HTTP {self.status}")
+
+
+class RestClient:
+    """Paced calls over one HTTP client that carries the key."""
+
+    def __init__(self, http: Http, dialect: Dialect, *, clock: Clock, rng: Random) -> None:
+        self._http = http
+        self._dialect = dialect
+        self._clock = clock
+        self._rng = rng
+        self._pace = RequestPace(clock)
+
+    @property
+    def requests_sent(self) -> int:
+        return self._http.requests_sent
+
+    async def answer(
+        self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]
+    ) -> tuple[HttpAnswer, Mapping[str, Any]]:
+        """Send a request that may be repeated; return its answer, and the JSON object in it.
+
+        Raises:
+            AuthFailed, RateLimited, Unavailable: nothing was found out.
+        """
+        try:
+            return await self._repeat(method, path, what, options)
+        except RestRefused as exc:
+            raise Unavailable(str(exc)) from exc  # a read that is refused proves nothing
+
+    async def ask(self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]) -> Mapping[str, Any]:
+        """Send a request that may be repeated; return the JSON object of its answer, raising as `answer` does."""
+        return (await self.answer(method, path, what=what, **options))[1]
+
+    async def ask_or_absent(
+        self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]
+    ) -> Mapping[str, Any] | None:
+        """Return the JSON object of an answer, `None` where the provider says that what is named does not exist."""
+        try:
+            return (await self._repeat(method, path, what, options))[1]
+        except RestRefused as exc:
+            if exc.meaning is Meaning.ABSENT:
+                return None
+            raise Unavailable(str(exc)) from exc
+
+    async def buy(self, method: str, path: str, body: Mapping[str, Any], *, key: AttemptKey) -> Mapping[str, Any]:
+        """Send one purchase, once; return the JSON object of its answer.
+
+        Raises:
+            OutcomeUnknown: the machine may exist.
+            RestRefused, AuthFailed, RateLimited, Unavailable: it certainly does not.
+        """
+        who, interval = self._dialect.who, self._dialect.buy_interval
+        if (wait := self._pace.wait(_BUY, interval)) > BUY_WAIT_MAX:
+            raise RateLimited(f"{who} takes a launch every {interval.total_seconds():.0f} s", retry_after=wait)
+        await self._pace.turn(_BUY, interval)
+        await self._pace.turn(_ANY, self._dialect.interval)
+        try:
+            answer = await self._http.send(method, path, json_body=dict(body), timeout_s=BUY_TIMEOUT_S)
+        except AnswerLost as exc:
+            raise OutcomeUnknown(f"{who}'s answer to a purchase was lost", key=key) from exc
+        finally:
+            self._pace.penalise(_BUY, interval)  # counted from its end, too: it may have waited for its turn
+        try:
+            return self._judge(answer, _BUY)
+        except Unavailable as exc:
+            if 300 <= answer.status < 500 and answer.status != 408 and not self._is_own(answer):
+                raise  # a redirect, or the edge in front of the provider: no purchase arrived
+            raise OutcomeUnknown(f"{exc}, so whether it happened is unknown", key=key) from exc
+
+    async def _repeat(
+        self, method: str, path: str, what: str, options: RequestOptions
+    ) -> tuple[HttpAnswer, Mapping[str, Any]]:
+        async def once() -> tuple[HttpAnswer, Mapping[str, Any]]:
+            await self._pace.turn(_ANY, self._dialect.interval)
+            answer = await self._http.read(method, path, **options)
+            return answer, self._judge(answer, what)
+
+        return await retry_read(once, clock=self._clock, rng=self._rng)
+
+    def _is_own(self, answer: HttpAnswer) -> bool:
+        return self._dialect.problem_of(decode_or_none(answer.body, who=self._dialect.who)) is not None
+
+    def _judge(self, answer: HttpAnswer, what: str) -> Mapping[str, Any]:
+        """Return the object of a success; raise what any other answer means."""
+        who = self._dialect.who
+        body = decode_or_none(answer.body, who=who)
+        if 200 <= answer.status < 300:
+            if not isinstance(body, dict):
+                raise Unavailable(f"{who}'s answer to {what} is not a JSON object")
+            return body
+        if answer.status < 400:
+            raise_for_status(answer, who=who, what=what)
+        problem = self._dialect.problem_of(body)
+        meaning = self._dialect.meaning(answer.status, problem)
+        said = quote_safely(problem.text or problem.code) if problem is not None else ""
+        match meaning:
+            case Meaning.TOO_OFTEN:
+                wait = answer.retry_after
+                raise too_often(who, what, self._dialect.penalty if wait is None else wait, self._rng)
+            case Meaning.AUTH:
+                raise AuthFailed(f"{who} refused the API key ({what}): {said or answer.status}")
+            case Meaning.UNAVAILABLE:
+                raise Unavailable(f"{who} answered {answer.status} to {what}: {said or 'no reason given'}")
+            case _:
+                pass
+        if problem is None and meaning is Meaning.REJECTED:
+            raise Unavailable(f"{who} answered {answer.status} to {what}, in no words of its own")
+        raise RestRefused(who, status=answer.status, meaning=meaning, problem=problem or RefusalWords())
+
+
+@asynccontextmanager
+async def open_rest(
+    base_url: str, dialect: Dialect, services: Services, *, key_hint: str, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[RestClient]:
+    """Open the client of one account, whose key travels as a bearer token.
+
+    Raises:
+        AuthFailed: there is no key; `key_hint` is the setting that names one.
+    """
+    if not services.credential:
+        raise AuthFailed(f"{dialect.who} needs an API key: {key_hint}")
+    own = {"authorization": f"Bearer {services.credential}", "accept": "application/json", **(headers or {})}
+    async with open_http(base_url, headers=own, timeout_s=READ_TIMEOUT_S) as http:
+        yield RestClient(http, dialect, clock=services.clock, rng=services.rng)

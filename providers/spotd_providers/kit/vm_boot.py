@@ -1,0 +1,126 @@
+"""The script of a virtual machine's first boot: the job's image under docker with the GPUs, or the start script itself.
+
+However that ends, the machine shuts itself down. A start script that is done says so by the file `machine-done`, which
+the machine's shell watches for: a container cannot shut down its host, and needs no right to. Nothing is installed:
+driver, docker and NVIDIA's toolkit are in the machine image. While the job's image is pulled, the machine's own Python
+fetches the checkpoint (`SPOTD_PREFETCH`) into the folder that will be the container's; nothing is run and nothing ended
+by it. A machine without a working GPU ends, rather than train at its price without one.
+
+A runner that hangs ends nothing, and spotd may be dead at that time. So a watchdog outside of it, and of its container,
+shuts the machine down when the mark that the runner makes at each renewal of its lease (`machine-lease`: a number that
+changes, and for how many seconds it holds) has not changed for so long. It counts by the uptime of the machine, which
+is never set; before the first mark it waits two hours.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+from typing import Final
+
+IMAGE_CHARS_MAX: Final = 512
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+
+# On a rented machine cloud-init's shell stands in `/`. A machine that already has a home of its own stays there.
+_HEAD: Final = """#!/bin/sh
+if [ -z "${SPOTD_HOME:-}" ]; then mkdir -p /opt/spotd && cd /opt/spotd || shutdown -h now; fi
+umask 077
+cat >start.sh <<'%(mark)s'
+%(script)s
+%(mark)s
+"""
+
+_WATCHDOG: Final = """up() { { read -r u _ </proc/uptime && echo "${u%%.*}"; } 2>/dev/null || date +%s; }
+(
+  seen=; since=$(up); limit=7200
+  while [ $(($(up) - since)) -le "$limit" ]; do
+    sleep 15
+    mark=$(head -c 32 machine-lease 2>/dev/null)
+    [ "$mark" = "$seen" ] && continue
+    seen=$mark; since=$(up); holds=${mark#* }
+    case $holds in
+    ""|*[!0-9]*|???????*) ;;
+    *) limit=$(echo "$holds" | sed 's/^0*//'); limit=${limit:-0} ;;
+    esac
+  done
+  echo "spotd: no lease was renewed for $limit s: this machine ends"
+  shutdown -h now
+) &
+"""
+
+_GPU: Final = """n=0
+until nvidia-smi >/dev/null 2>&1; do
+  n=$((n + 1))
+  [ "$n" -ge 60 ] && { echo "spotd: this machine's GPU does not work"; shutdown -h now; exit 1; }
+  sleep 2
+done
+"""
+
+_DOCKER: Final = """image=%(image)s
+%(gpu)sn=0
+until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
+SPOTD_PREFETCH=1 /bin/sh ./start.sh >prefetch.log 2>&1 &
+n=0
+until timeout 900 docker pull -q "$image"; do
+  n=$((n + 1))
+  [ "$n" -ge 3 ] && { echo "spotd: the image cannot be pulled"; shutdown -h now; exit 1; }
+  sleep 10
+done
+docker run --name spotd --network host --ipc host%(gpus)s --user 0 -v "$PWD:/spotd" -w /spotd \\
+  --entrypoint /bin/sh "$image" ./start.sh &
+"""
+
+_PLAIN: Final = """/bin/sh ./start.sh &
+"""
+
+_TAIL: Final = """job=$!
+while kill -0 "$job" 2>/dev/null && [ ! -e machine-done ]; do sleep 1; done
+[ -e machine-done ] || wait "$job"
+echo "spotd: the start script has ended ($?)"
+"""
+
+
+def boot_script(
+    *, image: str, start_script: str, container: str, has_gpu: bool, bytes_max: int, before_end: str = ""
+) -> str:
+    """Build the script that cloud-init runs as root, once.
+
+    Args:
+        container: `docker`, or `none` to run the start script on the machine itself.
+        bytes_max: what the provider takes.
+        before_end: shell lines of the provider's own, run when the job is over and before the machine shuts down.
+
+    Raises:
+        ValueError: the image is no image name, or everything together is beyond the limit.
+    """
+    mark = "SPOTD"
+    while mark in start_script:
+        mark += "_"
+    parts = [_HEAD % {"mark": mark, "script": start_script.rstrip("\n")}, _WATCHDOG]
+    if container == "docker":
+        if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
+            raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")
+        gpu, gpus = (_GPU, " --gpus all") if has_gpu else ("", "")
+        parts.append(_DOCKER % {"image": shlex.quote(image), "gpu": gpu, "gpus": gpus})
+    else:
+        parts.append(_PLAIN)
+    text = "".join([*parts, _TAIL, before_end, "shutdown -h now\n"])
+    if len(text.encode()) > bytes_max:
+        raise ValueError(f"user data has {len(text.encode())} of at most {bytes_max} bytes")
+    return text
+
+
+def doorless_ssh_key(start: int) -> str:
+    """Return a public key for providers that sell no machine without one: its private half is known to none.
+
+    It is the first point of the curve ed25519 from `start` on.
+    """
+    prime = 2**255 - 19
+    d = -121665 * pow(121666, -1, prime) % prime
+    y = start % prime
+    while pow((y * y - 1) * pow(d * y * y + 1, -1, prime), (prime - 1) // 2, prime) != 1:
+        y = (y + 1) % prime
+    parts = (b"ssh-ed25519", y.to_bytes(32, "little"))
+    blob = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return f"ssh-ed25519 {base64.b64encode(blob).decode()} spotd"

@@ -1,0 +1,1 @@
+"""Lambda Cloud: on-demand virtual machines at list price."""
