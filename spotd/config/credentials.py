@@ -7,15 +7,16 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from spotd.config.values import hinted
-from spotd_jobs.spec.problems import BadValue, nearest
+from spotd.config.values import Section, hinted, problems_of
+from spotd.core.domain.policy import registry_server
+from spotd_jobs.spec.problems import BadValue, Problem, key_path, nearest
 from spotd_providers.contract.provider import ProviderPlugin
 
 CREDENTIALS_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"
@@ -138,6 +139,102 @@ def _from_file(path: Path, hint: str) -> SecretStr:
     if not value:
         raise CredentialMissing(f"the secret's file {path} is empty", hint=hint)
     return SecretStr(value)
+
+
+# Registries of private images: how a machine logs in to them.
+
+
+REGISTRIES: Final = "registries"
+REGISTRIES_MAX: Final = 32
+PASSWORD_CHARS: Final = range(8, 4097)
+"""A shorter one may be a word of any sentence, so it could not be hidden in logs."""
+_REGISTRY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_SERVER: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?")
+_USERNAME: Final = re.compile(r"[!-~]{1,255}")
+_EXAMPLE: Final = "[registries.ghcr]"
+
+
+def _server(value: str) -> str:
+    is_named = "." in value or ":" in value or value == "localhost"
+    if _SERVER.fullmatch(value) is None or not is_named:
+        raise hinted("is no server of a registry", 'write it as images name it: server = "ghcr.io"')
+    return registry_server(f"{value}/image")
+
+
+def _username(value: str) -> str:
+    if _USERNAME.fullmatch(value) is None:
+        raise hinted("is no name to log in with: 1 to 255 characters without blanks", 'write username = "me"')
+    return value
+
+
+class RegistrySection(Section):
+    """A registry of private images; docs/how-to/real-marketplaces.md."""
+
+    server: Annotated[str, AfterValidator(_server), Field(examples=["ghcr.io"])]
+    """Its server as images name it; every image of it is pulled with this login. "docker.io" is Docker Hub."""
+
+    username: Annotated[str, AfterValidator(_username), Field(examples=["me"])]
+    """Whom to log in as."""
+
+    password: Annotated[CredentialRef, Field(examples=[{"env": "SPOTD_REGISTRY_GHCR"}])]
+    """Where its password or token is kept: env, file or credential. It should only be able to pull: some providers
+    hand it to the host, as `spotctl doctor` says."""
+
+
+def read_registries(tables: Any, problems: list[Problem]) -> dict[str, RegistrySection]:
+    """Return every `[registries.NAME]`, understood; what is wrong is added to the problems."""
+    if not isinstance(tables, Mapping):
+        hint = f"write {_EXAMPLE}"
+        problems.append(Problem(key=REGISTRIES, message="must hold a table for each registry", hint=hint))
+        return {}
+    if len(tables) > REGISTRIES_MAX:
+        message = f"has more than {REGISTRIES_MAX} registries"
+        problems.append(Problem(key=REGISTRIES, message=message, hint="remove some"))
+        return {}
+    found: dict[str, RegistrySection] = {}
+    for name, table in tables.items():
+        place = key_path((REGISTRIES, name))
+        if not isinstance(table, Mapping):
+            hint = f"each registry is a table of its own: {_EXAMPLE}"
+            problems.append(Problem(key=place, message="is no table of a registry", hint=hint))
+            continue
+        if not _REGISTRY_NAME.fullmatch(name):
+            hint = "name it with up to 32 of a-z, 0-9, - and _"
+            problems.append(Problem(key=place, message="is no name for a registry", hint=hint))
+            continue
+        try:
+            one = RegistrySection.model_validate(dict(table))
+        except ValidationError as exc:
+            problems += problems_of(exc, (REGISTRIES, name), RegistrySection)
+            continue
+        twin = next((other for other, known in found.items() if known.server == one.server), None)
+        if twin is not None:
+            message = f"is the server of [{REGISTRIES}.{twin}], too"
+            problems.append(Problem(key=f"{place}.server", message=message, hint="a server has one login: remove one"))
+        found[name] = one
+    return found
+
+
+def registry_password(section: RegistrySection, *, environ: Mapping[str, str] = os.environ) -> SecretStr:
+    """Return the password.
+
+    Raises:
+        CredentialMissing: it is not there, or is none.
+    """
+    password = resolve_credential(section.password, environ=environ)
+    if len(password.get_secret_value()) not in PASSWORD_CHARS:
+        least, most = PASSWORD_CHARS[0], PASSWORD_CHARS[-1]
+        raise CredentialMissing(f"the password has not {least} to {most:,} characters", hint="use an access token")
+    return password
+
+
+def registry_warnings(registries: Mapping[str, RegistrySection], environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what keeps a registry's images from being pulled."""
+    for name, section in registries.items():
+        try:
+            registry_password(section, environ=environ)
+        except BadValue as exc:
+            yield Problem(key=key_path((REGISTRIES, name, "password")), message=str(exc), hint=exc.hint)
 
 
 # Providers that are installed, found by entry point and imported only when the config names them.

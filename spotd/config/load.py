@@ -23,11 +23,15 @@ from pydantic_core import PydanticUndefined
 
 from spotd import paths
 from spotd.config.credentials import (
+    REGISTRIES,
     CredentialRef,
     InstalledPlugins,
     Plugins,
+    RegistrySection,
     others_may_read,
     others_may_write,
+    read_registries,
+    registry_warnings,
     resolve_credential,
 )
 from spotd.config.model import SECTIONS, CeilingsSection, Config, ProviderConfig, ProviderSection
@@ -113,7 +117,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         ConfigError: with every problem found.
     """
     problems: list[Problem] = []
-    known = {*SECTIONS, _PROVIDERS, NOTIFY}
+    known = {*SECTIONS, _PROVIDERS, NOTIFY, REGISTRIES}
     problems += unknown_keys(data, known, elsewhere=_HOMES)
     tables: dict[str, Any] = {name: _section(model, data, name, problems) for name, model in SECTIONS.items()}
     ceilings: CeilingsSection = tables.pop("ceilings")
@@ -123,6 +127,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         ceiling_default=ceilings.default,
         ceilings=_by_gpu(ceilings),
         notify=read_channels(data.get(NOTIFY, {}), problems),
+        registries=read_registries(data.get(REGISTRIES, {}), problems),
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)
@@ -266,7 +271,7 @@ def _shares_files(provider: ProviderConfig) -> bool:
 
 def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> list[Problem]:
     """Return what does not stop the daemon: secrets that others can read, enabled providers without a usable key."""
-    warnings = _open_secrets(config, path)
+    warnings = [*_open_secrets(config, path), *registry_warnings(config.registries, environ)]
     for provider in config.providers:
         ref = provider.common.api_key
         key = key_path((_PROVIDERS, provider.name, "api_key"))
@@ -301,8 +306,9 @@ def secrets_of(config: Config) -> Iterator[tuple[tuple[str, ...], CredentialRef 
     for provider in config.providers:
         yield from _secrets_in(provider.common, (_PROVIDERS, provider.name))
         yield from _secrets_in(provider.settings, (_PROVIDERS, provider.name))
-    for name, channel in config.notify.items():
-        yield from _secrets_in(channel, (NOTIFY, name))
+    for kind, tables in ((NOTIFY, config.notify), (REGISTRIES, config.registries)):
+        for name, table in tables.items():
+            yield from _secrets_in(table, (kind, name))
 
 
 def _open_secrets(config: Config, path: Path | None) -> list[Problem]:
@@ -408,17 +414,18 @@ def example_text() -> str:
                 *_comment("A line for each GPU, by any of its usual names."),
                 *(f"# {line}" for line in _CEILINGS),
             ]
-    lines += ["", *_comment(NotifySection.__doc__ or ""), *_channel()]
+    for head, table in (("notify.phone", NotifySection), ("registries.ghcr", RegistrySection)):
+        lines += ["", *_comment(table.__doc__ or ""), *_named(head, table)]
     lines += ["", *_comment("Where to buy. A table for each provider; without any, the local market is open.")]
     for name in found.bundled():
         lines += _provider_lines(found.load(name), default=name == DEFAULT_PROVIDER)
     return "\n".join(lines) + "\n"
 
 
-def _channel() -> Iterator[str]:
-    """Yield a channel, all of it as comments: one that is there needs an address."""
-    yield "# [notify.phone]"
-    for line in _fields(NotifySection.model_fields):
+def _named(head: str, table: type[BaseModel]) -> Iterator[str]:
+    """Yield a table of a name of the user's, all of it as comments: one that is there has keys without a default."""
+    yield f"# [{head}]"
+    for line in _fields(table.model_fields):
         yield line if line.startswith("# ") else f"# {line}"
 
 

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from spotd.config.credentials import CredentialRef
+from spotd.config.credentials import CredentialRef, RegistrySection
 from spotd.config.notify import MetricsSection, NotifySection
 from spotd.config.values import (
     Bytes,
@@ -323,6 +323,7 @@ class Config:
     metrics: MetricsSection = field(default_factory=MetricsSection)
     mcp: McpSection = field(default_factory=McpSection)
     notify: Mapping[str, NotifySection] = field(default_factory=dict)
+    registries: Mapping[str, RegistrySection] = field(default_factory=dict)
     providers: tuple[ProviderConfig, ...] = ()
 
 
@@ -336,4 +337,4 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "metrics": MetricsSection,
     "mcp": McpSection,
 }
-"""Every table of fixed name; `[providers.NAME]` and `[notify.NAME]` come beside them."""
+"""Every table of fixed name; `[providers.NAME]`, `[notify.NAME]` and `[registries.NAME]` come beside them."""

@@ -267,6 +267,9 @@ class PlanBuilder(WorkingCopy):
         if not item.state.counts:
             return
         traits = reason.traits
+        if reason is EndReason.IMAGE_ERROR:
+            way_out = self.policy.words_of_login(self.job(attempt.job).spec.image, detail)
+            detail = f"{detail}; {way_out}" if way_out else detail
         sentence = reason.sentence(detail)
         item = replace(
             item, state=AttemptState.ENDING, ended_at=self.now, end_reason=reason, end_detail=detail, stop=item.stop

@@ -39,7 +39,15 @@ from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.start import ScriptTooLong
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, Logger, Provider
-from spotd_providers.contract.values import InstallId, Instance, InstanceRef, LaunchRequest, Offer, ProviderName
+from spotd_providers.contract.values import (
+    InstallId,
+    Instance,
+    InstanceRef,
+    LaunchRequest,
+    Offer,
+    ProviderName,
+    RegistryLogin,
+)
 
 LAUNCH_DEADLINE_S: Final = 90.0
 TERMINATE_DEADLINE_S: Final = 60.0
@@ -83,7 +91,9 @@ class Executor:
         bought: Callable[[Offer], None],
         market: Callable[[], MarketSnapshot],
         crash: CrashPoints,
+        login: Callable[[ProviderName, str], RegistryLogin | None] = lambda _provider, _image: None,
     ) -> None:
+        self._login = login
         self._providers = providers
         self._install = install
         self._commits = commits
@@ -318,6 +328,7 @@ class Executor:
             image=job.spec.image,
             disk_gb=disk_gb_on(job, attempt.quote.offer),
             start_script=script,
+            login=self._login(attempt.provider, job.spec.image),
         )
         self._crash(CrashPoint.BEFORE_LAUNCH)
         try:

@@ -18,7 +18,7 @@ from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd_jobs.objects.api import ObjectStore
 from spotd_providers.contract.provider import Clock, ProviderPlugin, ProviderTraits
-from spotd_providers.contract.values import MICRO, InstallId, ProviderName
+from spotd_providers.contract.values import MICRO, InstallId, ProviderName, RegistryLogin
 
 # Settings of the daemon at its start, and again on a reload: plain values, whatever file they came from.
 
@@ -76,6 +76,8 @@ class Settings(UserLimits):
     clock_start: datetime | None = None
     metrics_address: tuple[str, int] | None = None
     channels: tuple[ChannelSettings, ...] = ()
+    logins: Mapping[str, RegistryLogin] = field(default_factory=dict)
+    """Of registries with private images, by server."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     """What is not wrong but should be mended, for the log."""
@@ -93,6 +95,8 @@ _AT_ONCE: Final = (
     ("hold_max", "[bids] hold"),
     ("moves_max", "[moves] most"),
     ("egress", "[store] egress_per_gb"),
+    ("registries", "[registries]"),
+    ("logins", "the logins of [registries]"),
     ("silence_limit", "[daemon] silence_limit"),
     ("save_limit", "[daemon] save_limit"),
 )
@@ -135,6 +139,7 @@ def _soft(one: ProviderSettings) -> tuple[object, ...]:
     return one.enabled, one.fee_ppm, one.poll_every, one.machines_every
 
 
+NO_LOGIN: Final = "it takes no login of a registry"
 SILENCE: Final = (timedelta(seconds=45), 10.0)
 SAVE: Final = (timedelta(minutes=2), 8.0)
 COMMIT_HORIZON: Final = (timedelta(minutes=5), 5.0)
@@ -199,6 +204,7 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         bills_by=traits.bills_by,
         ends_itself=bool(traits.ends_itself_by),
         runs_images=traits.runs_images,
+        no_login="" if traits.private_images.available else traits.private_images.reason or NO_LOGIN,
     )
 
 

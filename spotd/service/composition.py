@@ -25,7 +25,7 @@ import anyio.to_thread
 
 from spotd.api.handlers import HandlerContext, Handlers
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.policy import Policy
+from spotd.core.domain.policy import Policy, registry_server
 from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
 from spotd.daemon.clock import Computer, SteadyClock, SystemClock, Timeline, begin_timeline, open_clock
@@ -58,7 +58,7 @@ from spotd.store import Store
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.start import SCRIPT_BYTES_MAX, build_runner, start_script
 from spotd_providers.contract.provider import Clock
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.values import ProviderName, RegistryLogin
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -266,6 +266,8 @@ class _Daemon:
             crash=crash,
             world=lambda: None if self.control_loop.state is None else self.control_loop.state.world,
             account_known=self._account_known,
+            hide=app.redactor.clean,
+            logins=lambda: tuple(app.reloaded.logins.values()),
         )
         self.policy = PolicyHolder(self._policy(settings))
         self.policy.paused = TAKING_STOCK
@@ -319,6 +321,7 @@ class _Daemon:
             bought=lambda offer: self.offer_cache.bought(offer, at=clock.now()),
             market=self.offer_cache.snapshot,
             crash=crash,
+            login=self._login,
         )
         self.control_loop = ControlLoop(
             commits=commits,
@@ -456,6 +459,13 @@ class _Daemon:
         self._app.redactor.register(fresh.secrets)
         self.policy.reload(self._policy(fresh))
         self.wake_event.notify()
+
+    def _login(self, provider: ProviderName, image: str) -> RegistryLogin | None:
+        """Return what the image's registry asks for, where the provider's machines pull images and take a login."""
+        rules = self.policy.current.providers.get(provider)
+        if rules is None or not rules.runs_images or rules.no_login:
+            return None
+        return self._app.reloaded.logins.get(registry_server(image))
 
     def _account_known(self, provider: ProviderName, account: str) -> None:
         """Warn of a key of another account than that of running machines: it can neither see nor end them."""

@@ -20,12 +20,13 @@ from zoneinfo import ZoneInfo
 import anyio
 
 from spotd import paths
-from spotd.config.credentials import resolve_credential
+from spotd.config.credentials import registry_password, resolve_credential
 from spotd.config.load import load
 from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, Config, ProviderConfig, StoreSection
 from spotd.config.notify import NotifySection, parse_address
 from spotd.config.values import ConfigError
 from spotd.core.domain.market import ELSEWHERE, FREE_EGRESS, StoreEgress
+from spotd.core.domain.policy import RegistryRules
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.notifications import ChannelRules
 from spotd.daemon import log as logs
@@ -49,7 +50,16 @@ from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.objects.s3_grants import AUTO
 from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.problems import BadValue, Problem
-from spotd_providers.contract.values import MICRO, InstallId, MicroUsd, MicroUsdPerGb, MicroUsdPerGpuHour, ProviderName
+from spotd_providers.contract.values import (
+    MICRO,
+    InstallId,
+    MicroUsd,
+    MicroUsdPerGb,
+    MicroUsdPerGpuHour,
+    ProviderName,
+    RegistryLogin,
+    Secret,
+)
 from spotd_providers.kit.boundary import install_command
 
 # What reading the checkpoint store costs: as the config states it, or the list price of the store that it names.
@@ -139,6 +149,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
     place, open_objects, store_secrets = open_store(config, state_dir, environ)
     providers = tuple(provider_settings(one, config, environ) for one in config.providers)
     channels = tuple(_channel(name, one, environ) for name, one in config.notify.items())
+    registries, logins = _registries(config, environ)
     return Settings(
         install=InstallId(config.daemon.install or _own_install(state_dir)),
         state_dir=state_dir,
@@ -171,7 +182,10 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         clock_start=config.daemon.time_start,
         metrics_address=_metrics_address(config),
         channels=channels,
+        registries=registries,
+        logins=logins,
         secrets=(
+            *(one.password.reveal() for one in logins.values()),
             *(one.credential for one in providers if one.credential is not None),
             *store_secrets,
             *(part for one in channels for part in _secret_parts(one.url)),
@@ -192,6 +206,23 @@ def _metrics_address(config: Config) -> tuple[str, int] | None:
         hint = f"{install_command('metrics')}, or remove the key"
         raise BadConfig(f"metrics.listen: the metrics need prometheus-client\n\nhint: {hint}")
     return parse_address(config.metrics.listen)
+
+
+def _registries(
+    config: Config, environ: Mapping[str, str]
+) -> tuple[dict[str, RegistryRules], dict[str, RegistryLogin]]:
+    """Return, by server, which registries are configured, and their logins where the password is known."""
+    rules: dict[str, RegistryRules] = {}
+    logins: dict[str, RegistryLogin] = {}
+    for name, one in config.registries.items():
+        error = ""
+        try:
+            password = Secret(registry_password(one, environ=environ).get_secret_value())
+            logins[one.server] = RegistryLogin(server=one.server, username=one.username, password=password)
+        except BadValue as exc:
+            error = f"[registries.{name}] password: {exc}; {exc.hint}"
+        rules[one.server] = RegistryRules(name=name, error=error)
+    return rules, logins
 
 
 def _channel(name: str, section: NotifySection, environ: Mapping[str, str]) -> ChannelSettings:

@@ -61,6 +61,8 @@ class FakeCloud(ABC):
         self.ledger_path = root / "ledger.jsonl"
         self.ledger = Ledger(self.ledger_path)
         self.lock = threading.RLock()
+        self.private: dict[str, tuple[str, str]] = {}
+        """Images whose registry gives them only for this name and password."""
         self._events: list[tuple[datetime, int, Callable[[datetime], None]]] = []
         self._order = count()
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from spotd_providers.contract.errors import ProviderError, RequestRejected, Unavailable
-from spotd_providers.contract.provider import Services
+from spotd_providers.contract.errors import NotSupported, ProviderError, RequestRejected, Unavailable
+from spotd_providers.contract.provider import NO_PRIVATE_IMAGES, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
@@ -83,6 +83,8 @@ class ShelfProvider:
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """One machine is ours under the request's key; one request was sent."""
+        if request.login is not None:
+            raise NotSupported(NO_PRIVATE_IMAGES.reason)
         if len(request.start_script.encode()) > START_SCRIPT_BYTES_MAX:
             limit = f"longer than {START_SCRIPT_BYTES_MAX} bytes"
             raise RequestRejected(f"the start script is {limit}", field="start_script", reason=limit)

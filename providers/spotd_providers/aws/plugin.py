@@ -32,6 +32,7 @@ from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotR
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
+    NotSupported,
     OfferGone,
     OutcomeUnknown,
     PriceMoved,
@@ -145,6 +146,8 @@ class AwsProvider:
         region = self._regions.get(request.offer.extra.get("region", ""))
         if region is None:
             raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
+        if request.login is not None:
+            raise NotSupported(NO_LOGIN.reason)
         if not {"zone", "type"} <= request.offer.extra.keys():
             raise rejected(WHO, "offer", "it is not an offer of AWS")
         subnet = await self._subnet(region, request.offer)
@@ -407,6 +410,16 @@ class AwsProvider:
                 self._services.log.warning("aws.wrong_purchase_stays", machine=machine, detail=str(exc))
 
 
+NO_LOGIN: Final = Capability(
+    available=False,
+    reason=(
+        "AWS takes a login only in the user data, which every process of the machine can read, so spotd sends none"
+    ),
+)
+"""EC2 documents that `/latest/user-data` is open to the whole machine, and to all who may DescribeInstanceAttribute. An
+instance profile for ECR is no better: the job shares the machine's network, and would have the rights of the role."""
+
+
 def _traits(settings: AwsSettings) -> ProviderTraits:
     local = bool(settings.endpoint_url) and is_loopback(settings.endpoint_url)
     return ProviderTraits(
@@ -424,6 +437,7 @@ def _traits(settings: AwsSettings) -> ProviderTraits:
         bills_by=timedelta(seconds=1),
         # A fake cloud puts its own address into the environment of each machine.
         notice_imds="" if local else IMDS,
+        private_images=NO_LOGIN,
     )
 
 

@@ -6,13 +6,13 @@ that touches the world (HTTP, clock, randomness, logging, threads) through `Serv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -31,6 +31,7 @@ from spotd_providers.contract.values import (
     Power,
     ProviderCharge,
     ProviderName,
+    RegistryLogin,
     ShellAddress,
 )
 
@@ -64,6 +65,8 @@ class Services:
         install: owner label; only machines that carry it may be shown or touched.
         state_dir: a folder of this provider's own, kept between starts.
         credential: the resolved secret, or `None`; adapters never read the environment themselves.
+        logins: returns the logins of all registries in the config of now, so that a provider that stores them can
+            delete what is not used any more.
     """
 
     install: InstallId
@@ -72,6 +75,7 @@ class Services:
     log: Logger
     state_dir: Path
     credential: str | None = field(default=None, repr=False)
+    logins: Callable[[], Sequence[RegistryLogin]] = tuple
 
 
 class Provider(Protocol):
@@ -177,6 +181,9 @@ class CountsRequests(Protocol):
     def requests_sent(self) -> int: ...
 
 
+NO_PRIVATE_IMAGES: Final = Capability(available=False, reason="its adapter takes no login of a registry")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderTraits:
     """Facts about a provider that the daemon's own rules depend on.
@@ -194,6 +201,8 @@ class ProviderTraits:
         hosts_share_filesystem: the machines can read this computer's files (the local market, fakes on loopback), so
             a folder store can serve them.
         runs_images: a machine runs the job's container image; where it does not, the plan of a job says so.
+        private_images: whether `LaunchRequest.login` is taken. The reason says who can read the password on its way to
+            the machine, or why none is taken: a user reads it in both cases.
         default_fee_multiplier: marketplace fee on top of the listed price, as a decimal string.
         ends_itself_by: how the runner on a machine may end it: `file`, `shutdown`, `vast` or `runpod`; empty where
             the provider gives no instance-scoped way.
@@ -219,6 +228,7 @@ class ProviderTraits:
     machines_every_min: timedelta = timedelta(0)
     hosts_share_filesystem: bool = False
     runs_images: bool = True
+    private_images: Capability = NO_PRIVATE_IMAGES
     default_fee_multiplier: str = "1.00"
     ends_itself_by: str = ""
     ends_itself_at: str = ""

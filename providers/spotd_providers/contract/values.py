@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from enum import StrEnum
-from typing import Final, NewType
+from typing import Final, NewType, NoReturn
 
 # Money as integers of a micro-dollar, with the unit in the type.
 #
@@ -222,6 +222,39 @@ class OfferPage:
     at: datetime
 
 
+class Secret:
+    """A text that only `reveal` shows: it is hidden where it is printed, and it is never pickled or copied deeply."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not written anywhere")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryLogin:
+    """What a registry asks for before it gives a private image. `server` as images name it, say `ghcr.io`."""
+
+    server: str
+    username: str
+    password: Secret
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
     """One machine to be bought once.
@@ -230,6 +263,8 @@ class LaunchRequest:
         price_max: GPU part of the whole machine; the provider call must not cost more than this per hour. In a bid
             market this is the bid.
         start_script: POSIX shell, within the provider's limit; runs as root when the machine is up.
+        login: of the image's registry, where the image is private. Only a provider whose traits say so gets one
+            (`ProviderTraits.private_images`); another one raises `NotSupported` and buys nothing.
     """
 
     key: AttemptKey
@@ -239,6 +274,7 @@ class LaunchRequest:
     image: str
     disk_gb: int
     start_script: str
+    login: RegistryLogin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from spotd_providers.contract import errors
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, Unavailable
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
-from spotd_providers.contract.values import Capability, LaunchRequest, OfferPage, Power, ProviderName
+from spotd_providers.contract.values import Capability, LaunchRequest, OfferPage, Power, ProviderName, Secret
 from spotd_providers.kit.shapes import listed_reasons
 
 LEAVES: Final[tuple[type[ProviderError], ...]] = tuple(
@@ -40,6 +40,7 @@ CALLS: Final = (
     "charges",
 )  # fmt: skip
 _MARK: Final = "_spotd_contract_only"
+CAUSES_MAX: Final = 20
 
 
 def keep_contract(kind: type[Any]) -> None:
@@ -69,13 +70,34 @@ def _guarded(call: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Aw
         try:
             answer = await call(self, *arguments, **options)
         except Exception as exc:
-            leaf = as_leaf(exc, call=name, request=arguments[0] if arguments else options.get("request"))
+            request = arguments[0] if arguments else options.get("request")
+            if isinstance(request, LaunchRequest) and request.login is not None:
+                _hide(exc, request.login.password)
+            leaf = as_leaf(exc, call=name, request=request)
             if leaf is exc:
                 raise
             raise leaf from exc
         return _bounded(answer)
 
     return asked
+
+
+def _hide(exc: BaseException, secret: Secret) -> None:
+    """Remove the secret from the texts of an error and of its causes: a refusal may quote what was sent."""
+    text, found = secret.reveal(), exc
+    for _ in range(CAUSES_MAX):
+        found.args = tuple(_without(one, text) for one in found.args)
+        for name, value in list(vars(found).items()):
+            setattr(found, name, _without(value, text))
+        cause = found.__cause__ or found.__context__
+        if cause is None:
+            return
+        found = cause
+    found.__cause__ = found.__context__ = None
+
+
+def _without(value: Any, text: str) -> Any:
+    return value.replace(text, "***") if isinstance(value, str) and text else value
 
 
 def _bounded(answer: Any) -> Any:

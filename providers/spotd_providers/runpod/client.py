@@ -8,7 +8,7 @@ the next call waits for its reset if that is near, and is refused here if it is 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, TypeVar, Unpack
@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import RegistryLogin
 from spotd_providers.kit.calls import Rest, judge_apart, retry_read
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.shapes import Rows, as_model, row_or_none
@@ -44,6 +45,8 @@ MINUTE_WINDOW: Final = timedelta(seconds=61)
 PODS_PER_PAGE: Final = 1000
 PROBE: Final[Mapping[str, Any]] = {"spotdCheck": True}
 LOG_LINES_MAX: Final = 5000
+REGISTRIES_MAX: Final = 10_000
+ID_CHARS_MAX: Final = 128
 T = TypeVar("T")
 
 
@@ -172,6 +175,44 @@ class RunpodClient:
                 raise Unavailable("RunPod's answer to a deletion is not its own")
 
         await self._repeat(call, attempts=4)
+
+    async def registries(self) -> Sequence[Any]:
+        """Return the rows of the account's registry credentials; RunPod never shows their passwords."""
+
+        async def call() -> Sequence[Any]:
+            value = await self._json("/v2/registries", what="the registry credentials")
+            rows = value.get("registries")
+            if not isinstance(rows, list) or len(rows) > REGISTRIES_MAX:
+                raise Unavailable("RunPod's answer holds no list of registry credentials")
+            return rows
+
+        return await self._repeat(call)
+
+    async def add_registry(self, name: str, login: RegistryLogin) -> str:
+        """Store a login under this name, by one POST; return its id.
+
+        Raises:
+            AnswerLost: it may be stored.
+            RunpodRefused, RateLimited, AuthFailed, Unavailable: it is not, or is stored for nothing.
+        """
+        body = {"name": name, "username": login.username, "password": login.password.reveal()}
+        answer = await self._http.send("POST", "/v2/registries", json_body=body, timeout_s=CREATE_TIMEOUT_S)
+        value = body_of(answer)
+        self._note(answer)
+        raise_for(answer, value, what="a registry credential", rng=self._rng)
+        found = value.get("id") if isinstance(value, dict) else None
+        if not isinstance(found, str) or not 0 < len(found) <= ID_CHARS_MAX:
+            raise Unavailable("RunPod's answer to a registry credential names none")
+        return found
+
+    async def delete_registry(self, identity: str) -> None:
+        """Delete a registry credential, once.
+
+        Raises:
+            RunpodRefused: it is absent, which RunPod answers with a 400, or a pod uses it.
+        """
+        answer = await self._ask("DELETE", f"/v2/registries/{quote(identity, safe='')}")
+        raise_for(answer, body_of(answer), what="the end of a registry credential", rng=self._rng)
 
     async def log_lines(self, pod_id: str, *, source: str, lines: int) -> list[str]:
         """Return the last lines of a pod's log: `container`, or `system` (what the host did with it)."""

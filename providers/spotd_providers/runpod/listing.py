@@ -6,6 +6,8 @@ fails or is promised without a cursor, a cursor that repeats, a row that cannot 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +17,7 @@ from typing import Any, Final
 
 import anyio
 
-from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.provider import Logger, Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -29,14 +31,16 @@ from spotd_providers.contract.values import (
     Market,
     MicroUsdPerHour,
     ProviderCharge,
+    RegistryLogin,
     micro_usd,
 )
 from spotd_providers.kit.calls import PAGES_MAX, Page, all_pages
+from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import charges_of, require_few_charges, row_or_none
 from spotd_providers.kit.text import CONSOLE_LINES, clean, key_of, quote_safely, start_complaint, write_atomically
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.offers import PROVIDER
-from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, says
+from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, RunpodRefused, says
 
 # From pod rows to machines, and why a pod stopped.
 #
@@ -156,6 +160,96 @@ class PodKeys:
         """Return the key of this pod, if it is or was one of ours."""
         key = self._keys.get(pod_id)
         return None if key is None else AttemptKey(key)
+
+
+# The logins of private images, which RunPod stores in the account and pods name by id.
+#
+# A credential's name begins with our label and ends with a code made of the login with the API key, so that one login
+# has one name, a changed password another one, and the name betrays neither. No other name is ever touched.
+
+
+CODE_DIGITS: Final = 16
+
+
+class StoredLogins:
+    """The registry credentials of this install: made when first needed, deleted once the config drops them."""
+
+    def __init__(self, client: RunpodClient, services: Services) -> None:
+        self._client = client
+        self._services = services
+        self._prefix = f"spotd-{services.install}.image-"
+        self._mark = services.state_dir / "registries"
+        """Exists once any was made: without it there is nothing to delete, and RunPod is not asked."""
+        self._kept: frozenset[str] | None = None
+        self._one = anyio.Lock()
+
+    async def id_of(self, login: RegistryLogin) -> str:
+        """Return the id of this login's credential, which is made if there is none.
+
+        Raises:
+            RequestRejected: RunPod does not store it.
+            RateLimited, Unavailable: it is not known.
+        """
+        name = self._name(login)
+        async with self._one:
+            try:
+                known = next((identity for identity, other in await self._ours() if other == name), None)
+                if known is not None:
+                    return known
+                write_atomically(self._mark, "")
+                self._kept = None
+                return await self._client.add_registry(name, login)
+            except AnswerLost as exc:
+                raise Unavailable("RunPod's answer to a registry credential was lost") from exc
+            except (RunpodRefused, AuthFailed) as exc:
+                raise RequestRejected(
+                    f"RunPod does not store the login of {login.server}: {exc}; {_ACCESS}",
+                    field="login",
+                    reason="not stored",
+                ) from exc
+            except OSError as exc:
+                raise Unavailable(f"the state folder cannot be written: {exc.strerror}") from exc
+
+    async def drop_unused(self) -> None:
+        """Delete ours that no login of the config uses; what cannot be deleted now is tried again at the next call."""
+        wanted = frozenset(self._name(login) for login in self._services.logins())
+        if wanted == self._kept:
+            return
+        done = True
+        async with self._one:
+            if self._mark.exists():
+                try:
+                    for identity, name in await self._ours():
+                        done = (name in wanted or await self._is_deleted(identity)) and done
+                except ProviderError as exc:
+                    self._services.log.warning("runpod.registries_unknown", reason=type(exc).__name__)
+                    done = False
+        if done:
+            self._kept = wanted
+
+    async def _is_deleted(self, identity: str) -> bool:
+        try:
+            await self._client.delete_registry(identity)
+        except RunpodRefused as exc:
+            return "not found" in exc.detail.lower()
+        return True
+
+    async def _ours(self) -> list[tuple[str, str]]:
+        rows = [row for row in await self._client.registries() if isinstance(row, dict)]
+        return [
+            (row["id"], row["name"])
+            for row in rows
+            if _is_id(row.get("id")) and isinstance(row.get("name"), str) and row["name"].startswith(self._prefix)
+        ]
+
+    def _name(self, login: RegistryLogin) -> str:
+        key = (self._services.credential or "").encode()
+        text = "\0".join((login.server, login.username, login.password.reveal()))
+        code = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:CODE_DIGITS]
+        return f"{self._prefix}{code}"
+
+
+_ACCESS: Final = "its API key needs read and write access to registry credentials"
 
 
 PULL_SUSPECT_AFTER: Final = timedelta(minutes=6)

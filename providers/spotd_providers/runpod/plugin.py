@@ -44,7 +44,7 @@ from spotd_providers.kit.http import AnswerLost, HttpAnswer, open_http
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean, key_of
 from spotd_providers.runpod.client import RunpodClient
-from spotd_providers.runpod.listing import PodKeys, PodListing, as_instance, charges_between, ref_of
+from spotd_providers.runpod.listing import PodKeys, PodListing, StoredLogins, as_instance, charges_between, ref_of
 from spotd_providers.runpod.offers import (
     DISK_GB_MIN,
     DISK_PRICE,
@@ -151,6 +151,7 @@ class RunpodProvider:
         self._unexplained = UnexplainedRefusals()
         self._pod_keys = PodKeys(services.state_dir, services.log)
         self._listing = PodListing(client, services, self._pod_keys)
+        self._logins = StoredLogins(client, services)
 
     async def account(self) -> str:
         """Return a name of the key: REST v2 states no account, and what another key does not list may still run."""
@@ -168,6 +169,7 @@ class RunpodProvider:
         """
         if Market.ON_DEMAND not in query.markets:
             return OfferPage(offers=(), rejected=(), complete=True, at=self._services.clock.now())
+        await self._logins.drop_unused()
         failure = await self._catalogue.refresh()
         if failure is not None:
             self._services.log.warning("runpod.offers_incomplete", reason=str(failure))
@@ -181,6 +183,8 @@ class RunpodProvider:
         body = request_body(request, self._settings)
         if request.offer.gpu_price > request.price_max:
             raise PriceMoved("RunPod sells at list price only, and that is above what was agreed")
+        if request.login is not None:
+            body["registry"] = await self._logins.id_of(request.login)
         row = await self._create(request, body)
         instance = as_instance(row, request.key)
         self._listing.own(instance)
@@ -317,12 +321,20 @@ USER_AGENT: Final = "spotd/0.1 (+runpod)"
 """RunPod's edge answers 403 to the default agents of scripting libraries."""
 
 
+PRIVATE_IMAGES: Final = Capability(
+    available=True,
+    reason="RunPod keeps the password in your account, and does not say whether the owner of a host can read it",
+)
+"""Pods name a stored credential by its id (`registry`), and RunPod's list of credentials shows no password."""
+
+
 def _traits(settings: RunpodSettings) -> ProviderTraits:
     return ProviderTraits(
         start_script_bytes_max=SCRIPT_BYTES_MAX,
         hosts_share_filesystem=is_loopback(settings.base_url),
         ends_itself_by="runpod",
         ends_itself_at=settings.base_url,
+        private_images=PRIVATE_IMAGES,
     )
 
 

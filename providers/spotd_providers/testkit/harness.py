@@ -60,6 +60,8 @@ from spotd_providers.contract.values import (
     MicroUsdPerHour,
     Offer,
     OfferQuery,
+    RegistryLogin,
+    Secret,
 )
 from spotd_providers.kit.text import begins_like_ours
 from spotd_providers.testkit.clock import FakeClock
@@ -183,6 +185,10 @@ class MarketKnobs:
         """Report this state of the machine."""
         raise Undecided
 
+    def make_private(self, image: str, login: RegistryLogin) -> None:
+        """Let the registry of this image give it for this login only; no other machine can start it."""
+        raise Undecided
+
     def lose_contact(self, machine_id: str) -> None:
         """Make the host of this machine unreachable for the provider, which lists the machine all the same."""
         raise Undecided
@@ -270,6 +276,13 @@ GRANT_CANARY: Final = "canary-grant-5e1b"
 """Part of every start script; a script holds a presigned URL and may be in the launch request only."""
 
 
+PRIVATE_IMAGE: Final = "registry.example/lab/train:1"
+LOGIN: Final = RegistryLogin(
+    server="registry.example", username="lab", password=Secret("canary-login-41d09be7c8f25a63")
+)
+"""Of every private image: its password must turn up in no listing, error, log or URL."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldMachine:
     """A machine in the cloud's own records, ours or not.
@@ -332,6 +345,8 @@ class Harness(MarketKnobs, ABC):
         self.log = RecordingLog()
         self.errors: list[str] = []
         """Everything about every error that behaviours met, tracebacks and causes included."""
+        self.logins: tuple[RegistryLogin, ...] = ()
+        """What the config holds, as `Services.logins` returns it."""
         self._attempts = count(1)
         self._provider: Provider | None = None
 
@@ -351,6 +366,7 @@ class Harness(MarketKnobs, ABC):
             log=self.log,
             state_dir=state_dir,
             credential=self.credential,
+            logins=lambda: self.logins,
         )
         async with self.plugin.open(self.settings(), services) as provider:
             self._provider = provider
@@ -375,7 +391,7 @@ class Harness(MarketKnobs, ABC):
 
     def secrets(self) -> Sequence[str]:
         """Return the texts that may be in no log, error or URL. Override where a credential has several parts."""
-        return [secret for secret in (self.credential, GRANT_CANARY) if secret]
+        return [secret for secret in (self.credential, GRANT_CANARY, LOGIN.password.reveal()) if secret]
 
     def requests(self, call: Call | None = None) -> list[RecordedRequest]:
         """Return the requests that arrived at the cloud, in order, those with a lost answer included."""

@@ -408,6 +408,13 @@ DEFAULT_FEE_MULTIPLIER: Final = "1.20"
 REQUEST_TIMEOUT_S: Final = 30.0
 
 
+PRIVATE_IMAGES: Final = Capability(
+    available=True,
+    reason="vast.ai hands the password to the host, whose owner can read it: use one that can only pull this image",
+)
+"""`image_login` goes with the create, and what a host is given its operator can read."""
+
+
 def _traits(settings: VastSettings) -> ProviderTraits:
     return ProviderTraits(
         start_script_bytes_max=SCRIPT_CHARS_MAX,
@@ -420,6 +427,7 @@ def _traits(settings: VastSettings) -> ProviderTraits:
         ends_itself_at=settings.base_url,
         bills_from_running=True,
         bills_from_script=True,
+        private_images=PRIVATE_IMAGES,
     )
 
 

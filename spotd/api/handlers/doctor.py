@@ -255,6 +255,12 @@ class DoctorHandlers(ContextHandlers):
         rows = []
         if rules is not None and rules.unusable:
             rows.append(row_of(entry.name, "usable", rules.unusable, ok=False))
+        if rules is not None and entry.traits is not None and rules.runs_images:
+            takes = entry.traits.private_images
+            rows.extend(
+                row_of(entry.name, f"[registries.{one.name}]", one.error or takes.reason, ok=not one.error)
+                for one in self._context.policy.current.registries.values()
+            )
         strange = other_account_words(self._context.world(), self._context.policy.current, entry.name)
         if strange:
             rows.append(row_of(entry.name, "account", strange, ok=False))

@@ -16,6 +16,29 @@ LIST_LAG_DEFAULT: Final = timedelta(minutes=3)
 """Of a provider that is not in the config any more."""
 
 
+DOCKER_HUB: Final = "docker.io"
+_LOGIN_REFUSED: Final = ("unauthorized", "denied", "authentication required", "basic auth credentials", "docker login")
+
+
+def registry_server(image: str) -> str:
+    """Return the server of an image's registry, as docker finds it: Docker Hub, unless the first part names a host."""
+    first, slash, _ = image.partition("/")
+    return _as_named(first) if slash and (first == "localhost" or "." in first or ":" in first) else DOCKER_HUB
+
+
+def _as_named(server: str) -> str:
+    server = server.lower()
+    return DOCKER_HUB if server in ("index.docker.io", "registry-1.docker.io") else server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryRules:
+    """One `[registries.NAME]`. `error`: why its password is not known, empty where it is."""
+
+    name: str
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderPolicy:
     """How the daemon treats one provider.
@@ -29,6 +52,7 @@ class ProviderPolicy:
         bills_at_least, bills_by: the least time that a start is billed for, and the unit to which it is rounded up.
         bill_open_for: how long after its end a machine's bill may still grow.
         runs_images: a machine there runs the job's container image.
+        no_login: why a machine there cannot be given the login of a private image's registry; empty if it can.
         ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
     """
 
@@ -46,6 +70,7 @@ class ProviderPolicy:
     bill_open_for: timedelta = timedelta(hours=2)
     ends_itself: bool = True
     runs_images: bool = True
+    no_login: str = ""
     account: str = ""
     """What names the account of the key in use; empty where the provider does not state it, or has not yet."""
 
@@ -84,6 +109,8 @@ class UserLimits:
     """How often one job moves to a cheaper machine."""
     egress: StoreEgress = FREE_EGRESS
     """What reading the checkpoint store costs."""
+    registries: Mapping[str, RegistryRules] = field(default_factory=dict)
+    """Which registries have a login, by server as `registry_server` returns it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +148,24 @@ class Policy(UserLimits):
     image_errors_max: int = 3
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""
+
+    def words_against_image(self, rules: ProviderPolicy, image: str) -> str:
+        """Why this image cannot be pulled with its registry's login at this provider; empty if it can."""
+        registry = self.registries.get(registry_server(image)) if rules.runs_images else None
+        if registry is None:
+            return ""
+        return registry.error or (f"{rules.name}: {rules.no_login}" if rules.no_login else "")
+
+    def words_of_login(self, image: str, detail: str) -> str:
+        """Return what to mend where a registry refused to give this image; empty where it did not."""
+        said = detail.lower()
+        if not any(words in said for words in _LOGIN_REFUSED):
+            return ""
+        server = registry_server(image)
+        registry = self.registries.get(server)
+        if registry is None:
+            return f'if the image is private, add a login with server = "{server}" as [registries.NAME] to the config'
+        return f"{server} refused it: mend username and password of [registries.{registry.name}], or the image's name"
 
     def list_lag(self, provider: ProviderName) -> timedelta:
         """Return for how long the provider's lists may lack a machine that exists."""

@@ -88,6 +88,8 @@ def words_against_launch(world: World, market: MarketSnapshot, item: Attempt, no
     rules = policy.providers.get(item.provider)
     if rules is None or rules.unusable:
         return f"{item.provider} is not in the config any more" if rules is None else rules.unusable
+    if image := policy.words_against_image(rules, job.spec.image):
+        return image
     if ceiling_for(item.quote.offer.gpu, item.quote.offer.gpu_count, job.spec.price, policy) is None:
         return f"there is no ceiling for {item.quote.offer.gpu} any more"
     if above := words_above_ceiling(item, job, policy):

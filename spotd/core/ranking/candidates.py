@@ -22,7 +22,7 @@ from typing import Final
 from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, Quote, resolve_gpu
-from spotd.core.domain.policy import Policy, ProviderPolicy
+from spotd.core.domain.policy import Policy, ProviderPolicy, registry_server
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import NO_EXPERIENCE, PassedOver, VerdictKind, World
 from spotd.core.pricing import (
@@ -148,6 +148,9 @@ class CandidateCatalogue:
             if wanted.providers and rules.name not in wanted.providers:
                 mismatches[f"provider {rules.name} not asked for"] += provider_offers.offer_index.size
                 continue
+            if key.image and (why := self._policy.words_against_image(rules, key.image)):
+                mismatches[why] += provider_offers.offer_index.size
+                continue
             for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
                 if self._fits_gpu(wanted, gpu, count):
                     groups.append((rules, provider_offers.sells_spot, group))
@@ -163,7 +166,8 @@ class CandidateCatalogue:
     def key_of(self, job: Job) -> RequirementKey:
         """Return what of the job decides which offers fit, what they cost it and how they rank."""
         needs, terms = needs_of(job, self._policy), self.costing.terms_of(job)
-        return RequirementKey(resources=job.spec.resources, needs=needs, terms=terms)
+        image = job.spec.image if registry_server(job.spec.image) in self._policy.registries else ""
+        return RequirementKey(resources=job.spec.resources, needs=needs, image=image, terms=terms)
 
     def rented_now(self, wanted: Resources) -> int:
         """Return how many machines of this kind jobs have: the market does not show them."""

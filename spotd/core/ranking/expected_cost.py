@@ -228,10 +228,12 @@ class RequirementKey:
 
     Attributes:
         terms: `None` where offers rank by price.
+        image: the job's image, where its registry has a login that not every provider takes; else empty.
     """
 
     resources: Resources
     needs: Needs
+    image: str = ""
     terms: CostTerms | None = None
 
 

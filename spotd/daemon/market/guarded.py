@@ -65,8 +65,18 @@ MESSAGE_CHARS_MAX: Final = 500
 class GuardedProvider:
     """Implements `Provider` over a plugin's provider; `guarded` makes one with the plugin's optional powers."""
 
-    def __init__(self, inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | None = None) -> None:
+    def __init__(
+        self,
+        inner: Provider,
+        *,
+        clock: Clock,
+        log: Logger,
+        name: ProviderName | None = None,
+        hide: Callable[[str], str] = str,
+    ) -> None:
         self.inner = inner
+        self._hide = hide
+        """Removes every secret of this process from a text: a provider or a host may quote one."""
         self._clock = clock
         self._log = log
         self._name = ProviderName(str(inner.name)) if name is None else name
@@ -123,17 +133,18 @@ class GuardedProvider:
             instance = self._read("launch", lambda: plain.instance(_instance_of(made), self.name, now=self._now()))
         except errors.Unavailable as exc:
             raise errors.OutcomeUnknown(str(exc), key=request.key) from exc
-        return Launched(instance=instance)
+        return Launched(instance=self._hidden(instance))
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
         found = await self._called("find", lambda: self.inner.find(key))
-        return self._read("find", lambda: plain.found_machines(found, self.name, now=self._now()))
+        machines = self._read("find", lambda: plain.found_machines(found, self.name, now=self._now()))
+        return tuple(map(self._hidden, machines))
 
     async def instances(self) -> Listing:
         listing = await self._called("instances", lambda: self.inner.instances())
         found = self._read("instances", lambda: plain.listing(listing, self.name, now=self._now()))
         self._complain("instances", found.rejected[0].reason if found.rejected else "")
-        return found
+        return replace(found, instances=tuple(map(self._hidden, found.instances)))
 
     async def terminate(self, ref: InstanceRef) -> None:
         await self._called("terminate", lambda: self.inner.terminate(ref))
@@ -143,6 +154,10 @@ class GuardedProvider:
         return self._read("check", lambda: plain.check_lines(found))
 
     # --- inside ------------------------------------------------------------------------------------------------
+
+    def _hidden(self, instance: Instance) -> Instance:
+        detail = self._hide(instance.detail)
+        return instance if detail == instance.detail else replace(instance, detail=detail)
 
     def _now(self) -> datetime:
         return self._clock.now()
@@ -157,7 +172,7 @@ class GuardedProvider:
         try:
             return await ask()
         except errors.ProviderError as exc:
-            raise _sane(exc) from exc
+            raise _sane(exc, self._hide) from exc
         except (Exception, SystemExit) as exc:
             self._log.error("provider.broke_contract", provider=self.name, call=call, exc_info=exc)
             raise errors.ProviderError(f"the plugin failed with {type(exc).__name__}, which is a bug in it") from exc
@@ -213,7 +228,7 @@ class _Billing(GuardedProvider):
 class _Logs(GuardedProvider):
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         found = await self._in_time("logs", lambda: cast(ReadsLogs, self.inner).logs(ref, lines=lines))
-        return self._read("logs", lambda: plain.lines(found, count=lines))
+        return tuple(map(self._hide, self._read("logs", lambda: plain.lines(found, count=lines))))
 
 
 class _Shell(GuardedProvider):
@@ -237,13 +252,20 @@ _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
 }
 
 
-def guarded(inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | None = None) -> GuardedProvider:
+def guarded(
+    inner: Provider,
+    *,
+    clock: Clock,
+    log: Logger,
+    name: ProviderName | None = None,
+    hide: Callable[[str], str] = str,
+) -> GuardedProvider:
     """Return the provider behind its guard, with the optional powers it has; one that is guarded stays as it is."""
     if isinstance(inner, GuardedProvider):
         return inner
     parts = tuple(part for power, part in _POWERS.items() if isinstance(inner, power))
     kind = new_class("Guarded", parts) if parts else GuardedProvider
-    made: GuardedProvider = kind(inner, clock=clock, log=log, name=name)
+    made: GuardedProvider = kind(inner, clock=clock, log=log, name=name, hide=hide)
     return made
 
 
@@ -264,10 +286,10 @@ def _instance_of(made: Any) -> Any:
     return made.instance
 
 
-def _sane(exc: errors.ProviderError) -> errors.ProviderError:
+def _sane(exc: errors.ProviderError, hide: Callable[[str], str] = str) -> errors.ProviderError:
     """Return the same leaf of the tree, with a message that can be shown and a wait that can be kept."""
     try:
-        said = plain.text(str(exc), chars_max=MESSAGE_CHARS_MAX)
+        said = plain.text(hide(str(exc)), chars_max=MESSAGE_CHARS_MAX)
     except Exception:  # noqa: BLE001 - a plugin's own exception class may fail at anything
         said = ""
     said = said or type(exc).__name__
@@ -279,7 +301,7 @@ def _sane(exc: errors.ProviderError) -> errors.ProviderError:
         case errors.QuotaExceeded():
             return errors.QuotaExceeded(said, quota=plain.text(exc.quota, chars_max=plain.ID_CHARS_MAX))
         case errors.RequestRejected():
-            return errors.RequestRejected(said, field=plain.text(exc.field), reason=plain.text(exc.reason))
+            return errors.RequestRejected(said, field=plain.text(exc.field), reason=plain.text(hide(exc.reason)))
         case errors.OutcomeUnknown():
             return errors.OutcomeUnknown(said, key=plain.text(exc.key))
         case _:

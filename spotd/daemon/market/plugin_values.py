@@ -26,6 +26,7 @@ from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
     Billing,
+    Capability,
     CheckLine,
     HostId,
     Instance,
@@ -515,6 +516,12 @@ def traits(value: Any) -> ProviderTraits:
         word = getattr(value, name)
         if not isinstance(word, str) or len(word) > TEXT_CHARS_MAX or _UNPRINTABLE.search(word):
             raise MalformedValue(f"{name}: not a short text")
+    images: Any = value.private_images
+    if not isinstance(images, Capability) or type(images.available) is not bool:
+        raise MalformedValue("private_images: not a capability")
+    reason: Any = images.reason
+    if not isinstance(reason, str) or len(reason) > TEXT_CHARS_MAX or _UNPRINTABLE.search(reason):
+        raise MalformedValue("private_images: its reason is not a short text")
     for one in fields(ProviderTraits):
         if isinstance(one.default, bool) and type(getattr(value, one.name)) is not bool:
             raise MalformedValue(f"{one.name}: neither true nor false")

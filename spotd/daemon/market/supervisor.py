@@ -6,7 +6,7 @@ state knows machines there: disabled means "buy nothing", not "forget what runs"
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -28,7 +28,7 @@ from spotd.daemon.market.pollers import Poller, PollPace, ProviderEntry
 from spotd.daemon.policy import ProviderSettings, Settings
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Clock, Logger, Provider, ProviderPlugin, ProviderTraits, Services
-from spotd_providers.contract.values import OfferQuery, ProviderName
+from spotd_providers.contract.values import OfferQuery, ProviderName, RegistryLogin
 
 OPEN_DEADLINE_S: Final = 30.0
 OPEN_AGAIN_FIRST_S: Final = 1.0
@@ -53,7 +53,11 @@ class ProviderSupervisor:
         crash: CrashPoints,
         world: Callable[[], World | None],
         account_known: Callable[[ProviderName, str], None],
+        hide: Callable[[str], str] = str,
+        logins: Callable[[], Sequence[RegistryLogin]] = tuple,
     ) -> None:
+        self._hide = hide
+        self._logins = logins
         self._account_known = account_known
         self._settings = settings
         self._offer_cache = offer_cache
@@ -169,6 +173,7 @@ class ProviderSupervisor:
             log=logs.get(f"provider.{one.name}"),
             state_dir=folder,
             credential=one.credential,
+            logins=self._logins,
         )
         ours: BaseException | None = None
         """What ended the polling, if that is our own failure and not the plugin's."""
@@ -209,7 +214,7 @@ class ProviderSupervisor:
         )
 
     async def _poll(self, one: ProviderSettings, opened: Provider) -> None:
-        provider = guarded(opened, clock=self._clock, log=self._log, name=one.name)
+        provider = guarded(opened, clock=self._clock, log=self._log, name=one.name, hide=self._hide)
         poller = Poller(
             provider,
             offer_cache=self._offer_cache,

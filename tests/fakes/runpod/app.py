@@ -245,6 +245,8 @@ class RunpodApi(FakeApi[RunpodCloud]):
         return 200, {"keys": list(self.cloud.belongings.ssh_keys)}
 
     def _registries(self, _: Request, __: Any) -> tuple[int, Any]:
+        if not self.cloud.belongings.lists_registries:
+            raise Refusal(503, "Try again later.")
         known = self.cloud.belongings.registries
         return 200, {"registries": [{"id": identity, "name": found["name"]} for identity, found in known.items()]}
 

@@ -19,6 +19,9 @@ class Belongings:
     ssh_keys: list[str] = field(default_factory=list)
     registries: dict[str, dict[str, str]] = field(default_factory=dict)
     volumes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refuses_registries: int = 0
+    """The status with which a new registry credential is refused, its content quoted; 0 for none."""
+    lists_registries: bool = True
     _serial: count[int] = field(default_factory=lambda: count(1))
 
     def add_registry(self, fields: Any) -> dict[str, str]:
@@ -27,6 +30,8 @@ class Belongings:
         Raises:
             Refusal: a field is missing.
         """
+        if self.refuses_registries:
+            raise Refusal(self.refuses_registries, f"cannot store {fields}")
         texts = _texts(fields, ("name", "username", "password"))
         identity = f"reg{next(self._serial)}"
         self.registries[identity] = texts

@@ -266,10 +266,18 @@ class RunpodCloud(FakeCloud):
     def _pull(self, pod: Pod, start_no: int, at: datetime) -> None:
         if pod.phase is not Phase.PROVISIONING or pod.start_no != start_no:
             return
-        if pod.failure is Failure.IMAGE:
+        if not self._may_pull(pod):
+            pod.failure = Failure.LOGIN
+        if pod.failure in (Failure.IMAGE, Failure.LOGIN):
             return  # RunPod tries to pull it for ever
         pod.phase = Phase.STARTING
         self.at(at + self.quirks.starting, partial(self._run, pod, start_no))
+
+    def _may_pull(self, pod: Pod) -> bool:
+        """Whether the image is public, or the pod names a stored credential that the registry takes."""
+        stored = self.belongings.registries.get(str(pod.body.get("registry")), {})
+        login = self.private.get(pod.image)
+        return login is None or login == (stored.get("username"), stored.get("password"))
 
     def _run(self, pod: Pod, start_no: int, at: datetime) -> None:
         if pod.phase is not Phase.STARTING or pod.start_no != start_no:

@@ -27,6 +27,7 @@ class Failure(StrEnum):
     """How a start can go wrong, and what the host's log then says."""
 
     IMAGE = "error pulling image: layer does not exist"
+    LOGIN = "error pulling image: unauthorized: authentication required"
     CONTAINER = "failed to create container: exec format error"
 
 

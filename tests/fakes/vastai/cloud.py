@@ -296,7 +296,7 @@ class VastCloud(FakeCloud):
             api_key=f"fake-vast-instance-key-{contract_id}",
             created_at=now,
             end_at=now + timedelta(seconds=ask.duration_s),
-            failure=self._failures.pop(ask.ask_id, None),
+            failure=self._failures.pop(ask.ask_id, None) or (None if self._may_pull(body) else Failure.LOGIN),
             shows_left=self.quirks.first_shows_missing,
         )
         self.contracts[contract_id] = contract
@@ -304,6 +304,14 @@ class VastCloud(FakeCloud):
         self.ledger.open(contract.machine, contract.label or "", at=now, compute=NOTHING, storage=storage)
         self.at(contract.end_at, partial(self._expire, contract))
         return contract
+
+    def _may_pull(self, body: Mapping[str, Any]) -> bool:
+        """Whether the image is public, or `image_login` is the login that its registry takes."""
+        image = str(body.get("image") or "")
+        user, password = self.private.get(image, (None, None))
+        return user is None or shlex.split(str(body.get("image_login"))) == (
+            ["-u", user, "-p", password, image.partition("/")[0]]
+        )
 
     def _low_bid(self, ask: Ask, body: Mapping[str, Any]) -> Exception:
         text = f"error 400/3591: bid is below the current minimum of {ask.min_bid}"

@@ -30,6 +30,7 @@ class Failure(StrEnum):
 
     OCI = "failed to create task for container: OCI runtime create failed: runc create failed: exec format error"
     PULL = "Error response from daemon: manifest for image:tag not found: manifest unknown"
+    LOGIN = "Error response from daemon: Head of the manifest: unauthorized: authentication required"
     STUCK = "pulling layer 3/9"
 
 

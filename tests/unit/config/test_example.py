@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from spotd.config.credentials import InstalledPlugins
+from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.load import example_text, load, understand
 from spotd.config.model import SECTIONS
 from spotd.config.notify import NotifySection
@@ -31,7 +31,7 @@ def test_the_example_is_a_config_that_works_and_equals_the_defaults() -> None:
 
 def test_every_key_is_there_and_each_commented_one_is_right_once_uncommented() -> None:
     text = example_text()
-    uncommented = re.sub(r"^# (\w+ = \S.*|\[notify\.\w+\])$", r"\1", text, flags=re.MULTILINE)
+    uncommented = re.sub(r"^# (\w+ = \S.*|\[(?:notify|registries)\.\w+\])$", r"\1", text, flags=re.MULTILINE)
     data = tomllib.loads(uncommented)
     data["notify"]["phone"]["quiet"] = ["Sat,Sun"]  # the time zone beside it is of these
     data["store"]["url"] = "s3://bucket/prefix"  # beside a folder the keys of a bucket are refused
@@ -39,6 +39,7 @@ def test_every_key_is_there_and_each_commented_one_is_right_once_uncommented() -
     for name, model in SECTIONS.items():
         assert set(data[name]) >= set(model.model_fields)
     assert set(data["notify"]["phone"]) == set(NotifySection.model_fields)
+    assert set(data["registries"]["ghcr"]) == set(RegistrySection.model_fields)
     for plugin in InstalledPlugins().bundled():
         assert f"[providers.{plugin}]" in text
 

@@ -13,7 +13,7 @@ from spotd.api.app import api_routes
 from spotd.api.openapi import document
 from spotd.cli import client, daemon
 from spotd.config import load
-from spotd.config.credentials import InstalledPlugins
+from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.model import SECTIONS, ProviderSection
 from spotd_jobs.spec.keys import FILE_ORDER
 
@@ -67,6 +67,8 @@ def config() -> str:
             if name == "ceilings":
                 rows += [("`H100 = 2.60`", "", "A line for each GPU, by any of its usual names.")]
             yield from _table(("key", "default", "meaning"), rows)
+        yield from ("## [registries.NAME]", "", _plain(RegistrySection.__doc__ or ""), "")
+        yield from _table(("key", "default", "meaning"), _keys(RegistrySection.model_fields))
         yield from ("## [providers.NAME]", "", "Keys that every provider has.", "")
         yield from _table(("key", "default", "meaning"), _keys(ProviderSection.model_fields))
         found = InstalledPlugins()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import Bills, ChangesBids, GivesShell, KnowsAccount, KnowsBalance, ReadsLogs
 from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Offer, OfferPage
-from spotd_providers.testkit.harness import Harness, NotApplicable
+from spotd_providers.testkit.harness import LOGIN, Harness, NotApplicable
 from spotd_providers.testkit.serve import FOR_EVER, GATEWAY_ERROR, NOT_JSON, STRIKES, Call, Canned, Faults
 from spotd_providers.testkit.suite import an_offer, attempt, behaviour, buy_machine, expect, require_refusal
 
@@ -343,6 +343,7 @@ async def a_cloud_that_echoes_secrets_is_not_quoted(h: Harness, case: str) -> No
     offer = await an_offer(h)
     _, machine = await buy_machine(h, offer)
     echo = " ".join(h.secrets()).encode()
+    login = LOGIN if h.plugin.traits(h.settings()).private_images.available else None
     for status in (400, 401, 403, 404, 422, 500, 503):
         body = b'{"success":false,"error":"bad request: %s","message":"%s","msg":"%s","detail":"%s"}' % ((echo,) * 4)
         for call in Call:
@@ -350,7 +351,7 @@ async def a_cloud_that_echoes_secrets_is_not_quoted(h: Harness, case: str) -> No
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "offers": partial(h.provider.offers, h.query()),
             "instances": h.provider.instances,
-            "launch": partial(h.provider.launch, h.request(offer)),
+            "launch": partial(h.provider.launch, h.request(offer, login=login)),
             "terminate": partial(h.provider.terminate, machine.ref),
         }
         outcome = await attempt(h, calls[case])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -15,12 +16,17 @@ from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
     NO_GPU,
     CheckLine,
+    Instance,
+    InstanceState,
     Interruption,
+    Loss,
     Market,
     OfferQuery,
     Power,
+    RegistryLogin,
+    Secret,
 )
-from spotd_providers.testkit.harness import Harness, NotApplicable
+from spotd_providers.testkit.harness import LOGIN, PRIVATE_IMAGE, Harness, NotApplicable
 from spotd_providers.testkit.serve import FOR_EVER, NOTHING, STRIKES, Call
 from spotd_providers.testkit.suite import (
     BehaviourFailed,
@@ -31,8 +37,10 @@ from spotd_providers.testkit.suite import (
     buy_machine,
     expect,
     require_refusal,
+    the_machine,
 )
 
+LATE: Final = timedelta(minutes=10)
 NOT_JSON_NUMBERS: Final = ("NaN", "Infinity", "-Infinity")
 BAD_PRICES: Final = (
     *NOT_JSON_NUMBERS,
@@ -325,3 +333,80 @@ async def machines_outlive_the_provider(h: Harness) -> None:
     async with h.opened() as provider:
         found = await provider.find(key)
         expect([i.ref for i in found] == [instance.ref], f"found after reopening: {found!r}")
+
+
+# Private images: the login goes to the machine that needs it, and is shown nowhere.
+
+
+def _require_logins(h: Harness) -> None:
+    takes = h.plugin.traits(h.settings()).private_images
+    if not takes.available:
+        raise NotApplicable(takes.reason)
+    expect(takes.reason, "it says not who can read the password")
+
+
+async def _buy_private(h: Harness, login: RegistryLogin | None) -> Instance:
+    """Buy a machine with a private image, and wait until the provider had time to see how it started."""
+    h.make_private(PRIVATE_IMAGE, LOGIN)
+    h.logins = () if login is None else (login,)
+    key = h.key()
+    await h.provider.launch(h.request(await an_offer(h), key, image=PRIVATE_IMAGE, login=login))
+    await h.settle()
+    await h.provider.instances()
+    await h.advance(LATE)
+    await h.provider.offers(h.query())
+    return await the_machine(h, key)
+
+
+@behaviour()
+async def a_private_image_starts_with_its_login(h: Harness) -> None:
+    """A machine is given the login of its image's registry, and runs."""
+    _require_logins(h)
+    found = await _buy_private(h, LOGIN)
+    expect(found.state is InstanceState.RUNNING, f"with the right login the machine is {found.state}: {found.detail}")
+
+
+@behaviour(cases=("no login", "wrong password", "wrong name"))
+async def a_private_image_without_its_login_is_an_image_error(h: Harness, case: str) -> None:
+    """A machine that its registry refuses the image is lost by the image, in words that say it was refused."""
+    _require_logins(h)
+    login = {
+        "no login": None,
+        "wrong password": replace(LOGIN, password=Secret("canary-other-login-77")),
+        "wrong name": replace(LOGIN, username="other"),
+    }[case]
+    found = await _buy_private(h, login)
+    expect(found.loss is Loss.IMAGE_ERROR, f"the machine is {found.state}, lost by {found.loss}")
+    expect("unauthorized" in found.detail.lower(), f"its detail is {found.detail!r}")
+
+
+@behaviour()
+async def a_login_is_shown_nowhere(h: Harness) -> None:
+    """Machines, offers, check lines and the request itself hold no password; nor do logs and errors."""
+    _require_logins(h)
+    found = await _buy_private(h, LOGIN)
+    shown = [
+        repr(h.request(await an_offer(h), login=LOGIN)),
+        repr(found),
+        repr(await h.provider.instances()),
+        repr(await h.provider.check()),
+        repr(h.provider),
+    ]
+    if isinstance(h.provider, ReadsLogs):
+        shown.append(repr(await attempt(h, partial(h.provider.logs, found.ref, lines=100))))
+    expect(not any(LOGIN.password.reveal() in text for text in shown), "a password is shown")
+    # `run` searches errors, logs and URLs for it when the behaviour is over.
+
+
+@behaviour()
+async def a_login_that_cannot_be_passed_on_buys_nothing(h: Harness) -> None:
+    """A provider without this power refuses a launch with a login by its declared sentence."""
+    takes = h.plugin.traits(h.settings()).private_images
+    if takes.available:
+        raise NotApplicable("it takes logins")
+    if not h.plugin.traits(h.settings()).runs_images:
+        raise NotApplicable("it runs no images")
+    request = h.request(await an_offer(h), login=LOGIN)
+    error = await require_refusal(h, partial(h.provider.launch, request), NotSupported)
+    expect(takes.reason in str(error), f"{error} is not what it declares")
+    expect(not h.live(request.key) and h.launch_calls() == 0, "a machine was bought")

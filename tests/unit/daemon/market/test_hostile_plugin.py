@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from spotd.core.domain.states import JobState
+from spotd.daemon.log import HIDDEN, Redactor
 from spotd.daemon.market import plugin_values
 from spotd.daemon.market.guarded import _sane, guarded
 from spotd.service import main
@@ -23,6 +24,7 @@ from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
     CheckLine,
+    InstallId,
     Instance,
     InstanceId,
     InstanceRef,
@@ -526,6 +528,61 @@ def test_a_subclass_of_an_error_keeps_its_leafs_meaning() -> None:
         pass
 
     assert type(_sane(MyNoCapacity("sold out"))) is errors.NoCapacity
+
+
+def test_a_secret_that_a_provider_quotes_is_hidden_in_errors_machines_and_logs() -> None:
+    """Whatever an adapter does: a host may print the login with which its image was pulled."""
+    password = "canary-of-the-registry"
+    redactor = Redactor()
+    redactor.register([password])
+
+    class Quoting(Rich):
+        async def instances(self) -> Listing:
+            found = await super().instances()
+            return replace(found, instances=tuple(replace(i, detail=f"-p {password}") for i in found.instances))
+
+        async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+            return (await self.instances()).instances
+
+        async def launch(self, request: LaunchRequest) -> Launched:
+            if request.image == "refused":
+                raise errors.RequestRejected(f"no {password}", field="login", reason=password)
+            made = await super().launch(request)
+            return Launched(instance=replace(made.instance, detail=password))
+
+        async def logs(self, ref: InstanceRef, *, lines: int) -> list[str]:
+            return [f"docker login -p {password}"]
+
+    async def story() -> None:
+        clock = VirtualClock()
+        plugin = Quoting(clock)
+        shown = guarded(plugin, clock=clock, log=Log(), hide=redactor.clean)
+        request = LaunchRequest(
+            key=AttemptKey("spotd-lab-j1-1"),
+            install=InstallId("lab"),
+            offer=offer(),
+            price_max=MicroUsdPerHour(10**6),
+            image="scratch",
+            disk_gb=1,
+            start_script="",
+        )
+        made = await shown.launch(request)
+        with pytest.raises(errors.RequestRejected) as refused:
+            await shown.launch(replace(request, image="refused"))
+        assert isinstance(shown, ReadsLogs)
+        texts = [
+            repr(made),
+            repr(await shown.instances()),
+            repr(await shown.find(request.key)),
+            repr(await shown.logs(made.instance.ref, lines=5)),
+            f"{refused.value}{refused.value.reason}",
+        ]
+        assert len((await shown.instances()).instances) == 1
+        for text in texts:
+            assert password not in text
+            assert HIDDEN in text
+
+    anyio.run(story)
 
 
 GOOD_TRAITS = ProviderTraits(start_script_bytes_max=4096)

@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.provider import ProviderPlugin
-from spotd_providers.contract.values import AttemptKey, Balance, Market, MicroUsdPerHour, Offer, Power, micro_usd
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Balance,
+    Market,
+    MicroUsdPerHour,
+    Offer,
+    Power,
+    RegistryLogin,
+    micro_usd,
+)
 from spotd_providers.local.hosts import read_ledger, segments
 from spotd_providers.runpod.plugin import CAPABILITIES, PLUGIN
 from spotd_providers.runpod.wire import RunpodSettings
@@ -159,6 +168,9 @@ class RunpodHarness(Harness):
 
     def give_notice(self, machine_id: str) -> None:
         raise NotApplicable("RunPod stops pods without notice")
+
+    def make_private(self, image: str, login: RegistryLogin) -> None:
+        self.cloud.private[image] = (login.username, login.password.reveal())
 
     def set_state(self, machine_id: str, state: OddState) -> None:
         self.cloud.advance()

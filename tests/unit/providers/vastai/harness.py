@@ -19,6 +19,7 @@ from spotd_providers.contract.values import (
     MicroUsd,
     MicroUsdPerHour,
     Offer,
+    RegistryLogin,
     micro_usd,
 )
 from spotd_providers.local.hosts import read_ledger, segments
@@ -163,6 +164,9 @@ class VastHarness(Harness):
 
     def give_notice(self, machine_id: str) -> None:
         raise NotApplicable("vast.ai stops an outbid machine without notice")
+
+    def make_private(self, image: str, login: RegistryLogin) -> None:
+        self.cloud.private[image] = (login.username, login.password.reveal())
 
     def set_state(self, machine_id: str, state: OddState) -> None:
         contract = self.cloud.contracts[int(machine_id)]
