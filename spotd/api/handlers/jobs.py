@@ -53,11 +53,14 @@ from spotd.core.schedule import readers
 from spotd.daemon.commits import CrashPoint
 from spotd.daemon.grants.inputs import SecretsMissing
 from spotd.daemon.recovery_survey import survey_one
-from spotd.store import JobView, Reads
+from spotd.store import EventView, JobView, Reads
 from spotd_jobs.spec.keys import job_file
 from spotd_providers.contract.values import as_usd
 
 EVENTS_WITH_WHY: Final = 10
+CHECKPOINTS_WITH_WHY: Final = 30
+"""Events of checkpoints, which take no place from those of other kinds."""
+_NOT_OF_CHECKPOINTS: Final = ("job", "attempt", "machine", "bid", "launch", "outputs", "host")
 PLACED_KIND: Final = "attempt.intended"
 PLACED_MAX: Final = 5
 """Of so many attempts, the newest, `why` states why they ran where they did."""
@@ -266,9 +269,7 @@ class JobHandlers(ContextHandlers):
                 stage=self._stage(job),
                 placed=_placed_words(reads, job_id) if job.state.is_final else [],
                 failure=failure_response(job),
-                events=[
-                    event_response(item, job.name) for item in reads.newest_events(job_id=job_id, limit=EVENTS_WITH_WHY)
-                ],
+                events=[event_response(item, job.name) for item in _lately(reads, job_id)],
             )
 
         answer = await context.read(work)
@@ -411,6 +412,14 @@ class JobHandlers(ContextHandlers):
         job = await self._context.read(lambda reads: self._response(reads, job_id, reads.attempts_of(job_id)))
         await self._failures.complete([job])
         return job
+
+
+def _lately(reads: Reads, job_id: JobId) -> list[EventView]:
+    """Return the newest events, oldest first, and the checkpoints since the first of them."""
+    events = list(reads.newest_events(job_id=job_id, kinds=_NOT_OF_CHECKPOINTS, limit=EVENTS_WITH_WHY))
+    saved = reads.newest_events(job_id=job_id, kinds=("checkpoint",), limit=CHECKPOINTS_WITH_WHY)
+    first = events[0].seq if events else 0
+    return sorted([*events, *(one for one in saved if one.seq > first)], key=lambda one: one.seq)
 
 
 def _placed_words(reads: Reads, job: JobId) -> list[str]:

@@ -134,3 +134,13 @@ def test_an_exit_code_has_its_usual_meaning(code: int | None, output: list[str],
     assert meaning in found.meaning
     assert bool(meaning) == bool(found.meaning)
     assert step in found.step
+
+
+def test_checkpoints_leave_room_for_what_else_happened(failed: Ctl) -> None:
+    began = worlds.event(worlds.attempt(of=OLD), "attempt.intended", "renting 1 x H100 at local")
+    saves = [worlds.event(worlds.attempt(of=OLD), "checkpoint.accepted", f"checkpoint step-{n}") for n in range(40)]
+    failed.place.write(v.plan(began, *saves))
+    events = json.loads(failed("why", "old", "-o", "json").out)["why"]["events"]
+    assert any(one["message"] == began.message for one in events)
+    assert sum(one["kind"] == "checkpoint.accepted" for one in events) == 30
+    assert [one["id"] for one in events] == sorted(one["id"] for one in events)
