@@ -188,5 +188,5 @@ def events_page(page: Page) -> None:
         topics,
         "step",
         lambda events: events_view.matching_events(events, chosen.text, each=chosen.each),
-        lambda shown, _now: events_view.event_listing(shown),
+        lambda shown, _now: events_view.event_listing(shown, is_filtered=bool(chosen.text) or chosen.kind != ANY),
     )

@@ -158,5 +158,5 @@ def step_list(found: Sequence[EventStep], *, of_job: bool = False, empty: str) -
     return el("ol", *(step_line(one, of_job=of_job) for one in found), cls="events of-job" if of_job else "events")
 
 
-def event_listing(found: Sequence[EventStep]) -> Node:
-    return el("section", step_list(found, empty="No event matches."))
+def event_listing(found: Sequence[EventStep], *, is_filtered: bool = False) -> Node:
+    return el("section", step_list(found, empty="No event matches." if is_filtered else "Nothing has happened yet."))

@@ -283,6 +283,8 @@ def test_a_queue_that_is_empty_says_how_a_job_is_queued_and_a_filter_that_nothin
     assert "spotctl submit job.toml" in text_of(empty)
     assert [one[1]["href"] for one in nodes(empty) if not isinstance(one, str) and one[0] == "a"] == ["/submit"]
     assert text_of(jobs.listing([], NOW, is_filtered=True)) == "No job matches."
+    assert text_of(parts.event_listing([])) == "Nothing has happened yet."
+    assert text_of(parts.event_listing([], is_filtered=True)) == "No event matches."
     assert timeline(made.job(attempts=[]), [], NOW) == ({}, "")
 
 
