@@ -97,7 +97,9 @@ def _hide(exc: BaseException, secret: Secret) -> None:
 
 
 def _without(value: Any, text: str) -> Any:
-    return value.replace(text, "***") if isinstance(value, str) and text else value
+    if isinstance(value, str):
+        return value.replace(text, "***") if text else value
+    return "***" if text and text in repr(value) else value
 
 
 def _bounded(answer: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,7 +18,10 @@ LIST_LAG_DEFAULT: Final = timedelta(minutes=3)
 
 
 DOCKER_HUB: Final = "docker.io"
-_LOGIN_REFUSED: Final = ("unauthorized", "denied", "authentication required", "basic auth credentials", "docker login")
+_LOGIN_REFUSED: Final = re.compile(
+    r"unauthorized|(?<!permission )denied|authentication required|basic auth credentials|docker login", re.IGNORECASE
+)
+"""What registries and docker say. `permission denied` is said of a program in the image, too."""
 
 
 def registry_server(image: str) -> str:
@@ -158,8 +162,7 @@ class Policy(UserLimits):
 
     def words_of_login(self, image: str, detail: str) -> str:
         """Return what to mend where a registry refused to give this image; empty where it did not."""
-        said = detail.lower()
-        if not any(words in said for words in _LOGIN_REFUSED):
+        if _LOGIN_REFUSED.search(detail) is None:
             return ""
         server = registry_server(image)
         registry = self.registries.get(server)

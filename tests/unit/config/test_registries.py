@@ -10,6 +10,7 @@ import pytest
 from spotd.config.credentials import InstalledPlugins
 from spotd.config.load import Loaded, load, understand
 from spotd.config.values import ConfigError
+from spotd.daemon.policy import changes
 from spotd.service.main import load_settings
 
 GOOD = {"server": "ghcr.io", "username": "me", "password": {"env": "TOKEN"}}
@@ -119,3 +120,17 @@ def test_the_daemon_knows_the_login_hides_it_and_says_what_it_lacks(tmp_path: Pa
     without = load_settings(path, {**folders, "TOKEN": ""})
     assert not without.logins
     assert without.registries["ghcr.io"].error.startswith("[registries.ghcr] password: the environment variable TOKEN")
+
+
+def test_a_reload_takes_a_changed_password_or_registry_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(TABLE)
+    path.chmod(0o600)
+    folders = {"STATE_DIRECTORY": str(tmp_path / "state"), "RUNTIME_DIRECTORY": str(tmp_path / "run")}
+    before = load_settings(path, {**folders, "TOKEN": PASSWORD})
+    assert changes(before, load_settings(path, {**folders, "TOKEN": PASSWORD})) == ([], [])
+    after = load_settings(path, {**folders, "TOKEN": f"{PASSWORD}-2"})
+    assert changes(before, after) == (["the logins of [registries]"], [])
+    path.write_text("")
+    gone = load_settings(path, {**folders, "TOKEN": PASSWORD})
+    assert changes(before, gone) == (["[registries]", "the logins of [registries]"], [])

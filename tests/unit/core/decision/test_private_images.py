@@ -133,8 +133,9 @@ def test_a_refusal_without_a_login_says_how_to_add_one() -> None:
     assert 'add a login with server = "ghcr.io" as [registries.NAME]' in reason
 
 
-def test_another_error_of_an_image_says_nothing_of_logins() -> None:
-    assert ended(policy(), "manifest unknown")[2] == "manifest unknown"
+@pytest.mark.parametrize("said", ["manifest unknown", "exec /bin/sh: Permission denied", ""])
+def test_another_error_of_an_image_says_nothing_of_logins(said: str) -> None:
+    assert ended(policy(), said)[2] == said
 
 
 def test_a_login_that_is_refused_three_times_in_a_row_fails_the_job() -> None:
