@@ -50,6 +50,7 @@ class Needs:
 
     Attributes:
         url_bytes: what each machine reads elsewhere than of the store, a part of what it restores.
+        data_bytes: how large the datasets are that each machine waits for; 0 where it does not matter how long.
     """
 
     disk_gb: int
@@ -58,6 +59,7 @@ class Needs:
     store_bytes_per_hour: int | None = None
     """Of what is restored; `None` is all."""
     url_bytes: int = 0
+    data_bytes: int = 0
 
 
 def needs_of(job: Job, policy: Policy) -> Needs:
@@ -72,6 +74,7 @@ def needs_of(job: Job, policy: Policy) -> Needs:
         restore_bytes_per_hour=per_hour(restored, stay) if restored else 0,
         store_bytes_per_hour=per_hour(restored - elsewhere, stay) if elsewhere else None,
         url_bytes=elsewhere,
+        data_bytes=bytes_within(job.data_bytes),
     )
 
 

@@ -161,7 +161,7 @@ class CandidateCatalogue:
 
     def by_price(self, offers: RankedOffers) -> RankedOffers:
         """Return the same offers as they rank by price, and by the little that their providers state of them."""
-        return self.list_for(replace(offers.key, terms=None))
+        return self.list_for(replace(offers.key, terms=None, needs=replace(offers.key.needs, data_bytes=0)))
 
     def key_of(self, job: Job) -> RequirementKey:
         """Return what of the job decides which offers fit, what they cost it and how they rank."""

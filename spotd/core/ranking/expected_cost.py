@@ -44,6 +44,7 @@ from spotd.core.pricing import (
     quote_words,
     restore_per_hour,
     total_per_hour,
+    transfer_time,
     usual_bid,
 )
 from spotd.core.ranking.remaining_work import UNKNOWN, Kind, Speeds, speeds_of
@@ -86,7 +87,7 @@ class Expectation:
     Attributes:
         hazard_ppm: losses in a million machine hours.
         loss: machine time that a loss costs.
-        risk_ppm: what losses add to the price, in millionths of it.
+        risk_ppm: what losses, and the time in which data is read, add to the price, in millionths of it.
         premium_ppm: the same with scarcity and the host's own faults.
         restores: what restores cost per hour beyond what is in the price.
         speed_ppm: hours of work at speed 1.0 in an hour of the machine, in millionths.
@@ -151,7 +152,7 @@ class Costing:
     def expect(self, offer: Offer, needs: Needs, terms: CostTerms) -> Expectation:
         """Return what is expected of the offer for a job of these needs and terms."""
         hazard, loss = self.hazards.of(offer), self.loss(offer.provider, terms)
-        risk = hazard * (loss // _TICK) // _HOUR_TICKS
+        risk = hazard * (loss // _TICK) // _HOUR_TICKS + self._waits_ppm(needs, offer.download_mbps, hazard)
         malus = malus_ppm(self.experience, offer.provider, offer.host_id, self.now)
         return Expectation(
             hazard_ppm=hazard,
@@ -182,6 +183,14 @@ class Costing:
         beyond = restore_per_hour(offer, needs) * max(0, losses - PPM) // PPM
         return min(HOURLY_MAX, read + beyond)
 
+    def _waits_ppm(self, needs: Needs, download_mbps: float | None, hazard_ppm: int) -> int:
+        """Return how much of the time that is paid for goes by while data is read, against the work of a stay."""
+        if not needs.data_bytes:
+            return 0
+        took = transfer_time(needs.data_bytes, download_mbps)
+        stay = max(self.policy.expected_stay, timedelta(minutes=1))
+        return (took // _TICK) * max(PPM, self._in_a_stay(hazard_ppm)) // (stay // _TICK)
+
     def reads_store(self, needs: Needs) -> bool:
         """Whether what such a job reads of the store costs anything, at some host."""
         return bool(needs.restore_bytes_per_hour and self.policy.egress.highest)
@@ -203,7 +212,7 @@ class Costing:
         hazard = self.hazards.highest
         loss = max((self.loss(provider, terms) for provider in providers), default=USUAL_LOSS)
         beyond = max(0, self._in_a_stay(hazard) - PPM) if needs.restore_bytes_per_hour else 0
-        risk = hazard * (loss // _TICK) // _HOUR_TICKS
+        risk = hazard * (loss // _TICK) // _HOUR_TICKS + self._waits_ppm(needs, None, hazard)
         return SCARCITY_PPM_MAX + risk + self._malus_max + beyond
 
     @cached_property
@@ -260,7 +269,7 @@ class RankedOffers:
         costing: Costing,
     ) -> None:
         self.key = key
-        self.is_by_price = key.terms is None
+        self.is_by_price = key.terms is None and not key.needs.data_bytes
         self.terms = USUAL if key.terms is None else key.terms
         self._knows_speeds = self.terms.speeds.is_known
         self.costing = costing

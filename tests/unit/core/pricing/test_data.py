@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,10 +17,11 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.plan import applied
 from spotd.core.pricing import egress_cost, egress_per_hour, needs_of, quote, restore_time
+from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.cost_words import data_words
 from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import DataSource
-from spotd_providers.contract.values import MicroUsdPerGb
+from spotd_providers.contract.values import MicroUsdPerGb, Offer
 from tests.unit.core.builders import NOW, job, market, offer, report, shop_policy, world_with
 
 GB = 10**9
@@ -135,3 +137,42 @@ def test_the_receipt_of_a_url_has_no_egress() -> None:
         assert ended.restored_bytes == 100 * GB
         costs.append(egress_cost(ended.quote, ended.restored_bytes))
     assert costs == [9_000_000, 0]
+
+
+def launched_among(one: Job, *offers: Offer) -> Offer:
+    world = World(policy=shop_policy(), jobs={one.id: one}, attempts={}, intents={})
+    (launched,) = decide(world, market(*offers), NOW).attempts.values()
+    return launched.quote.offer
+
+
+def test_the_time_of_the_download_is_paid_for_and_enters_the_ranking() -> None:
+    slow = offer("slow", price=300_000, download_mbps=100.0)
+    fast = offer("fast", price=330_000, download_mbps=4000.0)
+    assert launched_among(job(), slow, fast).offer_id == "slow"
+    # 500 GB take 5.6 hours at 25 MB/s, nearly as long as a usual stay, and 33 minutes at 250 MB/s.
+    assert launched_among(with_data(job(), 500 * GB), slow, fast).offer_id == "fast"
+    assert (
+        launched_among(with_data(job(), 500 * GB), slow, offer("fast", price=900_000, download_mbps=4000.0)).offer_id
+        == "slow"
+    )
+    assert launched_among(from_url(job(), 500 * GB), slow, fast).offer_id == "fast"
+    assert launched_among(with_data(job(), GB), slow, fast).offer_id == "slow"
+
+
+def test_however_many_offers_there_are_the_best_for_the_data_is_found() -> None:
+    draw = random.Random(5)
+    offers = [
+        offer(f"o{n}", price=300_000 + draw.randrange(900_000), download_mbps=draw.choice([None, 50.0, 900.0, 9000.0]))
+        for n in range(60)
+    ]
+    one, policy = with_data(job(), 700 * GB), replace(shop_policy(), egress=S3)
+    world = World(policy=policy, jobs={one.id: one}, attempts={}, intents={})
+    catalogue = CandidateCatalogue(world, market(*offers), NOW)
+    ranked = catalogue.list_for(catalogue.key_of(one))
+    while ranked.at(len(ranked.entries)) is not None:
+        pass
+    totals = [catalogue.ranked_total(ranked, found) for found in ranked.entries]
+    assert len(totals) == 60
+    assert totals == sorted(totals)
+    (launched,) = decide(world, market(*offers), NOW).attempts.values()
+    assert launched.quote.offer == ranked.entries[0]
