@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,13 @@ from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.requests import FolderContent, utc_text
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, StateConflict
 from spotd.api.schemas.jobs import DatasetResponse
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
+from spotd.core.plan import Plan
 from spotd.daemon.datasets import BadDataset, Content, Dataset, Datasets, Incomplete
 from spotd.daemon.urls import UrlRefused
+from spotd.store import Reads
 from spotd.words import count
 from spotd_jobs.spec.keys import DATA_SCHEME
 from spotd_jobs.spec.model import DataSource, JobSpec
@@ -121,13 +126,20 @@ class DataHandlers(ContextHandlers):
         found = await self._context.stored(lambda: self._datasets.named(name))
         if found is None:
             raise NotFound(f"there is no dataset {name!r}", hint="spotctl data ls")
-        response = _response(found, self._context.world())
-        if response["jobs"]:
-            jobs = ", ".join(response["jobs"][:5])
-            raise StateConflict(
-                f"the dataset {name} is read by {count(len(response['jobs']), 'unfinished job')}: {jobs}",
-                hint="cancel them, or wait until they have ended",
-            )
+        answers: list[DatasetResponse] = []
+
+        def decide(_reads: Reads, world: World, _now: datetime) -> Plan:
+            # The world of this very transaction: that of the newest cycle lacks jobs that were queued since.
+            answers.append(_response(found, world))
+            if jobs := answers[-1]["jobs"]:
+                raise StateConflict(
+                    f"the dataset {name} is read by {count(len(jobs), 'unfinished job')}: {', '.join(jobs[:5])}",
+                    hint="cancel them, or wait until they have ended",
+                )
+            return Plan()
+
+        await self._context.commit(decide)
+        response = answers[-1]
         await self._context.stored(lambda: self._datasets.forget(name))
         self._context.log.info("data.forgotten", name=name, sha256=found.sha256)
         return response
@@ -183,6 +195,25 @@ def _content_of(datasets: Datasets, one: DataSource, content: FolderContent | No
         return f"the folder {one.source} was not sent", FOLDER_HINT
     stored = datasets.stored(content.sha256)
     return stored if stored is not None else (f"the folder {one.source} is not stored completely", "submit it again")
+
+
+def gone(datasets: Datasets, jobs: Iterable[Job]) -> dict[JobId, str]:
+    """Return for which of these jobs the store lacks data, and which; what it has is kept for `KEPT` from now on.
+
+    Raises:
+        StoreError
+    """
+    read: dict[str, bool] = {}
+    found: dict[JobId, str] = {}
+    for job in jobs:
+        for one in job.spec.data:
+            if one.is_url or one.sha256 is None:
+                continue
+            if one.sha256 not in read:
+                read[one.sha256] = datasets.stored(one.sha256) is not None
+            if not read[one.sha256]:
+                found[job.id] = one.source
+    return found
 
 
 def _response(dataset: Dataset, world: World) -> DatasetResponse:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from spotd.api.handlers.context import ContextHandlers, HandlerContext, find_array, get_job
+from spotd.api.handlers.data import gone
 from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.plans import require_due_later
 from spotd.api.handlers.render import (
@@ -320,7 +321,7 @@ class JobHandlers(ContextHandlers):
 
         Raises:
             StateConflict: it is not final, or succeeded and `anyway` is not set, or its secrets are gone, or it was
-                due at an instant that has passed.
+                due at an instant that has passed, or data that it reads is not in the store any more.
             ApiUnavailable: the checkpoint store does not answer.
             OverBudget: what is left of its budget buys nothing of use.
         """
@@ -352,6 +353,8 @@ class JobHandlers(ContextHandlers):
             return 0, refusals
         policy = context.policy.current
         # The state may be older than the store, which is asked at a start only about jobs that were not over.
+        # Here, and not in the transaction: from now on no garbage collection takes what they read.
+        lacking = await context.stored(lambda: gone(context.datasets, due))
         surveys = await context.stored(lambda: [survey_one(context.objects, policy, job, now) for job in due])
         refused: list[StateConflict | OverBudget] = []
 
@@ -367,6 +370,7 @@ class JobHandlers(ContextHandlers):
                     if job.name in names:
                         require_free_names(world, {job.name})
                     _require_no_readers(chained, job)
+                    _require_data(job, lacking.get(job.id))
                     self._refuse_used_up(world, newest, now)
                 except (StateConflict, OverBudget) as refusal:
                     refused.append(refusal)
@@ -472,6 +476,17 @@ def require_free_names(world: World, names: Collection[str], array: str = "") ->
 def _name_taken(sentence: str, ref: JobId) -> StateConflict:
     hint = f"wait for it, cancel it (spotctl cancel {ref}), or give this one another name"
     return StateConflict(f"{sentence} ({ref})", hint=hint)
+
+
+def _require_data(job: Job, lacking: str | None) -> None:
+    """Check that the store lacks nothing that the job reads.
+
+    Raises:
+        StateConflict: it lacks this.
+    """
+    if lacking is not None:
+        hint = "store the same content again with spotctl data put NAME DIR, or submit the job again"
+        raise StateConflict(f"the data {lacking} is not in the store any more, and {job.name} reads it", hint=hint)
 
 
 def _require_no_readers(others: Iterable[Job], job: Job) -> None:

@@ -163,3 +163,31 @@ def test_garbage_collection_goes_on_while_a_job_reads_a_url(ctl: Ctl, tmp_path: 
     assert ctl("submit", with_url(ctl, tmp_path, lambda url: 1), "-y").code == 0
     assert len(world(ctl).jobs) == 1
     assert read_by_jobs(world(ctl)) == frozenset()
+
+
+def test_a_dataset_that_was_submitted_a_moment_ago_is_read(ctl: Ctl, tmp_path: Path) -> None:
+    assert ctl("data", "put", "set", "set").code == 0
+    seen = ctl.place.handlers.context.world()
+    assert ctl("submit", job_file(tmp_path, "set"), "-y").code == 0
+    assert ctl.place.handlers.context.world() is seen  # no cycle has run since
+    refused = ctl("data", "rm", "set", "-y")
+    assert "read by 1 unfinished job" in refused.err
+    assert ctl("cancel", "reads", "-y").code == 0
+    assert ctl("data", "rm", "set", "-y").code == 0
+
+
+def test_a_retry_is_refused_once_the_data_is_gone_and_keeps_it_before(ctl: Ctl, tmp_path: Path) -> None:
+    assert ctl("submit", job_file(tmp_path, "./set"), "-y").code == 0
+    datasets, now = ctl.place.handlers.context.datasets, datetime.now(tz=UTC) + timedelta(days=400)
+    assert ctl("cancel", "reads", "-y").code == 0
+    datasets.collect((), now)
+    assert ctl("retry", "reads").code == 0
+    datasets.collect((), now + KEPT)  # by a world that lacks the job
+    assert chunks(ctl)
+    assert ctl("cancel", "reads", "-y").code == 0
+    datasets.collect((), now + 2 * KEPT)
+    assert not chunks(ctl)
+    refused = ctl("retry", "reads")
+    assert refused.code != 0
+    assert f"the data {tmp_path}/set is not in the store any more" in refused.err
+    assert "spotctl data put" in refused.err

@@ -174,5 +174,7 @@ def test_however_many_offers_there_are_the_best_for_the_data_is_found() -> None:
     totals = [catalogue.ranked_total(ranked, found) for found in ranked.entries]
     assert len(totals) == 60
     assert totals == sorted(totals)
+    prices = [catalogue.quote_at(ranked, index).price.total for index in range(60)]
+    assert all(total <= ranked.highest_rank(price) for total, price in zip(totals, prices, strict=True))
     (launched,) = decide(world, market(*offers), NOW).attempts.values()
     assert launched.quote.offer == ranked.entries[0]
