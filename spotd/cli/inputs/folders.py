@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from spotd.cli import stderr
 from spotd.cli.entry import CommandFailed
 from spotd.client.daemon import Daemon
+from spotd.words import count, size_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.bodies import FolderBody
@@ -47,7 +48,8 @@ def store_folders(daemon: Daemon, measured: dict[str, FolderBody]) -> dict[str, 
     """
     stored: dict[str, FolderBody] = {}
     for folder in measured:
-        made, _ = store_folder(Path(folder), daemon, daemon.store_dataset)
+        made, sent = store_folder(Path(folder), daemon, daemon.store_dataset)
+        stderr.note(f"stored {count(made['files'], 'file')}, {size_text(made['bytes'])}; sent {size_text(sent)} of it")
         stored[folder] = {"bytes": made["bytes"], "files": made["files"], "sha256": made["sha256"]}
     return stored
 

@@ -64,7 +64,8 @@ def test_a_plan_states_how_large_a_folder_is_and_sends_nothing(ctl: Ctl, tmp_pat
 
 
 def test_a_submitted_job_reads_what_its_folder_held(ctl: Ctl, tmp_path: Path) -> None:
-    assert ctl("submit", job_file(tmp_path, "./set"), "-y").code == 0
+    submitted = ctl("submit", job_file(tmp_path, "./set"), "-y")
+    assert "stored 2 files, 2.0 kB; sent 2.0 kB of it" in submitted.err
     (job,) = world(ctl).jobs.values()
     (one,) = job.spec.data
     assert (one.source, one.bytes, one.files) == (f"{tmp_path}/set", 2000, 2)
