@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from spotd.core.billing import meter_traffic
 from spotd.core.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt, ExitCause
 from spotd.core.domain.intents import JobId, Meter
-from spotd.core.domain.jobs import Checkpoint
+from spotd.core.domain.jobs import MOVED_MAX, Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.metering import job_spent, spent, spent_on_day
 from spotd.core.plan import applied
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, MicroUsdPerGb, MicroUsdPerHour, cost
@@ -229,3 +231,13 @@ def test_traffic_that_is_booked_does_not_stand_for_the_time_of_a_machine_that_no
     ended = report(seq=6, phase="done", stored_bytes=30 * GB, exit_cause=ExitCause.FINISHED, exit_code=0)
     world = applied(world, reconcile(world, {}, ended, NOW))
     assert the(world).meter.settled > 300_000 + cost(RATE, 9 * MINUTE)
+
+
+def test_what_was_restored_is_never_less_than_before_and_what_is_uploaded_has_a_bound() -> None:
+    world = uploading()
+    item = replace(the(world), restored_bytes=7 * GB, uploaded_bytes=MOVED_MAX - GB)
+    [heard] = report(seq=9, phase="run", checkpoints=(saved(9, 50, NOW),), restored_bytes=0).values()
+    builder = PlanBuilder(replace(world, attempts={item.id: item}), NOW)
+    meter_traffic(builder, item.id, heard)
+    after = builder.attempt(item.id)
+    assert (after.restored_bytes, after.uploaded_bytes) == (7 * GB, MOVED_MAX)

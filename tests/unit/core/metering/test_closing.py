@@ -12,7 +12,7 @@ from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering import closing_words, settled, spent
+from spotd.core.metering import closing_words, is_estimate, settled, spent
 from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import cancel
@@ -196,3 +196,10 @@ def test_a_credit_invents_no_savings_either() -> None:
     after = builder.attempt(item.id)
     assert (after.meter.settled, after.on_demand_settled) == (0, 0)
     assert after.machine is not MachineState.GONE
+
+
+@pytest.mark.parametrize(("billed", "cost", "estimated"), [(None, 1, True), (None, 0, False), (1, 1, False)])
+def test_what_cost_nothing_or_is_billed_is_no_estimate(billed: int | None, cost: int, *, estimated: bool) -> None:
+    [item] = world_with(AttemptState.RUNNING).attempts.values()
+    item = replace(item, billed=None if billed is None else MicroUsd(billed))
+    assert is_estimate(item, MicroUsd(cost)) is estimated
