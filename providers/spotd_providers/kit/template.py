@@ -25,6 +25,7 @@ import anyio
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
+    NotSupported,
     OutcomeUnknown,
     PriceMoved,
     ProviderError,
@@ -75,6 +76,8 @@ class ProviderTemplate(ABC):
     who: ClassVar[str]
     machine: ClassVar[str] = "instance"
     """The provider's word for a machine."""
+    no_login: ClassVar[str] = ""
+    """Why no login of a registry is taken, as `ProviderTraits.private_images` says it; empty where one is."""
     ids: ClassVar[re.Pattern[str]] = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
     def __init__(self, services: Services) -> None:
@@ -113,12 +116,15 @@ class ProviderTemplate(ABC):
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """Buy one machine at no more than the agreed price, and check what was bought."""
+        if request.login is not None and self.no_login:
+            raise NotSupported(self.no_login)
         if request.offer.gpu_price > request.price_max:
             raise PriceMoved(f"{self.who} sells at list price only, and that is above what was agreed")
         instance = await self._buy(request)
-        self._own(instance.ref)
-        self._not_shown_yet[instance.ref.instance_id] = self._services.clock.now()
-        _bound(self._not_shown_yet)
+        self._own(instance)
+        if instance.price is None:  # the answer only names it
+            self._not_shown_yet[instance.ref.instance_id] = self._services.clock.now()
+            _bound(self._not_shown_yet)
         return Launched(instance=await self._confirmed(instance, request))
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
@@ -128,7 +134,9 @@ class ProviderTemplate(ABC):
         listing = await self.instances()
         found = tuple(i for i in listing.instances if i.key == key and i.state is not InstanceState.GONE)
         if not found and not listing.complete:
-            raise Unavailable(f"{self.who}'s list of machines is incomplete, so it does not prove that {key} is absent")
+            raise Unavailable(
+                f"{self.who}'s list of {self.machine}s is incomplete, so it does not prove that {key} is absent"
+            )
         return found
 
     async def instances(self) -> Listing:
@@ -142,7 +150,7 @@ class ProviderTemplate(ABC):
             instance = None if key is None else self._machine(raw, key)
             if instance is not None:
                 found[instance.ref.instance_id] = instance
-                self._own(instance.ref)
+                self._own(instance)
                 self._not_shown_yet.pop(instance.ref.instance_id, None)
             elif key is not None:
                 rejected.append(Rejected(offer_id=str(key), reason="its row names no machine"))
@@ -151,7 +159,7 @@ class ProviderTemplate(ABC):
         for instance in found.values():
             await self._confirm_listed(instance)
         return Listing(
-            instances=tuple(found.values()),
+            instances=await self._explained(tuple(found.values())),
             complete=whole and not rejected,
             at=self._services.clock.now(),
             rejected=listed_reasons(rejected),
@@ -210,6 +218,17 @@ class ProviderTemplate(ABC):
         digest = hashlib.sha256((self._services.credential or "").encode()).hexdigest()
         return f"key {digest[:KEY_NAME_DIGITS]}"
 
+    async def _explained(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        """Return the listed machines with what only further requests show of them; none by default."""
+        return instances
+
+    def _price_limit(self, request: LaunchRequest) -> int:
+        """Return the most that a machine may be shown to cost, in micro-dollars per hour.
+
+        The same price comes once as a sum and once as a product: a float's last digit for each GPU is no rise.
+        """
+        return request.price_max + request.offer.gpu_count
+
     async def _require_ours(self, ref: InstanceRef) -> None:
         """Require that a machine carries our label, or is not shown at all.
 
@@ -231,9 +250,9 @@ class ProviderTemplate(ABC):
                 reason="not ours",
             )
 
-    def _own(self, ref: InstanceRef) -> None:
+    def _own(self, instance: Instance) -> None:
         """Remember that a machine carries our label, so that it may be ended without another read."""
-        self._ours.setdefault(ref.instance_id, self._services.clock.now())
+        self._ours.setdefault(instance.ref.instance_id, self._services.clock.now())
         _bound(self._ours)
 
     async def _confirmed(self, instance: Instance, request: LaunchRequest) -> Instance:
@@ -277,16 +296,12 @@ class ProviderTemplate(ABC):
         del self._unconfirmed[instance.ref.instance_id]
 
     def _fault(self, instance: Instance, request: LaunchRequest) -> ProviderError | None:
-        """Return what is wrong with a purchase, as an error; `None` if it is what was agreed.
-
-        The same price comes once as a sum and once as a product: a float's last digit for each GPU is no rise.
-        """
+        """Return what is wrong with a purchase, as an error; `None` if it is what was agreed."""
         if instance.market is not None and instance.market is not request.offer.market:
             return ContractViolation(
                 f"{self.who} sold {instance.ref.instance_id} {instance.market} though {request.offer.market} was asked"
             )
-        allowed = request.price_max + request.offer.gpu_count
-        if instance.price is not None and instance.price > allowed:
+        if instance.price is not None and instance.price > self._price_limit(request):
             asked, agreed = instance.price / MICRO, request.price_max / MICRO
             return PriceMoved(f"{self.who} charges ${asked:.4f}/h where ${agreed:.4f}/h was agreed")
         return None

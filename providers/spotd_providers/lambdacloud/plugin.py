@@ -58,6 +58,7 @@ SCRIPT_BYTES_MAX: Final = 200_000
 USER_DATA_BYTES_MAX: Final = 1_000_000
 NAME_CHARS_MAX: Final = 64
 SSH_USER: Final = "ubuntu"
+NO_LOGIN: Final = "Lambda takes a login only in the user data, which every process of the machine may read"
 
 _NO_SHELL: Final = "name your ssh key at Lambda in providers.lambda.ssh_key, and machines that start afterwards have it"
 _MISSING: Final[Mapping[Power, str]] = {
@@ -81,6 +82,7 @@ class LambdaProvider(ProviderTemplate):
 
     name = PROVIDER
     who = WHO
+    no_login = NO_LOGIN
 
     def __init__(self, client: RestClient, settings: LambdaSettings, services: Services) -> None:
         super().__init__(services)
@@ -277,6 +279,7 @@ def _traits(settings: LambdaSettings) -> ProviderTraits:
         # A machine of eight GPUs was seen to boot for twenty minutes, and then pulls the image.
         provision_timeout=timedelta(minutes=40),
         hosts_share_filesystem=is_loopback(settings.base_url),
+        private_images=Capability(available=False, reason=NO_LOGIN),
         bills_from_running=True,
         bills_by=timedelta(minutes=1),
     )

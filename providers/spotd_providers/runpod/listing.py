@@ -1,8 +1,4 @@
-"""The pods that RunPod lists as ours, and whether the list is complete.
-
-Absence is only ever concluded from a complete listing, so everything doubtful makes it incomplete: a later page that
-fails or is promised without a cursor, a cursor that repeats, a row that cannot be attributed.
-"""
+"""The pods that RunPod lists: what a row says, why a pod does not start, and what it was billed."""
 
 from __future__ import annotations
 
@@ -26,7 +22,6 @@ from spotd_providers.contract.values import (
     InstanceId,
     InstanceRef,
     InstanceState,
-    Listing,
     Loss,
     Market,
     MicroUsdPerHour,
@@ -34,10 +29,10 @@ from spotd_providers.contract.values import (
     RegistryLogin,
     micro_usd,
 )
-from spotd_providers.kit.calls import PAGES_MAX, Page, all_pages
+from spotd_providers.kit.calls import PAGES_MAX
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import charges_of, require_few_charges, row_or_none
-from spotd_providers.kit.text import CONSOLE_LINES, clean, key_of, quote_safely, start_complaint, write_atomically
+from spotd_providers.kit.text import CONSOLE_LINES, clean, quote_safely, start_complaint, write_atomically
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.offers import PROVIDER
 from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, RunpodRefused, says
@@ -239,7 +234,7 @@ class StoredLogins:
         return [
             (row["id"], row["name"])
             for row in rows
-            if _is_id(row.get("id")) and isinstance(row.get("name"), str) and row["name"].startswith(self._prefix)
+            if is_id(row.get("id")) and isinstance(row.get("name"), str) and row["name"].startswith(self._prefix)
         ]
 
     def _name(self, login: RegistryLogin) -> str:
@@ -258,48 +253,18 @@ SYSTEM_LINES: Final = 50
 CONSOLE_SUSPECT_AFTER: Final = timedelta(minutes=2)
 
 
-class PodListing:
-    """Listings of one account, with what was learned from them so far.
+class PodLosses:
+    """Why pods do not start, read from their logs: RunPod's rows do not say so."""
 
-    Attributes:
-        ours: pods that carry our name, which may be deleted without another read.
-    """
-
-    def __init__(self, client: RunpodClient, services: Services, pod_keys: PodKeys) -> None:
+    def __init__(self, client: RunpodClient, services: Services) -> None:
         self._client = client
         self._services = services
-        self._pod_keys = pod_keys
-        self.ours: set[InstanceId] = set()
         self._image_checks: dict[str, tuple[datetime, str]] = {}
         self._started: dict[str, datetime] = {}
         self._console_due: set[str] = set()
         self._complaints: dict[str, str] = {}
 
-    def own(self, instance: Instance) -> None:
-        self.ours.add(instance.ref.instance_id)
-        self._pod_keys.record(instance.ref.instance_id, instance.key)
-
-    async def read(self) -> Listing:
-        """Return every machine under our install label, all pages.
-
-        Raises:
-            AuthFailed, RateLimited, Unavailable: the first page could not be read.
-        """
-
-        async def page(cursor: str | None) -> Page:
-            answer = await self._client.pod_page(cursor=cursor)
-            following = answer.pagination
-            return answer.pods, following.cursor or "" if following is not None and following.goes_on else None
-
-        raw, whole = await all_pages(page)
-        rows: dict[str, Instance] = {}
-        complete = self._attribute(raw, rows) and whole
-        for instance in rows.values():
-            self.own(instance)
-        at = self._services.clock.now()
-        return Listing(instances=await self._explain_losses(tuple(rows.values())), complete=complete, at=at)
-
-    async def _explain_losses(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    async def explain(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
         """Explain all at once: each may have to read a log, and no loss may wait for the logs of the others."""
         found: dict[int, Instance] = {}
 
@@ -311,23 +276,7 @@ class PodListing:
                 group.start_soon(explain, number, instance, name=f"runpod.explain:{instance.ref.instance_id}")
         return tuple(found[number] for number in range(len(instances)))
 
-    def _attribute(self, page: Sequence[Any], rows: dict[str, Instance]) -> bool:
-        """Add the machines that are ours to `rows`; return whether every row could be attributed."""
-        whole = True
-        for raw in page:
-            row = row_or_none(PodRow, raw)
-            name = raw.get("name") if isinstance(raw, dict) else None
-            key = key_of(name, self._services.install)
-            if row is not None and key is not None:
-                rows[row.id] = as_instance(row, key)
-                self._note_start(row)
-            elif row is None and isinstance(raw, dict) and key is not None and _is_id(raw.get("id")):
-                rows.setdefault(raw["id"], unreadable(raw["id"], key))
-            elif row is None or not isinstance(name, str):
-                whole = False
-        return whole
-
-    def _note_start(self, row: PodRow) -> None:
+    def note_start(self, row: PodRow) -> None:
         """Mark its console to be read, if the pod stopped, was restarted, or is a few minutes old.
 
         RunPod starts a container whose process ends again and again and calls it RUNNING all the time.
@@ -384,7 +333,7 @@ class PodListing:
         return complaint
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 128
 
 

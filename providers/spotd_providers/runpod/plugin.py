@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from spotd_providers.contract.errors import (
     AuthFailed,
-    OutcomeUnknown,
-    PriceMoved,
     ProviderError,
-    RequestRejected,
     Unavailable,
 )
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     HOURS_PER_STORAGE_MONTH,
-    MICRO,
     AttemptKey,
     Capability,
     CheckLine,
     Instance,
     InstanceRef,
-    InstanceState,
-    Launched,
     LaunchRequest,
-    Listing,
     Market,
     OfferPage,
     OfferQuery,
     Power,
     ProviderCharge,
     ShellAddress,
-    micro_usd,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
-from spotd_providers.kit.calls import check_line, clock_line
+from spotd_providers.kit.calls import Page
 from spotd_providers.kit.http import AnswerLost, HttpAnswer, open_http
 from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.template import Check, ProviderTemplate, clock_lines, examine
 from spotd_providers.kit.text import clean, key_of
 from spotd_providers.runpod.client import RunpodClient
-from spotd_providers.runpod.listing import PodKeys, PodListing, StoredLogins, as_instance, charges_between, ref_of
+from spotd_providers.runpod.listing import (
+    PodKeys,
+    PodLosses,
+    StoredLogins,
+    as_instance,
+    charges_between,
+    is_id,
+    unreadable,
+)
 from spotd_providers.runpod.offers import (
     DISK_GB_MIN,
     DISK_PRICE,
@@ -55,7 +54,7 @@ from spotd_providers.runpod.offers import (
     refusal_of_create,
     request_body,
 )
-from spotd_providers.runpod.wire import PodRow, RunpodRefused, RunpodSettings
+from spotd_providers.runpod.wire import WHO, PodRow, RunpodRefused, RunpodSettings
 
 # The checks of `spotctl doctor` at RunPod, one line for each finding.
 
@@ -67,14 +66,8 @@ _SCOPES: Final = "give the key read and write access to pods and read access to 
 NO_BALANCE: Final = "RunPod's REST API states no balance and no spend limit; see console.runpod.io/user/billing"
 
 
-async def examine(client: RunpodClient, settings: RunpodSettings, services: Services) -> Sequence[CheckLine]:
+async def check_lines(client: RunpodClient, settings: RunpodSettings, services: Services) -> Sequence[CheckLine]:
     """Check key, clock, catalogue and billing. A failed check is a line, never an exception."""
-    lines: list[CheckLine] = []
-    answers: list[HttpAnswer] = []
-
-    async def key() -> str:
-        answers.append(await client.greeting())
-        return "accepted, can list pods"
 
     async def market() -> str:
         found = await client.gpus(
@@ -87,16 +80,22 @@ async def examine(client: RunpodClient, settings: RunpodSettings, services: Serv
         await client.billing(now - timedelta(days=1), now)
         return "can read charges"
 
-    lines.append(await check_line("key", key, hint=_ANSWERS, refused=_KEY))
-    if not answers:
-        return tuple(lines)  # whatever is wrong would only be found again and again, each time after its time-out
-    if answers[0].date is not None:
-        lines.append(clock_line(abs(answers[0].date - services.clock.now()), who="RunPod"))
-    lines.extend(await _creates(client))
-    lines.append(await check_line("market", market, hint=_CATALOGUE, refused=_SCOPES))
-    lines.append(await check_line("billing", billing, hint=_SCOPES))
-    lines.append(CheckLine(name="balance", ok=True, detail=NO_BALANCE))
-    return tuple(lines)
+    async def greet() -> tuple[HttpAnswer, list[CheckLine]]:
+        return await client.greeting(), await _creates(client)
+
+    return await examine(
+        greet,
+        lambda found: (
+            *clock_lines(found[0], services, who="RunPod"),
+            *found[1],
+            Check(name="market", ask=market, hint=_CATALOGUE, refused=_SCOPES),
+            Check(name="billing", ask=billing, hint=_SCOPES),
+            CheckLine(name="balance", ok=True, detail=NO_BALANCE),
+        ),
+        accepted="accepted, can list pods",
+        hint=_ANSWERS,
+        refused=_KEY,
+    )
 
 
 async def _creates(client: RunpodClient) -> list[CheckLine]:
@@ -113,11 +112,6 @@ async def _creates(client: RunpodClient) -> list[CheckLine]:
 # RunPod as a spotd provider, on REST v2 alone: catalogue, pods and billing. What v2 cannot do is declared missing.
 
 
-READS_AFTER_DELETION: Final = 3
-READ_WAIT: Final = timedelta(seconds=2)
-KEY_NAME_DIGITS: Final = 12
-"""Enough to tell keys from each other, and far too little to find one."""
-_POD_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.LOGS,
     Power.BILLING,
@@ -137,26 +131,23 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
 )
 
 
-class RunpodProvider:
+class RunpodProvider(ProviderTemplate):
     """The Protocol over one open client."""
 
     name = PROVIDER
+    who = WHO
+    machine = "pod"
     capabilities = CAPABILITIES
 
     def __init__(self, client: RunpodClient, settings: RunpodSettings, services: Services) -> None:
+        super().__init__(services)
         self._client = client
         self._settings = settings
-        self._services = services
         self._catalogue = GpuCatalogue(client, settings, services)
         self._unexplained = UnexplainedRefusals()
         self._pod_keys = PodKeys(services.state_dir, services.log)
-        self._listing = PodListing(client, services, self._pod_keys)
+        self._losses = PodLosses(client, services)
         self._logins = StoredLogins(client, services)
-
-    async def account(self) -> str:
-        """Return a name of the key: REST v2 states no account, and what another key does not list may still run."""
-        digest = hashlib.sha256((self._services.credential or "").encode()).hexdigest()
-        return f"key {digest[:KEY_NAME_DIGITS]}"
 
     @property
     def requests_sent(self) -> int:
@@ -178,39 +169,10 @@ class RunpodProvider:
             offers=tuple(offers), rejected=tuple(rejected), complete=failure is None, at=self._services.clock.now()
         )
 
-    async def launch(self, request: LaunchRequest) -> Launched:
-        """Create a pod by one request, at no more than the agreed price."""
-        body = request_body(request, self._settings)
-        if request.offer.gpu_price > request.price_max:
-            raise PriceMoved("RunPod sells at list price only, and that is above what was agreed")
-        if request.login is not None:
-            body["registry"] = await self._logins.id_of(request.login)
-        row = await self._create(request, body)
-        instance = as_instance(row, request.key)
-        self._listing.own(instance)
-        await self._require_price(row, request)
-        return Launched(instance=instance)
-
-    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
-        """Return every machine that carries the key; only a complete list proves that there is none."""
-        if key_of(key, self._services.install) is None:
-            return ()
-        listing = await self._listing.read()
-        found = tuple(i for i in listing.instances if i.key == key and i.state is not InstanceState.GONE)
-        if not found and not listing.complete:
-            raise Unavailable(f"RunPod's list of pods is incomplete, so it does not prove that {key} is absent")
-        return found
-
-    async def instances(self) -> Listing:
-        return await self._listing.read()
-
-    async def terminate(self, ref: InstanceRef) -> None:
-        """Delete this pod; an absent one is a success, and one that is not ours is refused."""
-        await self._delete(await self._our_pod(ref))
-
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the container's last lines, or the host's where the container printed nothing; no secrets."""
-        pod_id = await self._our_pod(ref)
+        await self._require_ours(ref)
+        pod_id = str(ref.instance_id)
         found = await self._client.log_lines(pod_id, source="container", lines=lines)
         if not found:
             found = await self._client.log_lines(pod_id, source="system", lines=lines)
@@ -218,8 +180,9 @@ class RunpodProvider:
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
         """Return RunPod's own door to the pod, which needs nothing in the image; else the pod's mapped port."""
-        pod_id = _pod_id(ref)
-        row = row_or_none(PodRow, await self._client.pod(pod_id))
+        await self._require_ours(ref)
+        pod_id = str(ref.instance_id)
+        row = row_or_none(PodRow, await self._row(ref))
         if row is None or key_of(row.name, self._services.install) is None:
             raise Unavailable(f"RunPod does not show pod {pod_id} as ours")
         if row.status != "RUNNING":
@@ -238,82 +201,54 @@ class RunpodProvider:
 
     async def check(self) -> Sequence[CheckLine]:
         """Check key, clock, catalogue and billing, one line each."""
-        return await examine(self._client, self._settings, self._services)
+        return await check_lines(self._client, self._settings, self._services)
 
-    async def _our_pod(self, ref: InstanceRef) -> str:
-        """Return the id of a pod of ours, or of one that RunPod does not list.
+    async def _page(self, token: str | None) -> Page:
+        answer = await self._client.pod_page(cursor=token)
+        following = answer.pagination
+        return answer.pods, following.cursor or "" if following is not None and following.goes_on else None
 
-        Raises:
-            RequestRejected: the pod is another's.
-        """
-        pod_id = _pod_id(ref)
-        if ref.instance_id not in self._listing.ours:
-            raw = await self._client.pod(pod_id)
-            if raw is not None and (
-                not isinstance(raw, dict) or key_of(raw.get("name"), self._services.install) is None
-            ):
-                raise RequestRejected(
-                    f"RunPod pod {pod_id} does not carry the name of this installation", field="ref", reason="not ours"
-                )
-        return pod_id
+    async def _row(self, ref: InstanceRef) -> Any | None:
+        return await self._client.pod(str(ref.instance_id))
 
-    async def _create(self, request: LaunchRequest, body: Mapping[str, object]) -> PodRow:
+    def _label(self, raw: Any) -> str | None:
+        name = raw.get("name") if isinstance(raw, dict) else None
+        is_known = row_or_none(PodRow, raw) is not None or key_of(name, self._services.install) is not None
+        return name if isinstance(name, str) and is_known else None
+
+    def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
+        row = row_or_none(PodRow, raw)
+        if row is not None:
+            self._losses.note_start(row)
+            return as_instance(row, key)
+        return unreadable(raw["id"], key) if isinstance(raw, dict) and is_id(raw.get("id")) else None
+
+    def _own(self, instance: Instance) -> None:
+        super()._own(instance)
+        self._pod_keys.record(instance.ref.instance_id, instance.key)
+
+    async def _explained(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        return await self._losses.explain(instances)
+
+    async def _buy(self, request: LaunchRequest) -> Instance:
+        """Create a pod by one request; its answer is the pod's row, with the price."""
+        body = request_body(request, self._settings)
+        if request.login is not None:
+            body["registry"] = await self._logins.id_of(request.login)
         try:
             row = await self._client.create(body, key=request.key)
         except RunpodRefused as exc:
             raise refusal_of_create(exc, request, self._unexplained) from exc
         self._unexplained.forget()
-        return row
+        return as_instance(row, request.key)
 
-    async def _require_price(self, row: PodRow, request: LaunchRequest) -> None:
-        """Delete the new pod if it costs more than agreed: a create names no price, so it is checked afterwards.
-
-        Whether `cost` holds the container disk is not documented, so that much more is allowed.
-
-        Raises:
-            PriceMoved: the pod costs more and was deleted. OutcomeUnknown: deleting it failed.
-        """
-        if row.cost is None:
-            return
+    def _price_limit(self, request: LaunchRequest) -> int:
+        """Allow for the container disk, too: whether `cost` holds it is not documented."""
         disk = DISK_PRICE * max(request.disk_gb, DISK_GB_MIN) // HOURS_PER_STORAGE_MONTH
-        if micro_usd(row.cost) <= request.price_max + disk + request.offer.gpu_count:
-            return
-        moved = f"RunPod charges ${row.cost:.4f}/h where ${request.price_max / MICRO:.4f}/h was agreed"
-        await self._undo(row.id, request.key, moved)
-        raise PriceMoved(moved)
+        return super()._price_limit(request) + disk
 
-    async def _undo(self, pod_id: str, key: AttemptKey, reason: str) -> None:
-        self._services.log.error("runpod.wrong_purchase", key=key, pod=pod_id, reason=reason)
-        try:
-            await self._delete(pod_id)
-        except ProviderError as exc:
-            raise OutcomeUnknown(f"{reason}; deleting pod {pod_id} failed", key=key) from exc
-
-    async def _delete(self, pod_id: str) -> None:
-        """Delete the pod and see that RunPod no longer shows it as alive.
-
-        Pods were seen to run and bill on after an accepted deletion, so it is verified, and asked for once more.
-        """
-        for _ in range(2):
-            await self._client.delete(pod_id)
-            for read in range(READS_AFTER_DELETION):
-                if read:
-                    await self._services.clock.sleep(READ_WAIT)
-                try:
-                    raw = await self._client.pod(pod_id)
-                except ProviderError:
-                    return  # accepted; the next listing shows whether it took
-                row = row_or_none(PodRow, raw)
-                if raw is None or (row is not None and row.status == "TERMINATED"):
-                    return
-        raise Unavailable(f"RunPod accepted the end of pod {pod_id} and still shows it")
-
-
-def _pod_id(ref: InstanceRef) -> str:
-    text = str(ref.instance_id)
-    if _POD_ID.fullmatch(text) is None:
-        raise RequestRejected(f"{clean(text)!r} is no RunPod pod id", field="ref", reason="not a pod id")
-    return ref_of(text).instance_id
+    async def _ask_end(self, ref: InstanceRef) -> None:
+        await self._client.delete(str(ref.instance_id))
 
 
 REQUEST_TIMEOUT_S: Final = 30.0

@@ -354,13 +354,13 @@ def _vast_changes_every_bid(patch: pytest.MonkeyPatch) -> None:
 
 
 def _runpod_asks_not_whose_it_is(patch: pytest.MonkeyPatch) -> None:
-    async def our_pod(_self: Any, ref: InstanceRef) -> str:
-        return str(ref.instance_id)
+    async def require_ours(_self: Any, _ref: InstanceRef) -> None:
+        return
 
     async def shell(_self: Any, _ref: InstanceRef) -> ShellAddress:
         return ShellAddress(host="host", port=22, user="root")
 
-    patch.setattr(RunpodProvider, "_our_pod", our_pod)
+    patch.setattr(RunpodProvider, "_require_ours", require_ours)
     patch.setattr(RunpodProvider, "shell", shell)
 
 
