@@ -14,10 +14,13 @@ from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.machines.bids import SPEAKS_WITHIN, hold_words
+from spotd.core.machines.bids import SPEAKS_WITHIN, hold_words, leave_above_ceiling
 from spotd.core.plan import Plan, applied
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
-from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsdPerHour, Offer
+from spotd.core.requests import set_ceiling
+from spotd_jobs.spec.model import PriceLimit
+from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsdPerGpuHour, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, world_with
 from tests.unit.core.machines.test_raised_bids import bid_market, bid_world, usd
 
@@ -177,6 +180,23 @@ def test_a_cancelled_or_stopped_job_holds_nothing() -> None:
     some = world_with(AttemptState.STOPPING, over_since=NOW - MINUTE)
     some = replace(some, policy=replace(some.policy, hold_max=10 * MINUTE))
     assert outbid(some).attempts[FIRST].end_reason is EndReason.CANCELLED
+
+
+def test_a_job_whose_cancelling_is_on_its_way_holds_nothing() -> None:
+    some = world()
+    owner = replace(some.jobs[FIRST.job], cancel_requested=True)
+    item = outbid(replace(some, jobs={owner.id: owner})).attempts[FIRST]
+    assert (item.state.counts, item.bidding.held_since) == (False, None)
+
+
+def test_an_outbid_machine_above_the_ceiling_of_today_is_left_once() -> None:
+    some = world(held_since=NOW - MINUTE)
+    limit = PriceLimit(per_gpu_hour=MicroUsdPerGpuHour(10_000))
+    some = applied(some, set_ceiling(some, some.jobs.values(), limit, NOW))
+    builder = PlanBuilder(some, NOW)
+    assert leave_above_ceiling(builder, builder.attempt(FIRST))
+    assert not leave_above_ceiling(builder, builder.attempt(FIRST))
+    assert [event.kind for event in builder.plan().events].count("attempt.left") == 1
 
 
 def test_a_machine_that_nobody_looked_at_for_hours_is_ended_only_where_a_new_list_shows_it_halted() -> None:
