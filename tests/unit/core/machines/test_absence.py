@@ -13,9 +13,11 @@ from spotd.core.domain.intents import IntentState
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.machines.loss_evidence import is_missing_for_long, is_missing_twice, proves_absence
+from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import Listing
-from tests.unit.core.builders import MINUTE, NOW, SHOP, listing, world_with
+from tests.unit.core.builders import MINUTE, NOW, SHOP, listing, report, world_with
 
 SECOND = timedelta(seconds=1)
 LAUNCHED = NOW - 10 * MINUTE
@@ -82,3 +84,11 @@ def test_lists_that_lack_it_for_long_span_what_they_may_lag() -> None:
     assert not missing(listing(at=NOW), None, twice=False)
     assert not missing(listing(at=NOW + lag - SECOND), NOW, twice=False)
     assert missing(listing(at=NOW + lag), NOW, twice=False)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_list_that_is_not_complete_is_not_the_first_of_two(*, complete: bool) -> None:
+    world = world_with(AttemptState.RUNNING)
+    after = applied(world, reconcile(world, listing(complete=complete), report(seq=9, phase="run"), NOW))
+    [item] = after.attempts.values()
+    assert item.missing_since == (NOW if complete else None)
