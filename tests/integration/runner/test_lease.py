@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotd_jobs.runner import store as grants
-from spotd_jobs.runner.store import GrantKeeper, first_grant
+from spotd_jobs.runner.store import MISSING_MAX, GrantKeeper, NotCurrent, first_grant
 from spotd_jobs.wire.client import web
 from tests.integration.runner.rig import Rig
 
@@ -63,3 +63,19 @@ def test_an_old_grant_renews_nothing(slow_store: SlowStore) -> None:
     slow_store.second = 0
     keeper.refresh()
     assert keeper.lease_left_s() == LEASE_S - 2 * SLOW_S
+
+
+def test_a_machine_without_a_grant_asks_three_times_and_runs_nothing(
+    slow_store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A withdrawn grant is deleted: to wait for as long as for a store that is away would bill the machine."""
+    asked: list[str] = []
+
+    def nothing(url: str, _bytes_max: int, **_: Any) -> bytes:
+        asked.append(url)
+        raise web.Missing("404")
+
+    monkeypatch.setattr(web, "read", nothing)
+    with pytest.raises(NotCurrent, match="no grant for this machine"):
+        first_grant("https://store/grant.json", lambda _: len(asked) > 9)
+    assert len(asked) == MISSING_MAX
