@@ -142,12 +142,22 @@ class PlanBuilder(WorkingCopy):
         longest: timedelta | None = None,
         ends: CooldownEnd = CooldownEnd.TIME,
         most: timedelta = COOLDOWN_MAX,
+        asked_at: datetime | None = None,
     ) -> None:
-        """Nothing of this is bought for a while, and for twice as long each time in a row, up to `longest`."""
+        """Nothing of this is bought for a while, and for twice as long each time in a row, up to `longest`.
+
+        A row is of one kind of refusal: what ends the one does not end the other.
+
+        Args:
+            asked_at: when the call was decided; one that was decided before the last refusal met the same cause.
+        """
         known = [*self._world.cooldowns, *self._cooldowns]
         same = [c for c in known if c.subject == subject and c.scope is scope and c.provider == provider]
         before = same[-1] if same else None
-        strikes = 0 if before is None or not _in_a_row(before, self.now) else before.strikes + 1
+        strikes = 0
+        if before is not None and before.ends is ends and _in_a_row(before, self.now):
+            is_same = asked_at is not None and before.since is not None and asked_at < before.since
+            strikes = before.strikes if is_same else before.strikes + 1
         span = span_within(span, most)
         until = self.now + doubled(span, strikes, span_within(max(span, longest or span), most))
         if before is not None:

@@ -202,7 +202,7 @@ def _cool_down(
             span = BROKEN_COOLDOWN
         case _:
             assert_never(failure)
-    builder.cool(provider, scope, subject, span, detail, longest=longest, ends=ends)
+    builder.cool(provider, scope, subject, span, detail, longest=longest, ends=ends, asked_at=item.intended_at)
 
 
 def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
