@@ -33,9 +33,8 @@ from spotd.core.machines.outcomes import after_restart, record_unsaved_ends
 from spotd.core.plan import Contained, Plan, applied, combine
 from spotd.core.reconcile import reconcile
 from spotd.daemon.clock import real_seconds_at_least, virtual_at_least
-from spotd.daemon.commits import Commits, Committed, CrashPoint, Decide, cycle_points
+from spotd.daemon.commits import Commits, Committed, CrashPoint, Database, Decide, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause, WakeEvent
-from spotd.daemon.database import Database
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor

@@ -27,8 +27,8 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from spotd.core.domain.world import World
+from spotd.daemon.commits import Threads
 from spotd.daemon.controllers import Controller, Outage
-from spotd.daemon.database import Threads
 from spotd.daemon.urls import measure_url
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.dataset import (

@@ -33,9 +33,8 @@ from spotd.core.domain.world import World
 from spotd.core.plan import Plan
 from spotd.daemon import object_keys
 from spotd.daemon.clock import real_seconds_at_least
-from spotd.daemon.commits import Commits, cycle_points
+from spotd.daemon.commits import Commits, Database, Threads, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause
-from spotd.daemon.database import Database, Threads
 from spotd.daemon.hosts.host_reader import NONE_STORED, known_manifest, pinned_manifest
 from spotd.store import Reads
 from spotd.store import StateError as StateError

@@ -19,7 +19,7 @@ from typing import Any, Final
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.policy import Policy, key_belongs_to
 from spotd.core.domain.world import World
-from spotd.daemon.database import Database
+from spotd.daemon.commits import Database
 from spotd.paths import write_once
 from spotd.store import MachineView
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreError

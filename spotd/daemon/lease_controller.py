@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 
 from spotd.core.domain.policy import Policy, is_own_key, key_parts
 from spotd.core.domain.world import World
+from spotd.daemon.commits import Database, StoreThreads
 from spotd.daemon.controllers import Controller, Outage, Pause
-from spotd.daemon.database import Database, StoreThreads
 from spotd.daemon.install import (
     Claimed,
     Holder,

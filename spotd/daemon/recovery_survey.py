@@ -16,9 +16,8 @@ from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
 from spotd.daemon import object_keys
-from spotd.daemon.commits import Commits, CrashPoint
+from spotd.daemon.commits import Commits, CrashPoint, StoreThreads
 from spotd.daemon.controllers import Controller, Outage
-from spotd.daemon.database import StoreThreads
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.reader import read_host
 from spotd.store import StateError as StateError

@@ -29,10 +29,9 @@ from spotd.core.domain.policy import Policy, registry_server
 from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
 from spotd.daemon.clock import Computer, SteadyClock, SystemClock, Timeline, begin_timeline, open_clock
-from spotd.daemon.commits import Commits, CrashPoints, PolicyHolder
+from spotd.daemon.commits import Commits, CrashPoints, Database, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop, Housekeeping, read_pace_s
 from spotd.daemon.controllers import WakeEvent
-from spotd.daemon.database import Database
 from spotd.daemon.datasets import DatasetGarbage, Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.garbage import EndedGarbage

@@ -19,8 +19,8 @@ from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.doctor import row_of
 from spotd.api.responses import ApiRefusal
 from spotd.api.schemas.answers import CheckResponse
+from spotd.daemon.commits import Threads
 from spotd.daemon.controllers import Controller, Outage
-from spotd.daemon.database import Threads
 from spotd.service.metrics import MetricsReader, text_of
 from spotd_providers.contract.provider import Logger
 

@@ -20,10 +20,9 @@ from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.core.domain.world import World
 from spotd.core.machines.outcomes import LaunchFailure
-from spotd.daemon.commits import Commits, CrashPoint
+from spotd.daemon.commits import Commits, CrashPoint, Database
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import Pause, WakeEvent
-from spotd.daemon.database import Database
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.inputs import SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter

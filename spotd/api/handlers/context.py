@@ -17,10 +17,9 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import Verdict, World
 from spotd.core.plan import Plan
-from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, DecideWith, Points, PolicyHolder
+from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Database, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import WakeEvent
-from spotd.daemon.database import Database
 from spotd.daemon.datasets import Datasets
 from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.hosts.monitor import HostMonitor

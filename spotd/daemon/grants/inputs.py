@@ -17,8 +17,7 @@ from spotd.core.checkpoints import FALLBACKS, offered
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.daemon import object_keys
-from spotd.daemon.commits import CrashPoint, CrashPoints
-from spotd.daemon.database import Database
+from spotd.daemon.commits import CrashPoint, CrashPoints, Database
 from spotd.daemon.datasets import Datasets
 from spotd.daemon.hosts.host_reader import accepted_manifest
 from spotd.daemon.log import Redactor

@@ -24,8 +24,8 @@ from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
+from spotd.daemon.commits import StoreThreads
 from spotd.daemon.controllers import Controller, Outage, Pause
-from spotd.daemon.database import StoreThreads
 from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
 from spotd.daemon.grants.inputs import InputsMissing, SecretsMissing
 from spotd_jobs.objects.api import StoreError

@@ -32,8 +32,8 @@ from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
+from spotd.daemon.commits import Threads
 from spotd.daemon.controllers import Outage
-from spotd.daemon.database import Threads
 from spotd.daemon.hosts.host_reader import GpuSample, HostReader, HostReading, unreadable
 from spotd.daemon.hosts.limits import FloodLimits, HostShare, HostTransfer, count
 from spotd.daemon.hosts.liveness import STRAYS_KEPT, WriteProbe, delete_strays, is_quiet, list_markers, note_marker

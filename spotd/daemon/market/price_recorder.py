@@ -20,9 +20,8 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.world import World
 from spotd.core.plan import Plan
 from spotd.daemon.clock import real_seconds_at_least
-from spotd.daemon.commits import Commits, cycle_points
+from spotd.daemon.commits import Commits, Database, Threads, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause
-from spotd.daemon.database import Database, Threads
 from spotd.history import History, HistoryUnavailable
 from spotd.store import Reads, StateError
 from spotd_providers.contract.errors import ProviderError

@@ -36,8 +36,8 @@ from spotd.core.notifications import (
     next_step,
     notification_of,
 )
+from spotd.daemon.commits import Database
 from spotd.daemon.controllers import Controller, Outage, Pause, backoff_s
-from spotd.daemon.database import Database
 from spotd.daemon.notifications.channels import Sender, SendFailed
 from spotd.store import EventView, Reads, StateError, Tx
 from spotd_providers.contract.provider import Clock, Logger

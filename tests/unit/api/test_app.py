@@ -14,7 +14,7 @@ import pytest
 
 from spotd.api.app import QUICK_S
 from spotd.api.responses import Ambiguous, ApiRefusal, ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
-from spotd.daemon.database import Database
+from spotd.daemon.commits import Database
 from spotd.daemon.object_keys import code_key
 from spotd_jobs.spec.problems import Problem
 from tests.cases import every

@@ -20,10 +20,9 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import JobState
 from spotd.core.requests import cancel, submit
 from spotd.daemon import object_keys
-from spotd.daemon.commits import Commits, CrashPoint, PolicyHolder
+from spotd.daemon.commits import Commits, CrashPoint, Database, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import WakeEvent
-from spotd.daemon.database import Database
 from spotd.daemon.datasets import Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle

@@ -18,8 +18,8 @@ from spotd.core.domain.world import World
 from spotd.core.machines.host_reports import absorb
 from spotd.core.plan import Plan, applied, combine
 from spotd.core.plan_builder import PlanBuilder
+from spotd.daemon.commits import Database
 from spotd.daemon.control_loop import Housekeeping
-from spotd.daemon.database import Database
 from spotd.store import Folding, Store
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Log

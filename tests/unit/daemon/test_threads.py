@@ -8,8 +8,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from spotd.daemon import database
-from spotd.daemon.database import StoreThreads
+from spotd.daemon import commits as database
+from spotd.daemon.commits import StoreThreads
 from spotd_jobs.objects.api import StoreError
 
 
