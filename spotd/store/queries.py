@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -13,15 +11,10 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Select,
-    Table,
     and_,
-    case,
     desc,
     func,
-    literal,
     not_,
-    null,
     or_,
     select,
     true,
@@ -34,13 +27,29 @@ from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Experience, PastJob, UnreadableRow, World
-from spotd.core.plan import Event
-from spotd.core.pricing import egress_cost
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.store import rows
 from spotd.store.engine import DatabasePlace, StoreCorrupt
 from spotd.store.outbox import Outbox
 from spotd.store.rows import ROW_ERRORS, RowCache, kept, set_aside
+from spotd.store.selects import (
+    COMPARED,
+    GROUPS,
+    JOBS_BY_ID,
+    OF_COST,
+    active_named,
+    begins_with,
+    billed_machine_of,
+    events_of,
+    load_job,
+    newest_checkpoints,
+    newest_named,
+    open_attempts,
+    sums_of,
+    unless_failed,
+    view_of_event,
+    view_of_job,
+)
 from spotd.store.tables import (
     ACTIVE,
     ATTEMPT_COSTS,
@@ -58,15 +67,11 @@ from spotd.store.tables import (
     chunks,
 )
 from spotd.store.values import (
-    ATTEMPT_VIEW,
     CHARGE,
     CHECKPOINT,
     COST_SUMS,
-    EVENT,
     INTENT,
     JOB,
-    JOB_VIEW,
-    Row,
     duration_in,
     instant_in,
     instant_out,
@@ -74,7 +79,6 @@ from spotd.store.values import (
 from spotd.store.views import (
     ArrayTotals,
     ArrayView,
-    AttemptView,
     CostGroup,
     CostGrouping,
     EventView,
@@ -82,31 +86,14 @@ from spotd.store.views import (
     MachineView,
     Totals,
 )
-from spotd.store.world import load_checkpoints, load_experience, load_past, load_world
+from spotd.store.world import load_experience, load_past, load_world
 from spotd_providers.contract.values import AttemptKey, MicroUsd, ProviderName
 
 C = TypeVar("C")
 AMBIGUOUS_MAX: Final = 10
-_LAST_CHARACTER: Final = chr(sys.maxunicode)
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes", "chain"})
-_OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
-_PLAIN_NUMBERS: Final = (
-    "submitted_at",
-    "lost",
-    "spent",
-    "on_demand",
-    "attempts_made",
-    "recoveries",
-    "totals_ran",
-    "totals_preemptions",
-    "totals_uncompared",
-    "totals_estimated",
-)
-_JOBS: Final = select(JOBS).where(JOBS.c.id.in_(IDS))
 _NAMES: Final = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(IDS))
 _ATTEMPTS: Final = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(IDS)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
-_OTHER: Final = CHECKPOINTS.alias()
-_NAMESAKE: Final = JOBS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
 _QUARANTINED: Final = and_(
     JOBS.c.state == JobState.FAILED.value, JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True)
@@ -153,7 +140,7 @@ class Reads:
 
     def job(self, job_id: JobId) -> Job | None:
         """Return the whole job, spec and checkpoints included."""
-        return _job(self._connection, job_id)
+        return load_job(self._connection, job_id)
 
     def jobs_meant_by(self, text: str) -> tuple[JobView, ...]:
         """Return the jobs that a user can mean by an id, a name or the beginning of an id, newest first.
@@ -163,8 +150,8 @@ class Reads:
         """
         if not text:
             return ()
-        named = or_(JOBS.c.id == text, JOBS.c.id == _newest_named(text), _active_named(text))
-        return self._list(named) or self._list(_begins_with(text), limit=AMBIGUOUS_MAX)
+        named = or_(JOBS.c.id == text, JOBS.c.id == newest_named(text), active_named(text))
+        return self._list(named) or self._list(begins_with(text), limit=AMBIGUOUS_MAX)
 
     def array_meant_by(self, text: str) -> ArrayView | None:
         """Return the array of this id, else the newest of this name; `None` where there is none."""
@@ -186,7 +173,7 @@ class Reads:
 
     def active_named(self, name: str) -> tuple[JobView, ...]:
         """Return the jobs of this name that are not final, newest first."""
-        return self._list(_active_named(name))
+        return self._list(active_named(name))
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
         """Return all jobs, or those that are not final; newest first."""
@@ -214,11 +201,11 @@ class Reads:
         """Return the lines of these jobs, newest first."""
         listed = select(JOBS.c.id).where(where).order_by(*_NEWEST_FIRST).limit(limit)
         picked = where if limit is None else JOBS.c.id.in_(listed)
-        attempts = _open_attempts(self._connection, picked)
-        checkpoints = _newest_checkpoints(self._connection, picked)
+        attempts = open_attempts(self._connection, picked)
+        checkpoints = newest_checkpoints(self._connection, picked)
         query = select(*_IN_LIST).where(where).order_by(*_NEWEST_FIRST).limit(limit)
         found = rows.fetch(self._connection, query)
-        return tuple([_job_view(row, tuple(attempts.get(row.id, ())), checkpoints.get(row.id)) for row in found])
+        return tuple([view_of_job(row, tuple(attempts.get(row.id, ())), checkpoints.get(row.id)) for row in found])
 
     def ended_ids(self) -> tuple[JobId, ...]:
         """Return the ids of all final jobs, newest first."""
@@ -247,7 +234,7 @@ class Reads:
 
     def jobs_by_id(self, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
         """Return whole jobs without their checkpoints; those that cannot be understood are left out."""
-        found = rows.fetch(self._connection, _JOBS, {"ids": ids})
+        found = rows.fetch(self._connection, JOBS_BY_ID, {"ids": ids})
         jobs = kept(lambda row: JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=()), found)
         return {job.id: job for job in jobs}
 
@@ -256,7 +243,7 @@ class Reads:
         found: list[Job] = []
         for job_id in ids:
             with suppress(*ROW_ERRORS):
-                one = _job(self._connection, job_id)
+                one = load_job(self._connection, job_id)
                 found += [] if one is None else [one]
         return tuple(found)
 
@@ -302,20 +289,20 @@ class Reads:
         Args:
             kinds: only these; one without a dot means each that begins with it and a dot.
         """
-        query = _events_of(job_id, kinds).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
-        return tuple(map(_event_view, rows.fetch(self._connection, query)))
+        query = events_of(job_id, kinds).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
+        return tuple(map(view_of_event, rows.fetch(self._connection, query)))
 
     def newest_events(
         self, *, job_id: JobId | None = None, kinds: Sequence[str] = (), limit: int = 100
     ) -> tuple[EventView, ...]:
         """Return the last `limit` events, oldest first; `kinds` as for `events`."""
-        query = _events_of(job_id, kinds).order_by(desc(EVENTS.c.seq)).limit(limit)
-        return tuple(map(_event_view, rows.fetch(self._connection, query)))[::-1]
+        query = events_of(job_id, kinds).order_by(desc(EVENTS.c.seq)).limit(limit)
+        return tuple(map(view_of_event, rows.fetch(self._connection, query)))[::-1]
 
     def events_of_jobs(self, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
         """Return the events of these kinds and jobs, oldest first."""
         query = select(EVENTS).where(EVENTS.c.kind.in_(kinds), EVENTS.c.job_id.in_(ids)).order_by(EVENTS.c.seq)
-        return tuple(map(_event_view, rows.fetch(self._connection, query)))
+        return tuple(map(view_of_event, rows.fetch(self._connection, query)))
 
     def last_event(self) -> int:
         """Return the number of the newest event, 0 before the first."""
@@ -334,7 +321,7 @@ class Reads:
 
     def cost_groups(self, by: CostGrouping) -> tuple[CostGroup, ...]:
         """Return what is booked, added up by this; in no order."""
-        found = rows.fetch(self._connection, _GROUPS[by])
+        found = rows.fetch(self._connection, GROUPS[by])
         return tuple(
             CostGroup(
                 key=str(row.group_key),
@@ -348,9 +335,9 @@ class Reads:
 
     def costs_of_providers(self) -> Mapping[ProviderName, CostSums]:
         """Return what is booked at each provider, from one row for each day."""
-        query = select(DAY_COSTS.c.provider, *_sums_of(DAY_COSTS)).group_by(DAY_COSTS.c.provider)
+        query = select(DAY_COSTS.c.provider, *sums_of(DAY_COSTS)).group_by(DAY_COSTS.c.provider)
         found = {row.provider: COST_SUMS.read(row) for row in rows.fetch(self._connection, query)}
-        failed = _OF_FAILED.add_columns(ATTEMPTS.c.provider).join(ATTEMPTS, _OF_COST).group_by(ATTEMPTS.c.provider)
+        failed = _OF_FAILED.add_columns(ATTEMPTS.c.provider).join(ATTEMPTS, OF_COST).group_by(ATTEMPTS.c.provider)
         for row in self._connection.execute(failed):
             own = found.get(row.provider, CostSums())
             found[row.provider] = own + CostSums(on_demand=row.on_demand, uncompared=row.uncompared)
@@ -377,12 +364,12 @@ class Reads:
         columns = (*own, *(c for c in ATTEMPT_COSTS.c))
         query = (
             select(*columns)
-            .join_from(ATTEMPTS, ATTEMPT_COSTS, _OF_COST)
+            .join_from(ATTEMPTS, ATTEMPT_COSTS, OF_COST)
             .where(ATTEMPTS.c.billed.is_not(None), ATTEMPT_COSTS.c.free == 0)
             .order_by(desc(ATTEMPTS.c.ended_at))
             .limit(limit)
         )
-        return tuple(map(_billed_machine, rows.fetch(self._connection, query)))
+        return tuple(map(billed_machine_of, rows.fetch(self._connection, query)))
 
     def experience(self) -> Experience:
         """Return what was learnt of providers, pools, hosts and images; what cannot be understood is left out."""
@@ -410,7 +397,7 @@ class Reads:
 
     def array_totals(self, array: JobId) -> ArrayTotals:
         """Return what the jobs of an array come to, as far as it is booked."""
-        of_failed = (_unless_failed(JOBS.c.spent, one) for one in (JOBS.c.on_demand, JOBS.c.totals_uncompared))
+        of_failed = (unless_failed(JOBS.c.spent, one) for one in (JOBS.c.on_demand, JOBS.c.totals_uncompared))
         sums = (JOBS.c.spent, *of_failed, JOBS.c.recoveries, JOBS.c.totals_estimated)
         query = select(JOBS.c.state, func.count(), *map(func.sum, sums)).where(JOBS.c.array_id == array)
         found = self._connection.execute(query.group_by(JOBS.c.state)).all()
@@ -468,172 +455,9 @@ class Reads:
         return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
 
 
-_COMPARED: Final = frozenset({"on_demand", "uncompared"})
-
-
-def _unless_failed(amount: ColumnElement[int], compared: ColumnElement[int]) -> ColumnElement[int]:
-    """Return what is compared, but the amount itself for a job that failed: see `metering.compared_cost`."""
-    return case((JOBS.c.state == JobState.FAILED.value, amount), else_=compared)
-
-
-def _sums_of(table: Table, *, with_jobs: bool = False) -> list[ColumnElement[Any]]:
-    columns = {field.name: table.c[field.name] for field in dataclasses.fields(CostSums)}
-    return [
-        func.sum(_unless_failed(table.c.amount, column) if with_jobs and name in _COMPARED else column).label(name)
-        for name, column in columns.items()
-    ]
-
-
 _OF_FAILED: Final = (
-    select(*(func.sum(ATTEMPT_COSTS.c.amount - ATTEMPT_COSTS.c[name]).label(name) for name in sorted(_COMPARED)))
+    select(*(func.sum(ATTEMPT_COSTS.c.amount - ATTEMPT_COSTS.c[name]).label(name) for name in sorted(COMPARED)))
     .join_from(ATTEMPT_COSTS, JOBS, JOBS.c.id == ATTEMPT_COSTS.c.job_id)
     .where(JOBS.c.state == JobState.FAILED.value)
 )
 """What is to be added to sums in which jobs that failed are compared with on-demand."""
-
-
-def _by_attempts(
-    key: ColumnElement[Any], name: ColumnElement[Any], joined: Table, on: ColumnElement[bool]
-) -> Select[Any]:
-    estimated = func.max(JOBS.c.totals_estimated) if joined is JOBS else func.sum(case((_UNBILLED, 1), else_=0))
-    columns = (key.label("group_key"), name.label("group_name"), func.count().label("attempts"))
-    found = select(*columns, estimated.label("estimated"), *_sums_of(ATTEMPT_COSTS, with_jobs=True))
-    found = found.join_from(ATTEMPT_COSTS, joined, on)
-    if joined is not JOBS:
-        found = found.join(JOBS, JOBS.c.id == ATTEMPT_COSTS.c.job_id)
-    return found.group_by(key)
-
-
-_OF_COST: Final = and_(ATTEMPTS.c.job_id == ATTEMPT_COSTS.c.job_id, ATTEMPTS.c.number == ATTEMPT_COSTS.c.attempt)
-_UNBILLED: Final = and_(ATTEMPTS.c.billed.is_(None), ATTEMPT_COSTS.c.amount != 0)
-_UNBILLED_DAYS: Final = (
-    select(CHARGES.c.day)
-    .join(ATTEMPTS, and_(ATTEMPTS.c.job_id == CHARGES.c.job_id, ATTEMPTS.c.number == CHARGES.c.attempt))
-    .where(ATTEMPTS.c.billed.is_(None), CHARGES.c.amount != 0)
-)
-_UNKNOWN: Final = CHARGES.c.on_demand.is_(None)
-_FAILED_DAYS: Final = (
-    select(
-        CHARGES.c.day,
-        func.sum(case((_UNKNOWN, 0), else_=CHARGES.c.amount - CHARGES.c.on_demand)).label("on_demand"),
-        func.sum(case((_UNKNOWN, 0), else_=CHARGES.c.amount)).label("uncompared"),
-    )
-    .join(JOBS, JOBS.c.id == CHARGES.c.job_id)
-    .where(JOBS.c.state == JobState.FAILED.value)
-    .group_by(CHARGES.c.day)
-    .subquery()
-)
-"""What is to be added to the sums of a day, as `_OF_FAILED` to others."""
-_NO_NAME: Final[ColumnElement[str]] = literal("")
-_HOST: Final = ATTEMPTS.c.provider + "/" + func.coalesce(ATTEMPTS.c.host_id, ATTEMPTS.c.offer_id)
-_GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
-    CostGrouping.JOB: _by_attempts(ATTEMPT_COSTS.c.job_id, JOBS.c.name, JOBS, JOBS.c.id == ATTEMPT_COSTS.c.job_id),
-    CostGrouping.DAY: select(
-        DAY_COSTS.c.day.label("group_key"),
-        _NO_NAME.label("group_name"),
-        null().label("attempts"),
-        func.max(case((DAY_COSTS.c.day.in_(_UNBILLED_DAYS), 1), else_=0)).label("estimated"),
-        *(
-            (column + func.coalesce(func.max(_FAILED_DAYS.c[column.name]), 0)).label(column.name)
-            if column.name in _COMPARED
-            else column
-            for column in _sums_of(DAY_COSTS)
-        ),
-    )
-    .join_from(DAY_COSTS, _FAILED_DAYS, _FAILED_DAYS.c.day == DAY_COSTS.c.day, isouter=True)
-    .group_by(DAY_COSTS.c.day),
-    CostGrouping.PROVIDER: _by_attempts(ATTEMPTS.c.provider, _NO_NAME, ATTEMPTS, _OF_COST),
-    CostGrouping.GPU: _by_attempts(ATTEMPTS.c.gpu, _NO_NAME, ATTEMPTS, _OF_COST),
-    CostGrouping.HOST: _by_attempts(_HOST, _NO_NAME, ATTEMPTS, _OF_COST),
-}
-
-
-def _job(connection: Connection, job_id: JobId) -> Job | None:
-    row = next(rows.fetch(connection, _JOBS, {"ids": [job_id]}), None)
-    if row is None:
-        return None
-    checkpoints = load_checkpoints(connection, [job_id]).get(job_id, ())
-    return JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=checkpoints)
-
-
-def _newest_named(name: str) -> ColumnElement[str]:
-    """Return the id of the newest job of this name."""
-    query = select(_NAMESAKE.c.id).where(_NAMESAKE.c.name == name)
-    return query.order_by(desc(_NAMESAKE.c.submitted_at), desc(_NAMESAKE.c.id)).limit(1).scalar_subquery()
-
-
-def _begins_with(text: str) -> ColumnElement[bool]:
-    """Return the condition of ids that begin with the text; its range is what the index is searched for."""
-    return and_(JOBS.c.id.between(text, f"{text}{_LAST_CHARACTER}"), func.substr(JOBS.c.id, 1, len(text)) == text)
-
-
-def _active_named(name: str) -> ColumnElement[bool]:
-    # The name as an expression, so that the index of states is searched: few jobs go on, many may have had the name.
-    return and_(JOBS.c.name.concat("") == name, ACTIVE)
-
-
-def _open_attempts(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, list[AttemptView]]:
-    query = (
-        select(*_OF_ATTEMPT)
-        .join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
-        .where(picked, ATTEMPTS.c.state != AttemptState.ENDED.value)
-        .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
-    )
-    found: dict[JobId, list[AttemptView]] = {}
-    for view in kept(ATTEMPT_VIEW.read, rows.fetch(connection, query)):
-        found.setdefault(view.id.job, []).append(view)
-    return found
-
-
-def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, Checkpoint]:
-    # Driven from the jobs, so that it costs one search of the primary key for each however many checkpoints there are.
-    newest = select(func.max(_OTHER.c.ordinal)).where(_OTHER.c.job_id == JOBS.c.id).scalar_subquery()
-    query = (
-        select(CHECKPOINTS)
-        .select_from(JOBS)
-        .join(CHECKPOINTS, and_(CHECKPOINTS.c.job_id == JOBS.c.id, CHECKPOINTS.c.ordinal == newest))
-        .where(picked)
-    )
-    return dict(kept(lambda row: (row.job_id, CHECKPOINT.read(row)), rows.fetch(connection, query)))
-
-
-def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoint | None) -> JobView:
-    """Return one line; of a row that cannot be understood, what of it can, since a list must show every job."""
-    try:
-        return JOB_VIEW.read(row, open=attempts, checkpoint=checkpoint)
-    except ROW_ERRORS:
-        known = {state.value for state in JobState}
-        plain = row._replace(
-            state=row.state if row.state in known else JobState.FAILED.value,
-            **dict.fromkeys(_PLAIN_NUMBERS, 0),
-            totals_hosts="[]",
-            moves="{}",
-            **dict.fromkeys(("started_at", "ended_at", "exit_code", "outputs_attempt")),
-        )
-        return JOB_VIEW.read(plain, open=attempts, checkpoint=checkpoint)
-
-
-def _events_of(job_id: JobId | None, kinds: Sequence[str] = ()) -> Select[Any]:
-    query = select(EVENTS)
-    if kinds:
-        families = [EVENTS.c.kind.startswith(f"{one}.", autoescape=True) for one in kinds if "." not in one]
-        query = query.where(or_(EVENTS.c.kind.in_([one for one in kinds if "." in one]), *families))
-    return query if job_id is None else query.where(EVENTS.c.job_id == job_id)
-
-
-def _billed_machine(row: Row) -> BilledMachine:
-    sums = COST_SUMS.read(row)
-    # No provider bills what the owner of the checkpoint store asks.
-    read = egress_cost(rows.quote_in(row.quote), row.restored_bytes)
-    return BilledMachine(
-        provider=row.provider,
-        bare=MicroUsd(sums.gpu + sums.disk),
-        traffic=MicroUsd(max(0, sums.traffic - read)),
-        booked=MicroUsd(sums.booked - read),
-        billed=MicroUsd(row.bill),
-    )
-
-
-def _event_view(row: Row) -> EventView:
-    event: Event = EVENT.read(row)
-    return EventView(seq=row.seq, event=event)

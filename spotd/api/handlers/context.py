@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from spotd.api.responses import ApiUnavailable, JobHead, NotFound, resolve
+from spotd.api.responses import ApiUnavailable, JobHead, NotFound, StateConflict, resolve
 from spotd.api.schemas.answers import CheckResponse
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
@@ -27,7 +27,7 @@ from spotd.daemon.install import JobIds
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import ProviderEntry
 from spotd.daemon.market.price_recorder import PriceRecorder
-from spotd.store import Reads, StateError
+from spotd.store import JobView, Reads, StateError
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_providers.contract.provider import Clock, Logger
@@ -199,3 +199,36 @@ def find_job(reads: Reads, ref: str) -> JobId:
         for view in reads.jobs_meant_by(ref)
     ]
     return JobId(resolve(ref, heads))
+
+
+def require_free_views(views: Collection[JobView]) -> None:
+    """Check that there are no jobs that have not ended, of a name that a new one is to have.
+
+    Raises:
+        StateConflict: there is one.
+    """
+    for view in views:
+        raise _name_taken(f"a job named {view.name} is {view.state.value} already", view.id)
+
+
+def require_free_names(world: World, names: Collection[str], array: str = "") -> None:
+    """Check that no unfinished job has one of the names, and no unfinished array.
+
+    Args:
+        array: the name of the array that jobs of these names would be.
+
+    Raises:
+        StateConflict: one has.
+    """
+    for job in world.jobs.values():
+        if job.state.is_final:
+            continue
+        if job.name in names or job.name == array:
+            raise _name_taken(f"a job named {job.name} is {job.state.value} already", job.id)
+        if job.array is not None and job.array.name in {array, *names}:
+            raise _name_taken(f"an array named {job.array.name} has not ended yet", job.array.id)
+
+
+def _name_taken(sentence: str, ref: JobId) -> StateConflict:
+    hint = f"wait for it, cancel it (spotctl cancel {ref}), or give this one another name"
+    return StateConflict(f"{sentence} ({ref})", hint=hint)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext, find_array, get_job
+from spotd.api.handlers.context import ContextHandlers, HandlerContext, find_array, get_job, require_free_names
 from spotd.api.handlers.data import gone
 from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.plans import require_due_later
@@ -443,39 +443,6 @@ def _jobs_of_array(reads: Reads, query: JobQuery) -> list[JobView]:
 def _aside_words(row: UnreadableRow) -> str:
     whose = "this job" if row.attempt is None else f"attempt {row.attempt}"
     return f"{whose}: its row in the state cannot be understood ({row.error})"
-
-
-def require_free_views(views: Collection[JobView]) -> None:
-    """Check that there are no jobs that have not ended, of a name that a new one is to have.
-
-    Raises:
-        StateConflict: there is one.
-    """
-    for view in views:
-        raise _name_taken(f"a job named {view.name} is {view.state.value} already", view.id)
-
-
-def require_free_names(world: World, names: Collection[str], array: str = "") -> None:
-    """Check that no unfinished job has one of the names, and no unfinished array.
-
-    Args:
-        array: the name of the array that jobs of these names would be.
-
-    Raises:
-        StateConflict: one has.
-    """
-    for job in world.jobs.values():
-        if job.state.is_final:
-            continue
-        if job.name in names or job.name == array:
-            raise _name_taken(f"a job named {job.name} is {job.state.value} already", job.id)
-        if job.array is not None and job.array.name in {array, *names}:
-            raise _name_taken(f"an array named {job.array.name} has not ended yet", job.array.id)
-
-
-def _name_taken(sentence: str, ref: JobId) -> StateConflict:
-    hint = f"wait for it, cancel it (spotctl cancel {ref}), or give this one another name"
-    return StateConflict(f"{sentence} ({ref})", hint=hint)
 
 
 def _require_data(job: Job, lacking: str | None) -> None:

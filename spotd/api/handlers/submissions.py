@@ -15,9 +15,9 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext, get_job
+from spotd.api.handlers.context import ContextHandlers, HandlerContext, get_job, require_free_names, require_free_views
 from spotd.api.handlers.data import with_data
-from spotd.api.handlers.jobs import JobHandlers, require_free_names, require_free_views
+from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.handlers.plans import (
     find_chain,
     find_resume_source,

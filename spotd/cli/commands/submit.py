@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.commands.jobs import job_or_array, show_changed
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
+from spotd.cli.commands.orders import job_or_array, show_changed
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.draft import JobDraft, collect, nested, read_draft
 from spotd.cli.inputs.folders import measure_folders, store_folders

@@ -17,8 +17,9 @@ from typing import Any, Final, TypeVar, cast
 
 import anyio
 
+from spotd.daemon.market import plugin_fields
 from spotd.daemon.market import plugin_values as plain
-from spotd.daemon.market.plugin_values import MalformedValue
+from spotd.daemon.market.plugin_fields import MalformedValue
 from spotd_providers.contract import errors
 from spotd_providers.contract.provider import (
     Bills,
@@ -97,7 +98,7 @@ class GuardedProvider:
             self._complain("capabilities", f"it fails with {type(exc).__name__}")
             return {}
         return {
-            power: Capability(available=has.available is True, reason=plain.text(has.reason))
+            power: Capability(available=has.available is True, reason=plugin_fields.text(has.reason))
             for power, has in declared.items()
             if isinstance(power, Power) and isinstance(has, Capability)
         }
@@ -208,7 +209,7 @@ class GuardedProvider:
 
 class _Account(GuardedProvider):
     async def account(self) -> str:
-        return plain.text(await self._in_time("account", lambda: cast(KnowsAccount, self.inner).account()))
+        return plugin_fields.text(await self._in_time("account", lambda: cast(KnowsAccount, self.inner).account()))
 
 
 class _Balance(GuardedProvider):
@@ -289,7 +290,7 @@ def _instance_of(made: Any) -> Any:
 def _sane(exc: errors.ProviderError, hide: Callable[[str], str] = str) -> errors.ProviderError:
     """Return the same leaf of the tree, with a message that can be shown and a wait that can be kept."""
     try:
-        said = plain.text(hide(str(exc)), chars_max=MESSAGE_CHARS_MAX)
+        said = plugin_fields.text(hide(str(exc)), chars_max=MESSAGE_CHARS_MAX)
     except Exception:  # noqa: BLE001 - a plugin's own exception class may fail at anything
         said = ""
     said = said or type(exc).__name__
@@ -299,11 +300,13 @@ def _sane(exc: errors.ProviderError, hide: Callable[[str], str] = str) -> errors
         case errors.OfferGone():
             return errors.OfferGone(said, lasts=_wait(exc.lasts))
         case errors.QuotaExceeded():
-            return errors.QuotaExceeded(said, quota=plain.text(exc.quota, chars_max=plain.ID_CHARS_MAX))
+            return errors.QuotaExceeded(said, quota=plugin_fields.text(exc.quota, chars_max=plugin_fields.ID_CHARS_MAX))
         case errors.RequestRejected():
-            return errors.RequestRejected(said, field=plain.text(exc.field), reason=plain.text(hide(exc.reason)))
+            return errors.RequestRejected(
+                said, field=plugin_fields.text(exc.field), reason=plugin_fields.text(hide(exc.reason))
+            )
         case errors.OutcomeUnknown():
-            return errors.OutcomeUnknown(said, key=plain.text(exc.key))
+            return errors.OutcomeUnknown(said, key=plugin_fields.text(exc.key))
         case _:
             leaf = next((kind for kind in _PLAIN_LEAVES if isinstance(exc, kind)), errors.ProviderError)
             return leaf(said)

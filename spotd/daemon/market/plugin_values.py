@@ -9,16 +9,31 @@ forgotten; one that cannot be named makes its listing incomplete, which proves n
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from typing import Any, Final, TypeVar
 
+from spotd.daemon.market.plugin_fields import (
+    ID_CHARS_MAX,
+    NEWEST,
+    PRICE_MAX,
+    TEXT_CHARS_MAX,
+    UNPRINTABLE,
+    MalformedValue,
+    bounded,
+    identity,
+    instant,
+    measure_or_none,
+    member,
+    price,
+    span_or_none,
+    text,
+    whole,
+    whole_or_none,
+)
 from spotd.shell_address import fault_of
-from spotd_providers.contract.printable import HIDDEN, without_piles
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
@@ -54,118 +69,18 @@ MACHINES_MAX: Final = 5_000
 CHARGES_MAX: Final = 100_000
 CHECKS_MAX: Final = 100
 REJECTED_MAX: Final = 2_000
-ID_CHARS_MAX: Final = 256
-TEXT_CHARS_MAX: Final = 1_000
 EXTRA_CHARS_MAX: Final = 16 * 1024
-PRICE_MAX: Final = 10_000 * 1_000_000
-"""Micro-dollars per hour, GB or GB-month: far beyond what any machine has cost, and small enough for every product."""
 AMOUNT_MAX: Final = 10_000_000 * 1_000_000
 GPUS_MAX: Final = 1_024
-DURATION_MAX: Final = timedelta(days=36_500)
-OLDEST: Final = datetime(2010, 1, 1, tzinfo=UTC)
-"""No machine that is rented by the hour is older."""
-NEWEST: Final = datetime(2100, 1, 1, tzinfo=UTC)
 AHEAD_MAX: Final = timedelta(days=1)
 """How far the clock of a provider may be ahead of ours when it dates the past."""
 NOTICE_AHEAD_MAX: Final = timedelta(days=60)
 
-_UNPRINTABLE: Final = re.compile(f"[\x00-\x1f\x7f-\x9f{HIDDEN}]")
 _CUDA: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}", re.ASCII)
 T = TypeVar("T")
-_Enum = TypeVar("_Enum", Market, Interruption, InstanceState, Loss, Billing)
-
-
-class MalformedValue(Exception):
-    """A value that cannot be used; the message names the field and what is wrong, never the value."""
 
 
 # --- single values ---------------------------------------------------------------------------------------------
-
-
-def text(value: Any, *, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """Return a printable, bounded text; anything else is empty."""
-    if not isinstance(value, str):
-        return ""
-    if len(value) <= chars_max and value.isascii() and not _UNPRINTABLE.search(value):
-        return value
-    return without_piles(_UNPRINTABLE.sub(" ", value[: chars_max * 2]))[:chars_max].strip()
-
-
-def _identity(value: Any, field: str, *, chars_max: int = ID_CHARS_MAX) -> str:
-    if not isinstance(value, str):
-        raise MalformedValue(f"{field}: not a text")
-    if not value or len(value) > chars_max:
-        raise MalformedValue(f"{field}: not 1 to {chars_max} characters")
-    if _UNPRINTABLE.search(value):
-        raise MalformedValue(f"{field}: holds a character that cannot be printed")
-    return str(value)
-
-
-def _whole(value: Any, field: str, *, low: int, high: int) -> int:
-    if type(value) is not int:
-        raise MalformedValue(f"{field}: not a whole number")
-    if not low <= value <= high:
-        raise MalformedValue(f"{field}: not from {low} to {high}")
-    return value
-
-
-def _price(value: Any, field: str) -> int:
-    if type(value) is not int:
-        raise MalformedValue(f"{field}: not a price in whole micro-dollars")
-    if not 0 <= value <= PRICE_MAX:
-        raise MalformedValue(f"{field}: below zero or beyond any price")
-    return value
-
-
-def _whole_or_none(value: Any, *, low: int, high: int) -> int | None:
-    return value if type(value) is int and low <= value <= high else None
-
-
-def _measure_or_none(value: Any, *, high: float) -> float | None:
-    return value if type(value) in (int, float) and math.isfinite(value) and 0 <= value <= high else None
-
-
-def _member(kind: type[_Enum], value: Any) -> _Enum | None:
-    if type(value) is kind:
-        return value
-    try:
-        return kind(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-
-
-def instant(value: Any) -> datetime | None:
-    """Return the instant in UTC, or `None` without a zone or at a time at which no machine can have been rented."""
-    if not isinstance(value, datetime):
-        return None
-    try:
-        if value.utcoffset() is None:
-            return None
-        utc = value.astimezone(UTC)
-    except (OverflowError, ValueError, TypeError):
-        return None
-    return utc if OLDEST <= utc <= NEWEST else None
-
-
-def _span_or_none(value: Any) -> timedelta | None:
-    return value if isinstance(value, timedelta) and timedelta(0) <= value <= DURATION_MAX else None
-
-
-def _bounded(rows: Any, limit: int, *, what: str) -> tuple[list[Any], bool]:
-    """Return the first rows of a list, and whether there were more.
-
-    Raises:
-        Malformed: it is no list.
-    """
-    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
-        raise MalformedValue(f"{what}: not a list")
-    found: list[Any] = []
-    each: Iterator[Any] = iter(rows)
-    found.extend(islice(each, limit))
-    return found, len(found) == limit and next(each, _END) is not _END
-
-
-_END: Final = object()
 
 
 # --- offers ----------------------------------------------------------------------------------------------------
@@ -184,7 +99,7 @@ def offer_page(
     """
     if not isinstance(value, OfferPage):
         raise MalformedValue(f"an answer about offers of the type {type(value).__name__}")
-    rows, more = _bounded(value.offers, OFFERS_MAX, what="offers")
+    rows, more = bounded(value.offers, OFFERS_MAX, what="offers")
     offers: dict[str, Offer] = {}
     refused: list[Rejected] = []
     for row in rows:
@@ -198,7 +113,7 @@ def offer_page(
             refused.append(Rejected(offer_id=offer.offer_id, reason="the same offer twice in one answer"))
             continue
         offers[offer.offer_id] = offer
-    stated, _ = _bounded(value.rejected, REJECTED_MAX, what="refused offers")
+    stated, _ = bounded(value.rejected, REJECTED_MAX, what="refused offers")
     refused.extend(
         Rejected(offer_id=text(one.offer_id, chars_max=ID_CHARS_MAX), reason=text(one.reason))
         for one in stated
@@ -223,7 +138,7 @@ def row_count(value: Any) -> int:
 
 
 def _whole_groups(value: Any) -> frozenset[tuple[str, int]]:
-    rows, _ = _bounded(value, 10_000, what="whole")
+    rows, _ = bounded(value, 10_000, what="whole")
     for row in rows:
         if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and type(row[1]) is int):
             raise MalformedValue("whole: not pairs of a GPU and a count")
@@ -239,19 +154,19 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
         raise MalformedValue(f"a row of the type {type(row).__name__}")
     if row.provider != provider:
         raise MalformedValue("provider: it is another provider's offer")
-    _identity(row.offer_id, "offer_id")
-    _identity(row.pool, "pool")
+    identity(row.offer_id, "offer_id")
+    identity(row.pool, "pool")
     if row.host_id is not None:
-        _identity(row.host_id, "host_id")
-    _identity(row.gpu, "gpu", chars_max=128)
-    _whole(row.gpu_count, "gpu_count", low=0 if row.gpu == NO_GPU else 1, high=0 if row.gpu == NO_GPU else GPUS_MAX)
-    _price(row.gpu_price, "gpu_price")
-    _price(row.storage_price, "storage_price")
-    _price(row.storage_fixed, "storage_fixed")
-    _price(row.upload_price, "upload_price")
-    _price(row.download_price, "download_price")
+        identity(row.host_id, "host_id")
+    identity(row.gpu, "gpu", chars_max=128)
+    whole(row.gpu_count, "gpu_count", low=0 if row.gpu == NO_GPU else 1, high=0 if row.gpu == NO_GPU else GPUS_MAX)
+    price(row.gpu_price, "gpu_price")
+    price(row.storage_price, "storage_price")
+    price(row.storage_fixed, "storage_fixed")
+    price(row.upload_price, "upload_price")
+    price(row.download_price, "download_price")
     if row.disk_gb_max is not None:
-        _whole(row.disk_gb_max, "disk_gb_max", low=0, high=10**9)  # unknown would mean without a limit
+        whole(row.disk_gb_max, "disk_gb_max", low=0, high=10**9)  # unknown would mean without a limit
     if type(row.pays_bid) is not bool:
         raise MalformedValue("pays_bid: neither true nor false")
     changes = {name: new for name, new in _mended(row).items() if new is not getattr(row, name)}
@@ -262,7 +177,7 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
 
 def _mended(row: Offer) -> dict[str, Any]:
     """Return the row with what no price depends on mended: an odd value of it is unknown."""
-    market, interruption = _member(Market, row.market), _member(Interruption, row.interruption)
+    market, interruption = member(Market, row.market), member(Interruption, row.interruption)
     if market is None or interruption is None:
         raise MalformedValue("market or interruption: not a known word")
     cuda = row.cuda_max
@@ -272,24 +187,24 @@ def _mended(row: Offer) -> dict[str, Any]:
         "quotas": row.quotas if row.quotas == () else _quotas(row.quotas),
         "region": row.region if row.region == "" else text(row.region, chars_max=128),
         "extra": _extra(row.extra),
-        "on_demand_price": _whole_or_none(row.on_demand_price, low=0, high=PRICE_MAX),
-        "gpu_vram_mb": _whole_or_none(row.gpu_vram_mb, low=1, high=10**8),
-        "cpus": _measure_or_none(row.cpus, high=1e6),
-        "memory_mb": _whole_or_none(row.memory_mb, low=0, high=10**10),
+        "on_demand_price": whole_or_none(row.on_demand_price, low=0, high=PRICE_MAX),
+        "gpu_vram_mb": whole_or_none(row.gpu_vram_mb, low=1, high=10**8),
+        "cpus": measure_or_none(row.cpus, high=1e6),
+        "memory_mb": whole_or_none(row.memory_mb, low=0, high=10**10),
         "cuda_max": cuda if isinstance(cuda, str) and _CUDA.fullmatch(cuda) else None,
-        "reliability": _measure_or_none(row.reliability, high=1.0),
-        "upload_mbps": _measure_or_none(row.upload_mbps, high=1e9),
-        "download_mbps": _measure_or_none(row.download_mbps, high=1e9),
-        "duration_max": _span_or_none(row.duration_max),
-        "capacity_score": _whole_or_none(row.capacity_score, low=1, high=CAPACITY_SCORE_MAX),
-        "hazard_ppm": _whole_or_none(row.hazard_ppm, low=0, high=10**9),
+        "reliability": measure_or_none(row.reliability, high=1.0),
+        "upload_mbps": measure_or_none(row.upload_mbps, high=1e9),
+        "download_mbps": measure_or_none(row.download_mbps, high=1e9),
+        "duration_max": span_or_none(row.duration_max),
+        "capacity_score": whole_or_none(row.capacity_score, low=1, high=CAPACITY_SCORE_MAX),
+        "hazard_ppm": whole_or_none(row.hazard_ppm, low=0, high=10**9),
     }
 
 
 def _quotas(value: Any) -> tuple[str, ...]:
     if not isinstance(value, tuple | list) or len(value) > 16:
         raise MalformedValue("quotas: not a short list")
-    checked = tuple(_identity(one, "quotas") for one in value)
+    checked = tuple(identity(one, "quotas") for one in value)
     return value if type(value) is tuple else checked
 
 
@@ -326,7 +241,7 @@ def listing(value: Any, provider: ProviderName, *, now: datetime) -> Listing:
     """
     if not isinstance(value, Listing):
         raise MalformedValue(f"an answer about machines of the type {type(value).__name__}")
-    rows, more = _bounded(value.instances, MACHINES_MAX, what="instances")
+    rows, more = bounded(value.instances, MACHINES_MAX, what="instances")
     machines, refused = _machines(rows, provider, now)
     if more:
         refused.append(Rejected(offer_id="", reason=f"more than {MACHINES_MAX} machines"))
@@ -344,7 +259,7 @@ def found_machines(value: Any, provider: ProviderName, *, now: datetime) -> tupl
     Raises:
         Malformed: one of them cannot be named, so it would be wrong to call it absent.
     """
-    rows, more = _bounded(value, MACHINES_MAX, what="the machines with a key")
+    rows, more = bounded(value, MACHINES_MAX, what="the machines with a key")
     machines, refused = _machines(rows, provider, now)
     if refused or more:
         raise MalformedValue(refused[0].reason if refused else f"more than {MACHINES_MAX} machines")
@@ -387,22 +302,22 @@ def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
     """
     if not isinstance(row, Instance):
         raise MalformedValue(f"a machine of the type {type(row).__name__}")
-    price = _whole_or_none(row.price, low=0, high=PRICE_MAX)
-    floor = _whole_or_none(row.bid_floor, low=0, high=PRICE_MAX)
+    price = whole_or_none(row.price, low=0, high=PRICE_MAX)
+    floor = whole_or_none(row.bid_floor, low=0, high=PRICE_MAX)
     created, ended = instant(row.created_at), instant(row.ended_at)
     return Instance(
         ref=_ref(row.ref, provider),
-        key=AttemptKey(_identity(row.key, "key")),
-        state=_member(InstanceState, row.state) or InstanceState.UNKNOWN,
-        market=_member(Market, row.market),
+        key=AttemptKey(identity(row.key, "key")),
+        state=member(InstanceState, row.state) or InstanceState.UNKNOWN,
+        market=member(Market, row.market),
         host_id=None if row.host_id is None else _host(row.host_id),
         price=None if price is None else MicroUsdPerHour(price),
         created_at=created if created is not None and created <= now + AHEAD_MAX else None,
         notice_at=None if row.notice_at is None else _notice(row.notice_at, now),
-        loss=_member(Loss, row.loss),
+        loss=member(Loss, row.loss),
         detail=text(row.detail),
         bid_floor=None if floor is None else MicroUsdPerHour(floor),
-        billing=_member(Billing, row.billing) or Billing.UNKNOWN,
+        billing=member(Billing, row.billing) or Billing.UNKNOWN,
         ended_at=ended if ended is not None and ended <= now + AHEAD_MAX else None,
     )
 
@@ -412,15 +327,15 @@ def _ref(value: Any, provider: ProviderName) -> InstanceRef:
         raise MalformedValue("ref: not a reference to a machine")
     if value.provider != provider:
         raise MalformedValue("ref: it names a machine of another provider")
-    scope = value.scope if value.scope == "" else _identity(value.scope, "ref.scope")
+    scope = value.scope if value.scope == "" else identity(value.scope, "ref.scope")
     return InstanceRef(
-        provider=provider, instance_id=InstanceId(_identity(value.instance_id, "ref.instance_id")), scope=scope
+        provider=provider, instance_id=InstanceId(identity(value.instance_id, "ref.instance_id")), scope=scope
     )
 
 
 def _host(value: Any) -> HostId | None:
     try:
-        return HostId(_identity(value, "host_id"))
+        return HostId(identity(value, "host_id"))
     except MalformedValue:
         return None
 
@@ -447,8 +362,8 @@ def balance(value: Any) -> Balance:
     """
     if not isinstance(value, Balance):
         raise MalformedValue(f"a balance of the type {type(value).__name__}")
-    available = _whole(value.available, "available", low=-AMOUNT_MAX, high=AMOUNT_MAX)
-    burn = _whole_or_none(value.burn, low=0, high=PRICE_MAX)
+    available = whole(value.available, "available", low=-AMOUNT_MAX, high=AMOUNT_MAX)
+    burn = whole_or_none(value.burn, low=0, high=PRICE_MAX)
     return Balance(available=MicroUsd(available), burn=None if burn is None else MicroUsdPerHour(burn))
 
 
@@ -458,7 +373,7 @@ def charges(value: Any) -> tuple[tuple[ProviderCharge, ...], int]:
     Raises:
         Malformed: it is no list.
     """
-    rows, _ = _bounded(value, CHARGES_MAX, what="charges")
+    rows, _ = bounded(value, CHARGES_MAX, what="charges")
     good: list[ProviderCharge] = []
     for row in rows:
         try:
@@ -475,13 +390,13 @@ def _charge(row: Any) -> ProviderCharge:
     if start is None or end is None or end < start:
         raise MalformedValue("start, end: not a span of time")
     return ProviderCharge(
-        key=None if row.key is None else AttemptKey(_identity(row.key, "key")),
-        instance_id=InstanceId(_identity(row.instance_id, "instance_id")),
+        key=None if row.key is None else AttemptKey(identity(row.key, "key")),
+        instance_id=InstanceId(identity(row.instance_id, "instance_id")),
         start=start,
         end=end,
-        amount=MicroUsd(_whole(row.amount, "amount", low=-AMOUNT_MAX, high=AMOUNT_MAX)),
-        kind=_identity(row.kind, "kind", chars_max=64),
-        currency=_identity(row.currency, "currency", chars_max=8).upper(),
+        amount=MicroUsd(whole(row.amount, "amount", low=-AMOUNT_MAX, high=AMOUNT_MAX)),
+        kind=identity(row.kind, "kind", chars_max=64),
+        currency=identity(row.currency, "currency", chars_max=8).upper(),
     )
 
 
@@ -491,7 +406,7 @@ def check_lines(value: Any) -> tuple[CheckLine, ...]:
     Raises:
         Malformed: it is no list.
     """
-    rows, _ = _bounded(value, CHECKS_MAX, what="check lines")
+    rows, _ = bounded(value, CHECKS_MAX, what="check lines")
     return tuple(
         CheckLine(name=text(row.name) or "check", ok=row.ok is True, detail=text(row.detail), hint=text(row.hint))
         for row in rows
@@ -507,20 +422,20 @@ def traits(value: Any) -> ProviderTraits:
     """
     if not isinstance(value, ProviderTraits):
         raise MalformedValue(f"traits of the type {type(value).__name__}")
-    _whole(value.start_script_bytes_max, "start_script_bytes_max", low=1, high=10**9)
+    whole(value.start_script_bytes_max, "start_script_bytes_max", low=1, high=10**9)
     for name, low, high in _TRAIT_SPANS:
         span = getattr(value, name)
         if not isinstance(span, timedelta) or not low <= span <= high:
             raise MalformedValue(f"{name}: not a span of time from {low} to {high}")
     for name in ("default_fee_multiplier", "ends_itself_by", "ends_itself_at", "notice_imds"):
         word = getattr(value, name)
-        if not isinstance(word, str) or len(word) > TEXT_CHARS_MAX or _UNPRINTABLE.search(word):
+        if not isinstance(word, str) or len(word) > TEXT_CHARS_MAX or UNPRINTABLE.search(word):
             raise MalformedValue(f"{name}: not a short text")
     images: Any = value.private_images
     if not isinstance(images, Capability) or type(images.available) is not bool:
         raise MalformedValue("private_images: not a capability")
     reason: Any = images.reason
-    if not isinstance(reason, str) or len(reason) > TEXT_CHARS_MAX or _UNPRINTABLE.search(reason):
+    if not isinstance(reason, str) or len(reason) > TEXT_CHARS_MAX or UNPRINTABLE.search(reason):
         raise MalformedValue("private_images: its reason is not a short text")
     for one in fields(ProviderTraits):
         if isinstance(one.default, bool) and type(getattr(value, one.name)) is not bool:
@@ -562,5 +477,5 @@ def lines(value: Any, *, count: int) -> tuple[str, ...]:
     Raises:
         Malformed: it is no list.
     """
-    rows, _ = _bounded(value, max(0, min(count, 10_000)), what="a log")
+    rows, _ = bounded(value, max(0, min(count, 10_000)), what="a log")
     return tuple(text(row, chars_max=4096) for row in rows if isinstance(row, str))

@@ -21,8 +21,8 @@ from spotd.daemon.commits import CrashPoints
 from spotd.daemon.controllers import Controller
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache, offer_query
-from spotd.daemon.market.plugin_values import MalformedValue
-from spotd.daemon.market.plugin_values import text as plain_text
+from spotd.daemon.market.plugin_fields import MalformedValue
+from spotd.daemon.market.plugin_fields import text as plain_text
 from spotd.daemon.market.plugin_values import traits as plain_traits
 from spotd.daemon.market.pollers import Poller, PollPace, ProviderEntry
 from spotd.daemon.policy import ProviderSettings, Settings

@@ -18,7 +18,7 @@ from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonUnreachable
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState
-from spotd.daemon.market import plugin_values
+from spotd.daemon.market import plugin_fields
 from spotd.words import ControlFilter, clean
 from spotd_providers.kit import text
 from tests.cases import every
@@ -190,7 +190,7 @@ VISIBLE_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x11
 
 def test_no_format_character_is_shown_in_a_name_a_message_or_an_id() -> None:
     hidden = "".join(chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) in ("Cf", "Cs", "Zl", "Zp"))
-    shown = set(words.clean(hidden)) | set(plugin_values.text(hidden, chars_max=10**6)) | set(text.clean(hidden))
+    shown = set(words.clean(hidden)) | set(plugin_fields.text(hidden, chars_max=10**6)) | set(text.clean(hidden))
     assert {ord(c) for c in shown} <= VISIBLE_FORMATS | {0x20}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from spotd.core.domain.states import JobState
 from spotd.daemon.log import HIDDEN, Redactor
-from spotd.daemon.market import plugin_values
+from spotd.daemon.market import plugin_fields, plugin_values
 from spotd.daemon.market.guarded import _sane, guarded
 from spotd.service import main
 from spotd_providers.contract import errors
@@ -593,9 +593,9 @@ def test_traits_that_are_none_are_refused(field: str) -> None:
     assert plugin_values.traits(GOOD_TRAITS) is GOOD_TRAITS
     for value in (None, -1, 1.5, float("nan"), timedelta(days=-1), timedelta.max, HUGE, "a\x00"):
         odd: dict[str, Any] = {field: value}
-        with pytest.raises(plugin_values.MalformedValue):
+        with pytest.raises(plugin_fields.MalformedValue):
             plugin_values.traits(replace(GOOD_TRAITS, **odd))
-    with pytest.raises(plugin_values.MalformedValue):
+    with pytest.raises(plugin_fields.MalformedValue):
         plugin_values.traits(None)
 
 
