@@ -7,16 +7,17 @@ sentence. It listens on a unix socket of mode 0600 only, so each caller is the d
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from spotd.api.edge import PATIENT_S, Failure, RequestEdge
 from spotd.api.handlers import Handlers
 from spotd.api.requests import (
     ContentsQuery,
@@ -31,23 +32,17 @@ from spotd.api.requests import (
     RetryQuery,
     Submission,
     VerificationQuery,
-    utc_text,
 )
 from spotd.api.responses import (
-    INTERNAL,
     JSON_TYPE,
-    STATUS_OF_DEFECT,
-    ApiRefusal,
     ApiUnavailable,
     BodyTooLong,
     ByteStream,
     Invalid,
-    Record,
     RecordStream,
     RefusalCode,
     error_body,
     json_response,
-    refusal_response,
 )
 from spotd.api.routes import (
     ApiRoute,
@@ -114,15 +109,6 @@ from spotd.api.schemas.jobs import (
 from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DOCUMENT_TEXT_MAX
 
 CODE_BYTES_MAX: Final = 8 * 2**30
-QUICK_S: Final = 30.0
-"""Longest that a query of rows may take; the client waits a little longer."""
-PATIENT_S: Final = 150.0
-"""Longest for what asks providers or the object store."""
-_ERROR_CHECK_S: Final = 0.1
-
-Failure = Callable[[str, Exception], None]
-"""Called with the route and what broke; must not raise."""
-T = TypeVar("T")
 
 
 def make_app(
@@ -163,74 +149,8 @@ def _data_too_large() -> BodyTooLong:
     return BodyTooLong("a part of the dataset is too large", hint="spotctl and the daemon may be of different versions")
 
 
-class _Api:
+class _Api(RequestEdge):
     """The endpoints; each turns one request into one call of a handler."""
-
-    def __init__(
-        self, handlers: Handlers, on_failure: Failure, closing: anyio.Event | None, code_bytes_max: int
-    ) -> None:
-        self._handlers = handlers
-        self._on_failure = on_failure
-        self._closing = closing
-        self._code_bytes_max = code_bytes_max
-
-    def guarded(self, route: ApiRoute) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of a route, with everything that can go wrong turned into JSON."""
-        endpoint = getattr(self, route.name)
-
-        async def answer(request: Request) -> Response:
-            try:
-                found = await endpoint(**await route.arguments(request))
-                return found if isinstance(found, Response) else self._reply(found, status=route.status)
-            except ApiRefusal as refusal:
-                return refusal_response(refusal)
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except Exception as exc:  # noqa: BLE001 - the edge of the API: the cause goes to the log, a sentence to the caller
-                self._on_failure(route.path, exc)
-                message = "the daemon met an error of its own; nothing is known to have changed"
-                return json_response(
-                    error_body(INTERNAL, message, hint="see the daemon's log"), status=STATUS_OF_DEFECT
-                )
-
-        return answer
-
-    async def _ask(self, call: Callable[[], Awaitable[T]], *, limit_s: float = QUICK_S) -> T:
-        """Return the call's result, given up as soon as the state store has an error.
-
-        Raises:
-            Unavailable: the store does not answer, or the limit has passed.
-        """
-        if sentence := self._handlers.context.database.last_error:
-            raise _store_down(sentence)
-        results: list[T] = []
-        failures: list[Exception] = []
-        sentence = ""
-
-        async def work(scope: anyio.CancelScope) -> None:
-            try:
-                results.append(await call())
-            except Exception as exc:  # noqa: BLE001 - carried out of the task group unchanged, which would wrap it
-                failures.append(exc)
-            scope.cancel()
-
-        with anyio.move_on_after(limit_s):
-            async with anyio.create_task_group() as group:
-                group.start_soon(work, group.cancel_scope, name="api call")
-                while not sentence:
-                    await anyio.sleep(_ERROR_CHECK_S)
-                    sentence = self._handlers.context.database.last_error
-                group.cancel_scope.cancel()
-        if failures:
-            raise failures[0]
-        if results:
-            return results[0]
-        if sentence:
-            raise _store_down(sentence)
-        raise ApiUnavailable(f"the daemon did not find an answer within {limit_s:.0f} s", hint="spotctl doctor")
-
-    def _reply(self, body: Mapping[str, Any], *, status: int) -> Response:
-        return json_response({"now": utc_text(self._handlers.context.clock.now()), **body}, status=status)
 
     @serving("GET", "/v1/openapi.json")
     async def openapi(self) -> Response:
@@ -467,10 +387,6 @@ class _Api:
         manifest, spans = read_sha256(query.manifest), read_spans(query.files)
         return await self._bytes(self._handlers.files.contents(ref, query.checkpoint, manifest, spans), "file contents")
 
-    async def _bytes(self, chunks: AsyncIterator[bytes], route: str) -> ByteStream:
-        first = await self._first(chunks)
-        return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure(route, exc))
-
     @serving("GET", "/v1/jobs/{ref}/logs")
     async def logs(self, ref: str, query: LogQuery) -> RecordStream[LogResponse]:
         """Send the log of a job, and go on while it runs if that is asked for."""
@@ -484,21 +400,6 @@ class _Api:
         if query.follow:
             await self._ask(lambda: self._handlers.events.require(query))
         return await self._records(self._handlers.events.stream(query), route="events", follow=query.follow)
-
-    async def _records(self, records: AsyncIterator[Record], *, route: str, follow: bool) -> RecordStream[Record]:
-        """Answer with a stream; its first record is awaited only where that cannot take as long as a job."""
-        first = [] if follow else await self._first(records)
-        return RecordStream(first, records, closing=self._closing, on_failure=lambda exc: self._on_failure(route, exc))
-
-    async def _first(self, items: AsyncIterator[T]) -> list[T]:
-        """Return the first item or nothing, so that a refusal still gets its status code."""
-
-        async def step() -> list[T]:
-            async for item in items:
-                return [item]
-            return []
-
-        return await self._ask(step, limit_s=PATIENT_S)
 
     @serving("GET", "/v1/prices", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
     async def prices(self, query: PriceQuery) -> PricesResponse:
@@ -543,7 +444,3 @@ class _Api:
     async def reconcile(self) -> ReconcileResponse:
         """List the machines of all providers now, and compare."""
         return await self._ask(self._handlers.health.reconcile, limit_s=PATIENT_S)
-
-
-def _store_down(sentence: str) -> ApiUnavailable:
-    return ApiUnavailable(sentence, hint="running jobs go on; ask again when it is back, or spotctl doctor")

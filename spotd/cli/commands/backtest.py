@@ -13,18 +13,8 @@ import click
 from spotd.cli import stderr
 from spotd.cli.entry import CommandFailed, ExitCode, unusable
 from spotd.cli.inputs.draft import read_draft
-from spotd.cli.inputs.options import (
-    JSON,
-    RANGE,
-    TABLE,
-    CeilingRange,
-    Parsed,
-    ceilings_around,
-    complete_file,
-    output,
-    plot_option,
-    shown_option,
-)
+from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
+from spotd.cli.inputs.ranges import RANGE, CeilingRange, ceilings_around
 from spotd.cli.views.size_view import PURCHASE, number
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError

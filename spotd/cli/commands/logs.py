@@ -11,7 +11,8 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import ExitCode, of_state
-from spotd.cli.inputs.options import ID, JSON, TABLE, WHEN, When, complete_job, instants, job_argument, output
+from spotd.cli.inputs.options import ID, JSON, TABLE, complete_job, job_argument, output
+from spotd.cli.inputs.ranges import WHEN, When, instants
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonUnreachable, Json
 from spotd.lists import EventStep, steps

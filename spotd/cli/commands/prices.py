@@ -10,20 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.inputs.options import (
-    CHART,
-    ID,
-    JSON,
-    SPAN,
-    TABLE,
-    WHEN,
-    Parsed,
-    When,
-    instants,
-    output,
-    plot_option,
-    show_data,
-)
+from spotd.cli.inputs.options import CHART, ID, JSON, TABLE, Parsed, output, plot_option, show_data
+from spotd.cli.inputs.ranges import SPAN, WHEN, When, instants
 from spotd.cli.views.table import Column, per_gpu_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon

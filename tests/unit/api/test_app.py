@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.api.app import QUICK_S
+from spotd.api.edge import QUICK_S
 from spotd.api.responses import Ambiguous, ApiRefusal, ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.daemon.commits import Database
 from spotd.daemon.object_keys import code_key

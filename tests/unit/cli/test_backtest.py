@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.cli.inputs.options import parse_range
+from spotd.cli.inputs.ranges import parse_range
 from spotd.history import History
 from spotd_jobs.spec.problems import BadValue
 from spotd_providers.contract.values import MicroUsdPerHour, ProviderName
