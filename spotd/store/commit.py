@@ -282,22 +282,30 @@ def _stored(connection: Connection, plan: Plan) -> StoredRows:
     touched = set(plan.jobs) | {i.job for i in plan.attempts} | {charge.attempt.job for charge in plan.charges}
     touched |= {row.job for row in plan.sealed}
     touched |= {intent.attempt.job for intent in plan.intents.values() if intent.attempt is not None}
+    sealed = {(row.job, row.attempt) for row in plan.sealed}
     jobs: dict[JobId, JobState] = {}
     attempts: dict[AttemptId, tuple[AttemptState, str]] = {}
     for some in chunks(touched):
         for job_id, state in connection.execute(_JOBS, {"ids": some}):
-            jobs[job_id] = JobState(state)
+            jobs[job_id] = _state_of_job(state) if (job_id, None) in sealed else JobState(state)
         for job_id, number, state, key in connection.execute(_ATTEMPTS, {"ids": some}):
-            attempts[AttemptId(job=job_id, number=number)] = (AttemptState(state), key)
+            # What is sealed is over whatever its row states, which may be a word that no version knows.
+            is_over = (job_id, number) in sealed
+            attempts[AttemptId(job=job_id, number=number)] = (
+                AttemptState.ENDED if is_over else AttemptState(state),
+                key,
+            )
     intents = {
         intent: IntentState(state)
         for some in chunks(plan.intents)
         for intent, state in connection.execute(_INTENTS, {"ids": some})
     }
-    for row in plan.sealed:
-        if row.attempt is not None and (known := attempts.get(AttemptId(job=row.job, number=row.attempt))):
-            attempts[AttemptId(job=row.job, number=row.attempt)] = (AttemptState.ENDED, known[1])
     return StoredRows(jobs=jobs, attempts=attempts, intents=intents)
+
+
+def _state_of_job(stored: str) -> JobState:
+    """Return the state of a job that is sealed; a word that no version knows is none that is final."""
+    return JobState(stored) if stored in set(JobState) else JobState.RECOVERING
 
 
 @cache

@@ -31,13 +31,13 @@ from spotd.core.pricing import egress_cost
 from spotd.store import rows
 from spotd.store.rows import ROW_ERRORS, kept
 from spotd.store.tables import (
-    ACTIVE,
     ATTEMPT_COSTS,
     ATTEMPTS,
     CHARGES,
     CHECKPOINTS,
     DAY_COSTS,
     EVENTS,
+    GOES_ON,
     IDS,
     JOBS,
 )
@@ -140,7 +140,7 @@ def begins_with(text: str) -> ColumnElement[bool]:
 
 def active_named(name: str) -> ColumnElement[bool]:
     # The name as an expression, so that the index of states is searched: few jobs go on, many may have had the name.
-    return and_(JOBS.c.name.concat("") == name, ACTIVE)
+    return and_(JOBS.c.name.concat("") == name, GOES_ON)
 
 
 def open_attempts(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, list[AttemptView]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType, new_class
 from typing import Any, Final, TypeVar
 
@@ -29,6 +30,7 @@ from sqlalchemy import (
     bindparam,
     event,
     literal_column,
+    or_,
     text,
 )
 from sqlalchemy.orm import registry
@@ -222,7 +224,18 @@ def _one_of(column: Column[Any], words: Iterable[StrEnum]) -> ColumnElement[bool
     return column.in_([literal_column(f"'{word.value}'") for word in sorted(words)])
 
 
-ACTIVE: Final = _one_of(JOBS.c.state, (state for state in JobState if not state.is_final))
+def _none_of(column: Column[Any], words: Iterable[StrEnum]) -> ColumnElement[bool]:
+    """Whatever is none of the words, a word of no version included: as ranges, which the column's index serves."""
+    name, bounds = f"{column.table.name}.{column.name}", [f"'{word.value}'" for word in sorted(words)]
+    between = (f"{name} > {low} AND {name} < {high}" for low, high in pairwise(bounds))
+    # Each range as one text: some statements are built anew for an answer, and each element of them costs.
+    ranges = (f"{name} < {bounds[0]}", *between, f"{name} > {bounds[-1]}")
+    return or_(*(text(one) for one in ranges))
+
+
+ACTIVE: Final = _none_of(JOBS.c.state, (state for state in JobState if state.is_final))
+GOES_ON: Final = _one_of(JOBS.c.state, (state for state in JobState if not state.is_final))
 FINAL: Final = _one_of(JOBS.c.state, (state for state in JobState if state.is_final))
-NOT_ENDED: Final = _one_of(ATTEMPTS.c.state, (state for state in AttemptState if state is not AttemptState.ENDED))
-OPEN: Final = _one_of(INTENTS.c.state, (s for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED}))
+NOT_ENDED: Final = _none_of(ATTEMPTS.c.state, (AttemptState.ENDED,))
+OPEN: Final = _none_of(INTENTS.c.state, (IntentState.DONE, IntentState.FAILED))
+"""What is open, active or not ended is what is in none of the states in which nothing is owed any more."""

@@ -40,12 +40,14 @@ async def two_running(rig: Rig) -> tuple[JobId, JobId]:
 
 
 ROWS = {
+    "an attempt's state": "UPDATE attempts SET state = 'of the future' WHERE job_id = 'j1'",
     "an attempt's quote": "UPDATE attempts SET quote = '{' WHERE job_id = 'j1'",
     "an attempt's reason": "UPDATE attempts SET end_reason = 'of the future' WHERE job_id = 'j1'",
     "an attempt's instant": "UPDATE attempts SET launched_at = 'soon' WHERE job_id = 'j1'",
     "an attempt's key": "UPDATE attempts SET key = 'spotd-lab-j1-9' WHERE job_id = 'j1'",
     "a job's spec": "UPDATE jobs SET spec = '[]' WHERE id = 'j1'",
     "a job's state": "UPDATE jobs SET state = 'CANCELLED' WHERE id = 'j1'",
+    "a job's unknown state": "UPDATE jobs SET state = 'OF THE FUTURE' WHERE id = 'j1'",
     "a job's count": "UPDATE jobs SET attempts_made = 0 WHERE id = 'j1'",
     "a job's instant": "UPDATE jobs SET submitted_at = 9223372036854775807 WHERE id = 'j1'",
 }

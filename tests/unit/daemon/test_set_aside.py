@@ -18,10 +18,9 @@ pytestmark = pytest.mark.anyio
 
 OTHERS = {
     "an attempt's start": "UPDATE attempts SET running_at = 'soon' WHERE job_id = 'j1'",
-    "an attempt's state": "UPDATE attempts SET state = 'of the future' WHERE job_id = 'j1'",
     "an attempt's ceiling": "UPDATE attempts SET meter_since = 9223372036854775807 WHERE job_id = 'j1'",
-    "a checkpoint": "INSERT INTO checkpoints (job_id, ordinal, name, attempt, bytes, at, manifest_key, sha256, pinned)"
-    " VALUES ('j1', 0, 'step-1', 1, 1, 'soon', 'jobs/j1/checkpoints/1/step-1.json', '', 0)",
+    "a checkpoint": "INSERT INTO checkpoints (job_id, ordinal, name, attempt, bytes, at, manifest_key, sha256, pinned,"
+    " host, doubted_by) VALUES ('j1', 0, 'step-1', 1, 1, 'soon', 'jobs/j1/checkpoints/1/step-1.json', '', 0, '', '[]')",
     "a job's spending": "UPDATE jobs SET spent = 'much' WHERE id = 'j1'",
 }
 READABLE = {"an attempt's key", "a job's state", "a job's count"}
