@@ -5,8 +5,8 @@ and the daemon can read. So neither ends a machine alone, unless for very long:
 
 * A machine that a complete list lacks is kept as long as its heartbeats arrive. It is lost once it is silent, too. One
   that never gave a sign of life must be missing for as long as lists may lag, or from the list after the one that
-  stated it as over. Where a list lacks more than a third of
-  a provider's machines, the next list must lack them, too.
+  stated it as over. A machine that gave a sign of life once must be missing from two lists, however many others are; a
+  list that lacks more than a third of a provider's machines is an event.
 * One that is outbid and held cannot speak: two complete lists that lack it are enough, unless hosts cannot write.
 * A machine that is silent is kept as long as its provider does not say that it is gone, up to `silence_limit`: its own
   lease ends it before, if it lives at all. Where the provider itself has lost sight of it, the time a list may lag is
