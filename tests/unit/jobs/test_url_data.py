@@ -35,6 +35,7 @@ class Server:
         self.content = CONTENT
         self.asked: list[str] = []
         self.cut_at = 10**9
+        self.one_at_a_time = threading.Lock()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,7 +58,9 @@ class Server:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         span = request.headers["Range"] or ""
-        self.asked.append(span)
+        with self.one_at_a_time:
+            self.asked.append(span)
+            is_cut = len(self.asked) == self.cut_at
         path = request.path.strip("/")
         if path.startswith("moved"):
             target = {"moved": "/file", "moved-in-circles": request.path, "moved-to-http": "http://localhost/file"}
@@ -69,16 +72,23 @@ class Server:
         else:
             first, last = (int(figure) for figure in span.removeprefix("bytes=").split("-"))
             stated = f"bytes {first}-{last}/{len(self.content)}"
-            self.send(request, 206, self.content[first : last + 1], {"Content-Range": stated})
+            self.send(request, 206, self.content[first : last + 1], {"Content-Range": stated}, is_cut=is_cut)
 
-    def send(self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def send(
+        self,
+        request: BaseHTTPRequestHandler,
+        status: int,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        is_cut: bool = False,
+    ) -> None:
         request.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             request.send_header(name, value)
         request.end_headers()
-        cut = len(self.asked) == self.cut_at
-        request.wfile.write(body[: len(body) // 2] if cut else body)
-        if cut:
+        request.wfile.write(body[: len(body) // 2] if is_cut else body)
+        if is_cut:
             request.close_connection = True
 
 

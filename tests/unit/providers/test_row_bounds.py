@@ -159,6 +159,7 @@ FOREIGN: list[BaseException] = [
 def test_any_other_error_is_a_leaf_of_the_contract(error: BaseException, call: str) -> None:
     request = LaunchRequest.__new__(LaunchRequest)
     object.__setattr__(request, "key", "spotd-lab-a-1")
+    object.__setattr__(request, "login", None)
     with pytest.raises(LEAVES) as caught:
         anyio.run(lambda: getattr(provider_that(error), call)(request if call == "launch" else None))
     assert type(caught.value) is (OutcomeUnknown if call == "launch" else Unavailable)

@@ -73,7 +73,7 @@ async def test_what_states_money_and_losses_survives_a_restart(rig: Rig) -> None
     async with rig.ready():
         job_id = await rig.submit()
         await rig.until_running(job_id, 1)
-        await rig.clock.sleep(timedelta(minutes=6))
+        await rig.clock.sleep(timedelta(minutes=2))
         reader = reader_of(rig)
         assert series_of(await reader.read())["spotd_preemptions_total", (("provider", SHOP),)] == 0
         rig.shop.set_state(rig.attempts(job_id)[0].key, InstanceState.GONE, Loss.PREEMPTED)
