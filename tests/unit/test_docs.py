@@ -15,6 +15,7 @@ NAMED = re.compile(rf"(?<![\w./<>$-])((?:{ROOTS})/[\w./*-]*[\w*/])")
 PARTIAL = re.compile(r"`((?!(?:" + ROOTS + r")/)[\w./-]+\.py)`")
 SOURCES = ("spotd", "providers", "jobs", "tests", "examples", "benchmarks", ".ci")
 LINKED = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+ANCHORED = re.compile(r"\]\(([^)#:\s]*)#([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NOT_OURS = {"spotd/spotd.sock"}
 CONTRIBUTORS = re.compile(
@@ -64,6 +65,32 @@ def test_every_name_of_the_kit_that_the_provider_page_lists_is_in_its_file() -> 
 def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
     links = set(LINKED.findall(page.read_text(encoding="utf-8")))
     assert {link for link in links if not (page.parent / link).exists()} == set()
+
+
+def anchors(page: str) -> set[str]:
+    """Return the names of a page's headings as GitHub forms them, with those that are written as HTML."""
+    found = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", page))
+    for heading in re.findall(r"^#+ +(.+?) *$", FENCED.sub("", page), re.MULTILINE):
+        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found.add(next(one for n in range(len(found) + 1) if (one := f"{name}-{n}" if n else name) not in found))
+    return found
+
+
+def test_anchors_are_those_of_the_headings() -> None:
+    page = "# A `b_c`, (d)!\n## [providers.x]\n## [e f](g.md)\n## e f\n```\n# no\n```\n"
+    assert anchors(page) == {"a-b_c-d", "providersx", "e-f", "e-f-1"}
+
+
+@every("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_anchor_of_a_link_is_a_heading_of_the_page_that_it_names(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    wrong = []
+    for file, anchor in ANCHORED.findall(FENCED.sub("", text)):
+        target = page.parent / file if file else page
+        if target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8")):
+            wrong.append(f"{file}#{anchor}")
+    assert wrong == []
 
 
 def test_the_architecture_names_most_files_of_its_flows() -> None:

@@ -239,7 +239,7 @@ def summary(strays: Sequence[VolumeRow]) -> str:
 
 
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
-POLICY_HINT: Final = "attach the policy of docs/providers/aws.md to this user or role"
+POLICY_HINT: Final = "attach the least policy of docs/reference/providers.md to this user or role"
 DISKS_HINT: Final = "spotd deletes them within an hour where the policy lets it; otherwise: aws ec2 delete-volume"
 QUOTA_HINT: Final = (
     "ask AWS for spot vCPUs of the G or P family in this region (Service Quotas, EC2); a new account has 0"

@@ -52,7 +52,7 @@ def test_a_healthy_account_is_told_with_its_figures(tmp_path: Path) -> None:
 def test_a_permission_that_is_absent_is_one_line_that_names_the_policy(tmp_path: Path, denied: str, line: str) -> None:
     lines = lines_of(tmp_path, nothing, Quirks(allowed=lambda action: action != denied))
     assert not lines[f"us-east-1 {line}"].ok
-    assert "docs/providers/aws.md" in lines[f"us-east-1 {line}"].hint
+    assert "docs/reference/providers.md" in lines[f"us-east-1 {line}"].hint
 
 
 def test_without_the_price_list_a_region_with_a_table_is_well_and_another_is_not(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_without_the_price_list_a_region_with_a_table_is_well_and_another_is_not
     assert "2026-07-20" in lines["us-east-1 prices"].detail
     assert "pricing:GetProducts" in lines["us-east-1 prices"].detail
     assert not lines["us-west-2 prices"].ok
-    assert "docs/providers/aws.md" in lines["us-west-2 prices"].hint
+    assert "docs/reference/providers.md" in lines["us-west-2 prices"].hint
 
 
 def test_a_clock_more_than_five_seconds_off_is_told(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ SERVICES = {"service-quotas": "servicequotas"}
 
 
 def policy() -> Any:
-    text = (ROOT / "docs" / "providers" / "aws.md").read_text()
-    found = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    text = (ROOT / "docs" / "reference" / "providers.md").read_text()
+    found = re.search(r"^## The least policy at AWS\n.*?^```json\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert found is not None
     return json.loads(found[1])
 
