@@ -285,18 +285,23 @@ class Executor:
 
         Its job may have gone, and what it may cost may have changed, while the launch waited for its turn.
         """
+        committed = await self._record_sent(attempt)
+        if _launch_state(committed.world, attempt) is IntentState.OPEN:
+            # The state refused that, and the job is quarantined. What this process struck off is taken up by nothing
+            # else, so once more: for an attempt that counts no more, this records that the call is never made.
+            committed = await self._record_sent(attempt)
+        if _launch_state(committed.world, attempt) is not IntentState.SENT:
+            self._log.info("launch.not_sent", key=attempt.key, provider=attempt.provider)
+            return None
+        return committed.world.attempts.get(attempt.id, attempt)
+
+    async def _record_sent(self, attempt: Attempt) -> Committed:
         market = self._market()
-        committed = await self._commit(
+        return await self._commit(
             lambda world, now: launch_sent(world, attempt.id, now, market),
             (CrashPoint.BEFORE_COMMIT_LAUNCH_SENT, CrashPoint.AFTER_COMMIT_LAUNCH_SENT),
             otherwise=self._contained(attempt, LaunchOutcome.NOT_MADE),
         )
-        intent = committed.world.intents.get(launch_intent_id(attempt.key))
-        is_sent = intent is not None and intent.state is IntentState.SENT
-        if not is_sent:
-            self._log.info("launch.not_sent", key=attempt.key, provider=attempt.provider)
-            return None
-        return committed.world.attempts.get(attempt.id, attempt)
 
     async def _contain_launch(self, attempt: Attempt, why: str) -> None:
         await self._commit(
@@ -477,3 +482,8 @@ class Executor:
             self._list_again(provider)
         self._loop_wake.notify()
         return committed
+
+
+def _launch_state(world: World, attempt: Attempt) -> IntentState | None:
+    intent = world.intents.get(launch_intent_id(attempt.key))
+    return None if intent is None else intent.state

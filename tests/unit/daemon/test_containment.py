@@ -133,6 +133,22 @@ async def test_a_cycle_that_raises_is_held_and_the_next_one_goes_on(rig: Rig, mo
     assert rig.log.events().count("state.held") == 1
 
 
+async def test_a_launch_whose_call_cannot_be_recorded_is_never_made_and_its_attempt_is_over(rig: Rig) -> None:
+    corrupt(
+        rig,
+        "CREATE TRIGGER refuses BEFORE UPDATE ON intents WHEN NEW.state = 'sent' BEGIN SELECT RAISE(ABORT, 'no'); END",
+    )
+    async with rig.running():
+        first = await rig.submit(job(1))
+        await rig.until_state(first, JobState.FAILED)
+        await rig.until(lambda: rig.attempts(first)[0].state is AttemptState.ENDED)
+        corrupt(rig, "DROP TRIGGER refuses")
+        await rig.until_running(await rig.submit(job(2)), 1)
+    assert rig.job(first).reason.startswith(QUARANTINE_MARK)
+    assert [request.key for request in rig.shop.requests] == [SECOND]
+    assert rig.kinds(first).count("job.quarantined") == 1
+
+
 async def test_an_attempt_that_cannot_be_prepared_costs_its_own_job(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     real = rig.grant_writer.prepare
 
