@@ -33,6 +33,8 @@ SENTENCE_WORDS_MAX = 30
 SHORTER = {"docs/cli.md": 25, "docs/how-to/bids-and-moves.md": 25}
 PAGE_WORDS_MAX = 1_500
 LARGER = {"docs/cli.md": 1_900}
+USER_WORDS_MAX = 20_000
+"""Of all user pages together. To lengthen one, shorten another: exact rules and figures stand in the reference."""
 TO_SPLIT = {"docs/comparison.md": 2}
 """Sentences that are longer, by page. A bound is only ever lowered."""
 
@@ -163,3 +165,9 @@ def test_no_sentence_of_a_user_page_is_long(page: Path) -> None:
 def test_a_user_page_is_one_task(page: Path) -> None:
     limit = LARGER.get(str(page.relative_to(ROOT)), PAGE_WORDS_MAX)
     assert len(page.read_text(encoding="utf-8").split()) <= limit
+
+
+def test_the_user_pages_together_stay_short() -> None:
+    words = {str(page.relative_to(ROOT)): len(page.read_text(encoding="utf-8").split()) for page in USER_PAGES}
+    assert len(words) > 30
+    assert sum(words.values()) <= USER_WORDS_MAX, sorted(words.items(), key=lambda one: -one[1])
