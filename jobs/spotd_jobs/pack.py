@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -158,15 +158,8 @@ def pack(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> Packe
         PackError: no such folder, nothing in it, more than `bytes_max` bytes, an unreadable file, a link that leads
             out of it, or files that are likely to hold keys and were not included.
     """
-    files, skipped = _checked_files(workdir, bytes_max, include)
     buffer = io.BytesIO()
-    left = bytes_max
-    with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=_COMPRESSION, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name, mode in files:
-            left -= _add(archive, workdir, name, mode, left)
+    files, skipped = _write(buffer, workdir, bytes_max, include)
     data = buffer.getvalue()
     return Packed(
         data=data,
@@ -175,6 +168,34 @@ def pack(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> Packe
         file_count=sum(not stat.S_ISDIR(mode) for _, mode in files),
         skipped=skipped,
     )
+
+
+def pack_into(file: IO[bytes], workdir: Path, *, bytes_max: int) -> str:
+    """Write the archive that `pack` makes into an empty file; return its hash. It is never whole in memory.
+
+    Raises:
+        PackError: as `pack` does.
+    """
+    _write(file, workdir, bytes_max, ())
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(HEAD_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write(
+    file: IO[bytes], workdir: Path, bytes_max: int, include: Sequence[str]
+) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+    files, skipped = _checked_files(workdir, bytes_max, include)
+    left = bytes_max
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=_COMPRESSION, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, mode in files:
+            left -= _add(archive, workdir, name, mode, left)
+    return files, skipped
 
 
 def require_packable(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> None:
@@ -378,15 +399,16 @@ def _add(archive: tarfile.TarFile, workdir: Path, name: str, mode: int, left: in
         return 0
     try:
         with path.open("rb") as file:
-            content = file.read(left + 1)
+            # What is open, not what was listed: the file may have changed in between.
+            member.size = os.fstat(file.fileno()).st_size
+            if member.size > left:
+                raise PackError(f"{path} grew while it was packed", hint="pack a folder that nothing writes to")
+            archive.addfile(member, file)
     except OSError as exc:
         hint = f"mend its mode or ignore it in {_RULES}"
-        raise PackError(f"{path} cannot be read: {exc.strerror}", hint=hint) from exc
-    if len(content) > left:
-        raise PackError(f"{path} grew while it was packed", hint="pack a folder that nothing writes to")
-    member.size = len(content)  # what was read, not what was listed: the file may have changed in between
-    archive.addfile(member, io.BytesIO(content))
-    return len(content)
+        reason = exc.strerror or "it shrank while it was packed"
+        raise PackError(f"{path} cannot be read: {reason}", hint=hint) from exc
+    return member.size
 
 
 def _inner_target(workdir: Path, path: Path) -> str:

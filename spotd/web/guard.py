@@ -26,6 +26,8 @@ from urllib.parse import urlsplit
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spotd.web.folder import CODE_BYTES_MAX
+
 # Who is at the other end of a connection: an address, and on loopback the user, where Linux states it.
 
 
@@ -185,6 +187,7 @@ OPEN: Final = frozenset(
 )
 """What is served without a session: nothing of the daemon's is in it. Any other method would make a page's state."""
 _ENDED: Final = {"type": "websocket.disconnect", "code": 1008}
+BODY_BYTES_MAX: Final = CODE_BYTES_MAX + 65_536
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _POLICY: Final = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -303,6 +306,10 @@ class Guard:
         elif not is_socket and (scope["path"], scope["method"]) in OPEN:
             await self._app(scope, receive, _with_headers(send))
         elif await self._is_known_now(scope, headers):
+            if not is_socket and _is_too_large(headers):
+                text = "a request holds at most 500 MB, and says how much"
+                await PlainTextResponse(text, status_code=413)(scope, receive, _with_headers(send))
+                return
 
             async def receiving() -> Message:
                 """Return the next message; a websocket ends with its session, at the next sign of life."""
@@ -327,6 +334,12 @@ class Guard:
         if scheme.lower() == "bearer":
             return self._sessions.is_token(value.strip(), peer_of(scope.get("client"), headers))
         return self._sessions.is_open(session_cookie(headers))
+
+
+def _is_too_large(headers: Mapping[str, str]) -> bool:
+    """Whether the body exceeds the largest upload with its form, or states no length; the server enforces a length."""
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > BODY_BYTES_MAX
 
 
 def session_cookie(headers: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from spotd.client.daemon import Daemon
 from spotd.slow_requests import TimedH11Protocol
 from spotd.web.guard import COOKIE, LOGIN, SESSION_S, Guard, Place, Sessions, is_loopback, peer_of, session_cookie
 from spotd.web.markup import el, job_href
-from spotd.web.pages import jobs, market
+from spotd.web.pages import jobs, market, submit
 from spotd.web.pages.live import TreeElement, shell
 from spotd.web.poller import SharedPoller
 from spotd.words import clean
@@ -244,7 +244,7 @@ def _pages(poller: SharedPoller, *, has_login: bool) -> None:
     add("/market", "Market", lambda page, _request: market.market_page(page))
     add("/providers", "Providers", lambda page, _request: market.providers_page(page))
     add("/events", "Events", lambda page, _request: market.events_page(page))
-    add("/submit", "Submit", lambda page, _request: jobs.submit_page(page))
+    add("/submit", "Submit", lambda page, _request: submit.submit_page(page))
     add("/job/{ref}", "Job", lambda page, request: jobs.job_page(page, request.path_params["ref"]))
 
     @ui.page("/jobs/{ref}")

@@ -291,6 +291,38 @@ def test_several_jobs_are_cancelled_at_once_and_each_has_its_answer(browser: Any
     assert [line for line in seen if line.startswith(("dialog", "error"))] == []
 
 
+def test_a_folder_is_sent_as_the_code_of_a_job_and_its_keys_are_refused(
+    browser: Any, market: Lab, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("print('sent from a', 'browser', flush=True)\nimport time\ntime.sleep(600)\n")
+    (project / "id_rsa").write_text("a key")
+    refused = shutil.make_archive(str(tmp_path / "refused"), "zip", project)
+    (project / "id_rsa").unlink()
+    code = shutil.make_archive(str(tmp_path / "code"), "gztar", project)
+    dashboard = Dashboard(market, tmp_path)
+    seen: list[str] = []
+    try:
+        page = opened(browser, dashboard.url + "submit", seen)
+        job = JOB.format(run="python3 train.py").replace("[resources]", 'workdir = "."\n[resources]', 1)
+        page.get_by_label("Job file").fill(job)
+        for archive, shown in ((refused, "looks like keys"), (code, "the best that fits now")):
+            with page.expect_file_chooser() as chooser:
+                page.get_by_role("button", name="Choose an archive").click()
+            chooser.value.set_files(archive)
+            page.get_by_text(f"Archive: {Path(archive).name}").wait_for()
+            page.get_by_role("button", name="Show the plan").click()
+            page.get_by_text(re.compile(shown)).first.wait_for()
+        page.get_by_role("button", name="Queue the job").click()
+        page.get_by_role("heading", name="from-the-browser").wait_for()
+        page.get_by_text("sent from a browser").first.wait_for()
+    finally:
+        dashboard.close()
+    assert [line for line in seen if line.startswith(("dialog", "error"))] == []
+    assert "Traceback" not in dashboard.log.read_text()
+
+
 CLIPPED = """() => [...document.querySelectorAll("a, button, input, textarea, summary, [tabindex='0']")]
   .filter(one => one.offsetParent !== null && one.getClientRects().length)
   .filter(one => {

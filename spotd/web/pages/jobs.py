@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nicegui import events, ui
+from nicegui import ui
 
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.web import charts as figures
 from spotd.web.charts import Options, prices, timeline
 from spotd.web.log_search import search_log
-from spotd.web.markup import Node, el, job_href
+from spotd.web.markup import el
 from spotd.web.pages.bulk import Selected
-from spotd.web.pages.live import Chart, Page, PagedList, SecretFields, TreeElement, drawn, search, select, value
+from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, drawn, search, select, value
 from spotd.web.poller import KnownAnswer, WatchTopic
 from spotd.web.views import jobs as view
-from spotd.web.views import market as plan_view
 from spotd.web.views.parts import WAITING, problem, section, waiting_for
 from spotd.words import FINAL_STATES, clean, dollars, price
-from spotd_jobs.spec.parse import json_ready, parse_toml
-from spotd_jobs.spec.problems import SpecError
 
 
 @dataclass(slots=True)
@@ -348,140 +345,3 @@ def _figures(page: Page, log: WatchTopic) -> None:
         )
 
     page.part([log], draw)
-
-
-# A job file as text, made ready for the API, which judges it.
-
-
-class DraftRefused(Exception):
-    """A text that is no job file; `rows` are what is wrong and the way out."""
-
-    def __init__(self, message: str, rows: Sequence[tuple[str, str]]) -> None:
-        super().__init__(message)
-        self.message = message
-        self.rows = tuple(rows)
-
-
-def draft_of(text: str) -> dict[str, Any]:
-    """Return the draft of a job.
-
-    Raises:
-        DraftRefused
-    """
-    try:
-        data, _ = parse_toml(text.encode("utf-8", "replace"), source="the job file", refusal=SpecError)
-    except SpecError as exc:
-        rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
-        raise DraftRefused("the job file cannot be used", rows) from exc
-    return {"data": json_ready(data), "flags": {}, "source": "", "base_dir": ""}
-
-
-def without_folder(draft: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return what of a draft the API can judge, and what keeps a browser from sending the rest, with the way out."""
-    data = dict(draft["data"])
-    if not data.pop("workdir", None):
-        return draft, []
-    way = "save this as train.toml in that folder, then: spotctl submit train.toml"
-    return {**draft, "data": data}, [("workdir: is a folder of your computer, which a browser cannot pack", way)]
-
-
-# A job file that is pasted or uploaded, its plan, and the submit.
-
-
-BYTES_MAX: Final = 200_000
-EXAMPLE: Final = """name = "train"
-run = "python train.py"
-image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
-
-[resources]
-gpu = ["H100:1"]
-disk = "50GB"
-
-[price]
-max_price = 2.40
-"""
-
-
-def submit_page(page: Page) -> None:
-    TreeElement(
-        el(
-            "p",
-            "A job file in TOML. The plan asks for the value of each secret that it names. The code of a folder stays "
-            "on your computer: a job with workdir is queued with spotctl submit.",
-            cls="muted",
-        )
-    )
-    field = ui.textarea("Job file", value=EXAMPLE).props(f"outlined autogrow maxlength={BYTES_MAX} spellcheck=false")
-    field.classes("job-file")
-    with ui.element("div").classes("actions"):
-        plan = ui.button("Show the plan").props("outline no-caps")
-        submit = ui.button("Queue the job").props("unelevated no-caps")
-        upload = ui.upload(auto_upload=True, max_file_size=BYTES_MAX)
-        upload.props('accept=".toml,text/plain" aria-hidden=true').classes("upload")
-        ui.button("Open a file", on_click=lambda: upload.run_method("pickFiles")).props("flat no-caps")
-    submit.disable()
-    answer = TreeElement()
-    answer.props["aria-live"] = "polite"
-    secrets = SecretFields()
-    refused = TreeElement()
-    refused.props["aria-live"] = "polite"
-    planned: dict[str, Any] = {}
-
-    async def take(event: events.UploadEventArguments) -> None:
-        field.value = (await event.file.read()).decode("utf-8", "replace")
-        upload.reset()
-
-    async def show_plan() -> None:
-        changed()
-        answer.show(el("p", "Asking the daemon …", cls="empty"))
-        unsent: list[tuple[str, str]] = []
-        try:
-            draft, unsent = without_folder(draft_of(str(field.value or "")))
-            found = (await page.poller.act(lambda daemon: daemon.plan(draft)))["plan"]
-        except DraftRefused as exc:
-            answer.show(plan_view.refusals(exc.message, exc.rows))
-        except ClientError as exc:
-            answer.show(_refused(exc, unsent))
-        else:
-            if unsent:
-                answer.show(plan_view.refusals("this job cannot be queued from a browser", unsent))
-                return
-            answer.show(plan_view.plan(found))
-            secrets.ask_for(draft["data"].get("secrets", ()))
-            planned["draft"] = draft
-            submit.set_enabled(not found["unprotected"])
-
-    async def queue() -> None:
-        if missing := secrets.missing():
-            refused.show(plan_view.refusals("a secret has no value", [(name, "write it above") for name in missing]))
-            return
-        draft = planned.pop("draft", None)  # a second click would queue it twice
-        if draft is None:
-            return
-        submit.disable()
-        values = secrets.values()
-        try:
-            made = await page.poller.act(lambda daemon: daemon.submit(draft, code_sha256=None, secrets=values))
-        except ClientError as exc:
-            refused.show(_refused(exc))
-            return
-        finally:
-            secrets.ask_for(())
-        page.poller.refresh("jobs", "status", "events")
-        ui.navigate.to(job_href(made["job"]["id"]))
-
-    def changed() -> None:
-        """Forget the plan: what is queued is what was planned."""
-        planned.clear()
-        secrets.ask_for(())
-        refused.show()
-        submit.disable()
-
-    upload.on_upload(take)
-    plan.on_click(show_plan)
-    submit.on_click(queue)
-    field.on_value_change(changed)
-
-
-def _refused(exc: ClientError, others: Sequence[tuple[str, str]] = ()) -> Node:
-    return plan_view.refusals(exc.message, [*exc.rows, *others], "" if exc.rows else exc.hint)

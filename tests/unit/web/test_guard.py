@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse
 from spotd.web import main as gate_module
 from spotd.web.guard import (
     ALL_FAILURES_MAX,
+    BODY_BYTES_MAX,
     COOKIE,
     DELAY_S,
     FAILURES_MAX,
@@ -401,3 +402,38 @@ def test_a_connection_that_its_user_has_closed_is_not_roots() -> None:
             assert not is_other_user(peer, listening.getsockname())
             client.close()
             assert is_other_user(peer, listening.getsockname())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-length": str(BODY_BYTES_MAX)}, 200),
+        ({"content-length": str(BODY_BYTES_MAX + 1)}, 413),
+        ({"content-length": "9" * 40}, 413),
+        ({"content-length": "-1"}, 413),
+        ({"transfer-encoding": "chunked"}, 413),
+        ({}, 200),
+    ],
+)
+def test_a_body_is_bounded_before_it_is_read(headers: dict[str, str], status: int) -> None:
+    answered: list[int] = []
+
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("in")(scope, receive, send)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            answered.append(message["status"])
+
+    given = {"host": "localhost", "origin": "http://localhost", **headers}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/upload",
+        "headers": [(name.encode(), text.encode()) for name, text in given.items()],
+    }
+    asyncio.run(Guard(behind, Place(host="127.0.0.1"), None)(scope, receive, send))
+    assert answered == [status]

@@ -99,7 +99,7 @@ def test_enter_twice_changes_a_budget_once() -> None:
 def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from nicegui import ui
 
-    from spotd.web.pages import jobs
+    from spotd.web.pages import submit
 
     monkeypatch.setattr("spotd.web.views.market.plan", lambda _plan: "")
     monkeypatch.setattr("nicegui.ui.navigate.to", lambda _address: None)
@@ -114,7 +114,7 @@ def test_a_second_click_queues_no_second_job(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(2):
             send(named["Queue the job"], "click")
 
-    assert events_of(jobs.submit_page, poller, twice) == 2
+    assert events_of(submit.submit_page, poller, twice) == 2
 
 
 FILE = 'name = "a"\nrun = "true"\nimage = "{image}"\n{more}\n'
@@ -130,7 +130,7 @@ def test_a_secret_is_asked_for_by_its_name_and_its_field_is_gone_once_the_job_is
 ) -> None:
     from nicegui import ui
 
-    from spotd.web.pages import jobs
+    from spotd.web.pages import submit
 
     monkeypatch.setattr("spotd.web.views.market.plan", lambda _plan: "")
     monkeypatch.setattr("nicegui.ui.navigate.to", lambda _address: None)
@@ -159,13 +159,13 @@ def test_a_secret_is_asked_for_by_its_name_and_its_field_is_gone_once_the_job_is
         assert poller.daemon.submitted == [{"TOKEN": "t-value", "KEY": "k-value"}]
         assert fields() == {}
 
-    events_of(jobs.submit_page, poller, fill)
+    events_of(submit.submit_page, poller, fill)
 
 
 def test_what_a_browser_cannot_send_is_stated_beside_all_else_that_is_wrong() -> None:
     from nicegui import ui
 
-    from spotd.web.pages import jobs
+    from spotd.web.pages import submit
 
     poller = Slow()
 
@@ -181,5 +181,20 @@ def test_what_a_browser_cannot_send_is_stated_beside_all_else_that_is_wrong() ->
             assert ("image: no such" in shown) is (image == "refused")
             assert not named["Queue the job"].enabled
         assert [sorted(one) for one in poller.daemon.planned] == [["image", "name", "run"]] * 2
+        folder = next(one for one in client.elements.values() if isinstance(one, ui.upload) and "zip" in str(one.props))
+        for image, more in (("refused", 'workdir = "."'), ("x", 'workdir = "."'), ("x", "")):
+            await folder.handle_uploads([ui.upload.SmallFileUpload("code.zip", "", b"no archive")])
+            text.value = FILE.format(image=image, more=more)
+            send(named["Show the plan"], "click")
+            shown = ""
+            for _ in range(2_000):  # the archive is written by a thread
+                await asyncio.sleep(0.002)
+                shown = " ".join(str(one.props.get("tree", "")) for one in client.elements.values())
+                if "Asking the daemon" not in shown:
+                    break
+            assert "neither a .tar.gz nor a .zip" in shown
+            assert ("image: no such" in shown) is (image == "refused")
+            assert ("workdir: is not in the job file" in shown) is (not more)
+            assert not named["Queue the job"].enabled
 
-    events_of(jobs.submit_page, poller, ask)
+    events_of(submit.submit_page, poller, ask)

@@ -16,7 +16,7 @@ from spotd.web import charts
 from spotd.web import charts as job_charts
 from spotd.web.charts import spend, timeline
 from spotd.web.markup import TEXT_MAX, LogTail, Node, el
-from spotd.web.pages.jobs import DraftRefused, draft_of
+from spotd.web.pages.submit import DraftRefused, draft_of
 from spotd.web.views import jobs, market, parts
 from spotd.web.views import jobs as job_view
 from spotd.web.views.parts import _STATES, state
