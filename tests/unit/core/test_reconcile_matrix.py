@@ -151,6 +151,14 @@ def test_an_incomplete_listing_proves_what_it_shows() -> None:
     assert after(world, plan)[0] is A.ENDING
 
 
+@pytest.mark.parametrize(("read_at", "state"), [(NOW - timedelta(seconds=1), A.RUNNING), (NOW, A.ENDING)])
+def test_a_machine_that_is_over_is_read_after_the_list_that_says_so(read_at: datetime, state: AttemptState) -> None:
+    world = world_with(A.RUNNING, over_since=NOW - MINUTE)
+    looked = {i: replace(r, read_at=read_at) for i, r in report().items()}
+    plan = reconcile(world, listing(instance(S.PAUSED, loss=Loss.OUTBID)), looked, NOW)
+    assert after(world, plan)[0] is state
+
+
 def test_a_lost_launch_is_not_given_up_before_the_window_has_passed() -> None:
     world = world_with(A.INTENDED, intended_at=NOW - timedelta(minutes=2))
     plan = reconcile(world, listing(), report(), NOW)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from spotd.core.budgets import committed
+from spotd.core.budgets import BudgetGuard, committed, still_to_run
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.intents import AttemptId, JobId
-from spotd.core.domain.jobs import Checkpoint
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.metering import job_spent, spent_in_month, spent_on_day
@@ -21,7 +21,7 @@ from spotd.core.plan import applied
 from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
-from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsd, MicroUsdPerGb
+from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsd, MicroUsdPerGb, MicroUsdPerHour
 from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 
@@ -246,3 +246,31 @@ def test_an_offer_whose_traffic_fits_the_budget_is_taken_where_the_best_does_not
     refused = decide(world, market(best), NOW)
     assert refused.verdicts[owner.id].kind is VerdictKind.BUDGET_DAY
     assert "uploads" in refused.verdicts[owner.id].sentence
+
+
+def test_a_launch_is_admitted_only_beside_a_useful_run_of_every_machine() -> None:
+    world, newcomer = running(1, 10_000, intended_at=NOW), job(2)
+    agreed = quote(offer("o2"), needs_of(newcomer, shop_policy()), 1_000_000, NOW)
+    rich = BudgetGuard(limited(world, "day", 1_000), NOW)
+    lacking = rich.lacking(newcomer, agreed)
+    assert lacking is not None
+    enough = 1_000 * USD + lacking
+    assert still_to_run(world, the(world), NOW) > 0
+    for limit, is_admitted in ((enough, True), (enough - 1, False)):
+        poor = replace(world, policy=replace(world.policy, budget_day=MicroUsd(limit)))
+        assert (BudgetGuard(poor, NOW).refusal(newcomer, agreed) is None) is is_admitted
+
+
+@every("budget", BUDGETS)
+def test_of_two_raises_in_one_decision_the_second_finds_the_money_of_the_first_set_aside(budget: str) -> None:
+    world = running(None, 0)
+    item, owner = the(world), world.jobs[FIRST.job]
+    higher = MicroUsdPerHour(item.quote.price.total + 100_000)
+
+    def guard(cents: int) -> tuple[BudgetGuard, Job]:
+        some = limited(world, budget, cents / 100)
+        return BudgetGuard(some, NOW), some.jobs[owner.id]
+
+    least = next(c for c in range(1, 200) if guard(c)[0].carries_raise(guard(c)[1], item, higher))
+    twice, owner = guard(least)
+    assert [twice.carries_raise(owner, item, higher) for _ in range(2)] == [True, False]

@@ -9,10 +9,11 @@ import pytest
 from spotd.core.domain.intents import IntentKind
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
+from spotd.core.machines.outcomes import terminate_accepted
 from spotd.core.plan import applied
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
-from tests.unit.core.builders import NOW, SHOP, instance, listing, world_with
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, world_with
 
 
 def seen_by(world: World, account: str) -> World:
@@ -55,3 +56,15 @@ def test_a_stray_that_a_new_key_lists_is_that_keys_to_end() -> None:
     world = seen_by(world, "key of June")
     world = applied(world, reconcile(world, found, {}, NOW))
     assert [intent.account for intent in world.intents.values()] == ["key of June"]
+
+
+@pytest.mark.parametrize(("key", "is_settled"), [("key of May", True), ("key of June", False)])
+def test_the_end_of_a_stray_is_not_settled_by_a_list_of_another_account(key: str, *, is_settled: bool) -> None:
+    empty = replace(world_with(AttemptState.RUNNING), attempts={}, jobs={}, intents={})
+    world = seen_by(empty, "key of May")
+    world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING)), {}, NOW))
+    [owed] = world.intents
+    world = seen_by(applied(world, terminate_accepted(world, owed, NOW + MINUTE)), key)
+    later = NOW + 2 * MINUTE
+    world = applied(world, reconcile(world, listing(at=later), {}, later))
+    assert (not world.intents) is is_settled

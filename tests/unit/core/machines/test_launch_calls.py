@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -11,12 +12,19 @@ from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId,
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.machines.launch_calls import launch_sent
-from spotd.core.machines.outcomes import after_restart, launched
+from spotd.core.machines.outcomes import (
+    TERMINATE_RETRY_MAX,
+    LaunchFailure,
+    after_restart,
+    launch_refused,
+    launched,
+    terminate_failed,
+)
 from spotd.core.machines.recovery import recover, unsent
 from spotd.core.plan import applied
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import InstanceState
-from tests.unit.core.builders import NOW, REF, instance, world_with
+from tests.unit.core.builders import MINUTE, NOW, REF, instance, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
 
@@ -42,6 +50,14 @@ def test_a_launch_whose_job_was_cancelled_while_it_waited_is_never_sent() -> Non
     assert plan.attempts[FIRST].machine is MachineState.GONE
     assert plan.attempts[FIRST].meter.settled == 0
     assert not applied(world, plan).intents
+
+
+def test_a_launch_whose_job_is_to_be_cancelled_is_never_sent_though_no_decision_has_stopped_it_yet() -> None:
+    world = owed()
+    owner = replace(world.jobs[FIRST.job], cancel_requested=True)
+    plan = launch_sent(replace(world, jobs={owner.id: owner}), FIRST, NOW)
+    assert plan.attempts[FIRST].machine is MachineState.GONE
+    assert [t.state for t in plan.intents.values()] == [IntentState.FAILED]
 
 
 def test_a_launch_is_not_sent_while_launches_are_paused_and_its_job_waits_for_its_turn_again() -> None:
@@ -104,3 +120,29 @@ def test_the_answer_to_a_launch_whose_attempt_has_ended_ends_the_machine() -> No
     (item,) = world.attempts.values()
     plan = launched(world, item.id, instance(InstanceState.RUNNING), NOW)
     assert [i.ref for i in plan.intents.values() if i.kind is IntentKind.TERMINATE] == [REF]
+
+
+def test_a_refusal_says_nothing_of_a_machine_that_is_known() -> None:
+    world = world_with(AttemptState.STARTING)
+    assert launch_refused(world, FIRST, LaunchFailure.NO_CAPACITY, "no", NOW).is_empty
+
+
+def test_the_answer_to_a_launch_that_names_another_machine_ends_that_one_and_keeps_ours() -> None:
+    world = world_with(AttemptState.RUNNING)
+    plan = launched(world, FIRST, instance(InstanceState.RUNNING, ident="m2"), NOW)
+    assert [i.ref.instance_id for i in plan.intents.values() if i.ref is not None] == ["m2"]
+    assert applied(world, plan).attempts[FIRST].ref == REF
+
+
+@pytest.mark.parametrize("tries", [0, 5, 1_000_000])
+@pytest.mark.parametrize("asked", [None, MINUTE, timedelta(days=1), timedelta.max])
+def test_a_machine_that_should_be_gone_is_ended_again_soon_whatever_wait_its_provider_asks_for(
+    tries: int, asked: timedelta | None
+) -> None:
+    world = world_with(AttemptState.ENDING)
+    [intent] = world.intents.values()
+    owed_end = replace(intent, state=IntentState.OPEN, accepted_at=None, tries=tries)
+    plan = terminate_failed(replace(world, intents={intent.id: owed_end}), intent.id, "no", NOW, asked)
+    again = plan.intents[intent.id].not_before
+    assert again is not None
+    assert NOW < again <= NOW + TERMINATE_RETRY_MAX

@@ -196,6 +196,17 @@ def test_most_hosts_that_are_silent_together_are_borne_four_times_as_long() -> N
     assert watch.alive == {1}
 
 
+@pytest.mark.parametrize("silent", [1, 4])
+def test_a_silence_that_most_hosts_share_confirms_no_row_that_states_a_machine_as_over(silent: int) -> None:
+    watch = Watch(fleet(4))
+    rows = machines(watch.world, 1, 2, 3, 4)
+    watch.run(MINUTE, *rows)
+    watch.silent = dict.fromkeys(range(1, silent + 1), watch.now)
+    watch.run(timedelta(seconds=70), *rows)
+    watch.run(10 * SECOND, replace(rows[0], state=InstanceState.PAUSED), *rows[1:])
+    assert watch.alive == ({2, 3, 4} if silent == 1 else {1, 2, 3, 4})
+
+
 def test_two_machines_of_one_host_that_fall_silent_are_no_outage_of_the_store() -> None:
     watch = Watch(fleet(2, one_host=True))
     rows = machines(watch.world, 1, 2)

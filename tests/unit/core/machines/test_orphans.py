@@ -49,6 +49,12 @@ def test_the_cost_of_a_stray_machine_is_told_when_it_is_gone(made: datetime | No
     assert stray_cost(ended, NOW + MINUTE) == told.data["cost_microusd"]
 
 
+def test_no_machine_is_taken_for_a_stray_before_it_is_sure_which_install_this_is() -> None:
+    unsure = replace(EMPTY, policy=replace(EMPTY.policy, identity_sure=False))
+    found = listing(instance(InstanceState.RUNNING, key="spotd-lab-lost-3"))
+    assert reconcile(unsure, found, {}, NOW).is_empty
+
+
 def test_a_price_that_is_stated_later_counts_from_the_beginning() -> None:
     world = stray(created_at=NOW - timedelta(hours=1), price=None)
     found = replace(instance(InstanceState.RUNNING, key="spotd-lab-lost-3"), price=RATE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -50,3 +50,12 @@ def test_a_machine_that_an_outdated_listing_calls_gone_is_gone() -> None:
     world = world_with(AttemptState.ENDING, **ENDED)
     after = applied(world, reconcile(world, listing(instance(InstanceState.GONE), at=BEFORE), {}, NOW))
     assert not after.attempts
+
+
+@pytest.mark.parametrize(("at", "is_over"), [(BEFORE, False), (ACCEPTED_AT, False), (AFTER, True)])
+def test_only_a_list_that_was_begun_after_the_end_was_accepted_shows_that_it_took_effect(
+    at: datetime, *, is_over: bool
+) -> None:
+    world = world_with(AttemptState.ENDING, **ENDED)
+    after = applied(world, reconcile(world, listing(at=at), {}, NOW))
+    assert (not after.attempts) is is_over

@@ -23,10 +23,19 @@ from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken
 from spotd.core.domain.world import World
 from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.running import BID_SETTLES, LASTS, PATIENCE_FIRST, RANK, VERDICTS, VOLUNTARY_STOPS, Need
+from spotd.core.running import (
+    BID_SETTLES,
+    LASTS,
+    PATIENCE_FIRST,
+    RANK,
+    VERDICTS,
+    VOLUNTARY_STOPS,
+    Need,
+    patience_left,
+)
 from spotd.core.timeline import redated
 from spotd_providers.contract.values import Market, MicroUsdPerHour, Offer
-from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
+from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 from tests.unit.core.deadlines.test_pacer import _HOUR, _SPOT, _running, _sold
 from tests.unit.core.decision.test_moves import FIRST, running
 from tests.unit.core.machines.test_raised_bids import bid_world, usd
@@ -349,10 +358,25 @@ def test_a_claim_is_open_while_its_machine_saves_or_starts_and_not_for_ever() ->
     assert decide(starting, facts(offer("o1")), NOW).jobs == {}
     waiting = replace(claiming(attempt=1, at=NOW - MINUTE), attempts={})
     owner = replace(waiting.jobs[FIRST.job], state_since=NOW - MINUTE)
-    for late, refusals in ((timedelta(0), 0), (LASTS, 1)):
+    for late, refusals in ((timedelta(0), 0), (LASTS, 1), (-2 * MINUTE, 1)):
         now = NOW + late
         plan = decide(replace(waiting, jobs={owner.id: owner}), facts(at=now), now)
         assert plan.jobs.get(owner.id, owner).moves.refusals == refusals
+
+
+@pytest.mark.parametrize(
+    ("until", "left"),
+    [
+        (None, timedelta(0)),
+        (NOW - MINUTE, timedelta(0)),
+        (NOW + MINUTE, MINUTE),
+        (datetime(9999, 1, 1, tzinfo=UTC), timedelta(0)),
+    ],
+)
+def test_a_job_waits_for_no_instant_that_only_another_clock_can_have_noted(
+    until: datetime | None, left: timedelta
+) -> None:
+    assert patience_left(replace(job(), moves=Moves(not_before=until)), NOW) == left
 
 
 def failing(verdict: MachineVerdict, hours: int) -> list[datetime]:
@@ -470,6 +494,14 @@ def test_every_verdict_that_leaves_a_machine_waits_until_its_bid_has_settled(
     world = replace(world, attempts={item.id: replace(item, bidding=bidding)})
     verdicts = MachineVerdicts(PlanBuilder(world, NOW), world, market(*offers))
     assert bool(verdicts.held_back(world.attempts[item.id], verdict)) is is_held_back
+
+
+@pytest.mark.parametrize("verdict", [*LEAVING, MachineVerdict.RAISE, MachineVerdict.LOWER])
+def test_a_machine_that_is_ordered_to_stop_gets_no_other_verdict(verdict: MachineVerdict) -> None:
+    world = world_with(AttemptState.STOPPING)
+    [item] = world.attempts.values()
+    verdicts = MachineVerdicts(PlanBuilder(world, NOW), world, market())
+    assert verdicts.held_back(item, verdict) == "its end is decided"
 
 
 def test_a_bid_without_an_answer_does_not_keep_a_deadline_for_good() -> None:
