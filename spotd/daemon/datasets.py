@@ -13,6 +13,8 @@ therefore believes two witnesses: the store, that the object is older than `KEPT
 needed it or asked for it since `KEPT`. A name is given under the same lock under which content is deleted, and only to
 a root whose every chunk is in the store then: whatever was deleted before is sent again. No host may write below
 `data/`, since grants permit writing below the own attempt alone.
+
+What is in the store is seen by listing it, a thousand objects a request, and never remembered.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from typing import Final, TypeVar
 from spotd.core.domain.world import World
 from spotd.daemon.commits import Threads
 from spotd.daemon.controllers import Controller, Outage
+from spotd.daemon.dataset_parts import Parts, unpacked
 from spotd.daemon.urls import measure_url
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.dataset import (
     DOCUMENT_BYTES_MAX,
     PREFIX,
-    DataPart,
     DataRoot,
     data_chunk_key,
     data_part_key,
@@ -42,17 +44,20 @@ from spotd_jobs.wire.client.dataset import (
     digest_of,
     is_dataset_name,
     is_digest,
-    order_of_path,
     read_part,
     read_root,
 )
-from spotd_jobs.wire.client.sinks import Unreadable, text_of
+from spotd_jobs.wire.client.sinks import Unreadable
 from spotd_providers.contract.provider import Clock, Logger
 
 T = TypeVar("T")
 KEPT: Final = timedelta(hours=24)
 NAME_BYTES_MAX: Final = 4_096
 NAMES: Final = PREFIX + "names/"
+PARTS: Final = PREFIX + "parts/"
+CHUNKS: Final = PREFIX + "chunks/"
+ASKED_MAX: Final = 4
+"""So many objects are asked for one by one, more are found in a listing."""
 DELETED_AT_ONCE: Final = 500
 DELETED_MAX: Final = 20_000
 """In one pass."""
@@ -109,6 +114,7 @@ class Datasets:
         self.measure = measure
         """Returns how large what a URL serves is."""
         self._lock = threading.Lock()
+        self._parts = Parts(objects)
         self._idle: dict[str, datetime] = {}
         """Since when nothing has needed this object, as far as this process saw."""
 
@@ -153,8 +159,7 @@ class Datasets:
             raise BadDataset("a part arrived with another content than announced")
         with self._lock:
             self._idle.pop(data_part_key(sha256), None)
-        if self._objects.head(data_part_key(sha256)) is None:
-            self._objects.put(data_part_key(sha256), gzip.compress(text, 6, mtime=0))
+        self._parts.put(sha256, text)
 
     def give_name(self, name: str, text: bytes, now: datetime) -> Dataset | Incomplete:
         """Let the name mean the dataset of this root, if the store holds all that it consists of.
@@ -197,7 +202,7 @@ class Datasets:
                 return None
             if self._missing(root):
                 return None
-            self._keep(sha256)
+            self._keep(sha256, root)
         return Content(sha256=sha256, bytes=root.bytes, files=root.files)
 
     def _store_root(self, text: bytes) -> Content | Incomplete:
@@ -206,15 +211,14 @@ class Datasets:
         if missing:
             return Incomplete(missing=missing)
         sha256 = digest_of(text)
-        if self._objects.head(data_root_key(sha256)) is None:
-            self._objects.put(data_root_key(sha256), gzip.compress(text, 6, mtime=0))
-        self._keep(sha256)
+        self._objects.put(data_root_key(sha256), gzip.compress(text, 6, mtime=0))
+        self._keep(sha256, root)
         return Content(sha256=sha256, bytes=root.bytes, files=root.files)
 
-    def _keep(self, sha256: str) -> None:
+    def _keep(self, sha256: str, root: DataRoot) -> None:
         """Let nothing of it count as idle: a job is about to read it."""
         if self._idle:
-            for key in self.keys_of(sha256):
+            for key in self._keys(sha256, root):
                 self._idle.pop(key, None)
 
     def forget(self, name: str) -> None:
@@ -232,15 +236,8 @@ class Datasets:
             ObjectMissing: it is not in the store.
             StoreError: what is there is another one.
         """
-        return read_root(self._document(data_root_key(sha256), sha256))
-
-    def part(self, sha256: str) -> DataPart:
-        """Return the part of this hash.
-
-        Raises:
-            ObjectMissing, StoreError: as of `root`.
-        """
-        return read_part(self._document(data_part_key(sha256), sha256))
+        key = data_root_key(sha256)
+        return read_root(unpacked(key, self._objects.get(key, bytes_max=DOCUMENT_BYTES_MAX), sha256))
 
     def keys_of(self, sha256: str) -> Iterator[str]:
         """Yield the key of everything that a dataset consists of, some maybe more than once.
@@ -248,10 +245,13 @@ class Datasets:
         Raises:
             ObjectMissing, StoreError: as of `root`.
         """
+        return self._keys(sha256, self.root(sha256))
+
+    def _keys(self, sha256: str, root: DataRoot) -> Iterator[str]:
         yield data_root_key(sha256)
-        for row in self.root(sha256).parts:
+        for row in root.parts:
             yield data_part_key(row.sha256)
-            for chunk in self.part(row.sha256).chunks:
+            for chunk in self._parts.summary(row.sha256).chunks:
                 yield data_chunk_key(chunk.sha256)
 
     def collect(self, read_by_jobs: Collection[str], now: datetime) -> DataSwept:
@@ -293,31 +293,34 @@ class Datasets:
         """
         sizes: dict[str, int] = {}
         ends: list[tuple[bytes, bytes]] = []
+        packed = self._sizes(PARTS, {row.sha256 for row in root.parts})
+        absent = tuple(row.sha256 for row in root.parts if row.sha256 not in packed)
+        if absent:
+            return absent
         for row in root.parts:
-            try:
-                part = self.part(row.sha256)
-            except ObjectMissing:
-                return (row.sha256,)
-            if (part.bytes, part.files, len(part.chunks)) != (row.bytes, row.files, row.chunks):
+            part = self._parts.summary(row.sha256, packed_bytes=packed[row.sha256])
+            if (part.content_bytes, part.files, len(part.chunks)) != (row.bytes, row.files, row.chunks):
                 raise BadDataset("a part is not what its list says")
-            if part.entries:
-                ends.append((order_of_path(part.entries[0].path), order_of_path(part.entries[-1].path)))
+            if part.first is not None and part.last is not None:
+                ends.append((part.first, part.last))
             for chunk in part.chunks:
                 if sizes.setdefault(chunk.sha256, chunk.size) != chunk.size:
                     raise BadDataset("one chunk has two sizes")
         if any(first <= last or first.startswith(last + b"\0") for (_, last), (first, _) in pairwise(ends)):
             raise BadDataset("its parts are not in the order of their paths")
-        there = {info.key: info.size for info in self._objects.list(PREFIX + "chunks/") if _hash_in(info.key) in sizes}
-        return tuple(sha256 for sha256, size in sizes.items() if there.get(data_chunk_key(sha256)) != size)[:1000]
+        there = self._sizes(CHUNKS, sizes)
+        return tuple(sha256 for sha256, size in sizes.items() if there.get(sha256) != size)[:1000]
 
-    def _document(self, key: str, sha256: str) -> bytes:
-        try:
-            text = text_of(self._objects.get(key, bytes_max=DOCUMENT_BYTES_MAX))
-        except Unreadable as exc:
-            raise StoreError(f"{key} in the store is damaged: put the dataset again") from exc
-        if digest_of(text) != sha256:
-            raise StoreError(f"{key} in the store is not what its hash says: put the dataset again")
-        return text
+    def _sizes(self, prefix: str, wanted: Collection[str]) -> dict[str, int]:
+        """Return how large those are that the store has, by their hashes: by one listing, or a request for each.
+
+        A listing shows the objects of all datasets, so that of a store with many costs more than to ask for a few.
+        """
+        if len(wanted) <= ASKED_MAX:
+            asked = (self._objects.head(prefix + sha256) for sha256 in wanted)
+            return {_hash_in(info.key): info.size for info in asked if info is not None}
+        listed = ((_hash_in(info.key), info.size) for info in self._objects.list(prefix))
+        return {sha256: size for sha256, size in listed if sha256 in wanted}
 
 
 def _require(read: Callable[[], T]) -> T:

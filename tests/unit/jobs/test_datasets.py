@@ -8,7 +8,8 @@ import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,9 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.domain.intents import AttemptId
+from spotd.daemon.dataset_parts import Parts
 from spotd.daemon.datasets import KEPT, BadDataset, Dataset, Datasets, Incomplete
 from spotd.daemon.grants.inputs import DataGrants
 from spotd_jobs.dataset_pack import DatasetError, pack_dataset
+from spotd_jobs.objects.api import ObjectInfo, StoreError
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner import data as runner_data
 from spotd_jobs.runner.data import DataRun, DataUnusable, fetch_data
@@ -33,6 +36,7 @@ from spotd_jobs.wire.client.dataset import (
     PartRow,
     Piece,
     data_chunk_key,
+    data_part_key,
     digest_of,
     part_text,
     read_part,
@@ -469,6 +473,130 @@ def test_parts_that_do_not_fit_together_make_no_dataset(place: Place) -> None:
         place.datasets.give_name("set", root_text([rows[0]._replace(files=3)]), NOW)
 
 
+# --- what naming costs: requests have deadlines, and a dataset has up to 256 parts and 65,536 chunks ---
+
+
+class Counted(FolderStore):
+    """Counts requests: each page of a listing is one."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.requests: Counter[str] = Counter()
+
+    def head(self, key: str) -> ObjectInfo | None:
+        self.requests["head"] += 1
+        return super().head(key)
+
+    def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
+        self.requests["get"] += 1
+        return super().get(key, bytes_max=bytes_max, version=version)
+
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+        self.requests["put"] += 1
+        return super().put(key, data, create_only=create_only)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for number, info in enumerate(super().list(prefix)):
+            self.requests["list"] += number % 1000 == 0
+            yield info
+
+    def sum(self) -> int:
+        total = self.requests.total()
+        self.requests.clear()
+        return total
+
+
+@pytest.fixture
+def many_parts(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Counted, bytes]:
+    """A store with everything of a dataset of 200 parts and 200 chunks but its name; reading a whole part fails."""
+    store = Counted(tmp_path / "store")
+    place.store, place.datasets = store, Datasets(store)
+    fill(tmp_path / "source", {b"f%d" % number: b"%d" % number * 250 for number in range(200)})
+    sink = Sink(place.datasets, place.store)
+    root = pack_dataset(tmp_path / "source", sink, chunk_bytes=CHUNK, part_files=1)
+    assert len(read_root(root).parts) == 200
+
+    def never(text: bytes) -> None:
+        raise AssertionError("a part was validated again")
+
+    monkeypatch.setattr("spotd.daemon.datasets.read_part", never)
+    store.requests.clear()
+    return store, root
+
+
+def test_naming_costs_few_requests(place: Place, many_parts: tuple[Counted, bytes]) -> None:
+    store, root = many_parts
+    made = place.datasets.give_name("set", root, NOW)
+    assert isinstance(made, Dataset)
+    assert store.sum() <= 4
+    assert place.datasets.stored(made.sha256) is not None  # as submit and retry ask
+    assert store.sum() <= 3
+    place.datasets.collect((), datetime.now(UTC))
+    assert store.sum() <= 4
+    assert place.datasets.stored(made.sha256) is not None
+    assert store.sum() <= 3
+
+
+def test_a_daemon_that_was_started_anew_reads_each_part_once(place: Place, many_parts: tuple[Counted, bytes]) -> None:
+    store, root = many_parts
+    place.datasets = Datasets(store)
+    made = place.datasets.give_name("set", root, NOW)
+    assert isinstance(made, Dataset)
+    assert store.sum() <= 204
+    assert place.datasets.stored(made.sha256) is not None
+    assert store.sum() <= 3
+
+
+def test_of_a_small_dataset_each_object_is_asked_for(place: Place, many_parts: tuple[Counted, bytes]) -> None:
+    store, root = many_parts
+    row = read_root(root).parts[0]
+    small = root_text([row])
+    place.datasets.store(small)
+    assert store.requests["list"] == 0
+    store.delete([data_part_key(row.sha256)])
+    assert place.datasets.store(small) == Incomplete(missing=(row.sha256,))
+
+
+def test_what_is_remembered_of_a_part_says_nothing_about_the_store(
+    place: Place, many_parts: tuple[Counted, bytes]
+) -> None:
+    store, root = many_parts
+    made = place.datasets.give_name("set", root, NOW)
+    assert isinstance(made, Dataset)
+    one, other, *_ = store.list("data/parts/")
+    store.delete([one.key])
+    assert place.datasets.give_name("set", root, NOW) == Incomplete(missing=(one.key.removeprefix("data/parts/"),))
+    assert place.datasets.stored(made.sha256) is None
+    store.put(one.key, b"damaged")
+    with pytest.raises(StoreError, match="put the dataset again"):
+        place.datasets.stored(made.sha256)
+    store.delete([one.key, other.key])
+    assert len(getattr(place.datasets.store(root), "missing", ())) == 2
+
+
+def test_a_damaged_part_is_mended_by_putting_the_dataset_again(place: Place, tmp_path: Path) -> None:
+    fill(tmp_path / "source", some_files())
+    place.put(tmp_path / "source")
+    part = next(iter(place.store.list("data/parts/"))).key
+    place.store.put(part, b"damaged")
+    place.bring(place.put(tmp_path / "source"))
+
+
+def test_what_is_remembered_of_parts_has_a_bound(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spotd.daemon.dataset_parts.SUMMARIES_MAX", 3)
+    store = Counted(place.home.parent / "store")
+    parts = Parts(store)
+    texts = [part_text((), [DataEntry(f"d{number}", "dir")]) for number in range(5)]
+    for text in texts:
+        parts.put(digest_of(text), text)
+    store.requests.clear()
+    for text in reversed(texts[2:]):
+        parts.summary(digest_of(text))
+    assert store.sum() == 0
+    assert parts.summary(digest_of(texts[0])).first == b"d0"
+    assert store.sum() == 1
+
+
 # --- garbage collection ---
 
 
@@ -546,6 +674,7 @@ def test_nothing_is_deleted_while_it_is_unknown_what_is_needed(place: Place, tmp
     part = next(iter(place.store.list("data/parts/"))).key
     content = place.store.get(part, bytes_max=10**6)
     place.store.put(part, b"damaged")
+    place.datasets = Datasets(place.store)  # of a daemon that was started anew: it has not seen the part
     fill(tmp_path / "other", some_files(seed=9))
     place.put(tmp_path / "other", "other")
     place.datasets.forget("other")
