@@ -32,6 +32,7 @@ from spotd.core.pricing import (
     moved_cost,
     on_demand_rate,
     per_gpu_words,
+    repriced,
     traffic_cost,
 )
 from spotd_providers.contract.values import (
@@ -226,6 +227,19 @@ def set_rate(builder: PlanBuilder, attempt: AttemptId, rate: MicroUsdPerHour, co
     if meter.rate == rate and meter.since is not None:
         return
     builder.set_rate(attempt, rate, compared)
+
+
+def bill_past_prices(builder: PlanBuilder, attempt: AttemptId, mine: Instance, until: datetime) -> None:
+    """Bill each price from when its provider states that it held: the daemon may have been dead when it changed."""
+    for at, price in mine.past_prices:
+        item = builder.attempt(attempt)
+        since = item.meter.since
+        if since is None or item.meter.rate <= halted_rate(item.quote):
+            return
+        if since < at < until:
+            quote = repriced(item.quote, price)
+            if metered_rate(quote) != item.meter.rate:
+                builder.set_rate(attempt, metered_rate(quote), on_demand_rate(quote), at=at)
 
 
 def bill_until_ended(builder: PlanBuilder, attempt: AttemptId) -> None:

@@ -7,15 +7,17 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
+import anyio
 from pydantic import Field, ValidationError
 
 from spotd_providers.aws.answers import family_quota, region_quota
 from spotd_providers.aws.prices import AwsOnDemandPrices
-from spotd_providers.aws.region import IMAGE_GB, LINUX_PRODUCTS, Pool
+from spotd_providers.aws.region import IMAGE_GB, LINUX_PRODUCTS, Pool, Region
 from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.aws.wire import (
     INSTALL_TAG,
@@ -27,6 +29,8 @@ from spotd_providers.aws.wire import (
     Text,
     spot_price,
 )
+from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     HOURS_PER_STORAGE_MONTH,
     AttemptKey,
@@ -136,6 +140,13 @@ THROUGHPUT_PRICE: Final = 40_000
 ADDRESS_PRICE: Final = 5_000
 """Micro-dollars per hour of a public IPv4 address, which each machine has."""
 DISK_GB_MAX: Final = 16_000
+PRICES_AGAIN: Final = timedelta(minutes=15)
+PRICE_AGAIN: Final = timedelta(minutes=1)
+"""How often past prices are read, and how often one that differs from the price of now."""
+PRICES_WITHIN_S: Final = 20.0
+"""A list of machines does not wait longer for past prices."""
+PRICES_MAX: Final = 200
+"""Of each pool: more than a week of hourly changes."""
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -167,6 +178,64 @@ def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], li
         except ValueError as exc:
             rejected.append(Rejected(offer_id=offer_id(pool, Market.SPOT), reason=str(exc)))
     return prices, rejected
+
+
+def price_changes(rows: Iterable[Any], pool: Pool) -> dict[datetime, MicroUsdPerHour]:
+    """Return since when this pool had which price; a row that cannot be read is left out."""
+    found: dict[datetime, MicroUsdPerHour] = {}
+    for row in (row_or_none(PriceRow, raw) for raw in rows):
+        if row is None or row.ProductDescription not in LINUX_PRODUCTS or row.Timestamp is None:
+            continue
+        if (row.InstanceType, row.AvailabilityZone) == pool:
+            with suppress(ValueError):
+                found[row.Timestamp.astimezone(UTC)] = spot_price(row.SpotPrice)
+    return found
+
+
+class PastPrices:
+    """What EC2 states of the spot price of a pool since the launch of our oldest machine there.
+
+    It is read when a machine is seen first, as after the daemon was dead, and again when the price differs, or after a
+    while, in which it may have changed and changed back.
+    """
+
+    def __init__(self, region: Region, services: Services) -> None:
+        self._region = region
+        self._services = services
+        self._known: dict[Pool, dict[datetime, MicroUsdPerHour]] = {}
+        self._read_at: dict[Pool, datetime] = {}
+        self._tried_at: dict[Pool, datetime] = {}
+
+    async def of(
+        self, launched: Mapping[Pool, datetime], prices: dict[Pool, MicroUsdPerHour]
+    ) -> Mapping[Pool, tuple[tuple[datetime, MicroUsdPerHour], ...]]:
+        """Return the prices of these pools, oldest first, and put the newest that was read now into `prices`.
+
+        `launched`: the first launch of a machine in each.
+
+        A pool whose prices cannot be read keeps those that were read before: that costs a cent, and no machine.
+        """
+        for gone in self._tried_at.keys() - launched.keys():
+            for memory in (self._known, self._read_at, self._tried_at):
+                memory.pop(gone, None)
+        for pool, since in launched.items():
+            now, tried_at = self._services.clock.now(), self._tried_at.get(pool)
+            own = self._known.get(pool, {})
+            differs = own and pool in prices and own[max(own)] != prices[pool]
+            if tried_at is not None and now - tried_at < (PRICE_AGAIN if differs else PRICES_AGAIN):
+                continue
+            self._tried_at[pool] = now
+            try:
+                with anyio.fail_after(PRICES_WITHIN_S):
+                    rows = await self._region.price_rows(pool, since=self._read_at.get(pool, since))
+            except (ProviderError, TimeoutError) as exc:
+                self._services.log.warning("aws.past_prices_unknown", pool=":".join(pool), detail=str(exc))
+                continue
+            self._known[pool] = own = dict(sorted({**own, **price_changes(rows, pool)}.items())[-PRICES_MAX:])
+            self._read_at[pool] = now
+            if own:
+                prices[pool] = own[max(own)]
+        return {pool: tuple(own.items()) for pool, own in self._known.items()}
 
 
 def on_demand_prices(
@@ -312,6 +381,11 @@ def key_in(row: AwsInstanceRow, install: InstallId) -> AttemptKey | None:
     return key_of(tags.get(KEY_TAG) or row.ClientToken, install)
 
 
+def pool_of(row: AwsInstanceRow) -> Pool:
+    """Return the type and the zone of a machine, empty where AWS does not state them."""
+    return row.InstanceType or "", row.Placement.AvailabilityZone if row.Placement is not None else ""
+
+
 def as_instance(
     row: AwsInstanceRow,
     key: AttemptKey,
@@ -320,6 +394,7 @@ def as_instance(
     request: SpotRequestRow | None,
     prices: Mapping[tuple[str, str], MicroUsdPerHour],
     announced_at: datetime | None = None,
+    past_prices: tuple[tuple[datetime, MicroUsdPerHour], ...] = (),
 ) -> Instance:
     """Translate a row to a machine. An undocumented state is unknown, never gone.
 
@@ -327,7 +402,6 @@ def as_instance(
     """
     state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
     code = request.Status.Code if request is not None else ""
-    zone = row.Placement.AvailabilityZone if row.Placement is not None else ""
     decided_at = announced_at
     if request is not None and request.Status.UpdateTime is not None:
         decided_at = request.Status.UpdateTime.astimezone(UTC)
@@ -338,13 +412,14 @@ def as_instance(
         key=key,
         state=state,
         market=Market.SPOT if spot else Market.ON_DEMAND,
-        price=prices.get((row.InstanceType or "", zone)) if spot else None,
+        price=prices.get(pool_of(row)) if spot else None,
         created_at=row.LaunchTime.astimezone(UTC) if row.LaunchTime is not None else None,
         notice_at=notice_at,
         loss=None if state in _RUNS else _loss(row, code),
         detail=clean(" ".join(part for part in (_said(row), code) if part)),
         billing=_BILLED.get(state, Billing.UNKNOWN),
         ended_at=None if state in _RUNS else _ended_at(row, request),
+        past_prices=past_prices,
     )
 
 

@@ -18,15 +18,17 @@ from spotd_providers.aws.doctor import SCRIPT_BYTES_MAX, WHO, Volumes, client_to
 from spotd_providers.aws.offers import (
     PROVIDER,
     Band,
+    PastPrices,
     as_instance,
     current_prices,
     is_announced,
     key_in,
     offers_of,
     on_demand_prices,
+    pool_of,
     read_advisor,
 )
-from spotd_providers.aws.region import Region
+from spotd_providers.aws.region import Pool, Region
 from spotd_providers.aws.sdk import IMDS, AwsRefused, AwsSettings, Sdk
 from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.errors import (
@@ -110,6 +112,7 @@ class AwsProvider:
         self._pace = RequestPace(services.clock)
         self._regions = {name: self._region(name) for name in settings.regions}
         self._volumes = {name: Volumes(region, sdk, services) for name, region in self._regions.items()}
+        self._past_prices = {name: PastPrices(region, services) for name, region in self._regions.items()}
         self._bands = bands or {}
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
         self._ours: dict[str, datetime] = {}
@@ -365,12 +368,21 @@ class AwsProvider:
                 ours.append((row, key))
                 self._ours.setdefault(row.InstanceId, row.LaunchTime or self._services.clock.now())
         requests = await self._spot_requests(region, ours)
+        past = {} if expected is not None else await self._past_prices[region.name].of(_pools(ours), self._prices)
         found = []
         for row, key in ours:
             said = requests.get(row.InstanceId)
             announced_at = self._announced_at(row, said)
             found.append(
-                as_instance(row, key, region=region.name, request=said, prices=self._prices, announced_at=announced_at)
+                as_instance(
+                    row,
+                    key,
+                    region=region.name,
+                    request=said,
+                    prices=self._prices,
+                    announced_at=announced_at,
+                    past_prices=past.get(pool_of(row), ()) if row.InstanceLifecycle == "spot" else (),
+                )
             )
         return found, readable
 
@@ -408,6 +420,15 @@ class AwsProvider:
             except ProviderError as exc:
                 machine = instance.ref.instance_id
                 self._services.log.warning("aws.wrong_purchase_stays", machine=machine, detail=str(exc))
+
+
+def _pools(ours: Sequence[tuple[AwsInstanceRow, AttemptKey]]) -> Mapping[Pool, datetime]:
+    """Return the pools of our spot machines and the first launch in each."""
+    found: dict[Pool, datetime] = {}
+    for row, _ in ours:
+        if row.InstanceLifecycle == "spot" and row.LaunchTime is not None and all(pool_of(row)):
+            found[pool_of(row)] = min(row.LaunchTime, found.get(pool_of(row), row.LaunchTime))
+    return found
 
 
 NO_LOGIN: Final = Capability(

@@ -125,8 +125,8 @@ class Region:
         except ProviderError:
             return IMAGE_GB
 
-    async def price_rows(self, pool: Pool | None = None) -> Sequence[Any]:
-        """Return the rows of the spot prices in force, in every zone or for one pool."""
+    async def price_rows(self, pool: Pool | None = None, *, since: datetime | None = None) -> Sequence[Any]:
+        """Return the rows of the spot prices in force, in every zone or for one pool; with `since` all from then on."""
         types = sorted((await self.kinds()).usable) if pool is None else [pool[0]]
         if not types:
             return ()
@@ -138,7 +138,7 @@ class Region:
             **where,
             ProductDescriptions=list(LINUX_PRODUCTS),
             # Without a start AWS sends 90 days of changes; from now on it is one row per type, zone and product.
-            StartTime=self._services.clock.now(),
+            StartTime=since or self._services.clock.now(),
             MaxResults=1000,
         )
 

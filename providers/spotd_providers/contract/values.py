@@ -343,6 +343,8 @@ class Instance:
         billing: what of it is billed now: a host that is out of reach may be listed, and cost nothing.
         ended_at: since when it does not run, for the same states, where the provider says so.
         detail: the provider's own words, for the user; never a secret.
+        past_prices: since when it billed which `price`, oldest first, where the provider states it also of a time that
+            passed unwatched. What lies before the newest price that is known is ignored.
     """
 
     ref: InstanceRef
@@ -358,6 +360,7 @@ class Instance:
     bid_floor: MicroUsdPerHour | None = None
     billing: Billing = Billing.UNKNOWN
     ended_at: datetime | None = None
+    past_prices: tuple[tuple[datetime, MicroUsdPerHour], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

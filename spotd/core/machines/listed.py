@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from spotd.core.billing import (
+    bill_past_prices,
     bill_until_ended,
     is_starting,
     list_again_for_start,
@@ -152,6 +153,7 @@ def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
     if is_starting(item, builder.policy):
         list_again_for_start(builder, item)
     elif unbilled is None:
+        bill_past_prices(builder, item.id, mine, builder.now)
         set_rate(builder, item.id, metered_rate(quote), on_demand_rate(quote))
 
 
@@ -167,6 +169,7 @@ def _meter_until_ended(builder: PlanBuilder, attempt_id: AttemptId, mine: Instan
     if item.meter.since is None or item.meter.rate <= halted_rate(item.quote):
         return
     quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
+    bill_past_prices(builder, attempt_id, mine, builder.now)
     set_rate(builder, attempt_id, metered_rate(quote), on_demand_rate(quote))
 
 
@@ -193,6 +196,8 @@ def _rate(
     if meter.rate != rate or (meter.since is None) != (rate == 0):
         over_since = _over_since(item, builder.now)
         at = over_since if stopped is None else ran_until(item, stopped.ended_at, over_since or builder.now)
+        if stopped is not None:
+            bill_past_prices(builder, attempt_id, stopped, at or builder.now)
         builder.set_rate(attempt_id, rate, compared, at=at)
 
 

@@ -66,6 +66,7 @@ from spotd_providers.kit.shapes import listed_reasons
 OFFERS_MAX: Final = 20_000
 """Offers of one poll. The largest marketplace has shown a few thousand in both its markets."""
 MACHINES_MAX: Final = 5_000
+PAST_PRICES_MAX: Final = 200
 CHARGES_MAX: Final = 100_000
 CHECKS_MAX: Final = 100
 REJECTED_MAX: Final = 2_000
@@ -319,7 +320,22 @@ def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
         bid_floor=None if floor is None else MicroUsdPerHour(floor),
         billing=member(Billing, row.billing) or Billing.UNKNOWN,
         ended_at=ended if ended is not None and ended <= now + AHEAD_MAX else None,
+        past_prices=_past_prices(row.past_prices, now),
     )
+
+
+def _past_prices(value: Any, now: datetime) -> tuple[tuple[datetime, MicroUsdPerHour], ...]:
+    """Return the newest of these pairs that can be read, oldest first; nothing of what is to come."""
+    found: dict[datetime, MicroUsdPerHour] = {}
+    for pair in value[-PAST_PRICES_MAX:] if isinstance(value, tuple) else ():
+        match pair:
+            case (stated_at, stated):
+                at, price = instant(stated_at), whole_or_none(stated, low=0, high=PRICE_MAX)
+                if at is not None and at <= now and price is not None:
+                    found[at] = MicroUsdPerHour(price)
+            case _:
+                pass
+    return tuple(sorted(found.items()))
 
 
 def _ref(value: Any, provider: ProviderName) -> InstanceRef:

@@ -202,6 +202,31 @@ async def sees_prices_change_by_the_hour(run: Course) -> None:
     await run.watched(11 * MINUTE)
 
 
+async def sees_prices_change_while_the_daemon_is_dead(run: Course) -> None:
+    """Up, down and up again, unseen; the last before the daemon is back is that of before."""
+    assert isinstance(run.h, AwsHarness)
+    pool = run.h.cloud.instances[run.machine].pool
+    before = run.h.cloud.prices[pool][-1][1]
+    await run.watched(30 * MINUTE)
+    for usd in ("0.26", "0.13", before):
+        await run.dead(25 * MINUTE)
+        run.h.cloud.set_price(pool, usd)
+    await run.dead(5 * MINUTE)
+    await run.watched(20 * MINUTE)
+
+
+async def is_lost_after_a_price_that_changed_unseen(run: Course) -> None:
+    assert isinstance(run.h, AwsHarness)
+    await run.watched(70 * MINUTE)
+    run.h.cloud.set_price(run.h.cloud.instances[run.machine].pool, "0.31")
+    await run.dead(25 * MINUTE)
+    run.h.cloud.set_price(run.h.cloud.instances[run.machine].pool, "0.14")
+    await run.dead(5 * MINUTE)
+    run.h.preempt(run.machine)
+    run.h.cloud.set_price(run.h.cloud.instances[run.machine].pool, "0.11")
+    await run.dead(20 * MINUTE)
+
+
 async def is_over_at_once(run: Course) -> None:
     await run.watched(2 * MINUTE)
 
@@ -249,6 +274,8 @@ async def is_taken_before_its_notice_is_seen(run: Course) -> None:
 
 ON_EC2: Final = (
     sees_prices_change_by_the_hour,
+    sees_prices_change_while_the_daemon_is_dead,
+    is_lost_after_a_price_that_changed_unseen,
     is_over_at_once,
     is_taken_within_its_first_hour,
     is_taken_while_the_daemon_is_dead,

@@ -179,6 +179,17 @@ def test_a_notice_without_a_legible_time_is_a_notice_and_one_of_another_age_is_n
     assert machine.notice_at == believed
 
 
+def test_past_prices_are_those_of_now_and_before_in_their_order_and_no_more_than_a_bound() -> None:
+    price, hour = MicroUsdPerHour(200_000), timedelta(hours=1)
+    odd: Any = (None, (NOW,), (NAIVE, price), (NOW + hour, price), (NOW - hour, -1), (NOW, float("nan")), "ab")
+    legible = ((NOW, price), (NOW - 2 * hour, price))
+    own: Any = replace(BAD_MACHINE, past_prices=(*odd, *legible))
+    many: Any = replace(BAD_MACHINE, past_prices=tuple((NOW - n * hour, price) for n in range(900, 0, -1)))
+    assert plugin_values.instance(own, BAD, now=NOW).past_prices == legible[::-1]
+    found = plugin_values.instance(many, BAD, now=NOW).past_prices
+    assert (len(found), found[-1][0]) == (plugin_values.PAST_PRICES_MAX, NOW - hour)
+
+
 def test_a_machine_is_never_older_than_renting_by_the_hour_nor_born_tomorrow() -> None:
     for stated in (datetime(1970, 1, 1, tzinfo=UTC), NOW + timedelta(days=2), NAIVE, 1.0):
         (machine,) = plain_listing(listing(replace(BAD_MACHINE, created_at=stated))).instances  # type: ignore[arg-type]  # the point
