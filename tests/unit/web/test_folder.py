@@ -47,6 +47,16 @@ def long_name() -> bytes:
     return tar_of(("n" * 2_000_000, b"", tarfile.REGTYPE))
 
 
+def sparse_by_header() -> bytes:
+    """Return a `.tar.gz` of a plain file that an extended header makes one with holes, of any size."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("x")
+        member.pax_headers = {"GNU.sparse.map": "1000000000000,0", "GNU.sparse.size": "1000000000000"}
+        archive.addfile(member)
+    return made.getvalue()
+
+
 FILE = tarfile.REGTYPE
 HOSTILE = {
     "absolute": (tar_of(("/etc/x", b"x", FILE)), "leads out"),
@@ -59,10 +69,11 @@ HOSTILE = {
     "device": (tar_of(("x", None, tarfile.CHRTYPE)), "a link or a device"),
     "pipe": (tar_of(("x", None, tarfile.FIFOTYPE)), "a link or a device"),
     "sparse": (tar_of(("x", None, tarfile.GNUTYPE_SPARSE)), "a link or a device"),
+    "sparse by its header": (sparse_by_header(), "a link or a device"),
     "zip link": (zip_of(("x", b"/etc/passwd"), mode=0o120777), "a link or a device"),
     "twice": (tar_of(("x", b"1", FILE), ("./x", b"2", FILE)), "twice"),
     "below a file": (tar_of(("x", b"1", FILE), ("x/y", b"2", FILE)), "cannot be unpacked"),
-    "long name": (long_name(), "too long"),
+    "long name": (long_name(), "a header that is too long"),
     "many": (tar_of(*((f"f{i}", b"", FILE) for i in range(12))), "more than 10 files"),
     "many folders": (zip_of(*((f"f{i}/", b"") for i in range(12))), "more than 10 files"),
     "large": (tar_of(("x", bytes(3_000), FILE)), "MB that may be unpacked"),
