@@ -324,7 +324,13 @@ class Executor:
             )
 
     async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | LaunchRefusal | str:
-        """Return the machine, why there is certainly none, or in words why that is unknown."""
+        """Return the machine, why there is certainly none, or in words why that is unknown.
+
+        A machine that carries another key is not taken, and its end is not owed by its reference. With a key of ours
+        the next list shows it, and it is ended as a stray. With any other key the answer is the one witness that it is
+        ours: lists and `find` show machines of our label alone, so none can show that it was not there before, and a
+        plugin that read the wrong row would end the machine of somebody else. Its owner learns which one it is.
+        """
         request = LaunchRequest(
             key=attempt.key,
             install=self._install,
@@ -348,8 +354,9 @@ class Executor:
             return f"no answer within {LAUNCH_DEADLINE_S:.0f} s"
         self._crash(CrashPoint.AFTER_LAUNCH)
         if made.instance.key != attempt.key:
-            self._log.error("provider.wrong_key", provider=attempt.provider, key=attempt.key, got=made.instance.key)
-            return "the provider answered with a machine that carries another key"
+            which, got = made.instance.ref.instance_id, made.instance.key
+            self._log.error("provider.wrong_key", provider=attempt.provider, key=attempt.key, got=got, instance=which)
+            return f"the provider answered with machine {which}, which carries another key: {got!r}"
         return made.instance
 
     async def _settle_launch(self, attempt: Attempt, answer: Instance | LaunchRefusal | str) -> None:

@@ -14,7 +14,7 @@ from spotd.core.domain.states import AttemptState, InvariantBroken, JobState
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.daemon.hosts.host_reader import HostReading
 from spotd.daemon.hosts.reader import read_news
-from spotd_providers.contract.values import AttemptKey, InstanceState
+from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Launched, LaunchRequest
 from tests.unit.core.builders import job, offer
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Hang
@@ -254,3 +254,33 @@ async def test_a_state_that_refuses_what_a_start_writes_is_held_and_adopted_once
         await reborn.until(lambda: reborn.attempts(first)[0].ref is not None)
         group.cancel_scope.cancel()
     assert "machine.adopted" in reborn.kinds(first)
+
+
+@pytest.mark.parametrize("got", ["spotd-lab-j9-9", "of-another-program"], ids=["ours", "foreign"])
+async def test_a_launch_that_is_answered_with_another_key_names_that_machine_and_ends_it_only_if_it_is_ours(
+    got: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, really_end, answers, ended = rig.shop.launch, rig.shop.terminate, [AttemptKey(got)], list[str]()
+
+    async def launch(request: LaunchRequest) -> Launched:
+        if not answers:
+            return await real(request)
+        made = rig.shop.put_machine(answers.pop())
+        if got.startswith("of-"):  # lists show machines of our label alone
+            del rig.shop.machines[made.ref.instance_id]
+        return Launched(instance=made)
+
+    async def terminate(ref: InstanceRef) -> None:
+        ended.append(ref.instance_id)
+        await really_end(ref)
+
+    monkeypatch.setattr(rig.shop, "launch", launch)
+    monkeypatch.setattr(rig.shop, "terminate", terminate)
+    async with rig.running():
+        first = await rig.submit(job(1))
+        await rig.until_running(first, 2)
+        await rig.until(lambda: all(m.key != got for m in rig.shop.not_gone()))
+    recorded = rig.store.read(lambda reads: reads.events(job_id=first))
+    [unknown] = [e.event.message for e in recorded if e.event.kind == "launch.unknown"]
+    assert f"machine m1, which carries another key: '{got}'" in unknown
+    assert ended == ([] if got.startswith("of-") else ["m1"])
