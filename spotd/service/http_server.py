@@ -6,6 +6,7 @@ import contextlib
 import socket
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -16,13 +17,32 @@ if TYPE_CHECKING:
 GRACE_S: Final = 2
 
 
+def _import_uvicorn() -> None:
+    """Import uvicorn without its command line, which it imports wherever it is imported itself.
+
+    The reloader behind it, multiprocessing and click are one and a half megabytes that a daemon has no use for. Names
+    of it that a later version may ask for are absent in the same way.
+    """
+    if "uvicorn" in sys.modules:
+        return
+    absent = ModuleType("uvicorn.main")
+    vars(absent)["__getattr__"] = lambda _: None
+    sys.modules["uvicorn.main"] = absent
+    try:
+        import uvicorn
+        from uvicorn.server import Server
+    finally:
+        del sys.modules["uvicorn.main"]
+    del uvicorn.main, uvicorn.run
+    vars(uvicorn)["Server"] = Server
+
+
 async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
     """Answer requests until `closing` is set; those under way then get a moment to end.
 
-    uvicorn is imported here, because importing it takes longer than most of the daemon's start; and without the library
-    of its reloader, which it takes wherever that is installed, and which costs a megabyte.
+    uvicorn is imported here, because importing it takes longer than most of the daemon's start.
     """
-    sys.modules.setdefault("watchfiles", None)  # type: ignore[arg-type]  # what an import takes for absent
+    _import_uvicorn()
     import uvicorn
 
     from spotd.slow_requests import TimedH11Protocol
