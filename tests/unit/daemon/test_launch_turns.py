@@ -10,6 +10,8 @@ import pytest
 
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason, JobState
+from spotd.core.domain.world import World
+from spotd.core.plan import Plan
 from spotd.core.requests import set_ceiling
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.executor import CALLS_PER_PROVIDER
@@ -83,6 +85,22 @@ async def test_what_a_launch_may_cost_at_most_is_the_ceiling_at_its_call(rig: Ri
         await rig.until(lambda: len(rig.shop.requests) == JOBS)
     assert {request.price_max for request in rig.shop.requests[:CALLS_PER_PROVIDER]} == {500_000}
     assert {request.price_max for request in rig.shop.requests[CALLS_PER_PROVIDER:]} == {450_000}
+
+
+async def test_a_launch_that_two_plans_hold_is_made_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = rig.executor.take
+
+    def take_twice(plan: Plan, world: World) -> None:
+        take(plan, world)
+        take(plan, world)
+        under_way.append(rig.executor.busy)
+
+    under_way: list[int] = []
+    monkeypatch.setattr(rig.executor, "take", take_twice)
+    async with rig.running():
+        await rig.submit(job(1))
+        await rig.until(lambda: rig.job(JobId("j1")).state is JobState.STARTING)
+    assert (max(under_way), len(rig.attempts(JobId("j1"))), len(rig.shop.requests)) == (1, 1, 1)
 
 
 async def test_launches_that_had_not_begun_at_the_end_are_not_made_and_come_first_in_the_next_life(rig: Rig) -> None:

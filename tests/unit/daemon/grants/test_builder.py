@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
@@ -21,6 +22,7 @@ from spotd.daemon.grants.inputs import SecretFiles, SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.log import Redactor
+from spotd.daemon.recovery_survey import NumberUsed, use_number
 from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.codec import spec_from_json
@@ -129,6 +131,18 @@ async def test_runner_spec_and_grant_are_there_before_the_script_is(desk: Desk) 
 
     spec = json.loads(desk.objects.get(object_keys.spec_key(desk.job.id), bytes_max=100_000))
     assert spec_from_json(spec) == desk.job.spec
+
+
+def test_an_attempt_after_which_another_run_launched_one_is_not_renewed_unless_it_is_to_stop(desk: Desk) -> None:
+    later = replace(desk.attempt, id=AttemptId(job=desk.identity.job, number=2))
+    use_number(desk.objects, later)
+    with pytest.raises(NumberUsed):
+        desk.grants.renew(desk.attempt, desk.job, desk.policy)
+    with pytest.raises(ObjectMissing):
+        desk.read()
+    stop = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW + timedelta(minutes=3))
+    desk.grants.renew(replace(desk.attempt, stop=stop), desk.job, desk.policy)
+    assert desk.read().orders.stop is not None
 
 
 def test_a_grant_permits_writing_below_its_own_attempt_only(desk: Desk) -> None:
