@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,29 @@ def test_aws_takes_a_machine_whose_price_passes_the_limit_only_where_one_was_giv
             assert seen.price == 2 * offer.gpu_price, "the daemon sees what it costs now"
 
     play(tmp_path, story, max_price=max_price)
+
+
+def test_a_list_states_what_a_machine_cost_unseen_and_shows_it_where_that_cannot_be_read(tmp_path: Path) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        offer = await cheapest(h, provider)
+        launched = await provider.launch(h.request(offer, price_max=MicroUsdPerHour(9 * offer.gpu_price)))
+        await h.settle()
+        for factor in (2, 3):
+            await h.advance(timedelta(hours=1))
+            rises(h, offer, factor)
+        h.cloud.quirks.refusals["DescribeSpotPriceHistory"] = ("UnauthorizedOperation", 403, "You are not authorized.")
+        refused = await provider.instances()
+        assert refused.complete
+        assert [one.ref for one in refused.instances] == [launched.instance.ref]
+        assert refused.instances[0].past_prices == ()
+        h.cloud.quirks.refusals.clear()
+        await h.advance(timedelta(minutes=15))
+        (seen,) = (await provider.instances()).instances
+        assert [price for _, price in seen.past_prices] == [factor * offer.gpu_price for factor in (1, 2, 3)]
+        assert seen.past_prices[2][0] - seen.past_prices[1][0] == timedelta(hours=1)
+        assert seen.price == 3 * offer.gpu_price
+
+    play(tmp_path, story)
 
 
 def test_without_a_limit_nothing_is_bought_above_what_was_agreed(tmp_path: Path) -> None:
