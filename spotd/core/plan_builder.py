@@ -9,9 +9,12 @@ from typing import Final
 from spotd.core.domain import lineage
 from spotd.core.domain.attempts import NO_TIME, Attempt, MachineState, Watch
 from spotd.core.domain.cooldowns import (
+    ECHO_LASTS,
+    ECHOES_MAX,
     Cooldown,
     CooldownEnd,
     CooldownScope,
+    bid_subject,
     did_start,
     doubled,
     has_saved,
@@ -151,7 +154,7 @@ class PlanBuilder(WorkingCopy):
         Args:
             asked_at: when the call was decided; one that was decided before the last refusal met the same cause.
         """
-        known = [*self._world.cooldowns, *self._cooldowns]
+        known = self.cooldowns()
         same = [c for c in known if c.subject == subject and c.scope is scope and c.provider == provider]
         before = same[-1] if same else None
         strikes = 0
@@ -250,6 +253,7 @@ class PlanBuilder(WorkingCopy):
     def _close(self, item: Attempt, seen: str = GONE_WORDS) -> None:
         """Close the attempt, whose machine is gone: its costs become the job's."""
         self.put_attempt(replace(item, state=AttemptState.ENDED))
+        self._remember_bids(item)
         cost = f"it cost ${as_usd(item.meter.settled):.4f}"
         self.event(
             "machine.gone",
@@ -270,6 +274,18 @@ class PlanBuilder(WorkingCopy):
             )
         )
         self.close_job(job.id)
+
+    def _remember_bids(self, item: Attempt) -> None:
+        offer = item.quote.offer
+        if not offer.pays_bid or offer.host_id is None or item.ref is None:
+            return
+        for bid in (item.bidding.placed or (item.quote.price.gpu,))[-ECHOES_MAX:]:
+            subject = bid_subject(offer.host_id, offer.gpu_count, bid)
+            self.cool(offer.provider, CooldownScope.BID, subject, ECHO_LASTS, "our own bid for a machine that is gone")
+
+    def cooldowns(self) -> tuple[Cooldown, ...]:
+        """Return those that were known before, and those of this plan."""
+        return (*self._world.cooldowns, *self._cooldowns)
 
     def end_attempt(self, attempt: AttemptId, reason: EndReason, detail: str = "") -> None:
         """End the attempt: it counts no more, its machine is destroyed if it may exist, and the job moves on."""

@@ -6,6 +6,7 @@ although its cause seemed to be over is left alone for a while, which doubles ea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -172,12 +173,36 @@ class CooldownScope(StrEnum):
     """No launch can be prepared anywhere, since the checkpoint store takes no grant."""
     TARGET = "target"
     """A machine for which a healthy one was stopped, and that could not be had; others may be launched there."""
+    BID = "bid"
+    """A bid for a machine of ours that is gone, by host: its host may go on stating it as the lowest that wins."""
     BUDGET = "budget"
     """A budget of all jobs together is used up for its day or month."""
 
 
+ECHO_LASTS: Final = timedelta(hours=1)
+"""What a host states as its lowest winning bid is up to so old."""
+ECHOES_MAX: Final = 12
+"""Of the bids for one machine that is gone, so many of the newest are remembered for `ECHO_LASTS`."""
 EVERYWHERE: Final = ProviderName("")
 """The provider of a cool-down that concerns all of them."""
+
+
+def bid_subject(host: str, gpus: int, bid: int) -> str:
+    """Return what names a bid for a machine of so many GPUs of a host."""
+    return f"{host} {gpus} {bid}"
+
+
+def bids_of_host(
+    cooldowns: Iterable[Cooldown], provider: ProviderName, host: str, now: datetime
+) -> list[tuple[int, int]]:
+    """Return the bids for machines of this host that are gone and may still be stated, each with its number of GPUs."""
+    found = []
+    for one in cooldowns:
+        if one.scope is CooldownScope.BID and one.provider == provider and one.until > now:
+            of_host, gpus, bid = one.subject.rsplit(" ", 2)
+            if of_host == host:
+                found.append((int(gpus), int(bid)))
+    return found
 
 
 class CooldownEnd(StrEnum):

@@ -23,7 +23,7 @@ from typing import Final
 
 from spotd.core.author import order_stop
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, is_echo, with_floor
-from spotd.core.domain.cooldowns import doubled
+from spotd.core.domain.cooldowns import bids_of_host, doubled
 from spotd.core.domain.intents import AttemptId, Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.lineage import unsaved_time
@@ -366,10 +366,13 @@ def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listin
 def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, ...]:
     """Return our bids for other machines of the same host, as if for this one: the host may state them as its floor.
 
-    Those of machines that are being ended, too: what a host states is up to an hour old.
+    Those of machines that are being ended or are gone, too: what a host states is up to an hour old.
     """
     here = item.quote.offer
     found: list[MicroUsdPerHour] = []
+    if here.host_id is not None:
+        for gpus, bid in bids_of_host(builder.cooldowns(), here.provider, here.host_id, builder.now):
+            found.append(MicroUsdPerHour(bid * shares(here.gpu_count) // shares(gpus)))
     for other in builder.attempts():
         offer = other.quote.offer
         if here.host_id is None or (offer.provider, offer.host_id) != (here.provider, here.host_id):

@@ -74,7 +74,9 @@ class CandidateCatalogue:
         self._cooling: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
         self.waits: list[datetime] = []
         """When something that cools down may be tried again."""
-        newest = {(c.provider, c.scope, c.subject): c for c in world.cooldowns}
+        # A bid that is remembered holds nothing back: no decision is to be woken by its end.
+        of_offers = (c for c in world.cooldowns if c.scope is not CooldownScope.BID)
+        newest = {(c.provider, c.scope, c.subject): c for c in of_offers}
         self._cooling_pressed: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
         """For a job whose deadline nothing else can meet."""
         for subject, cooldown in newest.items():

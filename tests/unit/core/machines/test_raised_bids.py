@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, Bidding
+from spotd.core.domain.cooldowns import ECHO_LASTS, ECHOES_MAX, CooldownScope, bid_subject
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.market import MarketSnapshot
@@ -19,7 +20,9 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.machines import bids, outcomes
 from spotd.core.plan import Plan, applied
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote, repriced
+from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import Instance, InstanceState, Market, MicroUsd, MicroUsdPerHour, Offer
 from tests.cases import every
@@ -372,3 +375,51 @@ def test_the_bid_for_another_machine_of_ours_on_the_same_host_is_no_floor() -> N
     assert floor_beside(twin) is None
     elsewhere = replace(twin.quote, offer=replace(twin.quote.offer, host_id="another"))  # type: ignore[arg-type]  # an id
     assert floor_beside(replace(twin, quote=elsewhere)) == usd(0.473)
+
+
+def ended_beside(*placed: float, ago: timedelta = timedelta(0), **sold: Any) -> MicroUsdPerHour | None:
+    """What counts as the floor of our machine, which another of ours on the same host left to be stated: $0.473."""
+    world = bid_world(None)
+    item, owner = world.attempts[FIRST], world.jobs[FIRST.job]
+    second = AttemptId(job=job(2).id, number=1)
+    other = replace(item, id=second, key="spotd-lab-j2-1", state=AttemptState.ENDING)  # type: ignore[arg-type]  # a key
+    offered = replace(other.quote.offer, **sold)
+    other = replace(other, quote=replace(other.quote, offer=offered), bidding=Bidding(placed=tuple(map(usd, placed))))
+    jobs = {**world.jobs, second.job: replace(owner, id=second.job, name="job2")}
+    before = replace(world, jobs=jobs, attempts={FIRST: item, second: other})
+    builder = PlanBuilder(before, NOW - ago)
+    builder.machine_gone(second)
+    after = applied(before, builder.plan())
+    assert second not in after.attempts
+    mine = replace(instance(InstanceState.RUNNING), market=Market.SPOT, price=usd(0.44), bid_floor=usd(0.473))
+    return applied(after, reconcile(after, listing(mine), {}, NOW)).attempts[FIRST].bidding.floor
+
+
+@pytest.mark.parametrize("ago", [timedelta(0), 59 * MINUTE])
+def test_the_bid_for_our_machine_that_is_gone_is_no_floor_while_its_host_may_still_state_it(ago: timedelta) -> None:
+    assert ended_beside(0.44, 0.473, ago=ago) is None
+    assert ended_beside(0.473, 0.44, ago=ago) is None, "be it an older one"
+    assert ended_beside(ago=ago) == usd(0.473), "it bid something else"
+    assert ended_beside(0.946, ago=ago, gpu_count=2) is None, "a machine of two GPUs there"
+
+
+def test_what_was_bid_for_a_machine_that_is_gone_is_remembered_for_an_hour_and_by_host() -> None:
+    assert ended_beside(0.473, ago=ECHO_LASTS) == usd(0.473)
+    assert ended_beside(0.473, host_id="elsewhere") == usd(0.473)
+    assert ended_beside(0.473, provider="elsewhere") == usd(0.473)
+    assert ended_beside(0.473, pays_bid=False) == usd(0.473)
+
+
+def test_of_a_machine_that_is_gone_a_bounded_number_of_bids_is_remembered() -> None:
+    many = [0.3 + n / 1000 for n in range(50)]
+    assert ended_beside(0.473, *many) == usd(0.473)
+    assert ended_beside(*many, 0.473, *many[: ECHOES_MAX - 1]) is None
+
+
+@pytest.mark.parametrize("scope", [CooldownScope.BID, CooldownScope.POOL])
+def test_a_bid_that_is_remembered_holds_nothing_back_so_no_decision_waits_for_its_end(scope: CooldownScope) -> None:
+    builder = PlanBuilder(bid_world(None), NOW)
+    builder.cool(SHOP, scope, bid_subject("h1", 1, usd(0.44)), ECHO_LASTS, "why")
+    after = applied(bid_world(None), builder.plan())
+    waits = CandidateCatalogue(after, market(), NOW).waits
+    assert waits == ([] if scope is CooldownScope.BID else [NOW + ECHO_LASTS])
