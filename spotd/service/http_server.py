@@ -21,7 +21,8 @@ def _import_uvicorn() -> None:
     """Import uvicorn without its command line, which it imports wherever it is imported itself.
 
     The reloader behind it, multiprocessing and click are one and a half megabytes that a daemon has no use for. Names
-    of it that a later version may ask for are absent in the same way.
+    of it that a later version may ask for are absent in the same way; a version that is put together otherwise is
+    imported whole.
     """
     if "uvicorn" in sys.modules:
         return
@@ -31,10 +32,15 @@ def _import_uvicorn() -> None:
     try:
         import uvicorn
         from uvicorn.server import Server
+
+        vars(uvicorn)["Server"] = Server
+        for name in ("main", "run"):
+            vars(uvicorn).pop(name, None)
+    except Exception:  # noqa: BLE001 - whatever it was: without these savings uvicorn is what it is
+        for name in [name for name in sys.modules if name.partition(".")[0] == "uvicorn"]:
+            del sys.modules[name]
     finally:
-        del sys.modules["uvicorn.main"]
-    del uvicorn.main, uvicorn.run
-    vars(uvicorn)["Server"] = Server
+        sys.modules.pop("uvicorn.main", None)
 
 
 async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
