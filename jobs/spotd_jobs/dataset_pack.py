@@ -328,7 +328,7 @@ def _walk(top: Path, *, follow: bool) -> Iterator[_Node]:
             raise DatasetError(f"{ascii_text(path)} is neither file, folder nor link", hint="move it out of the folder")
     for folder, changed_ns in read:
         # Only now: what was moved from a folder that was not read yet to one that was is in neither.
-        if os.stat(folder).st_mtime_ns != changed_ns:  # noqa: PTH116
+        if os.stat(folder).st_mtime_ns != changed_ns:  # noqa: PTH116 - as in `_names`
             raise _changed_error(os.path.relpath(folder, start))
     if not found:
         raise DatasetError(f"{top} is empty", hint="name the folder whose files are the dataset")
@@ -339,7 +339,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _link(path: str, place: str, *, follow: bool) -> _Node:
-    target = os.readlink(place)  # noqa: PTH115
+    target = os.readlink(place)  # noqa: PTH115 - as in `_names`
     if not link_problem(path, target):
         return _Node(path, LINK, target=target)
     real = os.path.realpath(place)
@@ -348,6 +348,6 @@ def _link(path: str, place: str, *, follow: bool) -> _Node:
             f"the link {ascii_text(path)} leads out of the folder",
             hint="spotctl data put NAME DIR --follow stores what it leads to; or move it out of the folder",
         )
-    if not os.path.isfile(real):  # noqa: PTH113
+    if not os.path.isfile(real):  # noqa: PTH113 - as in `_names`
         raise DatasetError(f"the link {ascii_text(path)} leads to no file", hint="move it out of the folder")
     return _Node(path, FILE, real)

@@ -402,7 +402,8 @@ _KEYS: Final = frozenset(key.replace(".", "__") for key in FLAGS)
 # `spotctl budget`, `ceiling` and `forget`: what owners change about jobs and machines that exist.
 
 
-@click.command()
+# An amount below zero is no option: the daemon says what an amount is.
+@click.command(context_settings={"ignore_unknown_options": True})
 @job_argument
 @click.argument("amount", metavar="+USD|=USD")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -42,7 +42,26 @@ def test_a_budget_is_set_or_added_to(stocked: Ctl, text: str, amount: int) -> No
 
 
 @every(
-    "text", ["", "+", "=", "++20", "+-20", "1e9", "nan", "inf", "0", "+0", "0.0000001", "1" * 400, "20 apples", "1,000"]
+    "text",
+    [
+        "-5",
+        "-20",
+        "--3",
+        "",
+        "+",
+        "=",
+        "++20",
+        "+-20",
+        "1e9",
+        "nan",
+        "inf",
+        "0",
+        "+0",
+        "0.0000001",
+        "1" * 400,
+        "20 apples",
+        "1,000",
+    ],
 )
 def test_what_is_no_budget_is_refused_with_a_way_out(stocked: Ctl, text: str) -> None:
     result = stocked("budget", "llama-lora", text)
