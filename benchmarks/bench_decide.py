@@ -21,11 +21,11 @@ from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Checkpoint, Job, new_job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.plan import applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import ONE, Experience, Record, RecordId, RecordKind, World
 from spotd.core.experience import SLOTS
-from spotd.core.plan import applied
 from spotd.core.pricing import needs_of, quote
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.values import (

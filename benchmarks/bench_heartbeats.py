@@ -25,9 +25,9 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.plan import applied, combine
 from spotd.core.domain.world import World
-from spotd.core.plan import applied, combine
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon import object_keys
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.hosts.limits import FloodLimits

@@ -20,8 +20,8 @@ from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import AttemptId, Charge, JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.plan import Event, Plan
 from spotd.store import Reads, Store, Tx
 from spotd_providers.contract.values import AttemptKey, MicroUsd
 from tests.unit.core.builders import SHOP, job, shop_policy, world_with

@@ -18,11 +18,11 @@ from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, new_job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.world import World
-from spotd.core.machines import outcomes
-from spotd.core.plan import Plan, applied
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel import outcomes
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.requests import submit
 from spotd.store import Store, Tx
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources

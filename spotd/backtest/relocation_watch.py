@@ -15,12 +15,12 @@ from datetime import datetime
 from typing import Final
 
 from spotd.backtest.recorded import ReplayedMachine, instant, second_after
+from spotd.core.bids import lowered_bid, pays_bid, raised_bid
 from spotd.core.domain.attempts import Attempt, with_floor
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
-from spotd.core.machines.bids import lowered_bid, pays_bid, raised_bid
 from spotd.core.pricing import PPM, repriced
 from spotd.core.ranking.relocating import HORIZON_MAX, rate_limit, running_rate
 from spotd.core.ranking.remaining_work import machine_speed_ppm, remaining_work, speeds_of

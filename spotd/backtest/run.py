@@ -16,7 +16,8 @@ from typing import Final
 
 from spotd.backtest.recorded import SPEED_ONE, Assumptions, ReplayedMachine, instant, second_after
 from spotd.backtest.relocation_watch import RelocationWatch
-from spotd.core import requests
+from spotd.core import bids, requests
+from spotd.core.bids import owed_bid
 from spotd.core.budgets import committed
 from spotd.core.checkpoints import REMEMBERED, trim
 from spotd.core.decide import decide
@@ -25,16 +26,15 @@ from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId
 from spotd.core.domain.jobs import Checkpoint, new_job
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.machines import bids, outcomes
-from spotd.core.machines.bids import owed_bid
+from spotd.core.kernel import outcomes
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import job_spent, on_demand_spent
-from spotd.core.plan import Plan, applied
 from spotd.core.pricing import PPM
 from spotd.core.ranking.remaining_work import machine_speed_ppm
-from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.values import (
     InstallId,

@@ -14,11 +14,11 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import Charge, ChargePart
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.metering import with_correction, with_estimates, with_paid
-from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import PPM, dollar_words, egress_cost, traffic_cost
 from spotd_providers.contract.values import InstanceId, MicroUsd, ProviderCharge, ProviderName, as_usd, cost

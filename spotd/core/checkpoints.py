@@ -24,10 +24,10 @@ from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, FallbackRestore, Job, Outputs
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.experience import PPM, Hazards
-from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import machine_words, own_interval, span_words
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, is_admissible

@@ -20,10 +20,10 @@ from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.market import MarketSnapshot, Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
+from spotd.core.kernel.quarantine import contain
 from spotd.core.metering import machines_in_use
 from spotd.core.plan_builder import PlanBuilder, stall_words
 from spotd.core.pricing import span_words
-from spotd.core.quarantine import contain
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.running import pause_of
 from spotd.core.schedule import TurnWait

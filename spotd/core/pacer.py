@@ -37,10 +37,10 @@ from spotd.core.domain.jobs import Job, MachineVerdict, Pacing
 from spotd.core.domain.market import Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
+from spotd.core.kernel.quarantine import contain
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policies import WITH_DEADLINE, Action, Choice, choose, hours_words, is_safe, reserve_s, slack_s, wait
 from spotd.core.pricing import machine_words, quote_words, span_words, startup
-from spotd.core.quarantine import contain
 from spotd.core.ranking.remaining_work import remaining_work, time_on
 from spotd.core.running import pause_of
 from spotd.core.schedule import is_untried

@@ -26,11 +26,11 @@ from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import RENTING, PassedOver, Verdict, VerdictKind, World, launch_rows
 from spotd.core.enforcement import Preemption, plausible_rates
+from spotd.core.kernel.quarantine import contain, in_words
 from spotd.core.metering import is_left_to_provider, lease_and_save, machines_in_use
 from spotd.core.pacer import Pacer, words_of_expiry
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import most_frequent_first, per_gpu_words, quote_words, span_words
-from spotd.core.quarantine import contain, in_words
 from spotd.core.ranking.candidates import (
     CandidateCatalogue,
     agree,

@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+from spotd.core.bids import bid_limit, hold_is_over, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, MachineVerdict
@@ -30,10 +31,9 @@ from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.experience import usual_start
-from spotd.core.machines.bids import bid_limit, hold_is_over, lowered_bid, may_change, pays_bid, raised_bid
+from spotd.core.kernel.quarantine import contain
 from spotd.core.placement import JobPlacement
 from spotd.core.pricing import dollar_words, machine_words, repriced, span_words, upload_per_hour
-from spotd.core.quarantine import contain
 from spotd.core.ranking.candidates import agree
 from spotd.core.ranking.relocating import Comparison, Staying, rate_limit, running_rate
 from spotd.core.running import pause_of

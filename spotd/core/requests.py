@@ -12,11 +12,11 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import resolve_gpu
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
 from spotd.core.metering import job_spent
-from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import dollar_words, limit_words, per_gpu_words
 from spotd.core.ranking.candidates import ceiling_for

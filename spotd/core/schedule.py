@@ -27,9 +27,9 @@ from spotd.core.domain.jobs import Job, JobInput, bytes_within
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndKind, EndReason, JobState
 from spotd.core.domain.world import PastJob, VerdictKind, World
+from spotd.core.kernel.quarantine import contain
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import span_words, transfer_time, useful_run
-from spotd.core.quarantine import contain
 from spotd_jobs.spec.fields import window_words
 from spotd_jobs.spec.model import PriceLimit, Schedule, Window
 from spotd_providers.contract.values import Offer

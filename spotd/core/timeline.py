@@ -24,9 +24,9 @@ from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.intents import Charge
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import Quote
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.world import World
 from spotd.core.metering import settled
-from spotd.core.plan import Event, Plan
 from spotd_jobs.spec.model import JobSpec
 
 _T = TypeVar("_T")

@@ -16,6 +16,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import Cooldown
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentId, JobId, launch_intent_id, terminate_intent_id
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Contained, Event, Plan
 from spotd.core.domain.states import AttemptState, EndReason, JobState, check_attempt_transition, check_job_transition
 from spotd.core.domain.world import ONE, Experience, Record, RecordId, RecordKind, World, added, nothing
 from spotd.core.experience import (
@@ -32,7 +33,6 @@ from spotd.core.experience import (
     time_subject,
 )
 from spotd.core.metering import closing_words, compared_cost
-from spotd.core.plan import Contained, Event, Plan
 from spotd_providers.contract.values import ProviderName
 
 _Id = TypeVar("_Id")
@@ -183,6 +183,10 @@ class WorkingCopy:
     def wake(self, at: datetime) -> None:
         """Ask for the next decision no later than this."""
         self._wake_at = at if self._wake_at is None else min(self._wake_at, at)
+
+    def window_end(self, provider: ProviderName) -> datetime:
+        """When the absence of a machine whose launch may still be on its way begins to mean something."""
+        return self.now + self.policy.list_lag(provider)
 
     def list_again(self, provider: ProviderName) -> None:
         self._list_again.add(provider)

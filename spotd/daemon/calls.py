@@ -9,12 +9,12 @@ from typing import Final, Protocol, cast
 
 import anyio
 
+from spotd.core import bids
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import IntentState, bid_intent_id
 from spotd.core.domain.market import MarketSnapshot
-from spotd.core.machines import bids
-from spotd.core.machines.outcomes import LaunchFailure
-from spotd.core.plan import Plan
+from spotd.core.domain.plan import Plan
+from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.daemon.commits import Committed, CrashPoint, Decide, Points
 from spotd.daemon.market.guarded import GuardedProvider
 from spotd_providers.contract import errors

@@ -14,11 +14,11 @@ import anyio
 import anyio.to_thread
 
 from spotd.core.domain.intents import IntentKind, IntentState, JobId
+from spotd.core.domain.plan import Plan, applied, broken_rules, combine
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan, applied, broken_rules, combine
-from spotd.core.quarantine import parts, sealing, set_aside, sound
+from spotd.core.kernel.quarantine import parts, sealing, set_aside, sound
 from spotd.store import Reads, Store, Tx
 from spotd.store.engine import StateError
 from spotd_jobs.objects.api import StoreError

@@ -27,11 +27,11 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.plan import Contained, Plan, applied, combine
 from spotd.core.domain.states import InvariantBroken, JobState
 from spotd.core.domain.world import Verdict, World
-from spotd.core.machines.outcomes import after_restart, record_unsaved_ends
-from spotd.core.plan import Contained, Plan, applied, combine
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.outcomes import after_restart, record_unsaved_ends
+from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon.clock import real_seconds_at_least, virtual_at_least
 from spotd.daemon.commits import Commits, Committed, CrashPoint, Database, Decide, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause, WakeEvent

@@ -30,8 +30,8 @@ from typing import Final, TypeVar
 
 from spotd.core.domain.world import World
 from spotd.daemon.commits import Threads
+from spotd.daemon.contents import Parts, unpacked
 from spotd.daemon.controllers import Controller, Outage
-from spotd.daemon.dataset_parts import Parts, unpacked
 from spotd.daemon.urls import measure_url
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.dataset import (

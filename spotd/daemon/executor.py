@@ -23,12 +23,12 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, launch_intent_id
 from spotd.core.domain.jobs import FallbackRestore, Job, disk_gb_on
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
-from spotd.core.machines import outcomes
-from spotd.core.machines.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
-from spotd.core.machines.outcomes import LaunchFailure
-from spotd.core.plan import Plan
-from spotd.core.quarantine import in_words
+from spotd.core.kernel import outcomes
+from spotd.core.kernel.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
+from spotd.core.kernel.outcomes import LaunchFailure
+from spotd.core.kernel.quarantine import in_words
 from spotd.daemon.calls import BidChanges, LaunchRefusal, refusal_of
 from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Decide, Points
 from spotd.daemon.controllers import WakeEvent, backoff_s

@@ -28,9 +28,9 @@ from typing import Final
 from spotd.core.checkpoints import open_numbers, trim
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Checkpoint, Job, Outputs
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd.daemon import object_keys
 from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import Commits, Database, Threads, cycle_points

@@ -14,7 +14,7 @@ from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
-from spotd.core.machines.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
+from spotd.core.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits, CrashPoint, StoreThreads
 from spotd.daemon.controllers import Controller, Outage

@@ -1,10 +1,38 @@
-"""Every price that was polled, for ninety days: a file of its own, beside the state, that may be lost without harm."""
+"""Every price that was polled, for ninety days: a file of its own, beside the state, that may be lost without harm.
+
+`History` opens it, writes polls, keeps it small and is asked: synchronous, for one thread at a time. Nothing here is
+worth a machine or a decision. So a file that is damaged, of another version or dated in the future is set aside and a
+new one begun, but for one that is ahead of the clock only after a day of it, since the clock may be what is wrong; a
+disk that is nearly full is left to the state, and every error is one sentence.
+"""
 
 from __future__ import annotations
 
-from spotd.history.file import DISK_GB, Bucket, PriceGroup, PriceTerms, Retained, SeriesQuery, SeriesResult
-from spotd.history.history import History, HistoryUnavailable
-from spotd.history.reading import TooManyBuckets
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from spotd.history.file import (
+    DISK_GB,
+    PAGE_BYTES,
+    Bucket,
+    FileOfTheFuture,
+    FileUnusable,
+    PriceGroup,
+    PriceTerms,
+    Retained,
+    SeriesQuery,
+    SeriesResult,
+    is_damage,
+    open_file,
+    pages_used,
+    set_aside,
+)
+from spotd.history.reading import TooManyBuckets, ask, kinds_sold
+from spotd.history.recording import Recorder, Roller
+from spotd_providers.contract.values import Offer, ProviderName
 
 __all__ = [
     "DISK_GB",
@@ -18,3 +46,145 @@ __all__ = [
     "SeriesResult",
     "TooManyBuckets",
 ]
+
+T = TypeVar("T")
+
+_FULL: Final = 0.96
+"""Share of the size limit from which on changes wait: rolling up needs a little room of its own."""
+
+
+class HistoryUnavailable(Exception):
+    """It cannot be used now, and nothing of the call was done. The message is a sentence for the user."""
+
+
+class History:
+    """The file is opened when it is first needed, so that no start waits for it.
+
+    Attributes:
+        set_aside: why and under which name a file was set aside, newest last; the reader of the list empties it.
+    """
+
+    def __init__(
+        self, path: Path, retained: Retained | None = None, *, free_bytes: Callable[[Path], int] | None = None
+    ) -> None:
+        self.path = path
+        self.retained = retained or Retained()
+        self._free_bytes = free_bytes or _free_bytes
+        self._connection: sqlite3.Connection | None = None
+        self._recorder: Recorder | None = None
+        self._roller: Roller | None = None
+        self.set_aside: list[str] = []
+
+    def record(
+        self,
+        provider: ProviderName,
+        offers: Iterable[Offer],
+        *,
+        complete: bool,
+        at: int,
+        whole: frozenset[tuple[str, int]] = frozenset(),
+    ) -> int:
+        """Record one poll; return how many changes it brought. The next poll makes up for one that fails.
+
+        Raises:
+            HistoryUnavailable: nothing was written.
+        """
+        free = self._free_bytes(self.path.parent)
+        if free < self.retained.disk_reserve:
+            left = f"only {free // 1_000_000} MB are free on the disk of {self.path}, which are left to the state"
+            raise HistoryUnavailable(left)
+
+        def work() -> int:
+            connection, recorder, _ = self._opened()
+            if pages_used(connection) * PAGE_BYTES > _FULL * self.retained.bytes_max:
+                raise HistoryUnavailable(f"{self.path} has reached its limit of size until more of it is rolled up")
+            return recorder.record(provider, offers, complete=complete, at=at, whole=whole)
+
+        return self._guarded(work)
+
+    def step(self, now: int) -> bool:
+        """Roll up or delete a little of what is due; return whether more is due.
+
+        Raises:
+            HistoryUnavailable: nothing was written.
+        """
+        return self._guarded(lambda: self._opened()[2].step(now))
+
+    def ask(self, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
+        """Answer the question.
+
+        Raises:
+            HistoryUnavailable: the file cannot be used now.
+            TooManyBuckets: the buckets are too short for the range.
+        """
+        return self._guarded(lambda: ask(self._opened()[0], question, terms))
+
+    def gpus(self) -> set[str]:
+        """Return every GPU of which there is a price.
+
+        Raises:
+            HistoryUnavailable
+        """
+        return self._guarded(lambda: kinds_sold(self._opened()[0]))
+
+    def bytes_used(self) -> int:
+        """Return the size of the file.
+
+        Raises:
+            HistoryUnavailable: the file cannot be used now.
+        """
+        return self._guarded(lambda: pages_used(self._opened()[0]) * PAGE_BYTES)
+
+    def close(self) -> None:
+        """Close the file; another call opens it again."""
+        connection, self._connection = self._connection, None
+        self._recorder = self._roller = None
+        if connection is not None:
+            connection.close()
+
+    def _opened(self) -> tuple[sqlite3.Connection, Recorder, Roller]:
+        if self._connection is None or self._recorder is None or self._roller is None:
+            self._connection = open_file(self.path, bytes_max=self.retained.bytes_max)
+            self._recorder = Recorder(self._connection)
+            self._roller = Roller(self._connection, self.retained)
+        return self._connection, self._recorder, self._roller
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """Return the work's result, if need be over a new file."""
+        try:
+            return self._tried(work)
+        except FileUnusable as exc:
+            self._begin_anew(str(exc))
+        try:
+            return self._tried(work)
+        except FileUnusable as exc:
+            raise HistoryUnavailable(f"{self.path} cannot be used: {exc}") from exc
+
+    def _tried(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except sqlite3.DatabaseError as exc:
+            name = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
+            if is_damage(exc):
+                raise FileUnusable(f"it is damaged ({name})") from exc
+            if isinstance(exc, sqlite3.ProgrammingError):
+                raise
+            self.close()
+            raise HistoryUnavailable(f"{self.path} cannot be used now ({name}): {exc}") from exc
+        except FileOfTheFuture as exc:
+            raise HistoryUnavailable(f"{self.path} is not written: {exc}") from exc
+        except OSError as exc:
+            raise HistoryUnavailable(f"{self.path} cannot be opened: {exc.strerror}") from exc
+
+    def _begin_anew(self, why: str) -> None:
+        self.close()
+        try:
+            aside = set_aside(self.path)
+        except OSError as exc:
+            raise HistoryUnavailable(f"{self.path}: {why}, and it cannot be set aside: {exc.strerror}") from exc
+        self.set_aside.append(f"the price history was begun anew, because {why}; the old file is {aside}")
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

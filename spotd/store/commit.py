@@ -25,6 +25,7 @@ from spotd.core.domain.intents import (
     sums_of,
 )
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import (
     JOB_TRANSITIONS,
     AttemptState,
@@ -35,12 +36,10 @@ from spotd.core.domain.states import (
     check_job_transition,
 )
 from spotd.core.domain.world import UnreadableRow, with_records
+from spotd.core.kernel.quarantine import QUARANTINE_MARK
 from spotd.core.metering import day_start
-from spotd.core.plan import Plan
-from spotd.core.quarantine import QUARANTINE_MARK
-from spotd.store import rows
+from spotd.store import tables
 from spotd.store.engine import AtPoint, StorePoint
-from spotd.store.rows import RowCache
 from spotd.store.tables import (
     ATTEMPT_COSTS,
     ATTEMPTS,
@@ -54,6 +53,7 @@ from spotd.store.tables import (
     IDS,
     INTENTS,
     JOBS,
+    RowCache,
     chunks,
 )
 from spotd.store.values import CHARGE, COOLDOWN, COST_SUMS, INTENT, RECORD, Columns, instant_out, words_out
@@ -254,12 +254,12 @@ def write_plan(connection: Connection, memory: RowCache, plan: Plan, at_point: A
 
 def _write(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoint) -> int:
     memory.lists.clear()
-    _upsert(connection, JOBS, [rows.job_out(job, memory.spec_text(job)) for job in plan.jobs.values()])
+    _upsert(connection, JOBS, [tables.job_out(job, memory.spec_text(job)) for job in plan.jobs.values()])
     at_point(StorePoint.JOBS)
     _seal(connection, plan.sealed)
     # Those that stop to count come first, so that the unique index never sees two.
     attempts = sorted(plan.attempts.values(), key=lambda attempt: attempt.state.counts)
-    _upsert(connection, ATTEMPTS, [rows.attempt_out(a, memory.quote_text(a.id, a.quote)) for a in attempts])
+    _upsert(connection, ATTEMPTS, [tables.attempt_out(a, memory.quote_text(a.id, a.quote)) for a in attempts])
     at_point(StorePoint.ATTEMPTS)
     _write_checkpoints(connection, memory, plan.jobs.values())
     at_point(StorePoint.CHECKPOINTS)
@@ -343,7 +343,7 @@ def _append_events(connection: Connection, plan: Plan) -> int:
     if not plan.events:
         return 0
     first = int(connection.execute(_LAST_EVENT).scalar() or 0) + 1
-    _append(connection, EVENTS, [rows.event_out(first + n, event) for n, event in enumerate(plan.events)])
+    _append(connection, EVENTS, [tables.event_out(first + n, event) for n, event in enumerate(plan.events)])
     return first + len(plan.events) - 1
 
 
@@ -392,7 +392,7 @@ def _write_checkpoints(connection: Connection, memory: RowCache, jobs: Collectio
             replaced.append(job.id)
             kept = 0
         oldest_first = job.checkpoints[::-1]
-        added += [rows.checkpoint_out(job.id, n, oldest_first[n]) for n in range(kept, len(oldest_first))]
+        added += [tables.checkpoint_out(job.id, n, oldest_first[n]) for n in range(kept, len(oldest_first))]
     for some in chunks(replaced):
         connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(some)))
     _append(connection, CHECKPOINTS, added)

@@ -10,9 +10,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, delete, desc, func, insert, or_, select, update
 
 from spotd.core.notifications import Notification, Queued, Severity
-from spotd.store import rows
-from spotd.store.rows import kept
-from spotd.store.tables import NOTIFICATIONS, chunks
+from spotd.store import tables
+from spotd.store.tables import NOTIFICATIONS, chunks, kept
 from spotd.store.values import QUEUED, instant_out
 
 SENT_MAX: Final = 2_000
@@ -56,7 +55,7 @@ class Outbox:
     def queued(self, channels: Collection[str]) -> tuple[Queued, ...]:
         """Return what waits and what was sent, in order; a row that cannot be understood is left out."""
         query = select(NOTIFICATIONS).where(_T.channel.in_(channels)).order_by(_T.id)
-        return tuple(kept(QUEUED.read, rows.fetch(self._connection, query)))
+        return tuple(kept(QUEUED.read, tables.fetch(self._connection, query)))
 
     def add(self, found: Iterable[tuple[str, Notification]], *, waiting_max: int) -> dict[str, int]:
         """Queue these by channel; return how many each had no room for.

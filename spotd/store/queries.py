@@ -27,11 +27,10 @@ from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Experience, PastJob, UnreadableRow, World
-from spotd.core.quarantine import QUARANTINE_MARK
-from spotd.store import rows
+from spotd.core.kernel.quarantine import QUARANTINE_MARK
+from spotd.store import tables
 from spotd.store.engine import DatabasePlace, StoreCorrupt
 from spotd.store.outbox import Outbox
-from spotd.store.rows import ROW_ERRORS, RowCache, kept, set_aside
 from spotd.store.selects import (
     COMPARED,
     GROUPS,
@@ -64,7 +63,11 @@ from spotd.store.tables import (
     META,
     NOT_ENDED,
     OPEN,
+    ROW_ERRORS,
+    RowCache,
     chunks,
+    kept,
+    set_aside,
 )
 from spotd.store.values import (
     CHARGE,
@@ -204,7 +207,7 @@ class Reads:
         attempts = open_attempts(self._connection, picked)
         checkpoints = newest_checkpoints(self._connection, picked)
         query = select(*_IN_LIST).where(where).order_by(*_NEWEST_FIRST).limit(limit)
-        found = rows.fetch(self._connection, query)
+        found = tables.fetch(self._connection, query)
         return tuple([view_of_job(row, tuple(attempts.get(row.id, ())), checkpoints.get(row.id)) for row in found])
 
     def ended_ids(self) -> tuple[JobId, ...]:
@@ -234,8 +237,8 @@ class Reads:
 
     def jobs_by_id(self, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
         """Return whole jobs without their checkpoints; those that cannot be understood are left out."""
-        found = rows.fetch(self._connection, JOBS_BY_ID, {"ids": ids})
-        jobs = kept(lambda row: JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=()), found)
+        found = tables.fetch(self._connection, JOBS_BY_ID, {"ids": ids})
+        jobs = kept(lambda row: JOB.read(row, spec=tables.spec_in(row.spec), checkpoints=()), found)
         return {job.id: job for job in jobs}
 
     def readable_jobs(self, ids: Sequence[JobId]) -> tuple[Job, ...]:
@@ -258,7 +261,7 @@ class Reads:
     def attempts_of_jobs(self, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
         """Return the same of several jobs."""
         found: dict[JobId, list[Attempt]] = {}
-        for attempt in kept(rows.attempt_in, rows.fetch(self._connection, _ATTEMPTS, {"ids": ids})):
+        for attempt in kept(tables.attempt_in, tables.fetch(self._connection, _ATTEMPTS, {"ids": ids})):
             found.setdefault(attempt.id.job, []).append(attempt)
         return {job_id: tuple(some) for job_id, some in found.items()}
 
@@ -279,7 +282,7 @@ class Reads:
     def borrowed_checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return what jobs have on their lists that other jobs wrote; in no order."""
         query = select(CHECKPOINTS).where(CHECKPOINTS.c.attempt == OF_ANOTHER_JOB)
-        return tuple(map(CHECKPOINT.read, rows.fetch(self._connection, query)))
+        return tuple(map(CHECKPOINT.read, tables.fetch(self._connection, query)))
 
     def events(
         self, *, since: int = 0, job_id: JobId | None = None, kinds: Sequence[str] = (), limit: int = 1000
@@ -290,19 +293,19 @@ class Reads:
             kinds: only these; one without a dot means each that begins with it and a dot.
         """
         query = events_of(job_id, kinds).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
-        return tuple(map(view_of_event, rows.fetch(self._connection, query)))
+        return tuple(map(view_of_event, tables.fetch(self._connection, query)))
 
     def newest_events(
         self, *, job_id: JobId | None = None, kinds: Sequence[str] = (), limit: int = 100
     ) -> tuple[EventView, ...]:
         """Return the last `limit` events, oldest first; `kinds` as for `events`."""
         query = events_of(job_id, kinds).order_by(desc(EVENTS.c.seq)).limit(limit)
-        return tuple(map(view_of_event, rows.fetch(self._connection, query)))[::-1]
+        return tuple(map(view_of_event, tables.fetch(self._connection, query)))[::-1]
 
     def events_of_jobs(self, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
         """Return the events of these kinds and jobs, oldest first."""
         query = select(EVENTS).where(EVENTS.c.kind.in_(kinds), EVENTS.c.job_id.in_(ids)).order_by(EVENTS.c.seq)
-        return tuple(map(view_of_event, rows.fetch(self._connection, query)))
+        return tuple(map(view_of_event, tables.fetch(self._connection, query)))
 
     def last_event(self) -> int:
         """Return the number of the newest event, 0 before the first."""
@@ -311,17 +314,17 @@ class Reads:
     def charges_of(self, job_id: JobId) -> tuple[Charge, ...]:
         """Return every booked span of a job, in order of attempt and time."""
         query = select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.attempt, CHARGES.c.start)
-        return tuple(map(CHARGE.read, rows.fetch(self._connection, query)))
+        return tuple(map(CHARGE.read, tables.fetch(self._connection, query)))
 
     def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, CostSums]:
         """Return what is booked for each attempt of these jobs."""
         query = select(ATTEMPT_COSTS).where(ATTEMPT_COSTS.c.job_id.in_(ids))
-        found = rows.fetch(self._connection, query)
+        found = tables.fetch(self._connection, query)
         return {AttemptId(job=row.job_id, number=row.attempt): COST_SUMS.read(row) for row in found}
 
     def cost_groups(self, by: CostGrouping) -> tuple[CostGroup, ...]:
         """Return what is booked, added up by this; in no order."""
-        found = rows.fetch(self._connection, GROUPS[by])
+        found = tables.fetch(self._connection, GROUPS[by])
         return tuple(
             CostGroup(
                 key=str(row.group_key),
@@ -336,7 +339,7 @@ class Reads:
     def costs_of_providers(self) -> Mapping[ProviderName, CostSums]:
         """Return what is booked at each provider, from one row for each day."""
         query = select(DAY_COSTS.c.provider, *sums_of(DAY_COSTS)).group_by(DAY_COSTS.c.provider)
-        found = {row.provider: COST_SUMS.read(row) for row in rows.fetch(self._connection, query)}
+        found = {row.provider: COST_SUMS.read(row) for row in tables.fetch(self._connection, query)}
         failed = _OF_FAILED.add_columns(ATTEMPTS.c.provider).join(ATTEMPTS, OF_COST).group_by(ATTEMPTS.c.provider)
         for row in self._connection.execute(failed):
             own = found.get(row.provider, CostSums())
@@ -355,8 +358,8 @@ class Reads:
         """Return every attempt that has not ended, with name and state of its job; what is unreadable is left out."""
         own = (JOBS.c.name.label("job_name"), JOBS.c.state.label("job_state"))
         query = select(ATTEMPTS, *own).join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id).where(NOT_ENDED)
-        found = rows.fetch(self._connection, query)
-        return tuple(kept(lambda row: (rows.attempt_in(row), row.job_name, JobState(row.job_state)), found))
+        found = tables.fetch(self._connection, query)
+        return tuple(kept(lambda row: (tables.attempt_in(row), row.job_name, JobState(row.job_state)), found))
 
     def billed_machines(self, *, limit: int) -> tuple[BilledMachine, ...]:
         """Return the newest machines whose bill is known and none of whose time was free."""
@@ -369,7 +372,7 @@ class Reads:
             .order_by(desc(ATTEMPTS.c.ended_at))
             .limit(limit)
         )
-        return tuple(map(billed_machine_of, rows.fetch(self._connection, query)))
+        return tuple(map(billed_machine_of, tables.fetch(self._connection, query)))
 
     def experience(self) -> Experience:
         """Return what was learnt of providers, pools, hosts and images; what cannot be understood is left out."""
@@ -420,7 +423,7 @@ class Reads:
             .where(INTENTS.c.stray_since.is_not(None), INTENTS.c.attempt_job.is_(None))
             .order_by(INTENTS.c.created_at, INTENTS.c.id)
         )
-        return tuple(map(INTENT.read, rows.fetch(self._connection, query)))
+        return tuple(map(INTENT.read, tables.fetch(self._connection, query)))
 
     def unread_bills(
         self, provider: ProviderName, *, since: datetime, until: Sequence[datetime], limit: int
@@ -444,7 +447,7 @@ class Reads:
             .order_by(ended)
             .limit(limit)
         )
-        return tuple(kept(rows.attempt_in, rows.fetch(self._connection, query)))
+        return tuple(kept(tables.attempt_in, tables.fetch(self._connection, query)))
 
     def outbox(self) -> Outbox:
         """Return the queues of the notification channels, which only a transaction may change."""

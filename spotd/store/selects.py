@@ -25,11 +25,10 @@ from sqlalchemy import (
 from spotd.core.bills import BilledMachine
 from spotd.core.domain.intents import CostSums, JobId
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import Event
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.plan import Event
 from spotd.core.pricing import egress_cost
-from spotd.store import rows
-from spotd.store.rows import ROW_ERRORS, kept
+from spotd.store import tables
 from spotd.store.tables import (
     ATTEMPT_COSTS,
     ATTEMPTS,
@@ -40,6 +39,8 @@ from spotd.store.tables import (
     GOES_ON,
     IDS,
     JOBS,
+    ROW_ERRORS,
+    kept,
 )
 from spotd.store.values import (
     ATTEMPT_VIEW,
@@ -120,11 +121,11 @@ UNBILLED: Final = and_(ATTEMPTS.c.billed.is_(None), ATTEMPT_COSTS.c.amount != 0)
 
 
 def load_job(connection: Connection, job_id: JobId) -> Job | None:
-    row = next(rows.fetch(connection, JOBS_BY_ID, {"ids": [job_id]}), None)
+    row = next(tables.fetch(connection, JOBS_BY_ID, {"ids": [job_id]}), None)
     if row is None:
         return None
     checkpoints = load_checkpoints(connection, [job_id]).get(job_id, ())
-    return JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=checkpoints)
+    return JOB.read(row, spec=tables.spec_in(row.spec), checkpoints=checkpoints)
 
 
 def newest_named(name: str) -> ColumnElement[str]:
@@ -151,7 +152,7 @@ def open_attempts(connection: Connection, picked: ColumnElement[bool]) -> Mappin
         .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
     )
     found: dict[JobId, list[AttemptView]] = {}
-    for view in kept(ATTEMPT_VIEW.read, rows.fetch(connection, query)):
+    for view in kept(ATTEMPT_VIEW.read, tables.fetch(connection, query)):
         found.setdefault(view.id.job, []).append(view)
     return found
 
@@ -165,7 +166,7 @@ def newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> M
         .join(CHECKPOINTS, and_(CHECKPOINTS.c.job_id == JOBS.c.id, CHECKPOINTS.c.ordinal == newest))
         .where(picked)
     )
-    return dict(kept(lambda row: (row.job_id, CHECKPOINT.read(row)), rows.fetch(connection, query)))
+    return dict(kept(lambda row: (row.job_id, CHECKPOINT.read(row)), tables.fetch(connection, query)))
 
 
 def view_of_job(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoint | None) -> JobView:
@@ -195,7 +196,7 @@ def events_of(job_id: JobId | None, kinds: Sequence[str] = ()) -> Select[Any]:
 def billed_machine_of(row: Row) -> BilledMachine:
     sums = COST_SUMS.read(row)
     # No provider bills what the owner of the checkpoint store asks.
-    read = egress_cost(rows.quote_in(row.quote), row.restored_bytes)
+    read = egress_cost(tables.quote_in(row.quote), row.restored_bytes)
     return BilledMachine(
         provider=row.provider,
         bare=MicroUsd(sums.gpu + sums.disk),

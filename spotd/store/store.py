@@ -22,9 +22,9 @@ from typing import Any, Final, Self, TypeVar
 from sqlalchemy import Connection, Engine, Select, and_, delete, exc, func, insert, or_, select, update
 
 from spotd.core.domain.intents import IntentState, JobId
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import InvariantBroken, JobState
-from spotd.core.plan import Event, Plan
-from spotd.store import rows
+from spotd.store import tables
 from spotd.store.commit import write_plan
 from spotd.store.engine import (
     AtPoint,
@@ -41,8 +41,7 @@ from spotd.store.engine import (
     translated,
 )
 from spotd.store.queries import Reads
-from spotd.store.rows import RowCache
-from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META, chunks
+from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META, RowCache, chunks
 from spotd.store.values import instant_in, instant_out
 from spotd.store.world import forget_faded
 
@@ -211,7 +210,7 @@ def _replace(connection: Connection, gone: Sequence[int], job: JobId | None) -> 
         job=job,
         data={"events": total, **dict(counts.most_common(KINDS_SAID))},
     )
-    connection.execute(insert(EVENTS), [rows.event_out(last, line)])
+    connection.execute(insert(EVENTS), [tables.event_out(last, line)])
 
 
 def _said(data: str) -> dict[str, int]:

@@ -26,10 +26,10 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import Cooldown
 from spotd.core.domain.intents import Charge, CostSums, Intent
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import Event
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.domain.world import PastJob, Record
 from spotd.core.notifications import Notification, Queued
-from spotd.core.plan import Event
 from spotd.store.views import AttemptView, JobView
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

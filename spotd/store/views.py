@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from spotd.core.domain.intents import AttemptId, CostSums, JobId, Meter
 from spotd.core.domain.jobs import ArrayTask, Checkpoint, Moves, Outputs, RunTotals
+from spotd.core.domain.plan import Event
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.metering import accrued, closing_words, compared_cost, on_demand_accrued
-from spotd.core.plan import Event
 from spotd_providers.contract.values import AttemptKey, MicroUsd, MicroUsdPerHour, ProviderName
 
 

@@ -28,8 +28,7 @@ from spotd.core.domain.world import (
     awaited,
     is_faded,
 )
-from spotd.store import rows
-from spotd.store.rows import ROW_ERRORS, RowCache, error_words, kept
+from spotd.store import tables
 from spotd.store.tables import (
     ACTIVE,
     ATTEMPTS,
@@ -42,7 +41,11 @@ from spotd.store.tables import (
     JOBS,
     NOT_ENDED,
     OPEN,
+    ROW_ERRORS,
+    RowCache,
     chunks,
+    error_words,
+    kept,
 )
 from spotd.store.values import CHECKPOINT, COOLDOWN, INTENT, JOB, PAST_JOB, RECORD, instant_out
 from spotd_providers.contract.values import MicroUsd
@@ -59,7 +62,7 @@ _ONE: Final = delete(EXPERIENCE).where(
 
 def load_experience(connection: Connection) -> Experience:
     """Return every record; one that cannot be understood is left out."""
-    found = kept(RECORD.read, rows.fetch(connection, _NEWEST))
+    found = kept(RECORD.read, tables.fetch(connection, _NEWEST))
     return {one.id: one for one in found}
 
 
@@ -133,7 +136,7 @@ def load_past(connection: Connection, ids: Iterable[JobId]) -> dict[JobId, PastJ
     """Return what is known of jobs that others wait for; of those that cannot be understood, nothing."""
     found: dict[JobId, PastJob] = {}
     for some in chunks(ids):
-        found.update((past.id, past) for past in kept(PAST_JOB.read, rows.fetch(connection, _PAST, {"ids": some})))
+        found.update((past.id, past) for past in kept(PAST_JOB.read, tables.fetch(connection, _PAST, {"ids": some})))
     return found
 
 
@@ -156,7 +159,7 @@ def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], u
             except ROW_ERRORS as exc:
                 unreadable.append(UnreadableRow(job=job, attempt=None, error=error_words(exc)))
     broken = {row.job for row in unreadable if row.attempt is None}
-    for row in rows.fetch(connection, _JOBS, {"ids": ids}):
+    for row in tables.fetch(connection, _JOBS, {"ids": ids}):
         if row.id in broken:
             continue
         try:
@@ -170,21 +173,21 @@ def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], u
 def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:
     """Return the accepted checkpoints of these jobs, newest first; jobs without any are left out."""
     found: dict[JobId, list[Checkpoint]] = {}
-    for row in rows.fetch(connection, _CHECKPOINTS, {"ids": ids}):
+    for row in tables.fetch(connection, _CHECKPOINTS, {"ids": ids}):
         found.setdefault(row.job_id, []).append(CHECKPOINT.read(row))
     return {job: tuple(some) for job, some in found.items()}
 
 
 def _attempts(connection: Connection, memory: RowCache, unreadable: list[UnreadableRow]) -> dict[AttemptId, Attempt]:
     found: dict[AttemptId, Attempt] = {}
-    for row in rows.fetch(connection, _LIVE_ATTEMPTS):
+    for row in tables.fetch(connection, _LIVE_ATTEMPTS):
         attempt_id = AttemptId(job=row.job_id, number=row.number)
         try:
             found[attempt_id] = memory.attempt(attempt_id, row)
         except ROW_ERRORS as exc:
             unreadable.append(
                 UnreadableRow(
-                    job=attempt_id.job, attempt=row.number, error=error_words(exc), key=row.key, ref=rows.ref_in(row)
+                    job=attempt_id.job, attempt=row.number, error=error_words(exc), key=row.key, ref=tables.ref_in(row)
                 )
             )
     return dict(sorted(found.items(), key=lambda item: (item[0].job, item[0].number)))
@@ -192,12 +195,12 @@ def _attempts(connection: Connection, memory: RowCache, unreadable: list[Unreada
 
 def _intents(connection: Connection) -> dict[IntentId, Intent]:
     # One that cannot be understood is made anew, because without it a rule of the core does not hold.
-    return {intent.id: intent for intent in kept(INTENT.read, rows.fetch(connection, _OPEN_INTENTS))}
+    return {intent.id: intent for intent in kept(INTENT.read, tables.fetch(connection, _OPEN_INTENTS))}
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
     after = {"after": instant_out(now - COOLDOWNS_REMEMBERED)}
-    return tuple(kept(COOLDOWN.read, rows.fetch(connection, _COOLDOWNS_AFTER, after)))
+    return tuple(kept(COOLDOWN.read, tables.fetch(connection, _COOLDOWNS_AFTER, after)))
 
 
 def _experience(connection: Connection, memory: RowCache) -> Experience:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, tzinfo
 from typing import Any, Final
 
-from spotd.rates import rates_of
+from spotd.lists import rates_of
 from spotd.web.markup import Figures
 from spotd.web.views.market import CeilingLine
 from spotd.words import LOSSES, clean, count, dollars, price

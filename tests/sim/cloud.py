@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.kernel.outcomes import LaunchFailure
 from spotd_providers.contract.values import (
     NO_GPU,
     AttemptKey,

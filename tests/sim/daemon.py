@@ -12,16 +12,15 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core import requests, timeline
+from spotd.core import host_reports, recovery, requests, timeline
 from spotd.core.checkpoints import offered
 from spotd.core.domain.attempts import Attempt, ExitCause, HostSample, HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job, disk_gb_for
+from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.machines import host_reports, recovery
-from spotd.core.machines.recovery import Survey
-from spotd.core.plan import Plan, applied, broken_rules
+from spotd.core.recovery import Survey
 from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.daemon.commits import CrashPoint, Decide, Points, PolicyHolder
 from spotd.daemon.hosts.reader import clock_behind, later

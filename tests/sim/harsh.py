@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from spotd.core import requests
-from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.kernel.outcomes import LaunchFailure
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.values import InstanceState, Interruption, Loss, Market
 from tests.sim.bills import ALL_STATED_AFTER, BILLS_READ_WITHIN, Manner

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
 from spotd.core.domain.attempts import ExitCause
-from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.kernel.outcomes import LaunchFailure
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.values import (
     AttemptKey,

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from spotd.core.domain.intents import IntentKind, JobId
-from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.kernel.outcomes import LaunchFailure
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Machine

@@ -12,9 +12,9 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, bid_intent_id
 from spotd.core.domain.market import build_offer_index
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd_providers.contract.values import AttemptKey, Offer, ProviderName, shares, whole_machine
 
 if TYPE_CHECKING:

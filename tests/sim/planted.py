@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from spotd.core import budgets, reconcile, requests
+from spotd.core import budgets, requests
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, Intent, JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
-from spotd.core.machines import launch_calls, listed
-from spotd.core.machines.loss_evidence import LossEvidence
-from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.kernel import launch_calls, listed, reconcile
+from spotd.core.kernel.loss_evidence import LossEvidence
+from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.core.placement import JobPlacement
-from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.ranking import candidates
 from spotd.daemon import control_loop

@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from spotd.core import billing, metering, placement
+from spotd.core import host_reports as forgetting
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
-from spotd.core.machines import host_reports as forgetting
-from spotd.core.machines import outcomes
-from spotd.core.machines.recovery import recover, unsent
-from spotd.core.plan import Plan
+from spotd.core.kernel import outcomes
+from spotd.core.recovery import recover, unsent
 from spotd.daemon import executor
 from tests.sim import daemon as hosts
 from tests.sim.daemon import Daemon

@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core import relocation
+from spotd.core import bids, host_reports, relocation
 from spotd.core.domain.attempts import Attempt, HostSample, Watch, watched
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason
-from spotd.core.machines import bids, host_reports, listed
+from spotd.core.kernel import listed
 from spotd.core.relocation import Relocation
 from spotd.daemon.calls import BidChanges
 from spotd_jobs.spec.model import WatchdogPolicy

@@ -8,13 +8,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import budgets, enforcement, metering, plan_builder, pricing, reconcile, timeline
+from spotd.core import budgets, enforcement, host_reports, metering, plan_builder, pricing, timeline
 from spotd.core.domain import cooldowns
 from spotd.core.domain.cooldowns import Setback
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import key_belongs_to
 from spotd.core.domain.world import World
-from spotd.core.machines import host_reports, judgements, launch_calls, listed, loss_evidence, outcomes
-from spotd.core.plan import Plan
+from spotd.core.kernel import judgements, launch_calls, listed, loss_evidence, outcomes, reconcile
 from spotd.core.ranking import candidates
 from spotd.daemon.executor import Executor
 from spotd.daemon.market import plugin_values

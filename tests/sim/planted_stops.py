@@ -8,14 +8,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core import author, placement, reconcile
+from spotd.core import author, host_reports, placement
 from spotd.core.author import MachineVerdicts
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import VerdictKind
-from spotd.core.machines import host_reports
-from spotd.core.machines.loss_evidence import LossEvidence
+from spotd.core.kernel import reconcile
+from spotd.core.kernel.loss_evidence import LossEvidence
 from spotd.daemon.control_loop import ControlLoop
 from spotd_providers.contract.values import Listing, MicroUsdPerHour
 from tests.sim.hazards import Hazard

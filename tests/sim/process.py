@@ -19,7 +19,7 @@ from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.core.domain.world import World
-from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.daemon.commits import Commits, CrashPoint, Database
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import Pause, WakeEvent

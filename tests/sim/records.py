@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.jobs import Job
-from spotd.core.machines.recovery import Survey, recover
-from spotd.core.plan import Plan
+from spotd.core.domain.plan import Plan
+from spotd.core.recovery import Survey, recover
 from spotd.daemon import recovery_survey
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreUnavailable
 

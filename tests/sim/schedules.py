@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Final
 from zoneinfo import ZoneInfo
 
+from spotd.core.bids import RAISE_HELD_EVERY, SPEAKS_WITHIN
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason
 from spotd.core.enforcement import DWELL as VICTIM_DWELL
-from spotd.core.machines.bids import RAISE_HELD_EVERY, SPEAKS_WITHIN
 from spotd.core.plan_builder import PREPARATION
 from spotd.core.relocation import DWELL, MARGIN_PERCENT
 from spotd_jobs.spec.model import Schedule, Window

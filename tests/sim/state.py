@@ -12,10 +12,10 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
 from spotd.core.domain.intents import Charge, JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World, awaited, past_job
-from spotd.core.plan import Plan
 from spotd.store.engine import StateUnavailable
 from spotd_providers.contract.values import ProviderName
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotd.rates import rates_of
+from spotd.lists import rates_of
 from tests.unit.api import made_responses as made
 
 ATTEMPT = made.attempt(attempt=2, launched_at="2026-11-21T08:00:00.000Z", effective_usd_h=0.40)

@@ -185,7 +185,7 @@ class AttemptRun:
             code = grant.raw.get("code")
             if code is None:
                 return
-            from spotd_jobs.runner import inputs as unpack
+            from spotd_jobs.runner import outputs as unpack
 
             archive = os.path.join(self._home, "code.tar.gz")
             unpack.fetch_code(code, archive, self._cancel.wait)
@@ -199,7 +199,7 @@ class AttemptRun:
             return None
 
         def fetch() -> None:
-            from spotd_jobs.runner.inputs import fetch_inputs
+            from spotd_jobs.runner.outputs import fetch_inputs
 
             fetch_inputs(
                 lambda: self._keeper.grant.raw.get("inputs") or grant.raw.get("inputs") or [],

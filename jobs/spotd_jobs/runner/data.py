@@ -16,7 +16,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Callable
 
-from spotd_jobs.runner.inputs import InputUnusable
+from spotd_jobs.runner.outputs import InputUnusable
 from spotd_jobs.runner.restore import (
     BadCheckpoint,
     Cancelled,

@@ -15,8 +15,8 @@ from spotd.api.responses import ApiUnavailable, JobHead, NotFound, StateConflict
 from spotd.api.schemas.answers import CheckResponse
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import Verdict, World
-from spotd.core.plan import Plan
 from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Database, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import WakeEvent

@@ -17,8 +17,8 @@ from spotd.api.responses import ApiUnavailable, Invalid, NotFound, StateConflict
 from spotd.api.schemas.jobs import DatasetResponse
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd.daemon.datasets import BadDataset, Content, Dataset, Datasets, Incomplete
 from spotd.daemon.urls import UrlRefused
 from spotd.store import Reads

@@ -14,7 +14,7 @@ import anyio
 from spotd.api.handlers.context import ContextHandlers, HandlerContext
 from spotd.api.responses import NotFound
 from spotd.api.schemas.answers import ChannelTestResponse, CheckResponse, DoctorResponse
-from spotd.core.machines.host_reports import late_words
+from spotd.core.host_reports import late_words
 from spotd.daemon.install import other_account_words
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.pollers import ProviderEntry

@@ -17,9 +17,9 @@ from spotd.core.checkpoints import best_of, in_reach, open_numbers, outputs_warn
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd.daemon import object_keys
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.contents import (

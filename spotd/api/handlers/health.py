@@ -29,10 +29,10 @@ from spotd.api.schemas.jobs import ShellResponse
 from spotd.core.budgets import current_balance, spending_rate
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.market import ProviderOffers
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import ONE, World
 from spotd.core.experience import HostMemory, host_memories, host_of, records_of_host
 from spotd.core.metering import spent_in_month, spent_on_day
-from spotd.core.plan import Plan
 from spotd.core.working_copy import forget_host
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache

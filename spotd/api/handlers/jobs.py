@@ -37,17 +37,16 @@ from spotd.api.schemas.jobs import (
     JobResponse,
     StageResponse,
 )
-from spotd.core import requests
+from spotd.core import recovery, requests
 from spotd.core.checkpoints import advice_words
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import NOTHING, JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan, combine
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import RENTING, UnreadableRow, World
 from spotd.core.enforcement import used_up
-from spotd.core.machines import recovery
 from spotd.core.metering import compared_cost
-from spotd.core.plan import Plan, combine
 from spotd.core.ranking.candidates import ceilings_of
 from spotd.core.ranking.cost_words import cost_words
 from spotd.core.schedule import readers

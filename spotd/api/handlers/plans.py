@@ -23,10 +23,10 @@ from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Chain, Checkpoint, Job
 from spotd.core.domain.market import MarketSnapshot, Quote
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import RENTING, VerdictKind, World
 from spotd.core.pacer import deadline_warnings, infeasible
-from spotd.core.plan import applied
 from spotd.core.pricing import age_words
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, ceilings_of, is_admissible
 from spotd.core.ranking.cost_words import cost_words, data_words

@@ -27,9 +27,10 @@ from spotd.core.budgets import committed
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, CostSums, Intent, JobId, added_up
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Event
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
-from spotd.core.machines.listed import stray_cost
+from spotd.core.kernel.listed import stray_cost
 from spotd.core.metering import (
     compared_cost,
     is_estimate,
@@ -40,7 +41,6 @@ from spotd.core.metering import (
     spent_on_day,
     unsettled_sums,
 )
-from spotd.core.plan import Event
 from spotd.core.pricing import PPM, dollar_words, egress_cost, moved_cost
 from spotd.store import CostGroup, CostGrouping, JobView, Reads, Totals
 from spotd_providers.contract.values import MicroUsd, Power, ProviderName, as_usd

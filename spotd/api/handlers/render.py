@@ -25,14 +25,14 @@ from spotd.api.schemas.jobs import (
     StageResponse,
     TransferResponse,
 )
+from spotd.core.bids import pays_bid
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import ArrayTask, Checkpoint
 from spotd.core.domain.market import MarketSnapshot, PriceBreakdown, ProviderOffers, Quote
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import Verdict
-from spotd.core.machines.bids import pays_bid
-from spotd.core.machines.host_reports import explain_exit, late_words
+from spotd.core.host_reports import explain_exit, late_words
 from spotd.core.metering import is_estimate, on_demand_spent, spent
 from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
 from spotd.daemon.hosts.limits import HostTransfer, TransferKind

@@ -31,18 +31,17 @@ from spotd.api.requests import BudgetChange, JobRequest, Submission
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.schemas.answers import CodeResponse, PlanResponse
 from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobDetailResponse, JobResponse
-from spotd.core import requests
+from spotd.core import host_reports, requests
 from spotd.core.checkpoints import HINT as UNPROTECTED_HINT
 from spotd.core.checkpoints import unprotected_words
 from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId, Intent, JobId
 from spotd.core.domain.jobs import ArrayTask, Job, new_job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.core.enforcement import used_up
-from spotd.core.machines import host_reports
 from spotd.core.metering import day_start
-from spotd.core.plan import Plan
 from spotd.core.requests import AGENT, ALLOW_HINT, day_problem, within_limits
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint

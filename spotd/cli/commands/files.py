@@ -11,9 +11,8 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import CommandFailed, ExitCode
-from spotd.cli.inputs.folders import store_folder
 from spotd.cli.inputs.options import ID, JSON, TABLE, job_argument, output, require_yes, show_data
-from spotd.cli.pulling import choose, pull_into
+from spotd.cli.transfers import choose, pull_into, store_folder
 from spotd.cli.views.table import Cell, Column
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon

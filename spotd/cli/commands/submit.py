@@ -16,8 +16,8 @@ from spotd.cli.commands.logs import TextPrinter, follow_to_end
 from spotd.cli.commands.orders import job_or_array, show_changed
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.draft import JobDraft, collect, nested, read_draft
-from spotd.cli.inputs.folders import measure_folders, store_folders
 from spotd.cli.inputs.options import ID, JSON, TABLE, complete_file, job_argument, output, require_yes, show_data
+from spotd.cli.transfers import measure_folders, store_folders
 from spotd.cli.views.table import Column, per_gpu_cell
 from spotd.cli.views.table import text as table_text
 from spotd.client.daemon import Daemon

@@ -12,7 +12,7 @@ from spotd.backtest.result import ceiling_words
 from spotd.cli import stderr
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.views.chart import begins
-from spotd.rates import rates_of
+from spotd.lists import rates_of
 from spotd.words import LOSSES, clean, dollars, instant, price, where_text
 
 if TYPE_CHECKING:

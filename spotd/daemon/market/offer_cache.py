@@ -24,9 +24,9 @@ from spotd.core.domain.market import (
     build_offer_index,
     resolve_gpu,
 )
+from spotd.core.domain.plan import Event
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
-from spotd.core.plan import Event
 from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.controllers import Controller, Pause, WakeEvent
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited

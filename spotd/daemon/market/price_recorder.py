@@ -17,8 +17,8 @@ import anyio
 
 from spotd.core.bills import READ_AFTER, bill_of, compared, is_due
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import Commits, Database, Threads, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause

@@ -3,12 +3,13 @@
 The address of a channel holds its secrets. No message that is made here repeats it or anything of an answer.
 
 A library that may block, log addresses or hang is best kept in another process: it gets the address by its standard
-input, an environment without our keys, and is killed at its deadline.
+input, an environment without our keys, and is killed at its deadline. That process runs this module as a program.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from urllib.parse import urlsplit
 import anyio
 
 from spotd.core.notifications import Message
-from spotd.daemon.notifications.apprise_process import NOT_INSTALLED, NOT_UNDERSTOOD, REFUSED
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.kit.http import AnswerLost, open_http
 
+REFUSED: Final = 1
+NOT_UNDERSTOOD: Final = 2
+NOT_INSTALLED: Final = 3
 WEBHOOK_S: Final = 10.0
 APPRISE_S: Final = 45.0
 _WORDS: Final = {
@@ -83,7 +86,7 @@ class Apprise:
     async def __call__(self, message: Message) -> None:
         given = {"url": self.url, "title": message.title, "text": message.text, "severity": message.severity.value}
         environment = {name: value for name in _PASSED_ON if (value := os.environ.get(name)) is not None}
-        command = [sys.executable, "-I", "-m", "spotd.daemon.notifications.apprise_process"]
+        command = [sys.executable, "-I", "-m", "spotd.daemon.notifications.channels"]
         try:
             with anyio.fail_after(APPRISE_S):
                 done = await anyio.run_process(
@@ -120,3 +123,30 @@ def payload(message: Message) -> dict[str, object]:
         "title": message.title,
         "text": f"{message.title}\n{message.text}".strip(),
     }
+
+
+def main() -> int:
+    """Send what standard input holds; return the exit code."""
+    given = json.loads(sys.stdin.buffer.read())
+    logging.disable(logging.CRITICAL)  # it logs addresses
+    try:
+        import apprise
+    except ImportError:
+        return NOT_INSTALLED
+    kinds = {"warning": apprise.NotifyType.WARNING, "urgent": apprise.NotifyType.FAILURE}
+    asset = apprise.AppriseAsset(app_id="spotd", app_desc="spotd", app_url="")
+    channel = apprise.Apprise(asset=asset)
+    if not channel.add(given["url"]):
+        return NOT_UNDERSTOOD
+    done = channel.notify(
+        title=given["title"],
+        body=given["text"] or given["title"],
+        notify_type=kinds.get(given["severity"], apprise.NotifyType.INFO),
+        body_format=apprise.NotifyFormat.TEXT,
+        interpret_escapes=False,
+    )
+    return 0 if done else REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,7 +20,7 @@ import anyio
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.world import World
-from spotd.core.machines.host_reports import explain_exit
+from spotd.core.host_reports import explain_exit
 from spotd.core.notifications import (
     QUEUE_MAX,
     RULES,

@@ -12,11 +12,10 @@ from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.web import charts as figures
 from spotd.web.charts import Options, prices, timeline
-from spotd.web.log_search import search_log
 from spotd.web.markup import el
 from spotd.web.pages.bulk import Selected
 from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, drawn, search, select, value
-from spotd.web.poller import KnownAnswer, WatchTopic
+from spotd.web.poller import KnownAnswer, WatchTopic, search_log
 from spotd.web.views import jobs as view
 from spotd.web.views.parts import WAITING, problem, section, waiting_for
 from spotd.words import FINAL_STATES, clean, dollars, price

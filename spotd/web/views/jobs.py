@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from spotd.lists import is_line_of_array, states_of, with_arrays_as_one
-from spotd.web.log_search import LogHits
 from spotd.web.markup import LogTail, Node, el, facts, job_link, table
+from spotd.web.poller import LogHits
 from spotd.web.views.market import CeilingLine
 from spotd.web.views.parts import (
     ON_MACHINES,

@@ -14,8 +14,8 @@ import pytest
 
 from spotd_jobs.runner import outputs, process, shutdown
 from spotd_jobs.runner.heartbeat import Status, host_figures, parse_gpus
-from spotd_jobs.runner.inputs import CodeUnusable, unpack
 from spotd_jobs.runner.logs import LogShipper
+from spotd_jobs.runner.outputs import CodeUnusable, unpack
 from spotd_jobs.runner.process import OomWatch
 from spotd_jobs.runner.shutdown import ShutdownWatch, Stop, Wakeups
 from spotd_jobs.runner.store import GrantKeeper

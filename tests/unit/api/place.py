@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from spotd.api.app import make_app
 from spotd.api.handlers import Handlers
-from spotd.core.plan import Plan
+from spotd.core.domain.plan import Plan
 from tests.unit.api import worlds
 from tests.unit.daemon.rig import Rig
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, JobId, Meter, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job, Outputs
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.plan import Event, Plan
 from spotd.core.pricing import Needs, quote
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_jobs.wire.manifest import checkpoint_prefix

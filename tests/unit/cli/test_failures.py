@@ -8,7 +8,7 @@ import pytest
 
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
-from spotd.core.machines.host_reports import explain_exit
+from spotd.core.host_reports import explain_exit
 from tests.cases import every
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl

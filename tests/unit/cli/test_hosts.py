@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import RecordKind
-from spotd.core.plan import Plan
 from tests.unit.cli.conftest import Ctl
 from tests.unit.core.experiences import experience, record
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.plan import Event, Plan
+from spotd.core.domain.plan import Event, Plan
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.cli.pulling import pull_into, spans_of
+from spotd.cli.transfers import pull_into, spans_of
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
 from tests.unit.api import worlds

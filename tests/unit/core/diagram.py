@@ -12,8 +12,8 @@ from typing import TypeVar
 from spotd.core.decide import RULES
 from spotd.core.domain.jobs import MachineVerdict
 from spotd.core.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
-from spotd.core.machines.judgements import JUDGEMENTS, Observed
-from spotd.core.machines.listed import RECORDS
+from spotd.core.kernel.judgements import JUDGEMENTS, Observed
+from spotd.core.kernel.listed import RECORDS
 from spotd.core.placement import GATES
 from spotd.core.pricing import span_words
 from spotd.core.running import PATIENCE_FIRST, VERDICTS, Need
@@ -73,7 +73,7 @@ def page() -> str:
             "",
             "## What is observed of an attempt's machine",
             "",
-            "From the tables of `spotd/core/machines/listed.py` and `judgements.py`. What a list shows of a machine",
+            "From the tables of `spotd/core/kernel/listed.py` and `judgements.py`. What a list shows of a machine",
             "comes first; one that is found by the key of a launch without an answer is adopted before that. A row",
             "which says that a machine is over is recorded once a second list or its own host says so, too",
             "(`confirmation`).",

@@ -16,13 +16,13 @@ from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.machines.outcomes import LaunchFailure, launch_refused
-from spotd.core.plan import Plan, applied, broken_rules
+from spotd.core.kernel.outcomes import LaunchFailure, launch_refused
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources
 from spotd_providers.contract.values import (
     HostId,

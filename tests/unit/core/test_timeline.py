@@ -11,10 +11,10 @@ import pytest
 
 from spotd.core.budgets import hold
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.metering import spent
-from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.timeline import OLDEST, Anchor, Dated, dated, redated, wants_new_date
 from spotd_providers.contract.values import MicroUsd

@@ -13,8 +13,8 @@ from spotd.api.requests import JobQuery
 from spotd.core import relocation
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Moves
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.plan import Plan
 from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss, MicroUsdPerHour

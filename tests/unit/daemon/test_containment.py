@@ -11,7 +11,7 @@ from sqlalchemy import text
 from spotd.api.requests import JobQuery
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, InvariantBroken, JobState
-from spotd.core.quarantine import QUARANTINE_MARK
+from spotd.core.kernel.quarantine import QUARANTINE_MARK
 from spotd.daemon.hosts.host_reader import HostReading
 from spotd.daemon.hosts.reader import read_news
 from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Launched, LaunchRequest
@@ -190,7 +190,7 @@ async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, m
 async def test_an_outcome_that_cannot_be_taken_in_ends_no_daemon_and_forgets_no_machine(
     call: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spotd.core.machines import outcomes
+    from spotd.core.kernel import outcomes
     from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown
 
     def broken(*_args: object, **_kwargs: object) -> Any:

@@ -14,9 +14,9 @@ from spotd.core.checkpoints import trim
 from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Checkpoint
+from spotd.core.domain.plan import Plan, applied, combine
 from spotd.core.domain.world import World
-from spotd.core.machines.host_reports import absorb
-from spotd.core.plan import Plan, applied, combine
+from spotd.core.host_reports import absorb
 from spotd.core.plan_builder import PlanBuilder
 from spotd.daemon.commits import Database
 from spotd.daemon.control_loop import Housekeeping

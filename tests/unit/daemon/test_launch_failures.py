@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.machines.outcomes import LaunchFailure
+from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.daemon.calls import refusal_of
 from spotd_providers.contract import errors
 from spotd_providers.contract.errors import (

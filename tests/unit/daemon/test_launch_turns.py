@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from spotd.core.domain.intents import JobId
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd.core.requests import set_ceiling
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.executor import CALLS_PER_PROVIDER

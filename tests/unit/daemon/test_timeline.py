@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState
-from spotd.core.plan import Plan
 from spotd.daemon.clock import ANCHOR, Computer, SteadyClock, Timeline, begin_timeline, read_anchor
 from spotd.daemon.commits import never
 from spotd.daemon.log import Redactor
@@ -63,7 +63,7 @@ def filled(store: Store) -> None:
     world = world_with(AttemptState.RUNNING)
     cool = Cooldown(provider=SHOP, scope=CooldownScope.HOST, subject="h", until=NOW + 5 * MINUTE, reason="why")
     (job,) = world.jobs.values()
-    from spotd.core.plan import Event
+    from spotd.core.domain.plan import Event
 
     told = [Event(at=NOW, kind="test", message="", job=job.id, attempt=n) for n in (None, 1)]
     store.tx(

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.domain.intents import AttemptId
-from spotd.daemon.dataset_parts import Parts
+from spotd.daemon.contents import Parts
 from spotd.daemon.datasets import KEPT, BadDataset, Dataset, Datasets, Incomplete
 from spotd.daemon.grants.inputs import DataGrants
 from spotd_jobs.dataset_pack import DatasetError, pack_dataset
@@ -583,7 +583,7 @@ def test_a_damaged_part_is_mended_by_putting_the_dataset_again(place: Place, tmp
 
 
 def test_what_is_remembered_of_parts_has_a_bound(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotd.daemon.dataset_parts.SUMMARIES_MAX", 3)
+    monkeypatch.setattr("spotd.daemon.contents.SUMMARIES_MAX", 3)
     store = Counted(place.home.parent / "store")
     parts = Parts(store)
     texts = [part_text((), [DataEntry(f"d{number}", "dir")]) for number in range(5)]

@@ -13,13 +13,13 @@ import pytest
 
 from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
 from spotd.core.domain.intents import IntentKind
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.machines.outcomes import launched, terminate_accepted
+from spotd.core.kernel.outcomes import launched, terminate_accepted
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import spent
-from spotd.core.plan import applied
 from spotd.core.pricing import Needs, quote
-from spotd.core.reconcile import reconcile
 from spotd.daemon.policy import ProviderSettings, Settings, build_policy
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.aws.plugin import PLUGIN as AWS

@@ -18,10 +18,10 @@ import pytest
 
 from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
 from spotd.core.domain.intents import IntentKind, IntentState
+from spotd.core.domain.plan import applied
 from spotd.core.domain.world import World
-from spotd.core.machines.outcomes import launched, terminate_accepted
-from spotd.core.plan import applied
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.outcomes import launched, terminate_accepted
+from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.provider import Provider
 from spotd_providers.contract.values import InstanceRef, Market, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.testkit.clock import run_virtually

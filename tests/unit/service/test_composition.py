@@ -16,8 +16,8 @@ import anyio
 import pytest
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState
-from spotd.core.plan import Event, Plan
 from spotd.daemon import object_keys
 from spotd.daemon.commits import never
 from spotd.daemon.install import BadConfig, InstallTaken

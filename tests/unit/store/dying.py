@@ -14,8 +14,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.plan import Plan
 from spotd.store import Store, StorePoint
 from tests.unit.store import values as v
 

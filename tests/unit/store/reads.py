@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Table, func, select
 
 from spotd.core.domain.intents import Intent, JobId
 from spotd.core.domain.jobs import Checkpoint
-from spotd.store import EventView, Reads, rows
+from spotd.store import EventView, Reads, tables
 from spotd.store.selects import view_of_event
 from spotd.store.tables import ATTEMPT_COSTS, DAY_COSTS, EVENTS, INTENTS
 from spotd.store.values import INTENT
@@ -22,7 +22,7 @@ Sums = list[tuple[Any, int, int]]
 def intents_of(reads: Reads, job_id: JobId) -> tuple[Intent, ...]:
     """Every paid call for a job, settled ones too, oldest first."""
     query = select(INTENTS).where(INTENTS.c.attempt_job == job_id).order_by(INTENTS.c.created_at, INTENTS.c.id)
-    return tuple(map(INTENT.read, rows.fetch(reads._connection, query)))
+    return tuple(map(INTENT.read, tables.fetch(reads._connection, query)))
 
 
 def checkpoints_of(reads: Reads, job_id: JobId) -> tuple[Checkpoint, ...]:
@@ -33,7 +33,7 @@ def checkpoints_of(reads: Reads, job_id: JobId) -> tuple[Checkpoint, ...]:
 def events_of_kind(reads: Reads, kind: str) -> tuple[EventView, ...]:
     """All events of a kind, in the order they happened."""
     query = select(EVENTS).where(EVENTS.c.kind == kind).order_by(EVENTS.c.seq)
-    return tuple(map(view_of_event, rows.fetch(reads._connection, query)))
+    return tuple(map(view_of_event, tables.fetch(reads._connection, query)))
 
 
 def _sums(reads: Reads, table: Table, subject: ColumnElement[Any], *where: ColumnElement[bool]) -> Sums:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import RECORDS_MAX, Experience, RecordKind, nothing
-from spotd.core.plan import Plan
 from spotd.store import Store
 from spotd.store.store import Folding
 from tests.unit.core.builders import NOW, shop_policy

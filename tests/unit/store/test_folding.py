@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.intents import Intent, IntentKind, IntentState, JobId
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import JobState
-from spotd.core.plan import Event, Plan
 from spotd.store import EventView, Folding, Store
 from spotd.store.store import NEVER_FOLDED, ROUTINE
 from spotd.store.tables import EVENTS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.plan import Plan
+from spotd.core.domain.plan import Plan
 from spotd.store import StateUnavailable, Store
 from tests.unit.store import values as v
 

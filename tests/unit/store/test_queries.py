@@ -14,8 +14,8 @@ from spotd.api.handlers.context import find_job
 from spotd.api.responses import Ambiguous, NotFound
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId, Meter
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.plan import Event, Plan
 from spotd.store import JobView, Reads, Store, Tx
 from spotd.store.queries import AMBIGUOUS_MAX
 from spotd_jobs.spec.model import Resources

@@ -15,8 +15,8 @@ from spotd.core.domain.cooldowns import Cooldown
 from spotd.core.domain.intents import Charge, Intent
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.market import Quote
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
-from spotd.core.plan import Event, Plan
 from spotd.store import Store, Tx
 from spotd.store.values import from_json, instant_in, instant_out, to_json, words_out
 from spotd_providers.contract.values import MicroUsd, ProviderName

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.domain.intents import IntentKind, IntentState, JobId, Meter
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
@@ -16,7 +17,6 @@ from spotd.core.domain.states import (
     InvariantBroken,
     JobState,
 )
-from spotd.core.plan import Plan
 from spotd.store import Store
 from spotd.store.tables import COUNTING_WHERE
 from spotd_providers.contract.values import MicroUsd

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.domain.cooldowns import Cooldown
-from spotd.core.plan import Plan
+from spotd.core.domain.plan import Plan
 from spotd.store import Store
 from tests.sim.daemon import Daemon
 from tests.sim.run import run_world

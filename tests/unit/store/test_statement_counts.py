@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import event
 
 from spotd.core.domain.intents import IntentKind
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd.store import Reads, Store
 from tests.unit.store import values as v
 from tests.unit.store.reads import costs_by_day, costs_by_job

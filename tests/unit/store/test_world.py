@@ -9,9 +9,9 @@ import pytest
 
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
 from spotd.core.domain.intents import AttemptId, IntentState, JobId
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd.store import Store, Tx
 from tests.unit.store import values as v
 

@@ -17,9 +17,9 @@ from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, Meter, launch_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.market import PriceBreakdown, Quote
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.policy import Policy, attempt_key
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.core.plan import Event, Plan
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, Resources
 from spotd_providers.contract.values import (
     InstallId,

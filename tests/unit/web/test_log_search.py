@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spotd.web import log_search
-from spotd.web.log_search import search_log
+from spotd.web import poller
+from spotd.web.poller import search_log
 from tests.unit.api import made_responses as made
 
 
@@ -24,7 +24,7 @@ class Logs:
 def found(text: str, *records: Any) -> Any:
     daemon: Any = Logs(*records)
     answer = search_log(daemon, "j", text)
-    assert daemon.asked == [("j", {"tail": log_search.SEARCHED_MAX})]
+    assert daemon.asked == [("j", {"tail": poller.SEARCHED_MAX})]
     return answer
 
 
@@ -44,9 +44,9 @@ def test_a_line_that_came_in_pieces_is_found_with_its_attempt() -> None:
 def test_what_a_host_wrote_is_harmless_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\x1b[31mbad\x1b[0m " + "x" * 10_000
     answer = found("bad", *(made.log(f"{text}\n", cursor=number) for number in range(1000)))
-    assert (len(answer.hits), answer.total) == (log_search.HITS_MAX, 1000)
-    assert all(len(line) <= log_search.LINE_MAX and "\x1b" not in line for _, line in answer.hits)
-    monkeypatch.setattr(log_search, "READ_MAX", 100_000)
+    assert (len(answer.hits), answer.total) == (poller.HITS_MAX, 1000)
+    assert all(len(line) <= poller.LINE_MAX and "\x1b" not in line for _, line in answer.hits)
+    monkeypatch.setattr(poller, "READ_MAX", 100_000)
     answer = found("bad", *(made.log(f"{text}\n", cursor=number) for number in range(1000)))
     assert answer.is_cut
     assert answer.lines < 20

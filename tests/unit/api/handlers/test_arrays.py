@@ -11,8 +11,8 @@ from spotd.api.requests import JobQuery, Submission
 from spotd.api.responses import Invalid, NotFound, StateConflict
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
-from spotd.core.plan import Plan
 from spotd.store import Reads
 from spotd_providers.contract.values import MicroUsd
 from tests.unit.api.handlers.test_handlers import draft, submitted

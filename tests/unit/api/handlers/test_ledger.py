@@ -19,9 +19,9 @@ from spotd.api.requests import CostQuery, JobQuery, read_query
 from spotd.api.responses import Invalid
 from spotd.core.domain.intents import Charge, ChargePart, CostSums, JobId, Meter, sums_of
 from spotd.core.domain.jobs import ArrayTask
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.metering import unsettled_sums
-from spotd.core.plan import Plan
 from spotd.store import CostGrouping, Store
 from spotd_providers.contract.values import HostId, MicroUsd, MicroUsdPerHour, ProviderName
 from tests.unit.core.builders import SHOP

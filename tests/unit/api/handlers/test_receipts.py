@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from spotd.api.handlers import receipts
-from spotd.core.plan import Plan
+from spotd.core.domain.plan import Plan
 from spotd.store import Store
 from tests.unit.api.worlds import stray
 from tests.unit.core.builders import MINUTE

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from spotd.core.domain.states import AttemptState
-from spotd.core.machines.outcomes import launched
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.outcomes import launched
+from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import NOW, instance, listing, world_with
 

@@ -12,15 +12,15 @@ from spotd.core.budgets import committed
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus, MachineState
 from spotd.core.domain.intents import JobId, Meter
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.machines.launch_calls import LaunchOutcome, launch_contained
-from spotd.core.machines.outcomes import launched, terminate_accepted
+from spotd.core.kernel.launch_calls import LaunchOutcome, launch_contained
+from spotd.core.kernel.outcomes import launched, terminate_accepted
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import job_spent, machines_in_use, on_demand_spent, settled, spent
-from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote, total_per_hour
-from spotd.core.reconcile import reconcile
 from spotd.core.timeline import redated
 from spotd_providers.contract.values import Billing, InstanceState, Market, MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from tests.unit.core.builders import (

@@ -10,13 +10,13 @@ import pytest
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.machines.outcomes import terminate_accepted
+from spotd.core.kernel.outcomes import terminate_accepted
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import job_spent, on_demand_spent, spent_in_month, spent_on_day
-from spotd.core.plan import Plan, applied
 from spotd.core.pricing import needs_of, quote
-from spotd.core.reconcile import reconcile
 from spotd.store.commit import StoredRows, check_plan
 from spotd_providers.contract.values import InstanceState, Loss, MicroUsdPerGbMonth
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, listing, offer, report, shop_policy, world_with

@@ -14,12 +14,12 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import job_spent, spent_in_month, spent_on_day
-from spotd.core.plan import applied
 from spotd.core.pricing import needs_of, quote
-from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsd, MicroUsdPerGb, MicroUsdPerHour
 from tests.cases import every

@@ -13,13 +13,13 @@ from spotd.core.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt, ExitCause
 from spotd.core.domain.intents import JobId, Meter
 from spotd.core.domain.jobs import MOVED_MAX, Checkpoint
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import job_spent, spent, spent_on_day
-from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
-from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, MicroUsdPerGb, MicroUsdPerHour, cost
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, shop_policy, world_with
 

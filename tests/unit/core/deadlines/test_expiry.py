@@ -10,9 +10,9 @@ import pytest
 
 from spotd.core.decide import decide
 from spotd.core.domain.jobs import Pacing, RunTotals
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.plan import applied
 from spotd.core.requests import retry
 from spotd.core.timeline import redated
 from spotd_jobs.spec.model import Deadline, Schedule

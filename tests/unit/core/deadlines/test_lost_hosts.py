@@ -10,8 +10,8 @@ import pytest
 
 from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan
 from spotd_jobs.spec.model import CheckpointPolicy, Deadline, GpuAlternative, MarketChoice, Resources, Schedule, Work
 from spotd_providers.contract.values import Interruption, Market, MicroUsdPerHour, Offer
 from tests.cases import every

@@ -11,10 +11,10 @@ import pytest
 from spotd.core.deadlines import with_spot
 from spotd.core.decide import decide
 from spotd.core.domain.jobs import Job, Pacing
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.pacer import DWELL
-from spotd.core.plan import Plan, applied
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     Deadline,

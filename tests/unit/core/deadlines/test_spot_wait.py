@@ -12,9 +12,9 @@ from spotd.core.checkpoints import unprotected_words
 from spotd.core.decide import decide
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import ArrayTask, Job, Pacing
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import retry
 from spotd.core.timeline import redated

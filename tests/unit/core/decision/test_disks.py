@@ -11,11 +11,11 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import ExitCause
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import DISK_GB_MAX, Checkpoint, Job, disk_gb_after, disk_gb_for, disk_gb_on
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.plan import applied
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import needs_of
-from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import InstanceState, Offer
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with

@@ -14,9 +14,9 @@ from spotd.core import relocation
 from spotd.core.decide import decide
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Checkpoint, Claim, MachineVerdict, Moves, target_words
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import RecordKind, World
-from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
 from spotd.core.ranking.relocating import _HAZARD, HAZARD_MEAN, Staying, expected_losses

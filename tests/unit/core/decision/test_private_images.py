@@ -11,8 +11,8 @@ from spotd.core.domain.market import NOTHING_KNOWN
 from spotd.core.domain.policy import Policy, RegistryRules, registry_server
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
-from spotd.core.machines.launch_calls import words_against_launch
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.todays_terms import words_against_launch
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy, world_with
 
 PRIVATE = "ghcr.io/lab/train:1"

@@ -11,10 +11,10 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import applied
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.plan import applied
 from spotd.core.requests import set_budget
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, Offer
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with

@@ -11,9 +11,9 @@ from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.plan import applied
 from spotd_jobs.spec.model import Schedule, Window
 from spotd_providers.contract.values import MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy

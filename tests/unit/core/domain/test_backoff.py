@@ -23,11 +23,11 @@ from spotd.core.domain.cooldowns import (
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.machines.outcomes import LaunchFailure, launch_refused, launched
-from spotd.core.plan import Plan, applied
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.outcomes import LaunchFailure, launch_refused, launched
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.requests import retry
 from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with

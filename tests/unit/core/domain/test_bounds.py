@@ -10,12 +10,12 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.intents import IntentKind, JobId
 from spotd.core.domain.jobs import Checkpoint
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.machines.outcomes import TERMINATE_RETRY_MAX, LaunchFailure, launch_refused, terminate_failed
-from spotd.core.plan import Plan, applied
+from spotd.core.kernel.outcomes import TERMINATE_RETRY_MAX, LaunchFailure, launch_refused, terminate_failed
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import needs_of, quote
-from spotd.core.reconcile import reconcile
 from spotd.store import Store
 from spotd_providers.contract.values import InstanceState, MicroUsdPerGb
 from tests.cases import every

@@ -9,9 +9,9 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope, cooling_until
 from spotd.core.domain.market import ProviderOffers
+from spotd.core.domain.plan import applied
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.machines.outcomes import LaunchFailure, launch_refused
-from spotd.core.plan import applied
+from spotd.core.kernel.outcomes import LaunchFailure, launch_refused
 from spotd_providers.contract.values import Offer, PoolId, QuotaId
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 

@@ -11,11 +11,11 @@ import pytest
 from spotd.core.domain.attempts import Freshness
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Checkpoint
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.machines.host_reports import late_words
-from spotd.core.plan import Plan, applied
-from spotd.core.reconcile import reconcile
+from spotd.core.host_reports import late_words
+from spotd.core.kernel.reconcile import reconcile
 from spotd_jobs.spec.model import CheckpointPolicy
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, report, world_with

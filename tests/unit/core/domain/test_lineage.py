@@ -15,7 +15,7 @@ from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.lineage import DOUBTS
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.reconcile import reconcile
 from spotd_jobs.spec.model import CheckpointPolicy
 from spotd_providers.contract.values import HostId
 from tests.unit.core.builders import MINUTE, NOW, job, offer, world_with

@@ -10,10 +10,10 @@ import pytest
 from spotd.core.bills import Bill, compared
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.metering import closing_words, is_estimate, settled, spent
-from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour

@@ -11,12 +11,12 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import ExitCause, MachineState
 from spotd.core.domain.intents import Intent, IntentState, JobId
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
-from spotd.core.machines.outcomes import after_restart, terminate_failed
+from spotd.core.kernel.outcomes import after_restart, terminate_failed
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import LEFT_MAX, TAKING, UNSEEN_NOTICE, is_left_to_provider
-from spotd.core.plan import Plan, applied
-from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, Loss
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 

@@ -11,13 +11,13 @@ import pytest
 from spotd.core.budgets import BudgetGuard, committed
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import ChargePart
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import spent
-from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import Needs, halted_rate, metered_rate, quote
-from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, instance, listing, offer, report, shop_policy, world_with

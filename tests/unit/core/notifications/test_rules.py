@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers
+from spotd.core.domain.plan import Event
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.notifications import (
@@ -31,7 +32,6 @@ from spotd.core.notifications import (
     notification,
     notification_of,
 )
-from spotd.core.plan import Event
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour
 from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, job, shop_policy, world_with

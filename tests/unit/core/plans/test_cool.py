@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.domain.cooldowns import CooldownEnd, CooldownScope
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
-from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
 from tests.unit.core.builders import MINUTE, NOW, SHOP, world_with
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotd.core.bids import keep_outbid
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import (
@@ -37,9 +38,8 @@ from spotd.core.experience import (
     slot_of,
     usual_start,
 )
-from spotd.core.machines.bids import keep_outbid
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import HostId, Market, PoolId, ProviderName
 from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, offer, report, world_with

@@ -13,13 +13,13 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job, disk_gb_for
 from spotd.core.domain.market import StoreEgress
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.plan import applied
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import egress_cost, egress_per_hour, needs_of, quote, restore_time
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.cost_words import data_words
-from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import DataSource
 from spotd_providers.contract.values import MicroUsdPerGb, Offer
 from tests.unit.core.builders import NOW, job, market, offer, report, shop_policy, world_with

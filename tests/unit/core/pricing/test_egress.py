@@ -15,14 +15,14 @@ from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import AttemptId, Charge
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.market import ELSEWHERE, StoreEgress
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import settled, spent
-from spotd.core.plan import applied
 from spotd.core.pricing import needs_of, quote, restore_cost
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.cost_words import cost_words
-from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerGb, MicroUsdPerHour
 from tests.unit.core.builders import (
     MINUTE,

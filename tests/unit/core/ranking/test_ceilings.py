@@ -11,11 +11,11 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import ExitCause
 from spotd.core.domain.intents import JobId
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.plan import applied
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import DWELL_MAX, borne_until
-from spotd.core.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, Market, MicroUsdPerGpuHour, MicroUsdPerHour
 from tests.unit.core.builders import NOW, instance, listing, market, offer, report, world_with
 

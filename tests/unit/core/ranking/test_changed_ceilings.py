@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from spotd.core import plan as invariants
+from spotd.core.bids import bid_limit
 from spotd.core.decide import decide
+from spotd.core.domain import plan as invariants
 from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.machines.bids import bid_limit
-from spotd.core.plan import applied
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.requests import set_ceiling
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.values import InstanceState, Market, MicroUsdPerGpuHour, MicroUsdPerHour
 from tests.cases import every
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with
-from tests.unit.core.machines.test_raised_bids import bid_world
+from tests.unit.core.kernel.test_raised_bids import bid_world
 
 JOB = JobId("j1")
 FIRST = AttemptId(job=JOB, number=1)

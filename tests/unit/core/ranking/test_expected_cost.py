@@ -17,10 +17,10 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, PaceSample
 from spotd.core.domain.market import ELSEWHERE, MarketSnapshot, ProviderOffers, StoreEgress, build_offer_index
+from spotd.core.domain.plan import applied
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import NO_EXPERIENCE, Experience, RecordKind, World
 from spotd.core.placement import JobPlacement
-from spotd.core.plan import applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import PPM, needs_of, quote, total_per_hour, usual_bid
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, is_admissible

@@ -14,6 +14,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Checkpoint, Job, PaceSample
 from spotd.core.domain.states import AttemptState
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.ranking.remaining_work import (
     BELIEVED,
     LEFT_MAX,
@@ -30,7 +31,6 @@ from spotd.core.ranking.remaining_work import (
     with_pace,
     with_work,
 )
-from spotd.core.reconcile import reconcile
 from spotd_jobs.spec.model import GpuSpeed, Work
 from tests.unit.core import builders as b
 

@@ -19,9 +19,9 @@ from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Checkpoint, Claim, Job, MachineVerdict, Moves, Pacing
 from spotd.core.domain.market import MarketSnapshot, Readings
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken
 from spotd.core.domain.world import World
-from spotd.core.plan import Plan, applied
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.running import (
     BID_SETTLES,
@@ -38,7 +38,7 @@ from spotd_providers.contract.values import Market, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 from tests.unit.core.deadlines.test_pacer import _HOUR, _SPOT, _running, _sold
 from tests.unit.core.decision.test_moves import FIRST, running
-from tests.unit.core.machines.test_raised_bids import bid_world, usd
+from tests.unit.core.kernel.test_raised_bids import bid_world, usd
 from tests.unit.core.plans.test_stalls import stalled_world
 from tests.unit.core.schedule.test_preemption import running as lower
 from tests.unit.core.schedule.test_preemption import urgent, world_of

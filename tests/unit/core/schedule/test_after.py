@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Chain, Job, JobInput, Outputs
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import PastJob, Verdict, VerdictKind, World, awaited, past_job
-from spotd.core.plan import applied
 from spotd.core.requests import retry
 from spotd.core.schedule import circular, readers
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy

@@ -9,9 +9,9 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import ArrayTask, Job
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.plan import applied
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy
 
 OFFERS = [offer(f"o{number}") for number in range(9)]

@@ -10,9 +10,9 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
-from spotd.core.plan import applied
 from spotd.core.schedule import save_instant, save_lead
 from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.model import CheckpointPolicy, Schedule

@@ -11,11 +11,11 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.policy import Policy, attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.enforcement import DWELL
-from spotd.core.plan import Plan, applied
 from spotd_jobs.spec.model import Deadline, PolicyName, Schedule
 from spotd_providers.contract.values import MicroUsd
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, job, market, offer, shop_policy, world_with

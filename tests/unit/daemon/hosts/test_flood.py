@@ -11,7 +11,7 @@ import pytest
 
 from spotd.core.domain.attempts import HostStatus, MachineState
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.hosts.monitor import HostMonitor

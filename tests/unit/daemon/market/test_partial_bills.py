@@ -11,9 +11,9 @@ import pytest
 
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import JobId
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState
-from spotd.core.plan import Event, Plan
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.market.price_recorder import BillCheck
 from spotd_providers.contract.values import Capability, InstanceState, MicroUsd, Power, ProviderCharge

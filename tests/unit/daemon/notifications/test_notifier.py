@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import JobState
 from spotd.core.notifications import KEPT_FOR, ChannelRules, Message, Severity, Topic, notification_of
-from spotd.core.plan import Event, Plan
 from spotd.daemon.notifications.channels import SendFailed
 from spotd.daemon.notifications.notifier import Channel, Notifier
 from spotd_jobs.spec.fields import parse_window

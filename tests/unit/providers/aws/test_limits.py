@@ -12,10 +12,10 @@ import pytest
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.domain.plan import applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.world import World
-from spotd.core.machines.outcomes import launch_refused, launched
-from spotd.core.plan import applied
+from spotd.core.kernel.outcomes import launch_refused, launched
 from spotd.daemon.calls import refusal_of
 from spotd_jobs.spec.model import MarketChoice, Resources
 from spotd_providers.aws.answers import family_of

@@ -10,10 +10,10 @@ import pytest
 
 from spotd.core.decide import decide
 from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.plan import applied
-from spotd.core.reconcile import reconcile
+from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.errors import OfferGone, PriceMoved
 from spotd_providers.contract.values import MICRO, InstanceState, Listing, MicroUsdPerHour, Offer

@@ -1,0 +1,219 @@
+"""A state that is older than the store: what was launched and saved since is taken in, and no number is used twice.
+
+Theory. The daemon writes a *launch record* into the store before it buys, once for each number of a job, where no host
+can write. A number that the state does not know was therefore used by a former run of this install, whose state was
+lost or restored from a backup. The record of the highest one is the newest attempt: it was made only after every
+lower one had stopped counting. Its machine may live, so it is taken in exactly as a launch whose answer was lost, and
+found by its key; the lower ones count as used, and their machines, if any are left, are strays of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from spotd.core import requests
+from spotd.core.billing import charge_unseen
+from spotd.core.checkpoints import with_fresh
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, launch_intent_id
+from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.market import Quote
+from spotd.core.domain.plan import Plan, applied, combine
+from spotd.core.domain.policy import Policy, is_own_key, key_parts
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
+from spotd.core.kernel.launch_calls import RESTARTED, doubt_launch, not_sent
+from spotd.core.metering import lease_and_save
+from spotd.core.plan_builder import PlanBuilder
+from spotd_providers.contract.values import AttemptKey, MicroUsdPerGpuHour, MicroUsdPerHour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """What was agreed when a number of a job was used."""
+
+    key: AttemptKey
+    quote: Quote
+    ceiling: MicroUsdPerGpuHour
+    price_max: MicroUsdPerHour
+    intended_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A number that the state does not know. `record` is `None` where it cannot be read."""
+
+    number: int
+    record: LaunchRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What the store knows of a job beyond the state: numbers ascending, checkpoints of each oldest first.
+
+    Attributes:
+        alive_at: when the host of the attempt that counts in this state gave its last sign of life, as it stated.
+    """
+
+    job: JobId
+    unknown: Sequence[Unknown]
+    checkpoints: Sequence[Checkpoint] = ()
+    alive_at: datetime | None = None
+
+
+def record_of(item: Attempt) -> LaunchRecord:
+    """Return the launch record of an attempt."""
+    return LaunchRecord(
+        key=item.key,
+        quote=item.quote,
+        ceiling=item.ceiling,
+        price_max=item.price_max,
+        intended_at=item.intended_at,
+    )
+
+
+def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
+    """Return the attempt of the record, as one whose launch has an unknown outcome."""
+    record = unknown.record
+    if record is None:
+        return None
+    parts = key_parts(policy.install, record.key)
+    if parts is None or (parts.job, parts.number) != (job, unknown.number) or not is_own_key(policy, record.key):
+        return None
+    if record.quote.price.per_gpu > record.ceiling:
+        return None
+    return Attempt(
+        id=AttemptId(job=job, number=unknown.number),
+        key=record.key,
+        state=AttemptState.INTENDED,
+        quote=record.quote,
+        ceiling=record.ceiling,
+        price_max=record.price_max,
+        intended_at=record.intended_at,
+        outcome_unknown=True,
+    )
+
+
+def unsent(world: World) -> frozenset[AttemptId]:
+    """Return the attempts whose launch was owed when the process ended, and not sent as far as this state knows."""
+    return frozenset(
+        t.attempt
+        for t in world.intents.values()
+        if t.kind is IntentKind.LAUNCH and t.state is IntentState.OPEN
+        if t.attempt is not None and t.attempt in world.attempts
+    )
+
+
+def recover(
+    world: World, surveys: Sequence[Survey], now: datetime, unsent: Mapping[AttemptId, bool] | None = None
+) -> Plan:
+    """Numbers go on after the highest that was ever used, newer checkpoints and the newest machine are taken in.
+
+    Args:
+        unsent: launches that were not sent as far as this state knows. One that was prepared in some run may have been
+            sent by it; the others were never made.
+    """
+    builder = PlanBuilder(world, now)
+    for identity, was_prepared in (unsent or {}).items():
+        _settle_unsent(builder, identity, was_prepared=was_prepared)
+    for survey in surveys:
+        job = world.jobs.get(survey.job)
+        fresh = [one for one in survey.unknown if job is not None and one.number > job.attempts_made]
+        if job is None or job.state.is_final or not fresh:
+            continue
+        _recover_job(builder, job, fresh, survey)
+    return builder.plan()
+
+
+def retry(world: World, job: Job, survey: Survey | None, now: datetime) -> Plan:
+    """Queue a final job again, with what the store knows of it beyond this state."""
+    plan = requests.retry(world, job, now)
+    if survey is None:
+        return plan
+    queued = applied(world.with_job(job), plan)
+    return combine(plan, recover(queued, [survey], now))
+
+
+def _settle_unsent(builder: PlanBuilder, identity: AttemptId, *, was_prepared: bool) -> None:
+    item = next((a for a in builder.attempts() if a.id == identity), None)
+    intent = None if item is None else builder.intent(launch_intent_id(item.key))
+    if item is None or intent is None or intent.state is not IntentState.OPEN:
+        return
+    if was_prepared:
+        doubt_launch(builder, item, intent)
+    else:
+        not_sent(builder, item, intent, RESTARTED)
+
+
+def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], survey: Survey) -> None:
+    highest = fresh[-1].number
+    counting = next((a for a in builder.attempts() if a.id.job == job.id and a.state.counts), None)
+    if counting is not None:
+        detail = f"the state is older than the store, which knows attempt {highest}, launched after this one was over"
+        _settle_until_next(builder, counting, fresh, survey.alive_at)
+        builder.end_attempt(counting.id, EndReason.HOST_LOST, detail)
+    known = {c.manifest_key for c in job.checkpoints}
+    item = builder.job(job.id)
+    for number in sorted({c.attempt for c in survey.checkpoints}):
+        mine = [c for c in survey.checkpoints if c.attempt == number and c.manifest_key not in known]
+        if mine:
+            item = replace(item, checkpoints=with_fresh(item, number, mine))
+    count = len(item.checkpoints) - len(job.checkpoints)
+    builder.put_job(replace(item, attempts_made=highest))
+    builder.event(
+        "job.recovered",
+        f"the state is older than the store: attempts up to number {highest} were made"
+        + (f", and {count} newer checkpoints are taken in" if count > 0 else ""),
+        job=job.id,
+        attempts_made=highest,
+        checkpoints=max(0, count),
+    )
+    item = builder.job(job.id)
+    if item.state.is_final or job.cancel_requested:
+        return
+    attempt = attempt_of(builder.policy, job.id, fresh[-1])
+    if attempt is not None:
+        _search_for(builder, attempt)
+        return
+    # Where its machine is, if it has one, is unknown: no other may compute before its lease is over.
+    builder.put_job(replace(item, not_before=builder.now + lease_and_save(item, builder.policy)))
+
+
+def _settle_until_next(
+    builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown], alive_at: datetime | None
+) -> None:
+    """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on."""
+    next_at = next((one.record.intended_at for one in fresh if one.record is not None), builder.now)
+    known = item.meter.until
+    if item.meter.since is None and item.heartbeat_seen_at is not None:
+        charge_unseen(builder, item.id, next_at if alive_at is None else min(alive_at, next_at))
+        return
+    if item.meter.since is not None and next_at < builder.now and (known is None or next_at < known):
+        builder.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))
+
+
+def _search_for(builder: PlanBuilder, attempt: Attempt) -> None:
+    """Its machine is searched for by its key, as after a launch whose answer was lost."""
+    until = builder.window_end(attempt.provider)
+    builder.put_attempt(attempt)
+    builder.put_intent(
+        Intent(
+            id=launch_intent_id(attempt.key),
+            kind=IntentKind.LAUNCH,
+            provider=attempt.provider,
+            key=attempt.key,
+            state=IntentState.UNKNOWN,
+            created_at=attempt.intended_at,
+            attempt=attempt.id,
+            not_before=until,
+            error="the state was restored",
+        )
+    )
+    sentence = (
+        f"attempt {attempt.id.number} was launched by a former run of this install; {attempt.provider} is searched"
+    )
+    builder.event("launch.unknown", sentence, attempt=attempt.id)
+    builder.move_job(attempt.id.job, JobState.PROVISIONING, f"{sentence} for its machine")
+    builder.list_again(attempt.provider)

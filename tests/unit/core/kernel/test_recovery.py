@@ -1,0 +1,47 @@
+"""What a state that is older than the store books for a machine that it knows by its heartbeats alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.intents import Meter
+from spotd.core.domain.plan import applied
+from spotd.core.domain.policy import attempt_key
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.recovery import Survey, Unknown, record_of, recover
+from tests.unit.core.builders import INSTALL, MINUTE, NOW, world_with
+
+
+def launched_later(item: Attempt, after: timedelta, alive_at: datetime | None = None) -> Survey:
+    """Return what the store says where the next attempt of the job was launched so long after this one."""
+    record = replace(record_of(item), key=attempt_key(INSTALL, item.id.job, 9), intended_at=item.intended_at + after)
+    return Survey(job=item.id.job, unknown=[Unknown(number=9, record=record)], alive_at=alive_at)
+
+
+def test_a_machine_that_was_heard_and_never_listed_is_booked_up_to_the_next_launch() -> None:
+    heard = NOW - 3 * MINUTE
+    world = world_with(
+        AttemptState.INTENDED, ref=None, outcome_unknown=True, heartbeat_seen_at=heard, meter=Meter(), heartbeat_seq=3
+    )
+    (item,) = world.attempts.values()
+    plan = recover(world, [launched_later(item, timedelta(minutes=6))], NOW)
+    ended = next(a for a in plan.attempts.values() if a.id == item.id)
+    assert ended.end_reason is EndReason.HOST_LOST
+    assert sum(charge.amount for charge in plan.charges) == ended.meter.settled
+    owed = item.quote.price.total * timedelta(minutes=6) // timedelta(hours=1)
+    assert owed <= ended.meter.settled <= owed + item.quote.price.total // 60 + 1
+    assert applied(world, plan).jobs[item.id.job].attempts_made == 9
+
+
+def test_a_machine_whose_host_fell_silent_long_before_the_next_launch_is_booked_up_to_its_last_sign_of_life() -> None:
+    world = world_with(
+        AttemptState.INTENDED, ref=None, outcome_unknown=True, heartbeat_seen_at=NOW, meter=Meter(), heartbeat_seq=3
+    )
+    (item,) = world.attempts.values()
+    survey = launched_later(item, NOW - item.intended_at, alive_at=item.intended_at + timedelta(minutes=2))
+    plan = recover(world, [survey], NOW)
+    (charge,) = plan.charges
+    assert charge.start == item.intended_at
+    assert timedelta(minutes=2) <= charge.end - charge.start <= timedelta(minutes=3)

@@ -1,0 +1,292 @@
+"""Fee, ceilings and budgets are those of the moment: at the decision, at the call, and while a machine is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from spotd.core import bids
+from spotd.core.decide import decide
+from spotd.core.domain.attempts import Bidding, MachineState
+from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, bid_intent_id
+from spotd.core.domain.jobs import Checkpoint
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers
+from spotd.core.domain.plan import Plan, applied, broken_rules
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
+from spotd.core.kernel.launch_calls import launch_sent
+from spotd.core.kernel.reconcile import reconcile
+from spotd.core.pricing import PPM, metered_rate, with_fee
+from spotd.core.requests import cancel, set_budget, set_ceiling
+from spotd.core.todays_terms import at_todays_fee
+from spotd_jobs.spec.model import PriceLimit
+from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
+from tests.cases import every
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, report
+from tests.unit.core.kernel.test_launch_calls import owed
+from tests.unit.core.kernel.test_raised_bids import bid_market, bid_world, usd
+
+FIRST = AttemptId(job=JobId("j1"), number=1)
+Change = Callable[[World], World]
+
+
+def with_policy(world: World, **changes: Any) -> World:
+    return replace(world, policy=replace(world.policy, **changes))
+
+
+def fee(ppm: int) -> Change:
+    return lambda world: with_policy(world, providers={SHOP: replace(world.policy.providers[SHOP], fee_ppm=ppm)})
+
+
+def off(world: World) -> World:
+    rules = replace(world.policy.providers[SHOP], unusable="shop is disabled in the config")
+    return with_policy(world, providers={SHOP: rules})
+
+
+def ceiling(price: float) -> Change:
+    limit = PriceLimit(per_gpu_hour=MicroUsdPerGpuHour(round(price * 1_000_000)))
+    return lambda world: applied(world, set_ceiling(world, world.jobs.values(), limit, NOW))
+
+
+def budget(dollars: float) -> Change:
+    amount = MicroUsd(round(dollars * 1_000_000))
+    return lambda world: applied(world, set_budget(world, world.jobs[FIRST.job], amount, NOW))
+
+
+LESS: dict[str, tuple[Change, str]] = {
+    "the fee rises": (fee(1_300_000), "it costs $0.52"),
+    "the ceiling is cut": (ceiling(0.39), "it costs $0.40"),
+    "the ceiling is 0": (ceiling(0), "it costs $0.40"),
+    "the job's budget is cut": (budget(0.01), "of the job's $0.01 is spent"),
+    "the day's budget is cut": (lambda w: with_policy(w, budget_day=MicroUsd(0)), "of the day's"),
+    "the month's budget is cut": (lambda w: with_policy(w, budget_month=MicroUsd(1)), "of the month's"),
+    "the provider is switched off": (off, "shop is disabled in the config"),
+    "the provider is gone": (lambda w: with_policy(w, providers={}), "shop is not in the config any more"),
+    "fewer machines are allowed": (lambda w: with_policy(w, machines_max=0), "all 0 machines of [budget] machines"),
+    "the job is cancelled": (lambda w: applied(w, cancel(w, FIRST.job, NOW)), "does not want the machine any more"),
+}
+
+
+@every(("change", "why"), LESS.values(), ids=LESS)
+def test_a_launch_that_fits_no_longer_when_its_turn_comes_is_not_made(change: Change, why: str) -> None:
+    world = change(owed())
+    plan = launch_sent(world, FIRST, NOW + MINUTE)
+    assert [t.state for t in plan.intents.values()] == [IntentState.FAILED]
+    assert why in plan.intents[next(iter(plan.intents))].error
+    assert (plan.attempts[FIRST].state, plan.attempts[FIRST].machine) == (AttemptState.ENDED, MachineState.GONE)
+    assert {**world.jobs, **plan.jobs}[FIRST.job].spent == 0
+    assert not applied(world, plan).attempts
+    assert not broken_rules(applied(world, plan))
+
+
+@pytest.mark.parametrize("change", [fee(1_200_000), fee(900_000), ceiling(0.45), budget(9), ceiling(9.0)])
+def test_a_launch_that_still_fits_is_made_within_what_is_allowed_today(change: Change) -> None:
+    world = change(owed())
+    after = applied(world, launch_sent(world, FIRST, NOW + MINUTE))
+    item = after.attempts[FIRST]
+    assert [t.state for t in after.intents.values()] == [IntentState.SENT]
+    assert item.quote.price.fee_ppm == after.policy.providers[SHOP].fee_ppm
+    most = after.jobs[FIRST.job].spec.price
+    assert most is not None
+    assert most.per_gpu_hour is not None
+    limit = min(500_000, most.per_gpu_hour) * PPM // item.quote.price.fee_ppm
+    assert item.quote.offer.gpu_price <= item.price_max <= limit + 1
+    assert not broken_rules(after)
+
+
+def left_there(dollars: float, at: datetime) -> MarketSnapshot:
+    known = ProviderOffers(provider=SHOP, at=at, balance=MicroUsd(round(dollars * 1_000_000)), balance_at=at)
+    return MarketSnapshot(offer_cache={SHOP: known})
+
+
+def test_a_launch_that_the_balance_carries_no_longer_is_not_made() -> None:
+    world, at = owed(), NOW + MINUTE
+    plan = launch_sent(world, FIRST, at, left_there(0.01, at))
+    [intent] = plan.intents.values()
+    assert intent.state is IntentState.FAILED
+    assert "the balance at shop leaves $0.01 for a launch" in intent.error
+    assert plan.attempts[FIRST].machine is MachineState.GONE
+    assert not broken_rules(applied(world, plan))
+
+
+@pytest.mark.parametrize(
+    "market",
+    [left_there(5, NOW + MINUTE), left_there(0.01, NOW - 31 * MINUTE), MarketSnapshot()],
+    ids=["enough", "an old balance", "none known"],
+)
+def test_a_launch_that_the_balance_carries_is_made(market: MarketSnapshot) -> None:
+    [intent] = launch_sent(owed(), FIRST, NOW + MINUTE, market).intents.values()
+    assert intent.state is IntentState.SENT
+
+
+def test_a_machine_is_booked_and_held_against_its_ceiling_by_the_fee_of_today() -> None:
+    world = fee(1_200_000)(bid_world(floor=None))
+    plan = reconcile(world, {}, report(seq=6), NOW)
+    world = applied(world, plan)
+    item = world.attempts[FIRST]
+    assert (item.quote.price.total, item.meter.rate, item.meter.settled) == (528_000, 528_000, 73_334)
+    assert [e.message for e in plan.events if e.kind == "attempt.fee"] == [
+        "the fee at shop is x1.20 from now on: the machine costs $0.5280/GPU-h"
+    ]
+    assert not broken_rules(world)
+    row = replace(instance(InstanceState.RUNNING), price=MicroUsdPerHour(440_000))
+    for minutes in (1, 2):
+        at = NOW + minutes * MINUTE
+        heard = {i: replace(r, read_at=at) for i, r in report(seq=6 + minutes).items()}
+        world = applied(world, reconcile(world, listing(row, at=at), heard, at))
+        assert "attempt.fee" not in [e.kind for e in reconcile(world, listing(row, at=at), heard, at).events]
+    stop = applied(world, decide(world, bid_market(), NOW + 2 * MINUTE)).attempts[FIRST].stop
+    assert stop is not None
+    assert stop.reason is EndReason.PRICE_ROSE
+
+
+def test_a_lower_fee_is_booked_too_and_changes_nothing_else() -> None:
+    world = bid_world(floor=None)
+    before = world.attempts[FIRST]
+    assert at_todays_fee(before, world.policy) is before
+    world = applied(world, reconcile(fee(900_000)(world), {}, report(seq=6), NOW))
+    item = world.attempts[FIRST]
+    assert item.meter.rate == metered_rate(item.quote) == 396_000
+    assert (item.ceiling, item.ceiling_set, item.stop) == (before.ceiling, None, None)
+
+
+@pytest.mark.parametrize("ppm", [1_000_000, 1_200_000, 1, 10_000_000])
+def test_another_fee_and_back_is_the_same_price(ppm: int) -> None:
+    quote = bid_world().attempts[FIRST].quote
+    assert with_fee(quote, ppm).price.fee_ppm == ppm
+    back = with_fee(with_fee(quote, ppm), quote.price.fee_ppm)
+    assert back.price == quote.price
+    assert back.on_demand is not None
+    assert quote.on_demand is not None
+    assert abs(back.on_demand - quote.on_demand) <= 1 + PPM // ppm
+
+
+def raised(world: World) -> World:
+    """A decision raises the bid from $0.44 to $0.473 under a ceiling of $0.50."""
+    after = applied(world, decide(world, bid_market(), NOW))
+    assert after.attempts[FIRST].price_max == usd(0.473)
+    return after
+
+
+AGAINST_RAISE: dict[str, tuple[Change, str]] = {
+    "the fee rises": (fee(1_200_000), "it costs $0.5676/GPU-h by now, accepted are $0.5000/GPU-h"),
+    "the ceiling is cut": (ceiling(0.45), "it costs $0.4730/GPU-h by now, accepted are $0.4500/GPU-h"),
+    "the job's budget is cut": (budget(0.07), "a budget does not carry it any more"),
+    "the day's budget is cut": (lambda w: with_policy(w, budget_day=MicroUsd(0)), "a budget does not carry it"),
+    "the provider is switched off": (off, "shop is disabled in the config"),
+    "the provider is gone": (lambda w: with_policy(w, providers={}), "shop is not in the config any more"),
+    "bids are to stay": (lambda w: with_policy(w, raise_bids=False), "bids are not raised any more"),
+    "launches are paused": (lambda w: with_policy(w, launches_paused="spotd ends"), "spotd ends"),
+    "the job is cancelled": (lambda w: applied(w, cancel(w, FIRST.job, NOW)), "not wanted any more"),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), AGAINST_RAISE.values(), ids=AGAINST_RAISE)
+def test_a_raise_that_fits_no_longer_when_its_turn_comes_is_not_placed(change: Change, why: str) -> None:
+    world = change(raised(bid_world()))
+    plan = bids.bid_sent(world, FIRST, NOW)
+    [intent] = [t for t in plan.intents.values() if t.id == bid_intent_id(world.attempts[FIRST].key)]
+    assert (intent.state, intent.tries) == (IntentState.FAILED, 0)
+    assert why in intent.error
+    item = plan.attempts[FIRST]
+    assert (item.price_max, item.quote.price.gpu, item.bidding.refused) == (usd(0.44), usd(0.44), 0)
+
+
+def test_a_raise_that_the_balance_carries_no_longer_is_not_placed() -> None:
+    world = raised(bid_world())
+    plan = bids.bid_sent(world, FIRST, NOW, left_there(0.001, NOW))
+    [intent] = [t for t in plan.intents.values() if t.id == bid_intent_id(world.attempts[FIRST].key)]
+    assert intent.state is IntentState.FAILED
+    assert "the balance at shop does not carry it any more" in intent.error
+    enough = bids.bid_sent(world, FIRST, NOW, left_there(9, NOW))
+    assert [t.state for t in enough.intents.values()] == [IntentState.SENT]
+
+
+def test_a_raise_that_still_fits_is_placed() -> None:
+    world = fee(1_050_000)(raised(bid_world()))
+    plan = bids.bid_sent(world, FIRST, NOW)
+    assert [t.state for t in plan.intents.values()] == [IntentState.SENT]
+
+
+@pytest.mark.parametrize("ppm", [1_000_000, 1_050_000, 1_150_000, 2_000_000])
+def test_no_bid_is_decided_above_the_ceiling_at_the_fee_of_today(ppm: int) -> None:
+    world = fee(ppm)(bid_world(bid=0.40, floor=0.42))
+    most = bids.bid_limit(world.attempts[FIRST], world.jobs[FIRST.job], world.policy)
+    assert most == 500_000 * PPM // ppm
+    plan = decide(world, bid_market(), NOW)
+    changed = plan.attempts.get(FIRST)
+    assert changed is None or changed.price_max <= most
+
+
+SAVED = Checkpoint(name="s", attempt=1, step=1, bytes=1, at=NOW - 5 * MINUTE, manifest_key="k", sha256="0" * 64)
+
+
+def held(**known: Any) -> World:
+    world = bid_world(known=Bidding(placed=(usd(0.44),), **known), over_since=NOW - 2 * MINUTE)
+    owner = replace(world.jobs[FIRST.job], checkpoints=(SAVED,))
+    return replace(with_policy(world, raise_bids=False, hold_max=30 * MINUTE), jobs={owner.id: owner})
+
+
+def seen(world: World, state: InstanceState, minutes: int = 0) -> Plan:
+    at = NOW + minutes * MINUTE
+    row = replace(instance(state, loss=Loss.OUTBID if state is InstanceState.PAUSED else None), market=Market.SPOT)
+    heard = {i: replace(r, read_at=at) for i, r in report(seq=5, phase="run").items()}
+    return reconcile(world, listing(row, at=at), heard, at)
+
+
+@pytest.mark.parametrize("change", [ceiling(0.40), ceiling(0), fee(1_300_000)])
+@pytest.mark.parametrize("state", [InstanceState.PAUSED, InstanceState.RUNNING], ids=["outbid", "awake"])
+def test_a_held_machine_whose_bid_is_above_what_is_accepted_today_is_left(change: Change, state: InstanceState) -> None:
+    world = change(held(held_since=NOW - 5 * MINUTE))
+    plan = seen(world, state)
+    stop = plan.attempts[FIRST].stop
+    assert stop is not None
+    assert stop.reason is EndReason.PRICE_ROSE
+    assert "by now, accepted are" in stop.detail
+    assert plan.list_again == {SHOP}
+    after = seen(applied(world, plan), InstanceState.PAUSED, minutes=1)
+    assert not after.attempts[FIRST].state.counts
+    assert [t.state for t in after.intents.values()] == [IntentState.OPEN], "and its machine is ended"
+
+
+def test_a_machine_that_is_outbid_above_what_is_accepted_today_is_not_held() -> None:
+    assert seen(held(), InstanceState.PAUSED).attempts[FIRST].bidding.held_since is not None
+    [ended] = seen(with_policy(ceiling(0.40)(held())), InstanceState.PAUSED).attempts.values()
+    assert ended.end_reason is EndReason.OUTBID
+
+
+# --- what a provider refuses, and what a host echoes -----------------------------------------------------------------
+
+
+def test_a_refused_raise_is_asked_for_ever_more_seldom_and_one_that_is_taken_ends_that() -> None:
+    world, calls = bid_world(), []
+    for minutes in range(48 * 60):
+        now = NOW + minutes * MINUTE
+        item = world.attempts[FIRST]
+        world = replace(world, attempts={FIRST: replace(item, bidding=replace(item.bidding, floor=usd(0.43)))})
+        plan = decide(world, bid_market(), now)
+        world = applied(world, replace(plan, verdicts={}))
+        if bid_intent_id(item.key) in plan.intents:
+            calls.append(minutes)
+            world = applied(world, bids.bid_sent(world, FIRST, now))
+            world = applied(world, bids.bid_refused(world, FIRST, "no", now))
+    gaps = [b - a for a, b in pairwise(calls)]
+    assert gaps[:6] == [10, 20, 40, 80, 160, 320]
+    assert set(gaps[6:]) == {360}
+    assert world.attempts[FIRST].bidding.refused == len(calls)
+    known: Intent = Intent(
+        id=bid_intent_id(world.attempts[FIRST].key),
+        kind=IntentKind.CHANGE_BID,
+        provider=SHOP,
+        key=world.attempts[FIRST].key,
+        state=IntentState.SENT,
+        created_at=NOW,
+        attempt=FIRST,
+    )
+    taken = bids.bid_changed(replace(world, intents={known.id: known}), FIRST, NOW)
+    assert taken.attempts[FIRST].bidding.refused == 0
