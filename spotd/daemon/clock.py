@@ -1,12 +1,8 @@
 """The door through which time comes into the daemon.
 
-Three clocks exist. The steady one is what production uses: it is dated once, by the wall clock, and then counts the
+Two clocks exist. The steady one is what decisions use: it is dated once, by the wall clock, and then counts the
 computer's uptime, sleep included, so that no setting of the wall clock changes a span (`core.timeline` states how it
-follows). The system's own is for what others compare with their clocks, above all the expiry of signed URLs. The
-accelerated one belongs to a local market whose prices and ledger run faster than the wall: the whole daemon then lives
-in that virtual time, so that prices x time, budgets and events agree with the market's ledger. Its parameters are
-written once into the state folder, because a restart, or the market's own process, must compute the same instant from
-the same second.
+follows). The system's own is for what others compare with their clocks, above all the expiry of signed URLs.
 """
 
 from __future__ import annotations
@@ -18,22 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
 from spotd.core.domain.policy import Policy
 from spotd.core.timeline import Anchor, Dated, dated, redated, wants_new_date
-from spotd.paths import write_once
 from spotd.store import Store, Tx
-from spotd_providers.contract.provider import Clock, Logger
-
-CLOCK_FILE: Final = "clock.json"
-SCALE_MAX: Final = 1_000_000.0
-
-
-class ClockFileBroken(Exception):
-    """The state folder's clock file cannot be used; guessing another time would falsify every ledger."""
+from spotd_providers.contract.provider import Logger
 
 
 def _uptime_s() -> float:
@@ -92,99 +80,11 @@ class SteadyClock(SystemClock):
         return self._at + timedelta(seconds=self._uptime_s() - self._since_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockParameters:
-    """virtual = virtual0 + (real - real0) x scale."""
-
-    real0: float
-    virtual0: datetime
-    scale: float
-
-    def as_json(self) -> dict[str, Any]:
-        return {"real0": self.real0, "virtual0": self.virtual0.isoformat(), "scale": self.scale}
-
-
-class AcceleratedClock:
-    """Virtual time that every process computes alike from the same parameters."""
-
-    def __init__(self, parameters: ClockParameters, *, wall: Callable[[], float] = time.time) -> None:
-        self.parameters = parameters
-        self._wall = wall
-
-    def now(self) -> datetime:
-        p = self.parameters
-        return p.virtual0 + timedelta(seconds=(self._wall() - p.real0) * p.scale)
-
-    async def sleep(self, duration: timedelta) -> None:
-        await anyio.sleep(max(0.0, self.real_seconds(duration)))
-
-    def real_seconds(self, duration: timedelta) -> float:
-        return duration.total_seconds() / self.parameters.scale
-
-
-def open_clock(state_dir: Path, *, scale: float = 1.0, virtual0: datetime | None = None) -> Clock:
-    """Open the clock of this state folder: the one written there, else a new one as asked for, which is then written.
-
-    A folder without the file and a scale of 1 runs on the system's clock and stays without the file.
-
-    Raises:
-        ClockFileBroken: the file is there and holds nothing usable.
-    """
-    path = state_dir / CLOCK_FILE
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if scale == 1.0 and virtual0 is None:
-            return SystemClock()
-        if not (math.isfinite(scale) and 0 < scale <= SCALE_MAX):
-            raise ClockFileBroken(f"a clock cannot run {scale} times as fast as the wall") from None
-        real0 = time.time()
-        first = virtual0 if virtual0 is not None else datetime.fromtimestamp(real0, UTC)
-        parameters = ClockParameters(real0=real0, virtual0=first, scale=scale)
-        text = write_once(path, json.dumps(parameters.as_json()))
-    return AcceleratedClock(parse_parameters(text, where=str(path)))
-
-
-def parse_parameters(text: str, *, where: str) -> ClockParameters:
-    """Return the parameters in a clock file.
-
-    Raises:
-        ClockFileBroken: anything is missing, not finite, or without a time zone.
-    """
-    try:
-        data = json.loads(text)
-        parameters = ClockParameters(
-            real0=float(data["real0"]), virtual0=datetime.fromisoformat(data["virtual0"]), scale=float(data["scale"])
-        )
-    except (ValueError, KeyError, TypeError) as exc:
-        raise ClockFileBroken(f"{where} is not a clock file: {exc}") from exc
-    if not math.isfinite(parameters.real0) or not 0 < parameters.scale <= SCALE_MAX:
-        raise ClockFileBroken(f"{where} holds a real0 or scale that no clock can have")
-    if parameters.virtual0.tzinfo is None:
-        raise ClockFileBroken(f"{where} holds a virtual0 without a time zone")
-    return parameters
-
-
-def virtual_at_least(clock: Clock, duration: timedelta, *, real_s: float) -> timedelta:
-    """Return the duration, lengthened where an accelerated clock would make it shorter than `real_s` on the wall.
-
-    Hosts are real processes: however fast virtual time runs, a heartbeat cannot come ten thousand times a second.
-    """
-    per_virtual_second = clock.real_seconds(timedelta(seconds=1))
-    return max(duration, timedelta(seconds=real_s / per_virtual_second))
-
-
-def real_seconds_at_least(clock: Clock, duration: timedelta, *, real_s: float) -> float:
-    """Return the real seconds of a duration, lengthened like that."""
-    return max(clock.real_seconds(duration), real_s)
-
-
 # Dates the daemon's timeline at each of its starts, and notices when the computer's clock is set.
 #
 # Everything that a running daemon holds in memory is dated by one timeline. Where the wall clock is set, the daemon
-# ends
-# in an orderly way and begins anew in the same process: one transaction moves what is stored (`core.timeline.redated`),
-# and nothing in memory keeps an old date.
+# ends in an orderly way and begins anew in the same process: one transaction moves what is stored
+# (`core.timeline.redated`), and nothing in memory keeps an old date.
 
 
 ANCHOR: Final = "clock"

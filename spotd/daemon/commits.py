@@ -309,7 +309,7 @@ def cycle_points(plan: Plan) -> Points:
 
 # The one door through which the daemon runs blocking calls: few threads, each call with a deadline.
 #
-# In virtual time there are no threads: the same calls run inline, so that a test's order of events is the program's and
+# In a simulation there are no threads: the same calls run inline, so that a test's order of events is the program's and
 # nothing else's.
 
 

@@ -32,9 +32,8 @@ from spotd.core.domain.states import InvariantBroken, JobState
 from spotd.core.domain.world import Verdict, World
 from spotd.core.kernel.outcomes import after_restart, record_unsaved_ends
 from spotd.core.kernel.reconcile import reconcile
-from spotd.daemon.clock import real_seconds_at_least, virtual_at_least
 from spotd.daemon.commits import Commits, Committed, CrashPoint, Database, Decide, cycle_points
-from spotd.daemon.controllers import Controller, Outage, Pause, WakeEvent
+from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Outage, Pause, WakeEvent
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -45,14 +44,10 @@ from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
 
 CYCLE_GAP_S: Final = 0.05
 """However often it is woken, the loop leaves the computer to others in between."""
-PAUSE_FLOOR_S: Final = 0.2
-"""Without a wake-up, whatever is due already: what this cycle could not settle the next will not a moment later."""
 HOLD_S: Final = 2.0
 NOT_WRITABLE: Final = "the state cannot be written"
 READ_SHARED_S: Final = 1.0
 READ_NETWORK: Final = timedelta(seconds=10)
-READ_FLOOR_S: Final = 0.25
-RECHECK_FLOOR_S: Final = 0.5
 WATCHDOG_SHARE: Final = 3
 CHANGES_LOGGED_MAX: Final = 20
 
@@ -149,7 +144,7 @@ class ControlLoop:
     async def _reconcile_or_hold(self) -> Pause:
         """Reconcile; a pass that raises is held like one that cannot be written, and what runs is kept by the next."""
         try:
-            pause_s = max(PAUSE_FLOOR_S, await self.reconcile_once())
+            pause_s = max(INTERVAL_MIN_S, await self.reconcile_once())
         except Exception as exc:  # noqa: BLE001 - the outermost loop: to end would leave every machine alone
             self._log.error("cycle.failed", exc_info=exc)
             self._outage.update(f"a cycle failed with {type(exc).__name__}: {exc}", hint="report this with the log")
@@ -274,8 +269,7 @@ class ControlLoop:
         if committed.plan.full_reads:
             return 0.0
         world, now = committed.world, committed.at
-        recheck = virtual_at_least(self._clock, world.policy.recheck_every, real_s=RECHECK_FLOOR_S)
-        dues = [now + recheck]
+        dues = [now + world.policy.recheck_every]
         if committed.plan.wake_at is not None:
             dues.append(committed.plan.wake_at)
         owed = (i for i in world.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE))
@@ -340,7 +334,7 @@ def _is_new(kind: IntentKind, state: IntentState, wanted: IntentKind) -> bool:
 
 def read_pace_s(clock: Clock, shared_by: str) -> float:
     """Return how often hosts are read: cheaply on a folder, seldom enough on a network store to cost nothing."""
-    real = clock.real_seconds(virtual_at_least(clock, READ_NETWORK, real_s=READ_FLOOR_S))
+    real = max(INTERVAL_MIN_S, clock.real_seconds(READ_NETWORK))
     return min(real, READ_SHARED_S) if shared_by == "filesystem" else real
 
 
@@ -348,7 +342,6 @@ def read_pace_s(clock: Clock, shared_by: str) -> float:
 
 
 PACE: Final = timedelta(minutes=5)
-PACE_FLOOR_S: Final = 30.0
 PIECES_PER_ROUND: Final = 4
 
 
@@ -363,7 +356,7 @@ class Housekeeping:
         self.controller = Controller(
             "housekeeping",
             self.reconcile_once,
-            interval_s=real_seconds_at_least(clock, PACE, real_s=PACE_FLOOR_S),
+            interval_s=clock.real_seconds(PACE),
             expected=(StateError,),
             outage=Outage(log, "housekeeping.held", "housekeeping.back"),
             is_first_run_late=True,

@@ -42,6 +42,8 @@ class WakeEvent:
 
 
 DOUBLINGS_MAX: Final = 16
+INTERVAL_MIN_S: Final = 0.2
+"""However short its interval: what one run could not settle, the next will not a moment later."""
 
 
 def backoff_s(first_s: float, failures: int, *, max_s: float) -> float:
@@ -135,7 +137,7 @@ class Controller:
         self.wake_event = wake_event or WakeEvent()
         self.metrics = Metrics()
         self._body = body
-        self._interval_s = interval_s
+        self._interval_s = max(INTERVAL_MIN_S, interval_s)
         self._expected = expected
         self._outage = outage
         self._retry_s = interval_s if retry_s is None else retry_s

@@ -32,9 +32,8 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import Commits, Database, Threads, cycle_points
-from spotd.daemon.controllers import Controller, Outage, Pause
+from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Outage, Pause
 from spotd.daemon.hosts.host_reader import NONE_STORED, known_manifest, pinned_manifest
 from spotd.store import Reads
 from spotd.store import StateError as StateError
@@ -346,7 +345,6 @@ def _is_gone(objects: ObjectStore, info: ObjectInfo) -> bool:
 
 
 PACE: Final = timedelta(minutes=1)
-PACE_FLOOR_S: Final = 5.0
 DEADLINE_S: Final = 1800.0
 JOBS_PER_ROUND: Final = 8
 LIVE_ROUNDS: Final = 5
@@ -392,7 +390,7 @@ class EndedGarbage:
         self._turns: set[JobId] = set()
         """The same jobs."""
         self._rounds = 0
-        self._interval_s = real_seconds_at_least(clock, PACE, real_s=PACE_FLOOR_S)
+        self._interval_s = max(INTERVAL_MIN_S, clock.real_seconds(PACE))
         self.controller = Controller(
             "checkpoint-garbage",
             self.reconcile_once,

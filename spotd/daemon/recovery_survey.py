@@ -137,7 +137,7 @@ class RecoverySurvey:
 def _read(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
     if next(iter(objects.list(object_keys.prefix_of(attempt.id))), None) is None:
         return None  # no machine of it ever wrote
-    return read_host(objects, HostReader(), attempt, job, at=now, virtual=lambda real: real)
+    return read_host(objects, HostReader(), attempt, job, at=now, dated=lambda real: real)
 
 
 def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]:

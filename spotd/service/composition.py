@@ -28,7 +28,7 @@ from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.policy import Policy, registry_server
 from spotd.core.domain.states import InvariantBroken
 from spotd.daemon import log as logs
-from spotd.daemon.clock import Computer, SteadyClock, SystemClock, Timeline, begin_timeline, open_clock
+from spotd.daemon.clock import Computer, SteadyClock, SystemClock, Timeline, begin_timeline
 from spotd.daemon.commits import Commits, CrashPoints, Database, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop, Housekeeping, read_pace_s
 from spotd.daemon.controllers import WakeEvent
@@ -52,6 +52,7 @@ from spotd.history import History
 from spotd.service import lifecycle as code_spool
 from spotd.service import lifecycle as sockets
 from spotd.service import memory
+from spotd.service.accelerated import open_clock, paced, seconds_on_host
 from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, signals
 from spotd.store import Store
 from spotd_jobs.objects.api import ObjectStore, StoreError
@@ -113,7 +114,7 @@ class App:
         """
         settings = self.settings
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        clock = open_clock(settings.state_dir, scale=settings.clock_scale, virtual0=settings.clock_start)
+        clock = open_clock(settings.state_dir, scale=settings.clock_scale, begin=settings.clock_start)
         bound = sockets.bind(settings.socket)
         try:
             async with self._state() as store, signals() as received:
@@ -283,6 +284,7 @@ class _Daemon:
             traits=self.hosting.traits,
             crash=crash,
             issued=None if timeline is None else timeline.issued,
+            on_host=seconds_on_host(clock),
         )
         self.grant_writer = GrantWriter(
             grants,
@@ -445,7 +447,7 @@ class _Daemon:
 
     def _policy(self, settings: Settings) -> Policy:
         shared_by = self._objects.shared_with_hosts_by
-        return build_policy(settings, self.hosting.traits, store_shared_by=shared_by, clock=self._clock)
+        return paced(build_policy(settings, self.hosting.traits, store_shared_by=shared_by), self._clock)
 
     def _apply(self, fresh: Settings, group: anyio.abc.TaskGroup) -> None:
         """Put a reloaded config in force, as far as it can be without a restart."""

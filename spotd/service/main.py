@@ -30,7 +30,6 @@ from spotd.core.domain.policy import RegistryRules
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.notifications import ChannelRules
 from spotd.daemon import log as logs
-from spotd.daemon.clock import ClockFileBroken
 from spotd.daemon.commits import CrashPoints, never
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.install import ALPHABET, BadConfig
@@ -38,6 +37,7 @@ from spotd.daemon.log import Redactor
 from spotd.daemon.policy import ChannelSettings, ProviderSettings, Settings
 from spotd.paths import write_once
 from spotd.service import memory
+from spotd.service.accelerated import ClockFileBroken
 from spotd.service.composition import App, DaemonEnded
 from spotd.service.lifecycle import SocketRefused
 from spotd.store import StateError as StateError

@@ -62,7 +62,7 @@ def crash_points_of_file(path: Path) -> CrashPoints:
 
 def main() -> int:
     memory.postpone_gc()
-    from spotd.daemon import policy
+    from spotd.service import accelerated
     from spotd.service.main import run
 
     if len(sys.argv) > 3 or (len(sys.argv) > 1 and sys.argv[1] != "--config"):
@@ -70,7 +70,7 @@ def main() -> int:
         return 2
     if FLOOR_VARIABLE in os.environ:
         floor_s = float(os.environ[FLOOR_VARIABLE])
-        vars(policy).update(PROVISION_FLOOR_S=floor_s, SAVE=(policy.SAVE[0], floor_s))
+        accelerated.PROVIDER_LEAST_S["provision_timeout"] = accelerated.LEAST_S["save_allowance"] = floor_s
     config = sys.argv[2] if len(sys.argv) == 3 else None
     file = os.environ.get(FILE_VARIABLE)
     crash = crash_points_of_file(Path(file)) if file else crash_points(os.environ.get(VARIABLE))

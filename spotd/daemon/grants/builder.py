@@ -1,9 +1,9 @@
 """What hosts are allowed and ordered: spec.json once, grant.json before a launch and again and again after it.
 
 Theory. A grant is a function of the attempt, its job, the store and the wall clock; nothing in it is remembered, so a
-restarted daemon simply writes all of them again. Hosts know only real time: everything virtual is converted here,
-with floors below which a real process cannot act. A renewal comes early enough that two may fail; an order goes out
-at once. An attempt that no longer counts gets a last grant that orders every reader to stop, and when its
+restarted daemon simply writes all of them again. Hosts know only the seconds of the wall: every span is
+converted here. A renewal comes early enough that two may fail; an order goes out at once. An attempt that no longer
+counts gets a last grant that orders every reader to stop, and when its
 machine is gone the grant, which holds the job's secrets, is deleted.
 """
 
@@ -60,12 +60,10 @@ OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest object a runner writes is one chunk."""
 HEARTBEAT: Final = timedelta(seconds=15)
 REFRESH: Final = timedelta(seconds=15)
-HEARTBEAT_FLOOR_S: Final = 0.2
-REFRESH_FLOOR_S: Final = 0.2
+PACE_MIN_S: Final = 0.2
+"""No host is asked to do anything more often."""
 SHARED_PACE_S: Final = 1.0
 """On a folder of this computer a heartbeat costs nothing, and a quick one makes local jobs feel alive."""
-SETTLE_FLOOR_S: Final = 0.5
-GRACE_FLOOR_S: Final = 5.0
 LINE_MAX: Final = 500
 
 
@@ -81,7 +79,7 @@ class RunnerBundle:
 
 
 class GrantBuilder:
-    """Builds and writes grants. Synchronous: called from worker threads, and inline in virtual time."""
+    """Builds and writes grants. Synchronous: called from worker threads, and inline in tests."""
 
     def __init__(
         self,
@@ -94,11 +92,18 @@ class GrantBuilder:
         traits: Mapping[ProviderName, ProviderTraits],
         crash: CrashPoints,
         issued: Callable[[], datetime] | None = None,
+        on_host: Callable[[timedelta], float] = timedelta.total_seconds,
     ) -> None:
+        """Make the builder.
+
+        Args:
+            on_host: how many seconds a host is given for a span of its job.
+        """
         self._objects = objects
         self._clock = clock
         self._wall = wall
         self._issued = issued or wall.now
+        self._on_host = on_host
         self._issued_last = datetime.min.replace(tzinfo=UTC)
         self._secrets = secrets
         self._bundle = bundle
@@ -197,9 +202,9 @@ class GrantBuilder:
             attempt=attempt.id.number,
             issued_at=self._issue(),
             expires=expires,
-            lease_s=self._real(policy.lease, floor_s=1.0),
-            heartbeat_s=self._pace(HEARTBEAT, HEARTBEAT_FLOOR_S),
-            refresh_s=self._pace(REFRESH, REFRESH_FLOOR_S),
+            lease_s=self._clock.real_seconds(policy.lease),
+            heartbeat_s=self._pace(HEARTBEAT),
+            refresh_s=self._pace(REFRESH),
             grant_url=self._grant_url(attempt.id, expires),
             runner=self._blob(
                 object_keys.runner_key(self._runner_sha256), self._runner_sha256, len(self._bundle.data), expires
@@ -250,21 +255,17 @@ class GrantBuilder:
             outputs=list(spec.outputs),
             checkpoint=CheckpointRules(
                 path=rules.path,
-                every_s=None if every is None else self._real(every, floor_s=0.05),
+                every_s=None if every is None else self._clock.real_seconds(every),
                 keep=rules.keep,
-                settle_s=self._real(rules.settle, floor_s=SETTLE_FLOOR_S),
+                settle_s=self._on_host(rules.settle),
                 stop_signal=rules.stop_signal,
-                stop_grace_s=self._real(rules.stop_grace, floor_s=GRACE_FLOOR_S),
+                stop_grace_s=self._on_host(rules.stop_grace),
             ),
-            watch_s=None if watched is None else self._real(watched, floor_s=HEARTBEAT_FLOOR_S),
+            watch_s=None if watched is None else max(PACE_MIN_S, self._clock.real_seconds(watched)),
         )
 
-    def _real(self, duration: timedelta, *, floor_s: float) -> float:
-        """Seconds on the wall; never below the floor because of an accelerated clock, but as short as was asked for."""
-        return max(self._clock.real_seconds(duration), min(floor_s, duration.total_seconds()))
-
-    def _pace(self, duration: timedelta, floor_s: float) -> float:
-        real = self._real(duration, floor_s=floor_s)
+    def _pace(self, duration: timedelta) -> float:
+        real = max(PACE_MIN_S, self._clock.real_seconds(duration))
         return min(real, SHARED_PACE_S) if self._objects.shared_with_hosts_by == "filesystem" else real
 
     def _restores(self, attempt: Attempt, job: Job, expires: datetime) -> list[Restore]:

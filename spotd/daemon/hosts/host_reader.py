@@ -287,7 +287,8 @@ def _known(value: float) -> float | None:
 
 COMPLAINTS_MAX: Final = 1_000
 
-RealToVirtual = Callable[[datetime], datetime]
+Dating = Callable[[datetime], datetime]
+"""Returns the instant on the daemon's own clock of a moment that a host states by the wall clock."""
 
 
 @dataclass(slots=True)
@@ -393,4 +394,4 @@ class HostReading:
     job: Job
     share: HostShare
     at: datetime
-    virtual: RealToVirtual
+    dated: Dating

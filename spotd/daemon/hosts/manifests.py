@@ -176,7 +176,7 @@ def _read_one(reading: HostReading, info: ObjectInfo, lookup: _Chunks, found: li
     # What its own chunks added to the store, by what is there and not by what the host states.
     uploaded = sum(size for key, size in sizes.items() if key.startswith(own) and key not in view.chunks)
     view.chunks.add(sizes)
-    saved_at = min(at, max(attempt.intended_at, reading.virtual(verdict.created_at)))
+    saved_at = min(at, max(attempt.intended_at, reading.dated(verdict.created_at)))
     checkpoint = Checkpoint(
         name=verdict.name,
         attempt=verdict.attempt,

@@ -180,7 +180,7 @@ class HostMonitor:
         """
         pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock))
         try:
-            return read_host(self._objects, HostReader(), attempt, job, at=pass_.at, virtual=pass_.virtual)
+            return read_host(self._objects, HostReader(), attempt, job, at=pass_.at, dated=pass_.dated)
         except StoreUnavailable:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever the host wrote, its owner must be able to give it up
@@ -256,7 +256,7 @@ class HostMonitor:
     def _report(self, pass_: _Pass, attempt: Attempt, job: Job, *, liveness_check: bool) -> None:
         """Report what is known of the host now, unless it is too late for that."""
         view = self._views[attempt.id]
-        report = report_of(view, attempt, job, at=pass_.at, virtual=pass_.virtual, liveness_check=liveness_check)
+        report = report_of(view, attempt, job, at=pass_.at, dated=pass_.dated, liveness_check=liveness_check)
         if not pass_.over:
             pass_.reports[attempt.id] = report
 
@@ -303,7 +303,7 @@ class HostMonitor:
                     job=job,
                     share=share,
                     at=pass_.at,
-                    virtual=pass_.virtual,
+                    dated=pass_.dated,
                 )
             )
         except StoreUnavailable as exc:
@@ -406,7 +406,7 @@ class _Pass:
         self.last_error = ""
         self.over = False
 
-    def virtual(self, real: datetime) -> datetime:
+    def dated(self, real: datetime) -> datetime:
         """Return the daemon's instant of a moment on the wall clock, for which a host may state anything."""
         try:
             return self.at + (real - self.real) * self._speed

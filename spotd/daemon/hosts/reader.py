@@ -19,7 +19,7 @@ from spotd.core.domain.attempts import Attempt, ExitCause, HostSample, HostStatu
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FallbackRestore, Job
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostReader, HostReading, OutputsSeen, RealToVirtual, outputs_of, with_lost
+from spotd.daemon.hosts.host_reader import Dating, HostReader, HostReading, OutputsSeen, outputs_of, with_lost
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.manifests import read_manifests
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
@@ -223,22 +223,20 @@ _CAUSES: Final = {
 
 
 def read_host(
-    objects: ObjectStore, view: HostReader, attempt: Attempt, job: Job, *, at: datetime, virtual: RealToVirtual
+    objects: ObjectStore, view: HostReader, attempt: Attempt, job: Job, *, at: datetime, dated: Dating
 ) -> HostStatus:
     """Return everything that the host wrote until now.
 
     Raises:
         StoreError: the store does not answer, or refuses to, so nothing can be said.
     """
-    reading = HostReading(
-        objects=objects, view=view, attempt=attempt, job=job, share=HostShare(), at=at, virtual=virtual
-    )
+    reading = HostReading(objects=objects, view=view, attempt=attempt, job=job, share=HostShare(), at=at, dated=dated)
     read_news(reading)
     for _ in range(SHARES_OF_ONE_READ):
         read_published(replace(reading, share=HostShare()))
         if not view.behind:
             break
-    return report_of(view, attempt, job, at=at, virtual=virtual)
+    return report_of(view, attempt, job, at=at, dated=dated)
 
 
 def read_news(reading: HostReading) -> None:
@@ -276,14 +274,14 @@ def read_published(reading: HostReading) -> None:
 
 
 def report_of(
-    view: HostReader, attempt: Attempt, job: Job, *, at: datetime, virtual: RealToVirtual, liveness_check: bool = False
+    view: HostReader, attempt: Attempt, job: Job, *, at: datetime, dated: Dating, liveness_check: bool = False
 ) -> HostStatus:
     """Return what is known of the host, without asking the store for anything."""
     known = {c.manifest_key for c in job.checkpoints} if view.accepted else frozenset()
     heartbeat, ended = view.heartbeat, None if view.behind or view.lacks_outputs else view.exit
     outputs = view.outputs or OutputsSeen()
     notice = heartbeat.notice if heartbeat is not None else None
-    behind = timedelta(0) if heartbeat is None else clock_behind(virtual(heartbeat.at), view.written_after)
+    behind = timedelta(0) if heartbeat is None else clock_behind(dated(heartbeat.at), view.written_after)
     return HostStatus(
         attempt=attempt.id,
         read_at=at,
@@ -303,39 +301,39 @@ def report_of(
         outputs_bytes=outputs.bytes,
         outputs_problem=outputs.problem,
         outputs_lost=outputs.lost,
-        notice_at=None if notice is None else _near(virtual(notice.at), at) if notice.at is not None else at,
+        notice_at=None if notice is None else _near(dated(notice.at), at) if notice.at is not None else at,
         notes=tuple(view.notes),
         fallbacks=tuple(view.fallbacks),
-        alive_at=None if heartbeat is None else later(virtual(heartbeat.at), behind, at),
-        exit_at=None if view.exit_at is None else later(virtual(view.exit_at), behind, at),
-        script_began_at=None if heartbeat is None else _script_began(heartbeat, at=at, virtual=virtual),
+        alive_at=None if heartbeat is None else later(dated(heartbeat.at), behind, at),
+        exit_at=None if view.exit_at is None else later(dated(view.exit_at), behind, at),
+        script_began_at=None if heartbeat is None else _script_began(heartbeat, at=at, dated=dated),
         stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
-        save_time=None if view.save_s is None or heartbeat is None else _virtual_span(heartbeat, view.save_s, virtual),
+        save_time=None if view.save_s is None or heartbeat is None else _dated_span(heartbeat, view.save_s, dated),
         restored_bytes=heartbeat.restore.bytes_done if heartbeat is not None and heartbeat.restore is not None else 0,
         data_bytes=heartbeat.data.bytes_done if heartbeat is not None and heartbeat.data is not None else 0,
-        up=None if heartbeat is None else _virtual_span(heartbeat, heartbeat.up_s, virtual),
-        sample=None if heartbeat is None else _sample_of(heartbeat, virtual),
+        up=None if heartbeat is None else _dated_span(heartbeat, heartbeat.up_s, dated),
+        sample=None if heartbeat is None else _sample_of(heartbeat, dated),
     )
 
 
-def _virtual_span(heartbeat: Heartbeat, seconds: float, virtual: RealToVirtual) -> timedelta:
+def _dated_span(heartbeat: Heartbeat, seconds: float, dated: Dating) -> timedelta:
     """Return the daemon's span of so many seconds on the host."""
-    return max(timedelta(0), virtual(heartbeat.at) - virtual(heartbeat.at - timedelta(seconds=seconds)))
+    return max(timedelta(0), dated(heartbeat.at) - dated(heartbeat.at - timedelta(seconds=seconds)))
 
 
-def _sample_of(heartbeat: Heartbeat, virtual: RealToVirtual) -> HostSample | None:
+def _sample_of(heartbeat: Heartbeat, dated: Dating) -> HostSample | None:
     """Return what the heartbeat states of progress, if its job is watched."""
     stated, seen = heartbeat.progress, heartbeat.seen
     if stated is None:
         return None
 
     def span(seconds: float | None) -> timedelta | None:
-        return None if seconds is None else _virtual_span(heartbeat, seconds, virtual)
+        return None if seconds is None else _dated_span(heartbeat, seconds, dated)
 
     return HostSample(
         boot=heartbeat.boot,
-        up=_virtual_span(heartbeat, heartbeat.up_s, virtual),
+        up=_dated_span(heartbeat, heartbeat.up_s, dated),
         phase=heartbeat.phase.value,
         printed=stated.printed,
         writes=stated.writes,
@@ -362,10 +360,10 @@ def _near(stated: datetime, at: datetime) -> datetime:
     return min(max(stated, at - NOTICE_SPAN_MAX), at + NOTICE_SPAN_MAX)
 
 
-def _script_began(heartbeat: Heartbeat, *, at: datetime, virtual: RealToVirtual) -> datetime:
+def _script_began(heartbeat: Heartbeat, *, at: datetime, dated: Dating) -> datetime:
     """Return when its start script began, as the host states it; a clock that runs ahead makes it no later than now."""
-    written = virtual(heartbeat.at)
-    age = written - virtual(heartbeat.at - timedelta(seconds=heartbeat.up_s))
+    written = dated(heartbeat.at)
+    age = written - dated(heartbeat.at - timedelta(seconds=heartbeat.up_s))
     return min(written, at) - age
 
 

@@ -27,8 +27,7 @@ from spotd.core.domain.market import (
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
-from spotd.daemon.clock import real_seconds_at_least
-from spotd.daemon.controllers import Controller, Pause, WakeEvent
+from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Pause, WakeEvent
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, KnowsBalance, Provider
 from spotd_providers.contract.values import (
@@ -365,7 +364,6 @@ def _canonical(name: str) -> tuple[str, ...]:
 ASK_EVERY: Final = timedelta(seconds=45)
 BALANCE_EVERY: Final = timedelta(minutes=10)
 """From one question for the balance to the next while nothing waits for it."""
-ASK_FLOOR_REAL_S: Final = 0.2
 ASK_DEADLINE_S: Final = 30.0
 REST_MAX: Final = timedelta(minutes=5)
 """A provider that asks for a rest gets it, but no longer one than this."""
@@ -398,7 +396,7 @@ class CauseWatch:
             self._offer_cache.evidence.forget_balance(self._provider.name)
             self._is_fresh = False
         wait = await self.ask()
-        return Pause(seconds=real_seconds_at_least(self._clock, wait, real_s=ASK_FLOOR_REAL_S))
+        return Pause(seconds=max(INTERVAL_MIN_S, self._clock.real_seconds(wait)))
 
     async def ask(self) -> timedelta:
         """Ask once about each cause that is awaited. Returns the pause until the next time."""

@@ -1,7 +1,7 @@
 """One poller per provider: what it sells, and which of our machines it lists, each at its own pace.
 
-Theory. Pollers share nothing but the offer cache, so one that hangs delays no other. Every call has a deadline in real
-seconds, since a dead connection does not know of an accelerated clock. A listing is dated by the moment it was asked
+Theory. Pollers share nothing but the offer cache, so one that hangs delays no other. Every call has a deadline in
+seconds of the wall, whatever the daemon's clock shows. A listing is dated by the moment it was asked
 for, not answered: a machine bought in between is then never taken for missing.
 
 Machines are listed more often than offers where we have or may have any, since a loss may be seen nowhere else, and
@@ -22,9 +22,8 @@ from typing import Final, TypeVar
 
 import anyio
 
-from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import CrashPoint, CrashPoints
-from spotd.daemon.controllers import Controller, Pause, backoff_s
+from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Pause, backoff_s
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import CauseWatch, OfferCache
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
@@ -83,7 +82,6 @@ T = TypeVar("T")
 
 READ_DEADLINE_S: Final = 60.0
 """A slow provider may take half a minute for a page; beyond this it counts as away."""
-POLL_FLOOR_REAL_S: Final = 0.2
 SWEEP_EVERY: Final = timedelta(minutes=10)
 MACHINES_EVERY: Final = timedelta(seconds=12)
 """A machine that is gone bills a replacement's wait, and its list is one request at most providers."""
@@ -302,7 +300,7 @@ class Poller:
         self.request_counts.note(self._provider.requests_sent, at=self._clock.now())
 
     def _real_pause(self, wait: timedelta) -> float:
-        return real_seconds_at_least(self._clock, wait, real_s=POLL_FLOOR_REAL_S)
+        return max(INTERVAL_MIN_S, self._clock.real_seconds(wait))
 
     def _at_pace(self, every: timedelta) -> timedelta:
         return every * (1 - JITTER * self._rng.random())

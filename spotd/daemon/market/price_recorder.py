@@ -19,7 +19,6 @@ from spotd.core.bills import READ_AFTER, bill_of, compared, is_due
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
-from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import Commits, Database, Threads, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.history import History, HistoryUnavailable
@@ -150,7 +149,6 @@ class PriceRecorder:
 
 
 EVERY: Final = timedelta(minutes=10)
-EVERY_FLOOR_S: Final = 5.0
 ENDED_MAX: Final = timedelta(days=16)
 """What ended longer ago is left as it was booked."""
 AT_ONCE: Final = 50
@@ -179,7 +177,7 @@ class BillCheck:
         self.controller = Controller(
             "bills",
             self.reconcile_once,
-            interval_s=real_seconds_at_least(clock, EVERY, real_s=EVERY_FLOOR_S),
+            interval_s=clock.real_seconds(EVERY),
             expected=(StateError,),
             outage=Outage(log, "bills.held", "bills.back"),
             is_first_run_late=True,

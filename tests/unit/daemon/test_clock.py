@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from spotd.daemon.clock import (
+import spotd
+from spotd.daemon.clock import SystemClock
+from spotd.service.accelerated import (
     AcceleratedClock,
     ClockFileBroken,
     ClockParameters,
-    SystemClock,
     open_clock,
-    virtual_at_least,
+    seconds_on_host,
 )
 
+PACKAGE = Path(spotd.__file__).parent
 BEGIN = datetime(2026, 3, 2, tzinfo=UTC)
 
 
@@ -35,7 +38,7 @@ def test_a_folder_without_a_file_and_without_a_wish_runs_on_real_time(tmp_path: 
 
 
 def test_the_first_start_writes_the_parameters_and_later_ones_keep_them(tmp_path: Path) -> None:
-    first = open_clock(tmp_path, scale=600, virtual0=BEGIN)
+    first = open_clock(tmp_path, scale=600, begin=BEGIN)
     second = open_clock(tmp_path, scale=7)
     assert isinstance(first, AcceleratedClock)
     assert isinstance(second, AcceleratedClock)
@@ -63,7 +66,16 @@ def test_a_broken_file_is_refused_instead_of_guessed_around(text: str, tmp_path:
         open_clock(tmp_path)
 
 
-def test_a_span_is_lengthened_only_where_real_processes_could_not_follow() -> None:
-    minute = timedelta(minutes=1)
-    assert virtual_at_least(SystemClock(), minute, real_s=10) == minute
-    assert virtual_at_least(fast(600, 0), minute, real_s=10) == timedelta(seconds=6000)
+def test_a_host_is_given_real_seconds_in_which_a_process_can_save() -> None:
+    grace = timedelta(seconds=90)
+    assert seconds_on_host(SystemClock())(grace) == 90
+    assert seconds_on_host(fast(2, 0))(grace) == 45
+    assert seconds_on_host(fast(600, 0))(grace) == 90 / 20
+
+
+def test_nothing_below_the_service_knows_that_time_can_run_faster() -> None:
+    known = re.compile(r"virtual_|\bvirtual time\b|FLOOR_S|accelerat|time_scale", re.IGNORECASE)
+    roots = (PACKAGE / room for room in ("core", "daemon", "store", "history", "client"))
+    files = [file for root in roots for file in root.rglob("*.py")]
+    assert len(files) > 80
+    assert [file.name for file in files if known.search(file.read_text(encoding="utf-8"))] == []

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.daemon.clock import AcceleratedClock, ClockParameters, SystemClock
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.install import BadConfig
 from spotd.daemon.policy import Settings, build_policy, changes
+from spotd.service.accelerated import AcceleratedClock, ClockParameters, paced
 from spotd.service.main import load_settings
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import ProviderName
@@ -59,7 +59,7 @@ def test_settings_say_what_the_config_says(tmp_path: Path) -> None:
     assert (local.name, local.fee_ppm, local.poll_every) == ("local", 1_250_000, timedelta(seconds=30))
     assert local.machines_every == timedelta(seconds=20)
     assert settings.state_dir == tmp_path / "state"
-    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="network", clock=SystemClock())
+    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="network")
     assert (policy.silence_limit, policy.save_limit) == (timedelta(minutes=50), timedelta(minutes=90))
 
 
@@ -93,21 +93,21 @@ def test_a_key_is_known_to_the_redactor_and_not_shown(tmp_path: Path) -> None:
 
 def test_a_folder_store_serves_only_hosts_that_see_this_computer(tmp_path: Path) -> None:
     settings = loaded(tmp_path)
-    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="filesystem", clock=SystemClock())
+    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="filesystem")
     assert "cannot reach" in policy.providers[LOCAL].unusable
-    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="network", clock=SystemClock())
+    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="network")
     assert policy.providers[LOCAL].unusable == ""
 
 
 def test_a_disabled_provider_is_known_and_not_used(tmp_path: Path) -> None:
     settings = loaded(tmp_path, "[providers.local]\nenabled = false\n")
-    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="network", clock=SystemClock())
+    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="network")
     assert "disabled" in policy.providers[LOCAL].unusable
 
 
 def test_in_accelerated_time_every_wait_for_a_process_keeps_its_real_seconds(tmp_path: Path) -> None:
     clock = AcceleratedClock(ClockParameters(real0=0, virtual0=datetime(2026, 1, 1, tzinfo=UTC), scale=3600))
-    policy = build_policy(loaded(tmp_path), {LOCAL: NETWORKED}, store_shared_by="network", clock=clock)
+    policy = paced(build_policy(loaded(tmp_path), {LOCAL: NETWORKED}, store_shared_by="network"), clock)
     rules = policy.providers[LOCAL]
     for span, least_s in (
         (policy.silence_max, 10),

@@ -188,7 +188,7 @@ def test_a_notice_for_a_year_far_away_is_never_far_from_now(stated: str, speed: 
         except OverflowError:
             return NOW
 
-    report = read_host(host.objects, HostReader(), attempt, world.jobs[attempt_id.job], at=NOW, virtual=virtual)
+    report = read_host(host.objects, HostReader(), attempt, world.jobs[attempt_id.job], at=NOW, dated=virtual)
     assert report.notice_at is not None
     assert abs(report.notice_at - NOW) <= NOTICE_SPAN_MAX
 

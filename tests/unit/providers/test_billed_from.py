@@ -90,7 +90,7 @@ def agreed_world(h: Harness, offer: Offer) -> World:
         providers=(one,),
     )
     traits = {offer.provider: h.plugin.traits(h.settings())}
-    policy = build_policy(settings, traits, store_shared_by="network", clock=h.clock)
+    policy = build_policy(settings, traits, store_shared_by="network")
     needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
     now = h.clock.now()
     agreed = quote(offer, needs, MICRO, now)

@@ -12,7 +12,6 @@ from spotd.config.load import understand
 from spotd.config.model import StoreSection
 from spotd.config.values import ConfigError
 from spotd.core.domain.market import StoreEgress
-from spotd.daemon.clock import SystemClock
 from spotd.daemon.policy import build_policy, changes
 from spotd.service.main import load_settings, store_egress
 from spotd_providers.contract.values import ProviderName
@@ -97,5 +96,5 @@ def test_a_reload_changes_the_price_at_once(tmp_path: Path) -> None:
 
     before, after = loaded(""), loaded("egress_per_gb = 0.03")
     assert changes(before, after) == (["[store] egress_per_gb"], [])
-    policy = build_policy(after, {}, store_shared_by="", clock=SystemClock())
+    policy = build_policy(after, {}, store_shared_by="")
     assert policy.egress.per_gb == 30_000

@@ -322,7 +322,7 @@ def of_host(objects: ObjectStore, files: dict[str, bytes]) -> Host:
 def seen(objects: ObjectStore, view: HostReader | None = None) -> list[float | None]:
     item = job(spec={"checkpoint": CheckpointPolicy(metric="loss")}, attempts_made=1)
     (running,) = world_with(AttemptState.RUNNING).attempts.values()
-    report = read_host(objects, view or HostReader(), running, item, at=NOW, virtual=lambda at: at)
+    report = read_host(objects, view or HostReader(), running, item, at=NOW, dated=lambda at: at)
     return [c.metric for c in report.checkpoints]
 
 

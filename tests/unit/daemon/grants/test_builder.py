@@ -23,6 +23,7 @@ from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.log import Redactor
 from spotd.daemon.recovery_survey import NumberUsed, use_number
+from spotd.service.accelerated import PROCESS_SCALE_MAX, seconds_on_host
 from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.codec import spec_from_json
@@ -98,6 +99,7 @@ class Desk:
                 )
             },
             crash=never,
+            on_host=seconds_on_host(self.clock),
         )
 
     def grant_writer(self) -> GrantWriter:
@@ -174,7 +176,7 @@ def test_what_a_provider_says_of_its_machines_is_passed_on(desk: Desk) -> None:
     assert grant.notice.imds == "http://m"
 
 
-def test_durations_are_real_seconds_with_floors_that_a_process_can_meet(tmp_path: Path) -> None:
+def test_durations_are_seconds_of_the_wall(tmp_path: Path) -> None:
     desk = Desk(tmp_path, clock=Fast())
     rules = CheckpointPolicy(
         every=timedelta(minutes=15), settle=timedelta(seconds=10), stop_grace=timedelta(seconds=90)
@@ -184,11 +186,11 @@ def test_durations_are_real_seconds_with_floors_that_a_process_can_meet(tmp_path
     assert grant.heartbeat_s == pytest.approx(0.2)
     assert grant.lease_s == pytest.approx(3.0)
     assert grant.spec.checkpoint.every_s == pytest.approx(1.5)
-    assert grant.spec.checkpoint.settle_s == pytest.approx(0.5)
-    assert grant.spec.checkpoint.stop_grace_s == pytest.approx(5.0)
+    assert grant.spec.checkpoint.settle_s == pytest.approx(10.0 / PROCESS_SCALE_MAX)
+    assert grant.spec.checkpoint.stop_grace_s == pytest.approx(90.0 / PROCESS_SCALE_MAX)
 
 
-def test_a_span_that_was_asked_to_be_shorter_than_the_floor_stays_short(desk: Desk) -> None:
+def test_a_short_span_stays_short(desk: Desk) -> None:
     rules = CheckpointPolicy(settle=timedelta(0), stop_grace=timedelta(seconds=2))
     grant = desk.build(job=replace(desk.job, spec=replace(desk.job.spec, checkpoint=rules)))
     assert (grant.spec.checkpoint.settle_s, grant.spec.checkpoint.stop_grace_s) == (0.0, 2.0)
