@@ -430,9 +430,7 @@ class Daemon:
         known = cache.page(name)
         if known is None or known.at < begun:
             page, changes_bids = OfferPage(offers=offers, at=begun), self.clouds[name].trade.states_floor
-            self.orders.pages.pop(name, None)
-            if unleapt is not None:
-                self.orders.pages[name] = unleapt
+            self.orders.note_page(name, offers, unleapt)
             cache.offers_seen(name, page, asked_at=begun, changes_bids=changes_bids)
             cache.machines_listed(name, listing)
 

@@ -35,7 +35,7 @@ class Ordered:
         provider_away_since: since when the machine's provider was away, as the daemon knew.
         bid_at: when its bid was changed last, a change under way included.
         is_bid_open: whether a change of its bid was under way.
-        is_of_one_page: a leap of one page alone leads to the order.
+        is_of_one_page: a leap that one page alone has stated leads to the order.
         is_well: it computed at that moment.
         target: the machine for which it was to stop, where it is known.
     """
@@ -80,9 +80,23 @@ class Orders:
         self.flips: defaultdict[JobId, list[datetime]] = defaultdict(list)
         """When a job that waited for a price waited for its turn again."""
         self.pages: dict[ProviderName, tuple[Offer, ...]] = {}
-        """What the newest page would have stated, had it not leapt."""
+        """What the newest page would have stated, where it has leapt and the one before had not leapt the same way."""
+        self._leaps: dict[ProviderName, bool] = {}
+        """Whether the newest page leapt upwards, where it leapt."""
         self.opened: Callable[[str], None] = lambda _what: None
         """After something was begun during which a setting may change."""
+
+    # --- what is read ---
+
+    def note_page(self, name: ProviderName, offers: tuple[Offer, ...], unleapt: tuple[Offer, ...] | None) -> None:
+        """A page as the daemon reads it, and what it would have stated, had it not leapt."""
+        before = self._leaps.pop(name, None)
+        self.pages.pop(name, None)
+        if unleapt and offers:
+            right = {one.offer_id: one.gpu_price for one in unleapt}
+            is_up = self._leaps[name] = any(one.gpu_price > right.get(one.offer_id, one.gpu_price) for one in offers)
+            if is_up is not before:  # else two readings have stated the same, and that is all a daemon can ask for
+                self.pages[name] = unleapt
 
     # --- what is decided ---
 
