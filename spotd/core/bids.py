@@ -147,7 +147,9 @@ def note_sign_of_life(builder: PlanBuilder, item: Attempt, report: HostStatus, l
         _go_on(builder, item, known.held_since, known.woke_at)
     item = builder.attempt(item.id)
     if item.meter.rate <= halted_rate(item.quote):
-        builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+        # It may have woken hours ago, as while the daemon was dead.
+        began = max(known.held_since, item.meter.since or known.held_since, report.script_began_at or builder.now)
+        builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote), at=min(began, builder.now))
 
 
 def is_older_than_waking(item: Attempt, mine: Instance, listing: Listing) -> bool:

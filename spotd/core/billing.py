@@ -5,8 +5,10 @@ bills at once, the rest from the state in which the provider bills: since the la
 the start script is the machine's first process, since its host says that this began. It bills for as long as something
 shows that it exists: a listing in which it runs, or a sign of life of its host. Without either it cannot outlive its
 lease, so nothing is booked beyond that (`Meter.until`) until it is seen again: then the time between was its own, and
-is booked. Where its provider states that it bills the disk only, or nothing, as of a host that it cannot reach, that
-counts instead (`Instance.billing`).
+is booked, unless its host says that it began anew in that time (`_note_rest`): it rested, and billed its disk, from the
+newest proof until then. One that does not run any more ran up to the newest proof (`ran_until`). Where its provider
+states that it bills the disk only, or nothing, as of a host that it cannot reach, that counts instead
+(`Instance.billing`).
 """
 
 from __future__ import annotations
@@ -120,36 +122,39 @@ def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, lived_at: d
     known = item.meter.until
     if item.meter.since is None:
         return
-    if known is None:
-        is_old = item.proven_at is None or at - item.proven_at >= PROOF_STEP
-        if is_old and not item.state.counts:
-            builder.put_attempt(replace(item, proven_at=at))
-        return
+    proven = min(at, lived_at or at)
+    if item.proven_at is not None:
+        proven = max(proven, item.proven_at)
     until = proven_until(item, builder.job(attempt.job), builder.policy, at)
+    if known is None:
+        is_old = item.proven_at is None or proven - item.proven_at >= PROOF_STEP
+        if is_old and (until is None or not item.state.counts):
+            builder.put_attempt(replace(item, proven_at=proven))
+        return
     if until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
-        proven = min(at, lived_at or at)
-        if item.proven_at is not None:
-            proven = max(proven, item.proven_at)
         builder.put_attempt(replace(item, proven_at=proven, meter=replace(item.meter, until=until)))
 
 
 def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *, moved: bool) -> None:
     """Its host gave a sign of life, or came to its end, since it was read last, when it was as `before`."""
     attempt, job = before.id, builder.job(before.id.job)
-    known = before.meter.until
-    span = outlives(before, job, builder.policy)
-    if span is None or known is None or before.meter.since is None:
+    if before.meter.since is None:
         return
-    proven = known - span
+    _note_rest(builder, before, report)
     item = builder.attempt(attempt)
-    if before.heartbeat_seen_at is None and item.heartbeat_seen_at is not None:
+    known, span = item.meter.until, outlives(before, job, builder.policy)
+    is_limited = span is not None and known is not None
+    proven = known - span if span is not None and known is not None else item.proven_at or before.meter.since
+    if is_limited and before.heartbeat_seen_at is None and item.heartbeat_seen_at is not None:
         # It has a lease from now on, which is shorter than the time it had for its start.
         known = proven_until(item, job, builder.policy, max(proven, min(report.read_at, builder.now))) or known
         item = replace(item, meter=replace(item.meter, until=known))
         builder.put_attempt(item)
-    if report.exit_at is not None and proven < report.exit_at <= builder.now:
+    if report.exit_at is not None and proven <= report.exit_at <= builder.now:
         until = report.exit_at + ENDING_TAKES
-        if until < known:
+        if not is_limited:
+            prove(builder, attempt, report.exit_at)
+        elif known is not None and until < known:
             item = replace(item, proven_at=report.exit_at, meter=replace(item.meter, until=until))
             builder.put_attempt(item)
         return
@@ -158,7 +163,29 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         at = report.alive_at if report.alive_at is not None and report.alive_at <= report.read_at else None
     if at is not None:
         # It may be read a while after it was written, which its own clock states.
-        prove(builder, attempt, at, lived_at=report.alive_at)
+        prove(builder, attempt, at, lived_at=report.alive_at if moved else None)
+
+
+def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> None:
+    """Bill the disk alone from the newest proof of its life until its host says that it began again, be it much later.
+
+    A machine that is outbid, or whose host goes down, stops at once; what begins anew on it is the start script. No
+    list and no heartbeat has shown it in between, as while the daemon was dead, else that would be the newest proof.
+    """
+    again, proven, meter = report.script_began_at, before.proven_at, before.meter
+    if again is None or proven is None or meter.since is None or before.heartbeat_seen_at is None:
+        return  # a first start may take long, and is billed
+    if meter.rate <= halted_rate(before.quote):
+        return
+    end, begin = min(again - SCRIPT_TAKES, builder.now), max(proven + PROOF_STEP / 2, meter.since)
+    if end - begin <= GAP:
+        return
+    builder.set_rate(before.id, halted_rate(before.quote), MicroUsdPerHour(0), at=begin)
+    bill_until_ended(builder, before.id)
+    builder.set_rate(before.id, meter.rate, meter.on_demand_rate, at=end)
+    item = builder.attempt(before.id)
+    until = proven_until(item, builder.job(before.id.job), builder.policy, end)
+    builder.put_attempt(replace(item, proven_at=end, meter=replace(item.meter, until=until)))
 
 
 def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime:
@@ -172,8 +199,10 @@ def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime
         return now
     if stated is not None:
         return min(max(stated, since), now)
-    if item.proven_at is None or item.meter.until is None or item.meter.rate <= halted_rate(item.quote):
-        return now  # proofs are written down only where a machine without one ends itself
+    if item.proven_at is None or item.meter.rate <= halted_rate(item.quote):
+        return now
+    if item.meter.until is None and item.phase == "done":
+        return now  # its host writes nothing more, and nothing but an order ends it
     if now - item.proven_at <= GAP:
         return now
     return min(max(item.proven_at + PROOF_STEP / 2, since), now)

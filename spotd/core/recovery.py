@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from spotd.core import requests
-from spotd.core.billing import charge_unseen
+from spotd.core.billing import ENDING_TAKES, charge_unseen
 from spotd.core.checkpoints import with_fresh
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, launch_intent_id
@@ -54,7 +54,8 @@ class Survey:
     """What the store knows of a job beyond the state: numbers ascending, checkpoints of each oldest first.
 
     Attributes:
-        alive_at: when the host of the attempt that counts in this state gave its last sign of life, as it stated.
+        alive_at: when the host of the attempt that counts in this state gave its last sign of life, or came to its end,
+            as it stated.
     """
 
     job: JobId
@@ -184,14 +185,27 @@ def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], surve
 def _settle_until_next(
     builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown], alive_at: datetime | None
 ) -> None:
-    """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on."""
+    """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on.
+
+    What its host wrote until then is newer than this state, and so is what that proves.
+    """
     next_at = next((one.record.intended_at for one in fresh if one.record is not None), builder.now)
-    known = item.meter.until
-    if item.meter.since is None and item.heartbeat_seen_at is not None:
-        charge_unseen(builder, item.id, next_at if alive_at is None else min(alive_at, next_at))
+    lived_until = next_at if alive_at is None else min(alive_at, next_at)
+    since, known = item.meter.since, item.meter.until
+    if since is None and item.heartbeat_seen_at is not None:
+        charge_unseen(builder, item.id, lived_until)
         return
-    if item.meter.since is not None and next_at < builder.now and (known is None or next_at < known):
-        builder.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))
+    if since is None or next_at >= builder.now:
+        return
+    if alive_at is not None:
+        proven = max(since, lived_until, item.proven_at or since)
+        until = min(next_at, proven + ENDING_TAKES)
+        item = replace(item, proven_at=proven)
+    elif known is None or next_at < known:
+        until = next_at
+    else:
+        return
+    builder.put_attempt(replace(item, meter=replace(item.meter, until=max(until, since))))
 
 
 def _search_for(builder: PlanBuilder, attempt: Attempt) -> None:

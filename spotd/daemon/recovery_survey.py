@@ -176,7 +176,7 @@ def survey_all(objects: ObjectStore, world: World, now: datetime, read: HostRead
                 job=job.id,
                 unknown=unknown,
                 checkpoints=(*checkpoints, *_checkpoints(objects, world.policy, job, unknown, now, read)),
-                alive_at=None if status is None else status.alive_at,
+                alive_at=None if status is None else max(filter(None, (status.alive_at, status.exit_at)), default=None),
             )
         )
     return found

@@ -508,6 +508,7 @@ class Daemon:
             resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
             alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
             exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),
+            script_began_at=None if m.ran_from is None else later(m.ran_from, behind, self.now),
             checkpoints=fresh,
             sample=self.sample(item, m),
             exit_cause=m.exit_cause,

@@ -101,6 +101,7 @@ def spending(result: Result) -> Iterator[str]:
             # By a clock that is behind, a former life bought it in the future: it is booked from when it is found.
             may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), learnt(cloud, back[-1], m.born) - m.born)
         may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), ran_as_stray(m, cloud, result.ended_at))
+        may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), ran_unheard(m, back))
         off = booked[item.id] - m.billed
         if abs(off) > may:
             yield f"{m.key} was billed {m.billed} and booked {booked[item.id]}, which may differ by {may}"
@@ -113,6 +114,16 @@ def spending(result: Result) -> Iterator[str]:
         item = result.daemon.attempts_ever[identity]
         if amount > 0 and identity not in known:
             yield f"{item.key} is booked at {amount} and has no machine"
+
+
+def ran_unheard(m: Machine, back: list[datetime]) -> timedelta:
+    """For how long a machine, which was gone when an old copy of the state was put back, had written nothing before.
+
+    Only the life that is forgotten has seen it then. Drawn world 74022: for 83 minutes no host could write.
+    """
+    if m.died is None or m.alive_at is None or not any(m.died <= at for at in back):
+        return timedelta(0)
+    return max(timedelta(0), m.died - m.alive_at)
 
 
 def ran_as_stray(m: Machine, cloud: Cloud, end: datetime) -> timedelta:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from spotd_jobs.wire.client.sinks_s3 import Credential, SigV4Sink
 
 from spotd_jobs.objects.api import GrantsRefused, StoreError, UploadGrant
 from spotd_jobs.objects.credentials import StsMinter
@@ -20,6 +19,7 @@ from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.objects.s3_grants import GrantMethod, methods_for
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import SinkDenied
+from spotd_jobs.wire.client.sinks_s3 import Credential, SigV4Sink
 from spotd_jobs.wire.client.web import CLOCK
 from tests.fakes import honest_s3
 from tests.fakes.honest_s3 import ACCOUNT, BUCKET, KEY, SECRET, Honest

@@ -19,7 +19,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-from spotd_jobs.wire.client.sinks_s3 import Credential
 
 from spotd_jobs.objects.api import GrantsRefused, UploadGrant
 from spotd_jobs.objects.s3 import Findings, S3Store
@@ -27,6 +26,7 @@ from spotd_jobs.objects.s3_client import S3Place, s3_client
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.grant_sinks import sink_of
 from spotd_jobs.wire.client.sinks import Sink, SinkDenied
+from spotd_jobs.wire.client.sinks_s3 import Credential
 from spotd_jobs.wire.client.web import CLOCK
 from tests.fakes.seaweed import BUCKET, CANARY, ROLE, Weed
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spotd_jobs.wire.client.sinks_s3 import PostSink
 
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.daemon.grants.inputs import RestorePoints
@@ -24,6 +23,7 @@ from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.runner.restore import Restored, RestoreRun
 from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.sinks_s3 import PostSink
 from tests.fakes.seaweed import Weed
 from tests.unit.core.builders import NOW, job
 

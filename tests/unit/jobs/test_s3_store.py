@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from botocore.utils import parse_timestamp
-from spotd_jobs.wire.client.sinks_s3 import PostSink
 
 from spotd_jobs.objects.api import GrantsRefused, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.s3 import Findings, S3Store
 from spotd_jobs.objects.s3_client import S3Place, read_instant
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import SinkDenied
+from spotd_jobs.wire.client.sinks_s3 import PostSink
 from tests.fakes.seaweed import CANARY, Weed
 from tests.unit.jobs.store_contract import MUCH, StoreContract
 

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
-from spotd_jobs.wire.client.sinks_s3 import PostSink
 
 from spotd_jobs.objects.api import StoreError
 from spotd_jobs.objects.s3 import Findings, S3Store
@@ -18,6 +17,7 @@ from spotd_jobs.objects.s3_client import Keys, S3Place, s3_client, s3_keys
 from spotd_jobs.objects.s3_grants import GrantMethod, Signer
 from spotd_jobs.wire.client import sinks_s3, web
 from spotd_jobs.wire.client.sinks import SinkDenied
+from spotd_jobs.wire.client.sinks_s3 import PostSink
 from tests.fakes.seaweed import Weed
 
 OWN = "jobs/j1/attempts/2/"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import pytest
+
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import Meter
 from spotd.core.domain.plan import applied
 from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.metering import job_spent
 from spotd.core.recovery import Survey, Unknown, record_of, recover
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, world_with
 
@@ -45,3 +48,28 @@ def test_a_machine_whose_host_fell_silent_long_before_the_next_launch_is_booked_
     (charge,) = plan.charges
     assert charge.start == item.intended_at
     assert timedelta(minutes=2) <= charge.end - charge.start <= timedelta(minutes=3)
+
+
+@pytest.mark.parametrize(
+    ("alive", "booked"),
+    [
+        pytest.param(None, 40, id="it wrote nothing: as long as its lease"),
+        pytest.param(0, 10, id="no more than this state knows"),
+        pytest.param(120, 131, id="for two hours more than this state knows"),
+        pytest.param(600, 180, id="it states more than can be"),
+    ],
+)
+def test_a_machine_that_an_old_copy_of_the_state_knows_is_booked_up_to_what_its_host_wrote_since(
+    alive: int | None, booked: int
+) -> None:
+    """The copy is as old as the machine was after ten minutes; the next attempt was launched after three hours."""
+    back, hour = NOW + timedelta(hours=8), timedelta(hours=1)
+    world = world_with(AttemptState.RUNNING)
+    (item,) = world.attempts.values()
+    meter = replace(item.meter, until=NOW + 30 * MINUTE)
+    world = replace(world, attempts={item.id: replace(item, proven_at=NOW, meter=meter)})
+    survey = launched_later(item, 3 * hour, None if alive is None else NOW + alive * MINUTE)
+    world = applied(world, recover(world, [survey], back))
+    booked_until_now = job_spent(world, world.jobs[item.id.job], back)
+    owed = item.quote.price.total * (booked * MINUTE) // hour
+    assert abs(booked_until_now - owed) <= item.quote.price.total // 60 + 2

@@ -1,0 +1,132 @@
+"""Time of a machine in which nobody looked, as while the daemon was dead: what its host wrote decides when it ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from spotd.core.domain.attempts import Attempt, ExitCause
+from spotd.core.domain.plan import applied
+from spotd.core.domain.world import World
+from spotd.core.kernel.outcomes import terminate_accepted
+from spotd.core.kernel.reconcile import reconcile
+from spotd.core.metering import job_spent, spent
+from spotd.core.pricing import needs_of, quote
+from spotd_providers.contract.values import InstanceState, MicroUsdPerGbMonth, MicroUsdPerHour, cost
+from tests.unit.core.billing.test_bills import HOUR, JOB, RATE, over, running, seen, the, with_rules
+from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, shop_policy
+
+DIED = NOW + 10 * MINUTE
+"""The daemon; its last list, and the last heartbeat that it read, are of this instant."""
+BACK = DIED + 3 * HOUR
+KINDS = pytest.mark.parametrize("ends_itself", [True, False], ids=["ends itself", "ended by orders alone"])
+
+
+def left(*, ends_itself: bool) -> World:
+    """What the daemon left when it died, with a disk that costs something."""
+    world = with_rules(running(), ends_itself=ends_itself)
+    agreed = quote(offer(storage_price=MicroUsdPerGbMonth(1)), needs_of(job(), shop_policy()), 1_000_000, NOW)
+    item = the(world)
+    meter = item.meter if ends_itself else replace(item.meter, until=None)
+    return replace(world, attempts={item.id: replace(item, quote=agreed, meter=meter)})
+
+
+def heard(at: datetime, *, seq: int = 500, phase: str = "run", **changes: Any) -> Any:
+    return {i: replace(r, read_at=at) for i, r in report(seq=seq, phase=phase, **changes).items()}
+
+
+def is_about(booked: int, span: timedelta) -> bool:
+    return cost(RATE, span - 2 * MINUTE) <= booked <= cost(RATE, span + 2 * MINUTE)
+
+
+@KINDS
+@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.PAUSED])
+def test_a_machine_that_stopped_meanwhile_is_booked_up_to_what_its_host_wrote_last(
+    state: InstanceState, *, ends_itself: bool
+) -> None:
+    wrote = heard(BACK, alive_at=DIED + 20 * MINUTE)
+    world = applied(left(ends_itself=ends_itself), reconcile(left(ends_itself=ends_itself), {}, wrote, BACK))
+    world = over(world, state, BACK + MINUTE)
+    assert is_about(job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE), 30 * MINUTE)
+
+
+@KINDS
+def test_a_machine_that_rested_meanwhile_is_booked_until_it_stopped_and_from_when_it_began_again(
+    *, ends_itself: bool
+) -> None:
+    """It was outbid a minute later, and came back two hours later, an hour ago."""
+    world = left(ends_itself=ends_itself)
+    woke = DIED + 2 * HOUR
+    wrote = heard(BACK, alive_at=BACK - MINUTE, script_began_at=woke)
+    world = seen(world, InstanceState.RUNNING, BACK, wrote)
+    assert is_about(spent(the(world), BACK), 10 * MINUTE + HOUR)
+    world = seen(world, InstanceState.RUNNING, BACK + MINUTE, heard(BACK + MINUTE, seq=501, script_began_at=woke))
+    assert is_about(spent(the(world), BACK + MINUTE), 11 * MINUTE + HOUR), "and once only"
+
+
+def test_a_machine_that_came_back_without_a_lease_is_booked_from_then_until_it_is_ended() -> None:
+    """World 0 of few machines: $1.20 were booked for $0.11, the daemon having been dead while it was outbid."""
+    world, woke = left(ends_itself=False), DIED + 2 * HOUR
+    wrote = heard(BACK, phase="done", exit_cause=ExitCause.LEASE, alive_at=DIED, exit_at=woke, script_began_at=woke)
+    world = applied(world, reconcile(world, {}, wrote, BACK))
+    (order,) = world.intents.values()
+    world = applied(world, terminate_accepted(world, order.id, BACK))
+    assert is_about(the(world).meter.settled, 10 * MINUTE + HOUR)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"script_began_at": NOW}, id="it ran all the time"),
+        pytest.param({"script_began_at": DIED + 4 * MINUTE}, id="it began again a moment after it was seen"),
+        pytest.param({}, id="it does not say"),
+    ],
+)
+def test_a_machine_that_still_runs_is_booked_for_all_of_the_time(changes: dict[str, Any], *, ends_itself: bool) -> None:
+    wrote = heard(BACK, alive_at=BACK - MINUTE, **changes)
+    world = seen(left(ends_itself=ends_itself), InstanceState.RUNNING, BACK, wrote)
+    assert is_about(spent(the(world), BACK), 10 * MINUTE + 3 * HOUR)
+
+
+def test_a_first_start_that_nobody_watched_is_no_rest() -> None:
+    world = left(ends_itself=False)
+    item: Attempt = replace(the(world), heartbeat_seen_at=None, heartbeat_seq=-1)
+    world = replace(world, attempts={item.id: item})
+    world = seen(world, InstanceState.RUNNING, BACK, heard(BACK, alive_at=BACK, script_began_at=BACK - HOUR))
+    assert is_about(spent(the(world), BACK), 10 * MINUTE + 3 * HOUR)
+
+
+def test_what_lists_have_shown_to_run_was_no_rest_whatever_its_host_says() -> None:
+    world = left(ends_itself=False)
+    for minutes in range(1, 181):
+        world = applied(
+            world,
+            reconcile(
+                world, listing(instance(InstanceState.RUNNING), at=DIED + minutes * MINUTE), {}, DIED + minutes * MINUTE
+            ),
+        )
+    world = seen(world, InstanceState.RUNNING, BACK, heard(BACK, alive_at=BACK, script_began_at=BACK - HOUR))
+    assert is_about(spent(the(world), BACK), 10 * MINUTE + 3 * HOUR)
+
+
+def test_an_idle_machine_that_nothing_but_an_order_ends_is_booked_until_it_is_seen_to_be_over() -> None:
+    world = left(ends_itself=False)
+    wrote = heard(BACK, phase="done", exit_cause=ExitCause.LEASE, alive_at=DIED + MINUTE, exit_at=DIED + 30 * MINUTE)
+    world = applied(world, reconcile(world, {}, wrote, BACK))
+    world = over(world, InstanceState.GONE, BACK + MINUTE)
+    assert is_about(job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE), 11 * MINUTE + 3 * HOUR)
+
+
+def test_a_held_machine_that_woke_meanwhile_is_booked_in_full_from_when_its_host_began_again() -> None:
+    world, woke = left(ends_itself=True), DIED + 2 * HOUR
+    world = applied(world, reconcile(world, {}, heard(DIED + MINUTE, seq=400), DIED + MINUTE))
+    item = the(world)
+    halted = replace(item.meter, rate=MicroUsdPerHour(0), since=DIED, until=None)
+    bidding = replace(item.bidding, held_since=DIED + 2 * MINUTE)
+    world = replace(world, attempts={item.id: replace(item, bidding=bidding, meter=halted)})
+    world = applied(world, reconcile(world, {}, heard(BACK, alive_at=BACK - MINUTE, script_began_at=woke), BACK))
+    assert is_about(spent(the(world), BACK), HOUR)
