@@ -18,12 +18,12 @@ from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
-from spotd.core.experience import usual_start
 from spotd.core.metering import metered_until
 from spotd.core.policies import Action, Observation, Zone, hours_words
 from spotd.core.pricing import restore_time, span_words, startup
 from spotd.core.ranking.remaining_work import RemainingWork, machine_speed_ppm, remaining_work, time_on, unsaved_work
 from spotd.core.schedule import open_spans, zone_of
+from spotd.core.starts import careful_start, usual_start
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Schedule
 from spotd_providers.contract.values import Market, MicroUsdPerGpuHour, MicroUsdPerHour, Offer
 
@@ -131,7 +131,7 @@ def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes:
         return None
     left = time_until(due, job.spec.schedule, now)
     spot = None if quotes is None else next((q for q, _ in quotes(on_market(job, MarketChoice.SPOT))), None)
-    demand = None if quotes is None else _fast_enough(job, work, quotes, left, world)
+    demand = None if quotes is None else _fast_enough(job, work, quotes, left, world, now)
     held = None if item is None else item.quote
     if held is not None and held.offer.market is Market.ON_DEMAND:
         demand = held
@@ -153,7 +153,7 @@ def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes:
         left_s=math.floor(max(-_SPAN_MAX_S, min(_SPAN_MAX_S, left.total_seconds()))),
         step_s=max(1, _seconds(policy.recheck_every)),
         overhead_s=_seconds(usual_overhead(job, offer, world)),
-        overhead_max_s=_seconds(careful_overhead(job, offer, world)),
+        overhead_max_s=_seconds(careful_overhead(job, offer, world, now)),
         zones=(up,),
         on_demand=None if demand is None else demand.price.total,
         holds=holds,
@@ -172,15 +172,14 @@ def usual_overhead(job: Job, offer: Offer | None, world: World) -> timedelta:
     return start_time(job, offer, world) + (job.spec.checkpoint.every or SAVES_WITHIN) / 2
 
 
-def careful_overhead(job: Job, offer: Offer | None, world: World) -> timedelta:
-    """Return what a change to another machine may cost: a save, a start that fails, and one that takes twice as long.
-
-    A machine that does not come up is given up after its provider's time for a start.
-    """
-    save = job.spec.checkpoint.stop_grace + world.policy.save_allowance
+def careful_overhead(job: Job, offer: Offer | None, world: World, now: datetime) -> timedelta:
+    """Return what a change to an on-demand machine may cost: a save, and a start at worst, with those that fail."""
+    save, usual = job.spec.checkpoint.stop_grace + world.policy.save_allowance, start_time(job, offer, world)
     rules = None if offer is None else world.policy.providers.get(offer.provider)
-    fails = timedelta(0) if rules is None else rules.provision_timeout
-    return save + fails + 2 * start_time(job, offer, world)
+    if offer is None or rules is None:
+        return save + 2 * usual
+    known, image, limit = world.experience, job.spec.image, rules.provision_timeout
+    return save + careful_start(known, offer.provider, Market.ON_DEMAND, image, usual, limit, now)
 
 
 def start_time(job: Job, offer: Offer | None, world: World) -> timedelta:
@@ -190,11 +189,13 @@ def start_time(job: Job, offer: Offer | None, world: World) -> timedelta:
     return max(usual_start(world.experience, offer.provider, job.spec.image), restore_time(job, offer))
 
 
-def _fast_enough(job: Job, work: RemainingWork, quotes: Quotes, left: timedelta, world: World) -> Quote | None:
+def _fast_enough(
+    job: Job, work: RemainingWork, quotes: Quotes, left: timedelta, world: World, now: datetime
+) -> Quote | None:
     """Return the best on-demand machine on which the job is in time, else the fastest."""
     fastest: tuple[timedelta, Quote] | None = None
     for quote, _ in islice(quotes(on_market(job, MarketChoice.ON_DEMAND)), COMPARED_MAX):
-        needed = _on(job, work, quote.offer) + careful_overhead(job, quote.offer, world)
+        needed = _on(job, work, quote.offer) + careful_overhead(job, quote.offer, world, now)
         if needed <= left:
             return quote
         if fastest is None or needed < fastest[0]:

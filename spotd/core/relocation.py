@@ -30,13 +30,13 @@ from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
-from spotd.core.experience import usual_start
 from spotd.core.kernel.quarantine import contain
 from spotd.core.placement import JobPlacement
 from spotd.core.pricing import dollar_words, machine_words, repriced, span_words, upload_per_hour
 from spotd.core.ranking.candidates import agree
 from spotd.core.ranking.relocating import Comparison, Staying, rate_limit, running_rate
 from spotd.core.running import pause_of
+from spotd.core.starts import usual_start
 from spotd_providers.contract.values import Market, MicroUsd, MicroUsdPerHour, Offer, as_usd
 
 MARGIN_PERCENT: Final = 15

@@ -20,20 +20,17 @@ from spotd.core.domain.plan import Contained, Event, Plan
 from spotd.core.domain.states import AttemptState, EndReason, JobState, check_attempt_transition, check_job_transition
 from spotd.core.domain.world import ONE, Experience, Record, RecordId, RecordKind, World, added, nothing
 from spotd.core.experience import (
-    ANY_IMAGE,
     SLOT_HOURS,
-    START_MAX,
     exposure,
     fault_record,
-    is_slow,
     loss_records,
     records_of_host,
     slot_of,
-    start_record,
     time_subject,
 )
 from spotd.core.metering import closing_words, compared_cost
-from spotd_providers.contract.values import ProviderName
+from spotd.core.starts import ANY_IMAGE, START_MAX, failure_record, is_slow, ratio_record, start_record
+from spotd_providers.contract.values import Market, ProviderName
 
 _Id = TypeVar("_Id")
 _Row = TypeVar("_Row")
@@ -308,6 +305,8 @@ def learn_from_start(builder: WorkingCopy, item: Attempt, image: str) -> None:
         return
     if item.quote.offer.host_id is not None and is_slow(builder.experience, item.provider, image, took):
         _add_fault(builder, item, RecordKind.SLOW_STARTS)
+    ratio = ratio_record(builder.experience, item.provider, image, item.quote.offer.market, took)
+    builder.learn(ratio, ONE, min(took, START_MAX))
     for subject in (image, ANY_IMAGE):
         builder.learn(start_record(item.provider, subject), ONE, min(took, START_MAX))
 
@@ -338,12 +337,27 @@ def _next_slot(at: datetime) -> datetime:
 
 
 def _add_faults(builder: WorkingCopy, item: Attempt, reason: EndReason, *, is_loss: bool, suspects_job: bool) -> None:
-    if item.quote.offer.host_id is None or item.launched_at is None:
+    if item.launched_at is None:
         return
-    if is_loss and builder.now - item.launched_at < EARLY:
+    took, has_run = max(timedelta(0), builder.now - item.launched_at), item.running_at is not None
+    is_failed_start = reason.traits.is_host_fault and not has_run and not is_loss and not suspects_job
+    _learn_from_failure(builder, item, took, is_lost=is_loss and not has_run, is_failed_start=is_failed_start)
+    if item.quote.offer.host_id is None:
+        return
+    if is_loss and took < EARLY:
         _add_fault(builder, item, RecordKind.EARLY_LOSSES)
-    elif reason.traits.is_host_fault and item.running_at is None and not is_loss and not suspects_job:
+    elif is_failed_start:
         _add_fault(builder, item, RecordKind.FAILED_STARTS)
+
+
+def _learn_from_failure(
+    builder: WorkingCopy, item: Attempt, took: timedelta, *, is_lost: bool, is_failed_start: bool
+) -> None:
+    """Add a start that came to nothing. A spot machine that was taken while it started says nothing of starts."""
+    market, rules = item.quote.offer.market, builder.policy.providers.get(item.provider)
+    if rules is not None and (is_failed_start or (is_lost and market is Market.ON_DEMAND)):
+        of_failures = failure_record(item.provider, market, took, rules.provision_timeout)
+        builder.learn(of_failures, ONE, min(took, START_MAX))
 
 
 def _add_fault(builder: WorkingCopy, item: Attempt, kind: RecordKind) -> None:

@@ -57,6 +57,7 @@ class RecordKind(StrEnum):
     LOSSES_PROVIDER, LOSSES_POOL, LOSSES_HOST: machines that were lost, over the hours for which they lived.
     LOSSES_TIME: the same of one provider in one part of the week.
     STARTS: machines whose command began to run, over the time that it took since the launch; by image.
+    START_TIMES: starts at a provider, by market and by how long they took or when they were given up.
     FAILED_STARTS, SLOW_STARTS, EARLY_LOSSES: of one host, for its memory.
     """
 
@@ -65,6 +66,7 @@ class RecordKind(StrEnum):
     LOSSES_HOST = "losses_host"
     LOSSES_TIME = "losses_time"
     STARTS = "starts"
+    START_TIMES = "start_times"
     FAILED_STARTS = "failed_starts"
     SLOW_STARTS = "slow_starts"
     EARLY_LOSSES = "early_losses"

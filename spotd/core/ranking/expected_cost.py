@@ -34,7 +34,7 @@ from spotd.core.domain.jobs import HOURLY_MAX, Job
 from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.world import Experience, PassedOver
-from spotd.core.experience import START_MAX, Hazards, highest_malus_ppm, malus_ppm, usual_start
+from spotd.core.experience import Hazards, highest_malus_ppm, malus_ppm
 from spotd.core.pricing import (
     DEFAULT_CHECKPOINT_INTERVAL,
     PPM,
@@ -48,6 +48,7 @@ from spotd.core.pricing import (
     usual_bid,
 )
 from spotd.core.ranking.remaining_work import UNKNOWN, Kind, Speeds, speeds_of
+from spotd.core.starts import START_MAX, usual_start
 from spotd_jobs.spec.model import MarketChoice, Resources
 from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Interruption, Market, Offer, ProviderName
 

@@ -11,6 +11,7 @@ from spotd_providers.contract.values import ProviderName
 from tests.unit.core.builders import NOW, SHOP
 
 HOUR = timedelta(hours=1)
+_START_STEPS = ("started 500", "started 1000", "started 3000", "failed 500", "failed 1000")
 
 
 def record(
@@ -39,6 +40,7 @@ def experiences(providers: list[ProviderName], hosts: list[str], pools: list[str
         *((RecordKind.LOSSES_TIME, f"spot {slot}") for slot in range(0, 56, 5)),
         *((kind, host) for kind in (RecordKind.FAILED_STARTS, RecordKind.EARLY_LOSSES) for host in hosts),
         *((RecordKind.STARTS, image) for image in ("", "scratch")),
+        *((RecordKind.START_TIMES, f"{m} {what}") for m in ("spot", "on-demand") for what in _START_STEPS),
     ]
     one = st.builds(
         lambda subject, provider, count, hours, age: record(

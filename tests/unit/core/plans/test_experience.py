@@ -28,18 +28,15 @@ from spotd.core.experience import (
     HAZARD_PPM_MAX,
     MALUS_PPM_MAX,
     PPM,
-    PRIOR,
-    START_MAX,
     Hazards,
     host_memories,
-    is_slow,
     malus_ppm,
     records_of_host,
     slot_of,
-    usual_start,
 )
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.starts import PRIOR, START_MAX, is_slow, usual_start
 from spotd_providers.contract.values import HostId, Market, PoolId, ProviderName
 from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, offer, report, world_with
@@ -139,7 +136,7 @@ def test_a_clock_that_leapt_adds_no_year_of_machine_time() -> None:
 
 def test_a_machine_that_never_spoke_is_a_failed_start_and_no_preemption() -> None:
     known = ended(EndReason.PROVISION_TIMEOUT, state=AttemptState.STARTING, hours=0.4).experience
-    assert counts(known) == {K.FAILED_STARTS: (1, 0)}
+    assert counts(known) == {K.FAILED_STARTS: (1, 0), K.START_TIMES: (1, pytest.approx(0.4))}
 
 
 def test_a_loss_soon_after_the_launch_is_remembered_of_the_host() -> None:
@@ -186,6 +183,7 @@ def test_the_time_from_launch_to_command_is_measured_by_provider_and_image() -> 
     assert {(i.kind, i.subject): (r.count, r.span) for i, r in known.items()} == {
         (K.STARTS, "scratch"): (ONE, 7 * MINUTE),
         (K.STARTS, ""): (ONE, 7 * MINUTE),
+        (K.START_TIMES, "spot started 1000"): (ONE, 7 * MINUTE),
     }
     # three starts of the prior weigh as much as three that were seen, and the image's own come on top of all images'
     of_provider = (3 * PRIOR + 7 * MINUTE) / 4
