@@ -362,10 +362,13 @@ class Machines:
     def _note_end(self, record: MachineStatus) -> MachineStatus:
         """Record the end, on disk if that can be written: a full disk must not keep a machine from being killed.
 
-        Without the note its next owner finds the processes gone all the same.
+        Without the note its next owner finds the processes gone all the same. Nothing is noted in a root that took the
+        place of this one after it was removed: its machines may have the same ids.
         """
+        self._records[record.machine_id] = record
         with contextlib.suppress(OSError):
-            self._save(record)
+            if (self._root / "mark").read_text() == self._root_mark:
+                self._save(record)
         return record
 
     def _leader(self, record: MachineStatus) -> processes.Process | None:

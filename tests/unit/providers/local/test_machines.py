@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -144,6 +145,25 @@ def test_a_full_disk_keeps_no_machine_from_being_killed(machines: Machines, monk
     assert status.pid is not None
     assert not _runs(status.pid)
     assert not machines.alive("m-1")
+
+
+def test_the_end_of_a_machine_whose_root_was_removed_is_not_noted_in_the_root_that_took_its_place(
+    machines: Machines, tmp_path: Path
+) -> None:
+    """Both may have the same ids: the second one would be without its record, and be found by nobody."""
+    root = machines.directory("m-1").parent.parent
+    first = machines.start("m-1", "exec sleep 1000")
+    shutil.rmtree(root)
+    successor = Machines(root, clock=ManualClock())
+    second = successor.start("m-1", "exec sleep 1000")
+    try:
+        machines.kill_all()
+        assert first.pid is not None
+        assert not _runs(first.pid)
+        adopted = Machines(root, clock=ManualClock()).status("m-1")
+        assert (adopted.pid, adopted.state) == (second.pid, HostMachineState.RUNNING)
+    finally:
+        successor.kill_all()
 
 
 def test_kill_of_an_unknown_machine_succeeds(machines: Machines) -> None:
