@@ -158,12 +158,12 @@ Page = tuple[Sequence[Any], str | None]
 
 
 async def all_pages(
-    read: Callable[[str | None], Awaitable[Page]],
+    read: Callable[[str | None], Awaitable[Page]], *, rows_max: int = PAGED_ROWS_MAX
 ) -> tuple[list[Any], bool]:
     """Return the rows of all pages, and whether these are the whole list.
 
     `read` returns the rows of the page behind a token and the token of the next one: `None` at the end, empty for a
-    page that is promised without a token. Of more rows than `PAGED_ROWS_MAX` the first are returned, as not the whole.
+    page that is promised without a token. Of more rows than `rows_max` the first are returned, as not the whole.
 
     Raises:
         ProviderError: the first page could not be read, or the key was refused at any.
@@ -180,8 +180,8 @@ async def all_pages(
             if token is None:
                 raise
             return rows, False
-        rows.extend(islice(page, PAGED_ROWS_MAX - len(rows)))
-        if len(rows) >= PAGED_ROWS_MAX:
+        rows.extend(islice(page, rows_max - len(rows)))
+        if len(rows) >= rows_max:
             return rows, False
         if following is None:
             return rows, True

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from random import Random
 from typing import Any, Final, Unpack
+
+import anyio
 
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -22,6 +24,7 @@ from spotd_providers.contract.errors import (
     NoCapacity,
     OfferGone,
     OutcomeUnknown,
+    PriceMoved,
     ProviderError,
     QuotaExceeded,
     RateLimited,
@@ -35,7 +38,8 @@ from spotd_providers.kit.shapes import decode_or_none
 from spotd_providers.kit.text import quote_safely
 
 READ_TIMEOUT_S: Final = 30.0
-BUY_TIMEOUT_S: Final = 45.0
+READS: Final = 3
+"""How often a request that may be repeated is sent."""
 BUY_WAIT_MAX: Final = timedelta(seconds=15)
 """A purchase whose turn comes later than this is refused as too early: the daemon gives a launch 90 seconds."""
 _ANY: Final = "any call"
@@ -48,6 +52,7 @@ class Meaning(Enum):
     ABSENT = "what was named does not exist"
     NO_CAPACITY = "nothing of this kind can be had now"
     OFFER_GONE = "this is not sold any more"
+    PRICE_MOVED = "it costs more than was offered"
     QUOTA = "a limit of the account is used up"
     NO_BALANCE = "the account has no money left"
     AUTH = "the key is not accepted, or may not do this"
@@ -75,15 +80,34 @@ class RefusalWords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often one kind of request may be sent.
+
+    Attributes:
+        interval: least time between two.
+        penalty: wait after a 429 that names none.
+        rest_max: longest pause that is kept after a 429, whatever it asks for: a machine bills while its end waits.
+    """
+
+    interval: timedelta
+    penalty: timedelta
+    rest_max: timedelta = timedelta(minutes=4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How one provider says what is wrong, and how often it may be asked.
+    """How one provider says what is wrong, and how often it may be asked. A subclass judges what no table can.
 
     Attributes:
         problem_of: the words in the body of a refusal; `None` for a body that is not the provider's own.
+        text_of: the same of a body that is no JSON object.
+        is_refusal: whether the body of a success says that it is none.
         codes: meaning by error word; a key that ends in `/` stands for every word that begins so.
         interval: least time between two requests.
         buy_interval: least time between two purchases.
         penalty: wait after a 429 that names none.
+        paces: of the kinds of request, as `what` names them, that the provider counts apart from all others.
+        buy_timeout_s: how long the answer to a purchase may take.
     """
 
     who: str
@@ -92,8 +116,28 @@ class Dialect:
     interval: timedelta = timedelta(0)
     buy_interval: timedelta = timedelta(0)
     penalty: timedelta = timedelta(seconds=12)
+    text_of: Callable[[str], RefusalWords | None] = lambda _: None
+    is_refusal: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    paces: Mapping[str, Pace] = field(default_factory=dict)
+    buy_timeout_s: float = 45.0
 
-    def meaning(self, status: int, problem: RefusalWords | None) -> Meaning:
+    def words_of(self, answer: HttpAnswer, body: Any) -> RefusalWords | None:
+        """Return the provider's own words in an answer, whose decoded body is given; `None` where it has none."""
+        said = self.problem_of(body)
+        return self.text_of(answer.text) if said is None and not isinstance(body, dict) else said
+
+    def throttle(
+        self, answer: HttpAnswer, what: str, rng: Random, _problem: RefusalWords | None, _now: datetime, /
+    ) -> RateLimited:
+        """Build the error of a 429: its wait is the one that the answer names, else the penalty."""
+        wait = answer.retry_after
+        return too_often(self.who, what, self.penalty_of(what) if wait is None else wait, rng)
+
+    def penalty_of(self, what: str) -> timedelta:
+        pace = self.paces.get(what)
+        return self.penalty if pace is None else pace.penalty
+
+    def meaning(self, status: int, problem: RefusalWords | None, _is_purchase: bool, /) -> Meaning:  # noqa: FBT001 - read by subclasses
         """Return what an answer that is no success means; redirects are not asked about."""
         if problem is not None:
             known = self.codes.get(problem.code) or next(
@@ -136,6 +180,8 @@ class RestRefused(DefiniteRefusal):
                 return QuotaExceeded(said)
             case Meaning.NO_BALANCE:
                 return NoBalance(said)
+            case Meaning.PRICE_MOVED:
+                return PriceMoved(said)
             case _:
                 return rejected(self.who, "request", self.detail or self.code or f"HTTP {self.status}")
 
@@ -149,13 +195,15 @@ class RestClient:
         self._clock = clock
         self._rng = rng
         self._pace = RequestPace(clock)
+        self._one_purchase = anyio.Lock()
+        self._is_buying = False
 
     @property
     def requests_sent(self) -> int:
         return self._http.requests_sent
 
     async def answer(
-        self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]
+        self, method: str, path: str, *, what: str, attempts: int = READS, **options: Unpack[RequestOptions]
     ) -> tuple[HttpAnswer, Mapping[str, Any]]:
         """Send a request that may be repeated; return its answer, and the JSON object in it.
 
@@ -163,24 +211,37 @@ class RestClient:
             AuthFailed, RateLimited, Unavailable: nothing was found out.
         """
         try:
-            return await self._repeat(method, path, what, options)
+            return await self._repeat(method, path, what, attempts, options)
         except RestRefused as exc:
             raise Unavailable(str(exc)) from exc  # a read that is refused proves nothing
 
-    async def ask(self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]) -> Mapping[str, Any]:
+    async def ask(
+        self, method: str, path: str, *, what: str, attempts: int = READS, **options: Unpack[RequestOptions]
+    ) -> Mapping[str, Any]:
         """Send a request that may be repeated; return the JSON object of its answer, raising as `answer` does."""
-        return (await self.answer(method, path, what=what, **options))[1]
+        return (await self.answer(method, path, what=what, attempts=attempts, **options))[1]
 
     async def ask_or_absent(
-        self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]
+        self, method: str, path: str, *, what: str, attempts: int = READS, **options: Unpack[RequestOptions]
     ) -> Mapping[str, Any] | None:
         """Return the JSON object of an answer, `None` where the provider says that what is named does not exist."""
         try:
-            return (await self._repeat(method, path, what, options))[1]
+            return (await self._repeat(method, path, what, attempts, options))[1]
         except RestRefused as exc:
             if exc.meaning is Meaning.ABSENT:
                 return None
             raise Unavailable(str(exc)) from exc
+
+    async def change(
+        self, method: str, path: str, *, what: str, attempts: int = READS, **options: Unpack[RequestOptions]
+    ) -> Mapping[str, Any]:
+        """Send a change that may be repeated, since it sets the same again; return the JSON object of its answer.
+
+        Raises:
+            RestRefused: the provider refused it in its own words.
+            AuthFailed, RateLimited, Unavailable: nothing was found out.
+        """
+        return (await self._repeat(method, path, what, attempts, options))[1]
 
     async def buy(self, method: str, path: str, body: Mapping[str, Any], *, key: AttemptKey) -> Mapping[str, Any]:
         """Send one purchase, once; return the JSON object of its answer.
@@ -189,54 +250,70 @@ class RestClient:
             OutcomeUnknown: the machine may exist.
             RestRefused, AuthFailed, RateLimited, Unavailable: it certainly does not.
         """
+        return self.judge_purchase(await self.send_purchase(method, path, body, key=key), key=key)
+
+    async def send_purchase(self, method: str, path: str, body: Mapping[str, Any], *, key: AttemptKey) -> HttpAnswer:
+        """Send one purchase, once and after the one before; `judge_purchase` says what its answer means.
+
+        Raises:
+            OutcomeUnknown: the machine may exist.
+            RateLimited, Unavailable: it certainly does not.
+        """
         who, interval = self._dialect.who, self._dialect.buy_interval
-        if (wait := self._pace.wait(_BUY, interval)) > BUY_WAIT_MAX:
+        line = self._one_purchase.statistics()
+        ahead = line.tasks_waiting + (line.locked and not self._is_buying)
+        if (wait := ahead * interval + self._pace.wait(_BUY, interval)) > BUY_WAIT_MAX:
             raise RateLimited(f"{who} takes a launch every {interval.total_seconds():.0f} s", retry_after=wait)
-        await self._pace.turn(_BUY, interval)
-        await self._pace.turn(_ANY, self._dialect.interval)
+        async with self._one_purchase:
+            await self._pace.turn(_BUY, interval)
+            await self._turn(_BUY)
+            self._is_buying = True
+            try:
+                return await self._http.send(method, path, json_body=dict(body), timeout_s=self._dialect.buy_timeout_s)
+            except AnswerLost as exc:
+                raise OutcomeUnknown(f"{who}'s answer to a purchase was lost", key=key) from exc
+            finally:
+                self._is_buying = False
+                self._pace.penalise(_BUY, interval)  # counted from its end, too: it may have waited for its turn
+
+    def judge_purchase(self, answer: HttpAnswer, *, key: AttemptKey) -> Mapping[str, Any]:
+        """Return the JSON object of a purchase's answer, raising as `buy` does."""
         try:
-            answer = await self._http.send(method, path, json_body=dict(body), timeout_s=BUY_TIMEOUT_S)
-        except AnswerLost as exc:
-            raise OutcomeUnknown(f"{who}'s answer to a purchase was lost", key=key) from exc
-        finally:
-            self._pace.penalise(_BUY, interval)  # counted from its end, too: it may have waited for its turn
-        try:
-            return self._judge(answer, _BUY)
+            return self.judge(answer, _BUY)
         except Unavailable as exc:
             if 300 <= answer.status < 500 and answer.status != 408 and not self._is_own(answer):
                 raise  # a redirect, or the edge in front of the provider: no purchase arrived
             raise OutcomeUnknown(f"{exc}, so whether it happened is unknown", key=key) from exc
 
-    async def _repeat(
-        self, method: str, path: str, what: str, options: RequestOptions
-    ) -> tuple[HttpAnswer, Mapping[str, Any]]:
-        async def once() -> tuple[HttpAnswer, Mapping[str, Any]]:
-            await self._pace.turn(_ANY, self._dialect.interval)
-            answer = await self._http.read(method, path, **options)
-            return answer, self._judge(answer, what)
+    async def send(self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
+        """Send one request without side effects, once and in its turn; `judge` says what its answer means."""
+        await self._turn(what)
+        return await self._http.read(method, path, **options)
 
-        return await retry_read(once, clock=self._clock, rng=self._rng)
+    def judge(self, answer: HttpAnswer, what: str) -> Mapping[str, Any]:
+        """Return the object of a success, an empty one where it has no content.
 
-    def _is_own(self, answer: HttpAnswer) -> bool:
-        return self._dialect.problem_of(decode_or_none(answer.body, who=self._dialect.who)) is not None
-
-    def _judge(self, answer: HttpAnswer, what: str) -> Mapping[str, Any]:
-        """Return the object of a success; raise what any other answer means."""
+        Raises:
+            AuthFailed, RateLimited, Unavailable: whatever was asked, this is what any other answer means.
+            RestRefused: a definite no.
+        """
         who = self._dialect.who
         body = decode_or_none(answer.body, who=who)
         if 200 <= answer.status < 300:
+            if answer.status == 204 and not answer.body:
+                return {}
             if not isinstance(body, dict):
                 raise Unavailable(f"{who}'s answer to {what} is not a JSON object")
-            return body
-        if answer.status < 400:
+            if not self._dialect.is_refusal(body):
+                return body
+        elif answer.status < 400:
             raise_for_status(answer, who=who, what=what)
-        problem = self._dialect.problem_of(body)
-        meaning = self._dialect.meaning(answer.status, problem)
+        problem = self._dialect.words_of(answer, body)
+        meaning = self._dialect.meaning(answer.status, problem, what == _BUY)
         said = quote_safely(problem.text or problem.code) if problem is not None else ""
         match meaning:
             case Meaning.TOO_OFTEN:
-                wait = answer.retry_after
-                raise too_often(who, what, self._dialect.penalty if wait is None else wait, self._rng)
+                raise self._throttle(answer, problem, what)
             case Meaning.AUTH:
                 raise AuthFailed(f"{who} refused the API key ({what}): {said or answer.status}")
             case Meaning.UNAVAILABLE:
@@ -247,18 +324,58 @@ class RestClient:
             raise Unavailable(f"{who} answered {answer.status} to {what}, in no words of its own")
         raise RestRefused(who, status=answer.status, meaning=meaning, problem=problem or RefusalWords())
 
+    async def _repeat(
+        self, method: str, path: str, what: str, attempts: int, options: RequestOptions
+    ) -> tuple[HttpAnswer, Mapping[str, Any]]:
+        async def once() -> tuple[HttpAnswer, Mapping[str, Any]]:
+            answer = await self.send(method, path, what=what, **options)
+            return answer, self.judge(answer, what)
+
+        return await retry_read(once, clock=self._clock, rng=self._rng, attempts=attempts)
+
+    async def _turn(self, what: str) -> None:
+        """Wait until a request of this kind is due."""
+        pace = self._dialect.paces.get(what)
+        if pace is None:
+            await self._pace.turn(_ANY, self._dialect.interval)
+        else:
+            await self._pace.turn(what, pace.interval)
+
+    def _throttle(self, answer: HttpAnswer, problem: RefusalWords | None, what: str) -> RateLimited:
+        error = self._dialect.throttle(answer, what, self._rng, problem, self._clock.now())
+        pace = self._dialect.paces.get(what)
+        if pace is not None:
+            # The caller learns the whole wait. Kept here, it would hold back an end, or the list that proves one.
+            self._pace.penalise(what, min(error.retry_after, pace.rest_max))
+        return error
+
+    def _is_own(self, answer: HttpAnswer) -> bool:
+        body = decode_or_none(answer.body, who=self._dialect.who)
+        return self._dialect.words_of(answer, body) is not None
+
 
 @asynccontextmanager
-async def open_rest(
-    base_url: str, dialect: Dialect, services: Services, *, key_hint: str, headers: Mapping[str, str] | None = None
-) -> AsyncIterator[RestClient]:
-    """Open the client of one account, whose key travels as a bearer token.
+async def open_keyed_http(
+    base_url: str, *, who: str, services: Services, key_hint: str, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Http]:
+    """Open the HTTP client of one account, whose key travels as a bearer token.
 
     Raises:
         AuthFailed: there is no key; `key_hint` is the setting that names one.
     """
     if not services.credential:
-        raise AuthFailed(f"{dialect.who} needs an API key: {key_hint}")
+        raise AuthFailed(f"{who} needs an API key: {key_hint}")
     own = {"authorization": f"Bearer {services.credential}", "accept": "application/json", **(headers or {})}
     async with open_http(base_url, headers=own, timeout_s=READ_TIMEOUT_S) as http:
+        yield http
+
+
+@asynccontextmanager
+async def open_rest(
+    base_url: str, dialect: Dialect, services: Services, *, key_hint: str, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[RestClient]:
+    """Open the client of one account, as `open_keyed_http` does."""
+    async with open_keyed_http(
+        base_url, who=dialect.who, services=services, key_hint=key_hint, headers=headers
+    ) as http:
         yield RestClient(http, dialect, clock=services.clock, rng=services.rng)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
 import anyio
+from pydantic import BaseModel
 
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -45,14 +46,17 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    Loss,
+    Market,
     Power,
+    ProviderCharge,
     ProviderName,
     Rejected,
 )
 from spotd_providers.kit.calls import Page, all_pages, check_line, clock_line, rejected
 from spotd_providers.kit.http import HttpAnswer
-from spotd_providers.kit.shapes import listed_reasons
-from spotd_providers.kit.text import clean, key_of
+from spotd_providers.kit.shapes import CHARGE_ROWS_MAX, listed_reasons, require_few_charges, row_or_none
+from spotd_providers.kit.text import clean, key_of, start_complaint
 
 CONFIRM_READS: Final = 3
 CONFIRM_WAIT: Final = timedelta(seconds=2)
@@ -66,6 +70,7 @@ REMEMBERED_MAX: Final = 10_000
 KEY_NAME_DIGITS: Final = 12
 """Enough to tell keys from each other, and far too little to find one."""
 T = TypeVar("T")
+R = TypeVar("R", bound=BaseModel)
 
 
 class ProviderTemplate(ABC):
@@ -79,9 +84,13 @@ class ProviderTemplate(ABC):
     no_login: ClassVar[str] = ""
     """Why no login of a registry is taken, as `ProviderTraits.private_images` says it; empty where one is."""
     ids: ClassVar[re.Pattern[str]] = re.compile(r"[A-Za-z0-9_-]{1,128}")
+    confirms_ends: ClassVar[bool] = True
+    """Whether a machine is read again after its end was accepted; otherwise the next list shows it."""
+    shown_within: ClassVar[timedelta] = SHOWN_WITHIN
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._complaints: dict[InstanceId, str] = {}
         self._ours: dict[InstanceId, datetime] = {}
         self._unconfirmed: dict[InstanceId, LaunchRequest] = {}
         self._not_shown_yet: dict[InstanceId, datetime] = {}
@@ -109,8 +118,22 @@ class ProviderTemplate(ABC):
         """Buy one machine by one request; return what the answer says of it, its price only if it says so."""
 
     @abstractmethod
-    async def _ask_end(self, ref: InstanceRef) -> None:
-        """Ask for the end of this machine; return once that is accepted, or the machine does not exist."""
+    async def _ask_end(self, ref: InstanceRef) -> bool | None:
+        """Ask for the end of this machine; return once that is accepted, or the machine does not exist.
+
+        `False` where the provider says in its own words that it does not: then nothing more is asked.
+        """
+
+    async def _rows(self, _key: AttemptKey | None) -> tuple[Sequence[Any], bool]:
+        """Return the rows of the account's machines, and whether these are all that there are.
+
+        With a key it is enough that they hold every machine of this key.
+        """
+        return await all_pages(self._page)
+
+    def _shows_terms(self, instance: Instance) -> bool:
+        """Whether what is known of a new machine shows its market and price, so that it is judged at once."""
+        return instance.price is not None and instance.market is not None
 
     # What follows from it.
 
@@ -118,20 +141,20 @@ class ProviderTemplate(ABC):
         """Buy one machine at no more than the agreed price, and check what was bought."""
         if request.login is not None and self.no_login:
             raise NotSupported(self.no_login)
-        if request.offer.gpu_price > request.price_max:
-            raise PriceMoved(f"{self.who} sells at list price only, and that is above what was agreed")
+        if request.offer.market is Market.ON_DEMAND and request.offer.gpu_price > request.price_max:
+            raise PriceMoved(f"{self.who} sells {request.offer.offer_id} for more than was agreed")
         instance = await self._buy(request)
         self._own(instance)
-        if instance.price is None:  # the answer only names it
+        if not self._shows_terms(instance):  # the answer only names it
             self._not_shown_yet[instance.ref.instance_id] = self._services.clock.now()
-            _bound(self._not_shown_yet)
+            bound(self._not_shown_yet)
         return Launched(instance=await self._confirmed(instance, request))
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
         """Return every machine that carries the key; only a complete list proves that there is none."""
         if key_of(key, self._services.install) is None:
             return ()
-        listing = await self.instances()
+        listing = await self._listing(key)
         found = tuple(i for i in listing.instances if i.key == key and i.state is not InstanceState.GONE)
         if not found and not listing.complete:
             raise Unavailable(
@@ -141,7 +164,10 @@ class ProviderTemplate(ABC):
 
     async def instances(self) -> Listing:
         """Return every machine under our install label, all pages; a row that cannot be read makes it incomplete."""
-        rows, whole = await all_pages(self._page)
+        return await self._listing(None)
+
+    async def _listing(self, wanted: AttemptKey | None) -> Listing:
+        rows, whole = await self._rows(wanted)
         found: dict[InstanceId, Instance] = {}
         rejected: list[Rejected] = []
         for raw in rows:
@@ -156,10 +182,9 @@ class ProviderTemplate(ABC):
                 rejected.append(Rejected(offer_id=str(key), reason="its row names no machine"))
             elif label is None:
                 rejected.append(Rejected(offer_id="unreadable", reason="the row does not show whose machine it is"))
-        for instance in found.values():
-            await self._confirm_listed(instance)
+        confirmed = [await self._confirm_listed(instance) for instance in found.values()]
         return Listing(
-            instances=await self._explained(tuple(found.values())),
+            instances=await self._explained(tuple(confirmed)),
             complete=whole and not rejected,
             at=self._services.clock.now(),
             rejected=listed_reasons(rejected),
@@ -177,11 +202,15 @@ class ProviderTemplate(ABC):
         """
         for _ in range(END_REQUESTS):
             try:
-                await self._ask_end(ref)
+                is_known = await self._ask_end(ref)
             except Unavailable:
-                if await self._has_ended(ref):
+                if self.confirms_ends and await self._has_ended(ref):
                     return
                 raise
+            if is_known is False:
+                self._require_shown_before(ref)
+            if is_known is False or not self.confirms_ends:
+                return
             for read in range(END_READS):
                 if read:
                     await self._services.clock.sleep(END_WAIT)
@@ -210,7 +239,7 @@ class ProviderTemplate(ABC):
             Unavailable: it may be.
         """
         bought_at = self._not_shown_yet.get(ref.instance_id)
-        if bought_at is not None and self._services.clock.now() - bought_at < SHOWN_WITHIN:
+        if bought_at is not None and self._services.clock.now() - bought_at < self.shown_within:
             raise Unavailable(f"{self.who} does not show its new {self.machine} {ref.instance_id} yet")
 
     async def account(self) -> str:
@@ -221,6 +250,40 @@ class ProviderTemplate(ABC):
     async def _explained(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
         """Return the listed machines with what only further requests show of them; none by default."""
         return instances
+
+    async def _complaint(self, ref: InstanceRef, console: Callable[[], Awaitable[Sequence[str]]]) -> str:
+        """Return the error that our own start script reported as the last line of a console, which is read once.
+
+        In an image without Python nothing else says why the machine ended.
+        """
+        machine = ref.instance_id
+        if machine not in self._complaints:
+            try:
+                self._complaints[machine] = start_complaint(await console())
+            except ProviderError:
+                self._complaints[machine] = ""
+            bound(self._complaints)
+        return self._complaints[machine]
+
+    async def _bill(
+        self,
+        read: Callable[[str | None], Awaitable[Page]],
+        model: type[R],
+        charges: Callable[[R], Iterable[ProviderCharge]],
+    ) -> tuple[ProviderCharge, ...]:
+        """Return the charges in the rows of all pages of a bill; a row that cannot be read is logged.
+
+        Raises:
+            Unavailable: it breaks off, or has more rows than are judged. Of a part nothing could be concluded.
+        """
+        raw, whole = await all_pages(read, rows_max=CHARGE_ROWS_MAX + 1)
+        require_few_charges(len(raw), who=self.who)
+        if not whole:
+            raise Unavailable(f"{self.who}'s bill breaks off")
+        rows = [row for row in (row_or_none(model, one) for one in raw) if row is not None]
+        if odd := len(raw) - len(rows):
+            self._services.log.warning(self._event("charge_unreadable"), rows=odd)
+        return tuple(charge for row in rows for charge in charges(row))
 
     def _price_limit(self, request: LaunchRequest) -> int:
         """Return the most that a machine may be shown to cost, in micro-dollars per hour.
@@ -250,15 +313,18 @@ class ProviderTemplate(ABC):
                 reason="not ours",
             )
 
+    def _event(self, what: str) -> str:
+        return f"{self.name}.{what}"
+
     def _own(self, instance: Instance) -> None:
         """Remember that a machine carries our label, so that it may be ended without another read."""
         self._ours.setdefault(instance.ref.instance_id, self._services.clock.now())
-        _bound(self._ours)
+        bound(self._ours)
 
     async def _confirmed(self, instance: Instance, request: LaunchRequest) -> Instance:
-        """Return the new machine as it is shown, once its price shows that it is what was agreed."""
+        """Return the new machine as it is shown, once that shows that it is what was agreed."""
         for read in range(CONFIRM_READS):
-            if instance.price is not None:
+            if self._shows_terms(instance):
                 break
             if read:
                 await self._services.clock.sleep(CONFIRM_WAIT)
@@ -266,34 +332,38 @@ class ProviderTemplate(ABC):
                 raw = await self._row(instance.ref)
             except ProviderError as exc:
                 self._services.log.warning(
-                    "provider.confirmation_failed", provider=self.name, key=request.key, reason=type(exc).__name__
+                    self._event("confirmation_failed"), key=request.key, reason=type(exc).__name__
                 )
                 break
             if raw is not None:
                 self._not_shown_yet.pop(instance.ref.instance_id, None)
                 instance = self._machine(raw, request.key) or instance
-        if instance.price is None:
-            self._unconfirmed[instance.ref.instance_id] = request
-            _bound(self._unconfirmed)
-            return instance
         fault = self._fault(instance, request)
         if fault is not None:
             await self._undo(instance.ref, request.key, str(fault))
             raise fault
+        if not self._shows_terms(instance):
+            self._unconfirmed[instance.ref.instance_id] = request
+            bound(self._unconfirmed)
         return instance
 
-    async def _confirm_listed(self, instance: Instance) -> None:
+    async def _confirm_listed(self, instance: Instance) -> Instance:
         """Check a machine that could not be read when it was new; one that is not what was agreed is ended."""
         request = self._unconfirmed.get(instance.ref.instance_id)
-        if request is None or instance.price is None:
-            return
+        if request is None:
+            return instance
         fault = self._fault(instance, request)
         if fault is not None:
             try:
                 await self._undo(instance.ref, request.key, str(fault))
             except ProviderError:
-                return  # it stays unconfirmed, so the next list tries again
-        del self._unconfirmed[instance.ref.instance_id]
+                return replace(instance, detail=str(fault))  # it stays unconfirmed, so the next list tries again
+            instance = replace(
+                instance, state=InstanceState.ENDING, loss=Loss.PROVISION_FAILED, detail=clean(str(fault))
+            )
+        if fault is not None or self._shows_terms(instance):
+            del self._unconfirmed[instance.ref.instance_id]
+        return instance
 
     def _fault(self, instance: Instance, request: LaunchRequest) -> ProviderError | None:
         """Return what is wrong with a purchase, as an error; `None` if it is what was agreed."""
@@ -312,9 +382,7 @@ class ProviderTemplate(ABC):
         Raises:
             OutcomeUnknown: it could not be ended.
         """
-        self._services.log.error(
-            "provider.wrong_purchase", provider=self.name, key=key, machine=ref.instance_id, reason=reason
-        )
+        self._services.log.error(self._event("wrong_purchase"), key=key, machine=ref.instance_id, reason=reason)
         cause: ProviderError | None = None
         with anyio.CancelScope(shield=True), anyio.move_on_after(UNDO_S):
             try:
@@ -326,9 +394,15 @@ class ProviderTemplate(ABC):
 
 
 def require_launchable(
-    request: LaunchRequest, *, who: str, extra: Iterable[str], script_bytes_max: int, key_chars_max: int
+    request: LaunchRequest,
+    *,
+    who: str,
+    extra: Iterable[str],
+    script_bytes_max: int,
+    key_chars_max: int,
+    image_chars_max: int | None = None,
 ) -> None:
-    """Require that a provider can be asked for this: its own offer, a script and a name within its limits.
+    """Require that a provider can be asked for this: its own offer, a script, a name and an image within its limits.
 
     Raises:
         RequestRejected: it would be refused for ever.
@@ -342,9 +416,16 @@ def require_launchable(
         raise rejected(who, "start_script", "it holds a NUL")
     if len(request.key) > key_chars_max:
         raise rejected(who, "key", f"a name has at most {key_chars_max} characters")
+    if image_chars_max is not None and not 0 < len(request.image) <= image_chars_max:
+        raise rejected(who, "image", f"an image name has 1 to {image_chars_max} characters")
 
 
-def _bound(remembered: dict[InstanceId, Any]) -> None:
+def as_unreadable(ref: InstanceRef, key: AttemptKey, *, who: str) -> Instance:
+    """Describe a machine that certainly exists under our label, though its row is malformed."""
+    return Instance(ref=ref, key=key, state=InstanceState.UNKNOWN, detail=f"{who}'s row about it is malformed")
+
+
+def bound(remembered: dict[Any, Any]) -> None:
     """Forget the oldest beyond the bound."""
     while len(remembered) > REMEMBERED_MAX:
         del remembered[next(iter(remembered))]
@@ -374,6 +455,7 @@ async def examine(
     accepted: str,
     hint: str,
     refused: str = "",
+    unanswered: str = "",
 ) -> tuple[CheckLine, ...]:
     """Check the key by `greet`, and if it is accepted what `then` makes of the answer, one line each."""
     answers: list[T] = []
@@ -382,7 +464,7 @@ async def examine(
         answers.append(await greet())
         return accepted
 
-    lines = [await check_line("key", key, hint=hint, refused=refused)]
+    lines = [await check_line("key", key, hint=hint, refused=refused, unanswered=unanswered)]
     further = then(answers[0]) if answers else ()
     lines.extend([one if isinstance(one, CheckLine) else await one.line() for one in further])
     return tuple(lines)

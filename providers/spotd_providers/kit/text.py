@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,14 @@ def quote_safely(text: str) -> str:
 NO_PYTHON: Final = "spotd: no Python 3.8 or later in this image"
 """What the start script says where it finds no Python; without one, no other report leaves the machine."""
 CONSOLE_LINES: Final = 50
+
+
+CONSOLE_LINE_CHARS: Final = 4096
+
+
+def last_lines(spoken: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the last lines of a console, without anything that resembles a secret."""
+    return tuple(clean(line, chars_max=CONSOLE_LINE_CHARS) for line in spoken[-count:]) if count > 0 else ()
 
 
 def start_complaint(lines: Iterable[str]) -> str:

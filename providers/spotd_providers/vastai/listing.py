@@ -1,19 +1,12 @@
-"""The machines that vast.ai lists as ours, and whether the list is complete.
-
-Absence is only ever concluded from a complete listing, so everything doubtful makes it incomplete: a later page that
-fails, a page token that repeats, fewer rows than vast.ai says there are, a row that can not be attributed.
-"""
+"""What vast.ai says of the account's machines: states, why one stopped, what is billed, and the bill itself."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
 
-from spotd_providers.contract.errors import ProviderError, Unavailable
-from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Billing,
@@ -23,19 +16,16 @@ from spotd_providers.contract.values import (
     InstanceId,
     InstanceRef,
     InstanceState,
-    Listing,
     Loss,
     Market,
     MicroUsdPerHour,
     ProviderCharge,
     micro_usd,
 )
-from spotd_providers.kit.calls import PAGES_MAX, Page, all_pages
-from spotd_providers.kit.shapes import charges_of, require_few_charges, row_or_none, signed_micro_usd
-from spotd_providers.kit.text import CONSOLE_LINES, clean, key_of, start_complaint
-from spotd_providers.vastai.client import VastClient
+from spotd_providers.kit.shapes import charges_of
+from spotd_providers.kit.text import clean, key_of
 from spotd_providers.vastai.offers import PROVIDER
-from spotd_providers.vastai.wire import WHO, ChargeRow, InstanceRow, VastRefused, instant
+from spotd_providers.vastai.wire import ChargeRow, InstanceRow, instant
 
 # From instance rows to machines: which of vast.ai's four state words decides, and why a machine stopped.
 #
@@ -137,13 +127,6 @@ def billing(row: InstanceRow, found: Standing) -> Billing:
     return Billing.DISK if found.state in (InstanceState.PENDING, InstanceState.PAUSED) else Billing.UNKNOWN
 
 
-def unreadable(contract: int, key: AttemptKey) -> Instance:
-    """Describe a machine that certainly exists under our label, though its row is malformed."""
-    return Instance(
-        ref=ref_of(contract), key=key, state=InstanceState.UNKNOWN, detail="vast.ai's row about it is malformed"
-    )
-
-
 def standing(row: InstanceRow, *, now: datetime, bought_at: datetime | None = None) -> Standing:
     """Decide the state from the row's four states and its text."""
     actual, current = _word(row.actual_status), _word(row.cur_state)
@@ -211,55 +194,11 @@ def _word(value: str | None) -> str:
     return (value or "").strip().lower()
 
 
-# The account's money, and vast.ai's bill for each machine.
+# vast.ai's bill for each machine.
 
 
 _DAY: Final = timedelta(days=1)
 _COUNTED_DAYS: Final = re.compile(r"- (\d{1,4}) days?$")
-
-
-async def money_left(client: VastClient) -> tuple[int, datetime | None]:
-    """Return the spendable micro-dollars (negative for a debt), and the server's clock.
-
-    Raises:
-        Unavailable: the account answer states no money.
-    """
-    try:
-        reply, answer = await client.user()
-    except VastRefused as exc:
-        raise Unavailable(str(exc)) from exc
-    left = reply.balance if reply.credit is None else reply.credit
-    if left is None:
-        raise Unavailable("vast.ai's account answer states neither credit nor balance")
-    return signed_micro_usd(left), answer.date
-
-
-async def charges_between(
-    client: VastClient, services: Services, since: datetime, until: datetime
-) -> tuple[ProviderCharge, ...]:
-    """Return what our machines were billed in a span: one charge per kind (gpu, disk, bwd, bwu), or one `total`."""
-    found: list[ProviderCharge] = []
-    after: str | None = None
-    judged = odd = 0
-    for _ in range(PAGES_MAX):
-        try:
-            page = await client.charge_page(since, until, after=after)
-        except VastRefused as exc:
-            raise Unavailable(str(exc)) from exc
-        judged += len(page.results)
-        require_few_charges(judged, who=WHO)
-        for raw in page.results:
-            row = row_or_none(ChargeRow, raw)
-            if row is None:
-                odd += 1
-            else:
-                found.extend(as_charges(row, services.install))
-        if not page.next_token or page.next_token == after:
-            break
-        after = page.next_token
-    if odd:
-        services.log.warning("vast.charge_unreadable", rows=odd)
-    return tuple(found)
 
 
 def as_charges(row: ChargeRow, install: InstallId) -> list[ProviderCharge]:
@@ -283,148 +222,3 @@ def _counts_last_day(description: str, start: datetime, end: datetime) -> bool:
     if found is None or start.timestamp() % _DAY.total_seconds() or (end - start) % _DAY:
         return False
     return int(found[1]) == (end - start) // _DAY + 1
-
-
-CREDIT_AGE_MAX: Final = timedelta(minutes=1)
-_STOPPED_SOMEHOW: Final = frozenset({Loss.OUTBID, Loss.HOST_LOST})
-
-
-class InstanceListing:
-    """Listings of one account, with what was learned from them so far.
-
-    Attributes:
-        ours: contracts that carry our label, which may be destroyed without another read.
-    """
-
-    def __init__(
-        self, client: VastClient, services: Services, *, console: Callable[[int, int], Awaitable[Sequence[str]]]
-    ) -> None:
-        self._client = client
-        self._services = services
-        self._console = console
-        self._complaints: dict[InstanceId, str] = {}
-        self.ours: set[InstanceId] = set()
-        self._bought_at: dict[InstanceId, datetime] = {}
-        self._unverified: dict[AttemptKey, Market] = {}
-        self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
-
-    def own(self, contract: int) -> None:
-        """Record that this contract was bought here, now."""
-        machine = ref_of(contract).instance_id
-        self.ours.add(machine)
-        self._bought_at[machine] = self._services.clock.now()
-
-    def own_row(self, row: InstanceRow, key: AttemptKey) -> Instance:
-        """Translate a row of ours to a machine."""
-        bought_at = self._bought_at.get(ref_of(row.id).instance_id)
-        return as_instance(row, key, now=self._services.clock.now(), bought_at=bought_at)
-
-    def verify_later(self, key: AttemptKey, wanted: Market) -> None:
-        """Check, when this machine is first listed, that it is of the market that was paid for."""
-        self._unverified[key] = wanted
-
-    async def read(self, label: str | None) -> Listing:
-        """Return every machine under our install label (and this label, if given), all pages.
-
-        Raises:
-            AuthFailed, RateLimited, Unavailable: not even the first page came.
-        """
-        total: int | None = None
-
-        async def page(after: str | None) -> Page:
-            nonlocal total
-            try:
-                answer = await self._client.instance_page(label=label, after=after)
-            except VastRefused as exc:
-                raise Unavailable(str(exc)) from exc
-            total = answer.total_instances
-            return answer.instances, answer.next_token or None
-
-        raw, whole = await all_pages(page)
-        rows: dict[int, Instance] = {}
-        seen: set[int] = set()
-        complete = self._attribute(raw, rows, seen) and whole
-        if label is None and total is not None and len(seen) < total:
-            complete = False
-        found = await self._apply_findings(tuple(rows.values()))
-        self.ours.update(instance.ref.instance_id for instance in found)
-        return Listing(instances=found, complete=complete, at=self._services.clock.now())
-
-    def _attribute(self, page: Sequence[Any], rows: dict[int, Instance], seen: set[int]) -> bool:
-        """Add the machines that are ours to `rows`; return whether every row could be attributed."""
-        whole = True
-        for raw in page:
-            row = row_or_none(InstanceRow, raw)
-            if row is not None:
-                seen.add(row.id)
-                key = key_of(row.label, self._services.install)
-                if key is not None:
-                    rows[row.id] = self.own_row(row, key)
-                continue
-            fields = raw if isinstance(raw, dict) else {}
-            contract, label = fields.get("id"), fields.get("label")
-            key = key_of(label, self._services.install)
-            if isinstance(contract, int) and not isinstance(contract, bool) and 0 < contract < 2**53:
-                seen.add(contract)
-                if key is not None:
-                    rows.setdefault(contract, unreadable(contract, key))
-                    continue
-            if key is not None or not isinstance(label, str):
-                whole = False
-        return whole
-
-    async def _apply_findings(self, found: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """Work three late findings into the machines.
-
-        An empty account, an image that cannot start our script, and a bid that was sold on-demand.
-        """
-        if any(_stopped_somehow(i) for i in found) and await self._is_out_of_credit():
-            found = tuple(
-                replace(i, loss=Loss.BALANCE, detail="the account has no credit left") if _stopped_somehow(i) else i
-                for i in found
-            )
-        return tuple([await self._verify_market(await self._explain_loss(instance)) for instance in found])
-
-    async def _explain_loss(self, instance: Instance) -> Instance:
-        """Read why a container ended by itself: in an image without Python only its console says so."""
-        if instance.loss is not Loss.SELF:
-            return instance
-        machine = instance.ref.instance_id
-        if machine not in self._complaints:
-            try:
-                self._complaints[machine] = start_complaint(await self._console(int(machine), CONSOLE_LINES))
-            except ProviderError:
-                self._complaints[machine] = ""
-        complaint = self._complaints[machine]
-        return replace(instance, loss=Loss.IMAGE_ERROR, detail=complaint) if complaint else instance
-
-    async def _verify_market(self, instance: Instance) -> Instance:
-        wanted = self._unverified.get(instance.key)
-        if wanted is None or instance.market is None:
-            return instance
-        if instance.market is wanted:
-            del self._unverified[instance.key]
-            return instance
-        detail = f"sold {instance.market.value} though {wanted.value} was asked for"
-        self._services.log.error("vast.wrong_purchase", key=instance.key, reason=detail)
-        try:
-            await self._client.destroy(int(instance.ref.instance_id))
-        except ProviderError:
-            return replace(instance, detail=detail)  # the next listing tries again
-        return replace(instance, state=InstanceState.ENDING, loss=Loss.PROVISION_FAILED, detail=detail)
-
-    async def _is_out_of_credit(self) -> bool:
-        gone, at = self._credit_gone
-        now = self._services.clock.now()
-        if now - at < CREDIT_AGE_MAX:
-            return gone
-        try:
-            left, _ = await money_left(self._client)
-        except ProviderError:
-            return False
-        self._credit_gone = (left <= 0, now)
-        return left <= 0
-
-
-def _stopped_somehow(instance: Instance) -> bool:
-    return instance.state is InstanceState.PAUSED and instance.loss in _STOPPED_SOMEHOW

@@ -13,16 +13,6 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.errors import (
-    NoBalance,
-    NoCapacity,
-    OfferGone,
-    PriceMoved,
-    ProviderError,
-    QuotaExceeded,
-    RequestRejected,
-    Unavailable,
-)
 from spotd_providers.contract.gpus import canonical, gpu_info
 from spotd_providers.contract.values import (
     MICRO,
@@ -42,7 +32,8 @@ from spotd_providers.contract.values import (
     micro_usd,
 )
 from spotd_providers.kit.calls import rejected
-from spotd_providers.vastai.wire import WHO, OfferRow, VastRefused, VastSettings
+from spotd_providers.kit.template import require_launchable
+from spotd_providers.vastai.wire import WHO, OfferRow, VastSettings
 
 PROVIDER: Final = ProviderName("vast")
 DISK_GB_MIN: Final = 8
@@ -253,7 +244,7 @@ def country(geolocation: str | None) -> str:
     return code.upper() if len(code) == 2 and code.isalpha() else text
 
 
-# The body of a purchase, and the meaning of its refusal.
+# The body of a purchase.
 
 
 SHELL: Final = "/bin/sh"
@@ -275,16 +266,17 @@ def request_body(request: LaunchRequest) -> tuple[int, dict[str, Any]]:
     Raises:
         RequestRejected: it can not be asked for.
     """
-    ask = request.offer.extra.get("ask", "")
+    require_launchable(
+        request,
+        who=WHO,
+        extra=("ask",),
+        script_bytes_max=SCRIPT_CHARS_MAX,
+        key_chars_max=LABEL_CHARS_MAX,
+        image_chars_max=IMAGE_CHARS_MAX,
+    )
+    ask = request.offer.extra["ask"]
     if not ask.isdecimal():
         raise rejected(WHO, "offer", "it is not an offer of vast.ai")
-    size = len(request.start_script)
-    if size > SCRIPT_CHARS_MAX:
-        raise rejected(WHO, "start_script", f"it has {size} of at most {SCRIPT_CHARS_MAX} characters")
-    if len(request.key) > LABEL_CHARS_MAX:
-        raise rejected(WHO, "key", f"a label has at most {LABEL_CHARS_MAX} characters")
-    if not request.image or len(request.image) > IMAGE_CHARS_MAX:
-        raise rejected(WHO, "image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
     body: dict[str, Any] = {
         "client_id": "me",
         "image": request.image,
@@ -321,28 +313,3 @@ def _image_login(login: RegistryLogin) -> str:
             allowed = "letters, digits and . _ ~ + / = : @ % ! -, and does not begin with -"
             raise rejected(WHO, f"login.{name}", f"for vast.ai the {name} of a registry holds only {allowed}")
     return f"-u {login.username} -p {parts['password']} {login.server}"
-
-
-def refusal_of_purchase(refused: VastRefused, market: Market) -> ProviderError:
-    """Translate a refused purchase into an error of the contract; nothing was bought."""
-    said = refused.detail or refused.code or f"HTTP {refused.status}"
-    words = f"{refused.code} {refused.detail}".lower()
-    if "no_such_ask" in words or "no longer available" in words or "is not available" in words:
-        return OfferGone(f"vast.ai no longer sells this offer: {said}")
-    if "spend_rate" in words or "spend rate" in words:
-        return QuotaExceeded(f"vast.ai limits how fast this account may spend: {said}")
-    if refused.status == 402 or "credit" in words or "balance" in words:
-        return NoBalance(f"the vast.ai account has no credit: {said}")
-    if refused.code == "invalid_price" or ("bid" in words and "low" in words):
-        return PriceMoved(f"vast.ai did not take the price: {said}")
-    if refused.status in (404, 410):
-        return OfferGone(f"vast.ai no longer sells this offer: {said}")
-    if refused.status in (200, 409) and market is Market.SPOT:
-        return PriceMoved(f"vast.ai did not take the bid: {said}")
-    if refused.status in (200, 409):
-        return NoCapacity(f"vast.ai could not place the machine: {said}")
-    if 400 <= refused.status < 500:
-        return RequestRejected(
-            f"vast.ai refused the request: {said}", field="request", reason=refused.code or str(refused.status)
-        )
-    return Unavailable(f"vast.ai refused the request: {said}")

@@ -24,24 +24,24 @@ from pydantic import (
     field_validator,
 )
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Unavailable
+from spotd_providers.contract.errors import RateLimited, Unavailable
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.boundary import duration, safe_base_url
-from spotd_providers.kit.calls import DefiniteRefusal, raise_for_status, too_often
+from spotd_providers.kit.calls import too_often
 from spotd_providers.kit.http import HttpAnswer
+from spotd_providers.kit.rest import Dialect, Meaning, Pace, RefusalWords
 from spotd_providers.kit.shapes import (
     ROWS_MAX,
     Lenient,
     Row,
     Rows,
     decode,
-    decode_or_none,
     distinct_rows,
     first_fault,
     is_small,
     require_few_values,
 )
-from spotd_providers.kit.text import TEXT_CHARS_MAX, quote_safely
+from spotd_providers.kit.text import TEXT_CHARS_MAX
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
 UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
@@ -126,6 +126,10 @@ class UserReply(Row):
     credit: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
     balance: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
     email_verified: Annotated[bool | int | None, Lenient] = None
+
+    @property
+    def money(self) -> float | None:
+        return self.balance if self.credit is None else self.credit
 
 
 class ChargeItem(Row):
@@ -258,91 +262,121 @@ def _id_of(row: Any) -> str:
 #
 # Theory. vast.ai refuses in several forms: an HTTP status, a 200 with `success: false`, a 404 that really means
 # "bad key", a 429 that is plain text. The body's `error` word is therefore read before the status is believed.
-# What only the caller can judge (is a missing ask a lost offer or a finished deletion?) becomes `VastRefused`.
 
 
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
-_AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
 _ABOUT_THE_KEY: Final = re.compile(r"api key|user key|permission|scope|login|log in|auth|access denied")
 _TWO_FACTOR: Final = re.compile(r"(?i)lacks proper privileges|two[ -]factor")
 """Said of a key that may search and nothing else, since it is older than the account's second factor."""
+_NEW_KEY: Final = "it wants a key that was made in a session with two-factor login; make a new one after such a login"
 _WORD: Final = re.compile(r"[a-z][a-z0-9_]{2,40}")
+_BY_ITS_WORDS: Final = (
+    (re.compile("no_such_ask|no longer available|is not available"), Meaning.OFFER_GONE),
+    (re.compile("spend[_ ]rate"), Meaning.QUOTA),
+    (re.compile("credit|balance"), Meaning.NO_BALANCE),
+    (re.compile("bid.*low|low.*bid"), Meaning.PRICE_MOVED),
+)
+"""What the words of a refused purchase mean, the first that occurs."""
+_BY_STATUS: Final = {
+    200: Meaning.NO_CAPACITY,
+    404: Meaning.OFFER_GONE,
+    409: Meaning.NO_CAPACITY,
+    410: Meaning.OFFER_GONE,
+}
 
 
-class VastRefused(DefiniteRefusal):
-    """A definite "no" of vast.ai's; `code` is in lower case."""
-
-    who = WHO
-
-    @property
-    def says_absent(self) -> bool:
-        """The thing named in the call does not exist, in vast.ai's own words."""
-        return self.code.startswith("no_such") or "no_such_instance" in self.detail
-
-
-def body_of(answer: HttpAnswer) -> Any:
-    """Decode the body; `None` if it is not JSON."""
-    return decode_or_none(answer.body, who=WHO)
-
-
-def raise_for(
-    answer: HttpAnswer,
-    body: Any,
-    *,
-    endpoint: str,
-    penalty: timedelta,
-    now: datetime,
-    rng: Random,
-    purchase: bool = False,
-) -> None:
-    """Raise the error that an answer stands for; return only if it is a success.
-
-    On a purchase, a 403 may be about the account or the offer (hosts may rent only their own, new accounts may spend
-    only so fast) and says so in its words; elsewhere it is the key.
-
-    Raises:
-        AuthFailed, RateLimited, Unavailable: whatever was asked, this is what it means.
-        Refused: a definite no.
-    """
-    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    word = _text(fields.get("error")).lower()
+def problem_of(body: Any) -> RefusalWords | None:
+    """Return vast.ai's error word, in lower case, and its sentence."""
+    if not isinstance(body, dict):
+        return None
+    word = _text(body.get("error")).lower()
     code = word if _WORD.fullmatch(word) else ""
-    said = _text(fields.get("msg")) or _text(fields.get("detail")) or ("" if code else word)
-    detail = quote_safely(said or ("" if fields else answer.text[:TEXT_CHARS_MAX]))
+    said = _text(body.get("msg")) or _text(body.get("detail")) or ("" if code else word)
     if _TWO_FACTOR.search(said):
-        raise AuthFailed(
-            "vast.ai wants a key that was made in a session with two-factor login; make a new one after such a login:"
-            f" {detail}"
-        )
-    if answer.status == 429:
-        raise too_many(answer, code=code, detail=detail, endpoint=endpoint, penalty=penalty, now=now, rng=rng)
-    explained = purchase and bool(code or said) and _ABOUT_THE_KEY.search(f"{code} {said}".lower()) is None
-    not_allowed = answer.status == 403 and not explained
-    if answer.status == 401 or code in _AUTH_WORDS or not_allowed:
-        raise AuthFailed(f"vast.ai refused the API key: {detail or code or answer.status}")
-    if 200 <= answer.status < 300 and fields.get("success") is not False:
-        return
-    raise_for_status(answer, who=WHO, what=endpoint)
-    raise VastRefused(status=answer.status, code=code, detail=detail)
+        return RefusalWords(code="two_factor", text=f"{_NEW_KEY}: {said}")
+    return RefusalWords(code=code, text=said)
 
 
-def too_many(
-    answer: HttpAnswer, *, code: str, detail: str, endpoint: str, penalty: timedelta, now: datetime, rng: Random
-) -> ProviderError:
-    """Build the error of a 429: its wait is the header, else the threshold in its text, else the endpoint's penalty."""
-    if code == "search_quota_exceeded":
-        midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-        return RateLimited(
-            "vast.ai's daily search quota is used up until 00:00 UTC; raise poll_every to stay below it",
-            retry_after=midnight - now,
-        )
-    if code == "spend_rate_limit":
-        return QuotaExceeded(f"vast.ai limits how fast this account may spend: {detail}")
-    wait = penalty
-    if (found := _THRESHOLD.search(answer.text)) is not None:
-        wait = max(penalty, timedelta(seconds=min(float(found[1]), 3600.0)))
-    header = answer.retry_after
-    return too_often("vast.ai", endpoint, wait if header is None else header, rng)
+def _refusal_in_text(text: str) -> RefusalWords | None:
+    """Return the words of a refusal that is no JSON; one that is not about the key is no word of vast.ai's."""
+    said = text[:TEXT_CHARS_MAX]
+    return None if said.lstrip().startswith("<") or not _ABOUT_THE_KEY.search(said.lower()) else RefusalWords(text=said)
+
+
+class VastDialect(Dialect):
+    """What vast.ai says depends on words and status together, and on whether something was bought."""
+
+    def meaning(self, status: int, problem: RefusalWords | None, is_purchase: bool, /) -> Meaning:  # noqa: FBT001 - as the base
+        """Return what a refusal means.
+
+        On a purchase, a 403 may be about the account or the offer (hosts may rent only their own, new accounts may
+        spend only so fast) and says so in its words; elsewhere it is the key. Where the words are not known, a refused
+        purchase of an ask that vast.ai has is a lack of capacity, or a bid that is too low.
+        """
+        code = "" if problem is None else problem.code
+        known = self.codes.get(code)
+        if known is not None or problem is None or status in (401, 402, 408, 429) or status >= 500:
+            return known or super().meaning(status, problem, is_purchase)
+        words = f"{code} {problem.text}".lower()
+        if is_purchase:
+            explained = status != 403 or (words.strip() and not _ABOUT_THE_KEY.search(words))
+            bought = (meaning for pattern, meaning in _BY_ITS_WORDS if pattern.search(words))
+            return next(bought, _BY_STATUS.get(status, Meaning.REJECTED)) if explained else Meaning.AUTH
+        if code.startswith("no_such") or "no_such_instance" in words:
+            return Meaning.ABSENT
+        return super().meaning(status, problem, is_purchase)
+
+    def throttle(
+        self, answer: HttpAnswer, what: str, rng: Random, problem: RefusalWords | None, now: datetime, /
+    ) -> RateLimited:
+        """Build the error of a 429: its wait is the header, else the threshold in its text, else the penalty."""
+        if problem is not None and problem.code == "search_quota_exceeded":
+            midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+            return RateLimited(
+                "vast.ai's daily search quota is used up until 00:00 UTC; raise poll_every to stay below it",
+                retry_after=midnight - now,
+            )
+        threshold = _THRESHOLD.search(answer.text)
+        if answer.retry_after is not None or threshold is None:
+            return super().throttle(answer, what, rng, problem, now)
+        wait = max(self.penalty_of(what), timedelta(seconds=min(float(threshold[1]), 3600.0)))
+        return too_often(self.who, what, wait, rng)
+
+
+SEARCH, SHOW, LIST, DESTROY = "search", "show instance", "list instances", "destroy"
+BID, LOGS, ACCOUNT, CHARGES = "change bid", "request logs", "account", "charges"
+
+
+def _pace(interval_s: float, penalty_s: float, rest_max: timedelta = timedelta(minutes=4)) -> Pace:
+    return Pace(interval=timedelta(seconds=interval_s), penalty=timedelta(seconds=penalty_s), rest_max=rest_max)
+
+
+DIALECT: Final = VastDialect(
+    who=WHO,
+    problem_of=problem_of,
+    text_of=_refusal_in_text,
+    is_refusal=lambda body: body.get("success") is False,
+    codes={
+        **dict.fromkeys(
+            ("auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden", "two_factor"), Meaning.AUTH
+        ),
+        "spend_rate_limit": Meaning.QUOTA,
+        "invalid_price": Meaning.PRICE_MOVED,
+    },
+    # The intervals are a little above vast.ai's own thresholds, since requests arrive unevenly.
+    buy_interval=timedelta(seconds=4.6),
+    paces={
+        SEARCH: _pace(0.0, 6.0),
+        SHOW: _pace(2.1, 2.1),
+        LIST: _pace(1.1, 1.1),
+        DESTROY: _pace(3.1, 3.1, timedelta(seconds=20)),
+        BID: _pace(5.6, 5.6),
+        LOGS: _pace(1.1, 1.5),
+        ACCOUNT: _pace(1.1, 1.1),
+        CHARGES: _pace(1.1, 3.0),
+    },
+    buy_timeout_s=60.0,
+)
 
 
 def _text(value: Any) -> str:

@@ -337,10 +337,10 @@ def _ends_all_of_the_label(patch: pytest.MonkeyPatch) -> None:
 
 
 def _vast_asks_not_whose_it_is(patch: pytest.MonkeyPatch) -> None:
-    async def our_contract(_self: Any, ref: InstanceRef) -> int:
-        return int(ref.instance_id)
+    async def require_ours(_self: Any, _ref: InstanceRef) -> None:
+        return
 
-    patch.setattr(VastProvider, "_our_contract", our_contract)
+    patch.setattr(VastProvider, "_require_ours", require_ours)
 
 
 def _vast_changes_every_bid(patch: pytest.MonkeyPatch) -> None:
