@@ -342,7 +342,6 @@ COUNT_HINT: Final = "write a number of parameters like 7B, 350M, 1.5T or 6738415
 _TEXT_MAX: Final = 32
 _COUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMBT]?)", re.IGNORECASE)
 _BYTES: Final = re.compile(r"[0-9.]+\s*[KMGTP]i?B", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 _FACTORS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -362,26 +361,6 @@ def parse_params(text: str) -> int:
     if not PARAMS_MIN <= params <= PARAMS_MAX:
         raise BadValue(f"{shown(text)} is not between 1M and 1000T parameters", hint=COUNT_HINT)
     return int(params)
-
-
-def parse_number(text: str, *, unit: str = "", least: int = 0, most: int, above: bool = False) -> Fraction:
-    """Return the number a text like `450`, `450W` or `0.5` names; `unit` may stand behind it.
-
-    Raises:
-        BadValue: not a number, or not within the bounds; with `above` the lower bound itself is refused.
-    """
-    value = text.strip()
-    if unit and value.lower().endswith(unit.lower()):
-        value = value[: -len(unit)].strip()
-    hint = f"write a number from {least} to {most}" + (f", like {most // 2}{unit}" if unit else "")
-    if len(value) > _TEXT_MAX or not _NUMBER.fullmatch(value):
-        negative = value.startswith("-") and _NUMBER.fullmatch(value[1:])
-        raise BadValue(f"{shown(text)} is {'negative' if negative else 'not a number'}", hint=hint)
-    number = Fraction(value)
-    if number > most or number < least or (above and number == least):
-        bounds = f"above {least} and at most {most}" if above else f"between {least} and {most}"
-        raise BadValue(f"{shown(text)} is not {bounds}", hint=hint)
-    return number
 
 
 # How far the estimate was off from published measurements, by kind of work.

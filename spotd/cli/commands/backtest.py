@@ -14,8 +14,7 @@ from spotd.cli import stderr
 from spotd.cli.entry import CommandFailed, ExitCode, unusable
 from spotd.cli.inputs.draft import read_draft
 from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
-from spotd.cli.inputs.ranges import RANGE, CeilingRange, ceilings_around
-from spotd.cli.views.size_view import PURCHASE, number
+from spotd.cli.inputs.ranges import PURCHASE, RANGE, CeilingRange, ceilings_around, number
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.paths import state_dir
@@ -149,7 +148,7 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     except BacktestRefused as exc:
         raise CommandFailed(exc.message, hint=exc.hint) from exc
     if plot is not None:
-        from spotd.cli.views.plots import draw_backtest
+        from spotd.cli.views.backtest_view import draw_backtest
 
         draw_backtest(result, plot)
     if output == JSON:

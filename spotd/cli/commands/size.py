@@ -16,7 +16,8 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.options import JSON, TABLE, F, output, shown_option
-from spotd.cli.views.size_view import MONEY, PARAMS, PURCHASE, RENT, Sizing, cheapest_rows, document, number, show
+from spotd.cli.inputs.ranges import PURCHASE, number
+from spotd.cli.views.size_view import MONEY, PARAMS, RENT, Sizing, cheapest_rows, document, show
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.estimates.breakeven import CARD_WATTS, HOURS_PER_WEEK, MONTHS_PER_YEAR, BreakEven, Purchase, break_even

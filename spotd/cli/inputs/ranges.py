@@ -1,4 +1,4 @@
-"""A range of ceilings on the command line: `1.5..3.0`, `12/h..24/h`, or a list such as `1.5,2,3`."""
+"""Figures on the command line: numbers, prices, and a range of ceilings such as `1.5..3.0` or `12/h..24/h`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotd.cli.inputs.options import Parsed
 from spotd.client.daemon import Daemon
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
-from spotd_jobs.spec.units import parse_price
+from spotd_jobs.spec.units import parse_money, parse_number, parse_price
 
 LISTED_MAX: Final = 100
 _LEAST, _MOST = Fraction(7, 10), Fraction(3, 2)
@@ -138,3 +138,22 @@ def _before(now: datetime, span: timedelta) -> datetime:
         return now - span
     except OverflowError:
         return datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def number(*, unit: str = "", most: int, above: bool = False) -> Parsed:
+    """Return the type of a number from 0, or `above` it, with or without its unit."""
+
+    def parse(text: str) -> Fraction:
+        return parse_number(text, unit=unit, most=most, above=above)
+
+    return Parsed(unit or "number", parse)
+
+
+def _paid(text: str) -> int:
+    amount = parse_money(text)
+    if amount == 0:
+        raise BadValue("a price must be above 0", hint="write dollars like 1600")
+    return amount
+
+
+PURCHASE: Final = Parsed("dollars", _paid)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.estimates.workload import parse_number, parse_params
+from spotd.estimates.workload import parse_params
 from spotd_jobs.spec.problems import BadValue
+from spotd_jobs.spec.units import parse_number
 from tests.cases import every
 
 
