@@ -12,7 +12,7 @@ import logging
 import re
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -227,23 +227,50 @@ def _tls_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
+TokenSource = Callable[[bool], Awaitable[str]]
+"""Returns a bearer token that is valid now; asked with `True` after one was refused, for another."""
+
+
+class _ChangingToken(httpx.Auth):
+    """A bearer token that runs out. A request that is refused for it was not carried out, so it is sent once more."""
+
+    def __init__(self, tokens: TokenSource) -> None:
+        self._tokens = tokens
+
+    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        token = await self._tokens(False)  # noqa: FBT003 - the one argument of a callable
+        if token:
+            request.headers["authorization"] = f"Bearer {token}"
+        answer = yield request
+        if token and answer.status_code == 401:
+            request.headers["authorization"] = f"Bearer {await self._tokens(True)}"  # noqa: FBT003 - as above
+            yield request
+
+
 @asynccontextmanager
 async def open_http(
     base_url: str,
     *,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 20.0,
+    tls: ssl.SSLContext | None = None,
+    tokens: TokenSource | None = None,
 ) -> AsyncIterator[Http]:
     """Open a client for one base URL; `headers` (keys included) go with every request.
 
     The environment's proxies are honoured, but never on the way to this very computer; its `.netrc` is not.
+
+    Args:
+        tls: for a server whose authority is not one that everybody knows, or that asks for a certificate.
+        tokens: where the key is a bearer token that changes.
     """
     async with httpx.AsyncClient(
         base_url=base_url,
         headers={"user-agent": USER_AGENT, "accept-encoding": "gzip", **(headers or {})},
         timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
         limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
-        verify=_tls_context(),
+        auth=None if tokens is None else _ChangingToken(tokens),
+        verify=_tls_context() if tls is None else tls,
         trust_env=httpx.URL(base_url).host not in ("127.0.0.1", "localhost", "::1"),
     ) as client:
         yield Http(client)

@@ -1,0 +1,414 @@
+"""One attempt as one Job with one pod: what is created, and what the cluster's objects say of it later.
+
+The Job's name stands for the key and is unique in the namespace, so that a second creation is refused (409). The Job
+must never start a second pod by itself: spotd decides what follows a loss. What runs, and what is billed, is the pod;
+a Job that is deleted while its pod still ends is a machine that ends. A loss is read from the pod's conditions, since
+the Job's counters follow only once the pod is over.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from spotd_providers.contract.values import (
+    AttemptKey,
+    HostId,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    LaunchRequest,
+    Loss,
+    MicroUsdPerHour,
+    RegistryLogin,
+)
+from spotd_providers.kit.text import clean
+from spotd_providers.kubernetes.market import USUAL_TOLERATIONS
+from spotd_providers.kubernetes.wire import (
+    KEY,
+    LABEL_INSTALL,
+    MARKET,
+    NAME_CHARS_MAX,
+    PRICE,
+    PROVIDER,
+    KubernetesSettings,
+    Toleration,
+    child,
+    instant,
+    items,
+    market_of,
+    text,
+)
+
+JOB_OF_POD: Final = "batch.kubernetes.io/job-name"
+HOME: Final = "/spotd"
+SCRIPT: Final = "/spotd-start/start.sh"
+SHARED_MEMORY_SHARE: Final = 4
+"""A quarter of the memory: what a DataLoader needs beyond the 64 MB that a container has."""
+KEPT_FOR: Final = timedelta(hours=1)
+"""How long the cluster keeps a Job that is over, and with it the console."""
+HELD_UP: Final = timedelta(minutes=2)
+"""How long an image that cannot be pulled is tried again: a registry may be away for a moment."""
+OVERDUE: Final = timedelta(minutes=1)
+"""How long after its announced end a pod that is still shown counts as one whose node is away."""
+RESUMED_AFTER: Final = timedelta(seconds=30)
+"""A Job that is suspended later than this after its creation had been started before: Kueue took its place away.
+
+Of one that had a pod while spotd watched, that is known at once."""
+_SCRIPT_LINE: Final = f"cd {HOME} && exec /bin/sh {SCRIPT}"
+_IMAGE_ERRORS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable"})
+_IMAGE_FAULTS: Final = frozenset({"InvalidImageName"})
+_CONTAINER_ERRORS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_LOST_WITH_NODE: Final = frozenset({"TerminationByKubelet", "NodeShutdown", "Terminated", "Evicted", "NodeLost"})
+
+
+def job_name(key: str) -> str:
+    """Return the name that stands for this key; one that is too long is shortened by its hash."""
+    if len(key) <= NAME_CHARS_MAX:
+        return key
+    return f"{key[: NAME_CHARS_MAX - 17]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobObjects:
+    """The objects of one machine. `job` is empty where only pods of it are left."""
+
+    job: Mapping[str, Any]
+    pods: tuple[Mapping[str, Any], ...]
+
+    @property
+    def uid(self) -> str:
+        if self.job:
+            return text(child(self.job, "metadata"), "uid")
+        return next((owner for pod in self.pods if (owner := owner_of(pod))), "")
+
+    @property
+    def name(self) -> str:
+        if self.job:
+            return text(child(self.job, "metadata"), "name")
+        return next((text(child(pod, "metadata", "labels"), JOB_OF_POD) for pod in self.pods), "")
+
+    @property
+    def annotations(self) -> Mapping[str, Any]:
+        return child(self.job or next(iter(self.pods), {}), "metadata", "annotations")
+
+
+def owner_of(pod: Any) -> str:
+    """Return the uid of the Job that a pod belongs to."""
+    owners = items(child(pod, "metadata"), "ownerReferences")
+    return next((text(one, "uid") for one in owners if text(one, "kind") == "Job"), "")
+
+
+def rows_of(jobs: Sequence[Any], pods: Sequence[Any]) -> list[JobObjects | None]:
+    """Join Jobs with their pods; `None` stands for an object that cannot be read."""
+    found: dict[str, tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = {}
+    odd: list[JobObjects | None] = []
+    for job in jobs:
+        uid = text(child(job, "metadata"), "uid")
+        if not uid or not text(child(job, "metadata"), "name"):
+            odd.append(None)
+        else:
+            found[uid] = (job, [])
+    for pod in pods:
+        owner = owner_of(pod)
+        if not owner or not text(child(pod, "metadata"), "uid"):
+            odd.append(None)
+        else:
+            found.setdefault(owner, ({}, []))[1].append(pod)
+    return [*(JobObjects(job=job, pods=tuple(mine)) for job, mine in found.values()), *odd]
+
+
+def ref_of(name: str, uid: str) -> InstanceRef:
+    """Return the handle of a Job: its name leads to it, its uid distinguishes it from another one of that name."""
+    return InstanceRef(provider=PROVIDER, instance_id=InstanceId(f"{name}:{uid}"))
+
+
+# What a launch creates.
+
+
+def job_of(request: LaunchRequest, settings: KubernetesSettings) -> dict[str, Any]:
+    """Build the Job. The start script is not in it: everybody who may read pods would read the URL of the grant."""
+    name, offer = job_name(request.key), request.offer
+    labels = {LABEL_INSTALL: request.install}
+    notes = {KEY: request.key, PRICE: str(request.offer.gpu_price), MARKET: offer.market.value}
+    asked: dict[str, str] = json.loads(offer.extra["asked"])
+    limits = {"memory": asked["memory"], "ephemeral-storage": f"{request.disk_gb}G"}
+    if offer.gpu_count:
+        limits[offer.extra["resource"]] = str(offer.gpu_count)
+    environment = [{"name": "SPOTD_HOME", "value": f"{HOME}/{name}"}]
+    if not offer.gpu_count:
+        environment.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
+    where = json.loads(offer.extra["where"])
+    shared_memory = f"{max(64, int(asked['memory'].removesuffix('Mi')) // SHARED_MEMORY_SHARE)}Mi"
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": settings.grace_s,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "tolerations": [_toleration(one) for one in (*USUAL_TOLERATIONS, *settings.tolerations)],
+        "containers": [
+            {
+                "name": "job",
+                "image": request.image,
+                "command": ["/bin/sh", "-c", _SCRIPT_LINE],
+                "workingDir": HOME,
+                "env": environment,
+                "resources": {
+                    "requests": {**asked, "ephemeral-storage": limits["ephemeral-storage"]},
+                    "limits": limits,
+                },
+                "volumeMounts": [
+                    {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own
+                    {"name": "home", "mountPath": HOME},
+                    {"name": "start", "mountPath": SCRIPT.rpartition("/")[0], "readOnly": True},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
+            {"name": "home", "emptyDir": {"sizeLimit": limits["ephemeral-storage"]}},
+            {"name": "start", "secret": {"secretName": name}},
+        ],
+    }
+    if where:
+        terms = {"nodeSelectorTerms": [{"matchExpressions": where}]}
+        pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    if request.login is not None:
+        pod["imagePullSecrets"] = [{"name": login_name(name)}]
+    own = {
+        "priorityClassName": settings.priority_class,
+        "runtimeClassName": settings.runtime_class,
+        "serviceAccountName": settings.service_account,
+    }
+    pod.update({key: value for key, value in own.items() if value is not None})
+    kept = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "labels": {**labels, **({"kueue.x-k8s.io/queue-name": settings.queue} if settings.queue else {})},
+            "annotations": notes,
+        },
+        "spec": {
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            "podReplacementPolicy": "Failed",
+            "suspend": settings.queue is not None,
+            "ttlSecondsAfterFinished": int(KEPT_FOR.total_seconds()),
+            "template": {"metadata": {"labels": labels, "annotations": {**notes, **kept}}, "spec": pod},
+        },
+    }
+
+
+def _toleration(one: Toleration) -> dict[str, str]:
+    said = {"key": one.key, "operator": "Exists" if one.value is None else "Equal"}
+    return {
+        **said,
+        **({} if one.value is None else {"value": one.value}),
+        **({"effect": one.effect} if one.effect else {}),
+    }
+
+
+def login_name(name: str) -> str:
+    return f"{name}-login"
+
+
+def secrets_of(request: LaunchRequest, uid: str) -> list[dict[str, Any]]:
+    """Build the Secrets of a Job, which the cluster deletes with it."""
+    name = job_name(request.key)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": False}
+    labels = {LABEL_INSTALL: request.install}
+    found = [_secret(name, labels, owner, "Opaque", SCRIPT.rpartition("/")[2], request.start_script)]
+    if request.login is not None:
+        kind, file = "kubernetes.io/dockerconfigjson", ".dockerconfigjson"
+        found.append(_secret(login_name(name), labels, owner, kind, file, _docker_config(request.login)))
+    return found
+
+
+def _secret(name: str, labels: Mapping[str, str], owner: Any, kind: str, file: str, content: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": kind,
+        "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
+        "data": {file: base64.b64encode(content.encode()).decode()},
+    }
+
+
+def _docker_config(login: RegistryLogin) -> str:
+    password = login.password.reveal()
+    auth = base64.b64encode(f"{login.username}:{password}".encode()).decode()
+    return json.dumps({"auths": {login.server: {"username": login.username, "password": password, "auth": auth}}})
+
+
+# What the cluster says of it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What the objects of a machine say; the fields are those of `Instance`."""
+
+    state: InstanceState
+    loss: Loss | None = None
+    detail: str = ""
+    notice_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+def as_instance(
+    row: JobObjects, key: AttemptKey, settings: KubernetesSettings, now: datetime, *, had_pod: bool = False
+) -> Instance | None:
+    """Translate the objects of one machine; `None` where they do not even name one."""
+    if not row.uid or not row.name:
+        return None
+    pod = next((one for one in reversed(row.pods) if not _is_over(one)), row.pods[-1] if row.pods else None)
+    seen = _seen(row, pod, settings, now, had_pod=had_pod)
+    notes = row.annotations
+    price = text(notes, PRICE)
+    host = "" if pod is None else text(child(pod, "spec"), "nodeName")
+    return Instance(
+        ref=ref_of(row.name, row.uid),
+        key=key,
+        state=seen.state,
+        market=market_of(text(notes, MARKET)),
+        host_id=HostId(host) if host else None,
+        price=MicroUsdPerHour(int(price)) if price.isascii() and price.isdecimal() and len(price) < 14 else None,
+        created_at=instant(child(row.job or pod or {}, "metadata").get("creationTimestamp")),
+        notice_at=seen.notice_at,
+        loss=seen.loss,
+        detail=clean(seen.detail),
+        ended_at=seen.ended_at,
+    )
+
+
+def _seen(
+    row: JobObjects, pod: Mapping[str, Any] | None, settings: KubernetesSettings, now: datetime, *, had_pod: bool
+) -> _Seen:
+    is_deleted = not row.job or bool(text(child(row.job, "metadata"), "deletionTimestamp"))
+    if pod is None:
+        return _without_pod(row.job, is_deleted=is_deleted, had_pod=had_pod)
+    if _is_over(pod):
+        return _over(pod)
+    if is_deleted:
+        return _Seen(state=InstanceState.ENDING)
+    alive = [one for one in row.pods if not _is_over(one)]
+    if len(row.pods) > 1:
+        detail = f"the cluster started {len(row.pods)} pods for it, of which {len(alive)} run"
+        return _Seen(state=InstanceState.PAUSED, loss=Loss.PREEMPTED, detail=detail)
+    leaving = instant(child(pod, "metadata").get("deletionTimestamp"))
+    if leaving is not None:
+        loss, detail = _disruption(pod)
+        if now - leaving > OVERDUE:
+            detail = f"the pod should have ended at {leaving:%H:%M:%S} UTC: {detail or 'its node is away'}"
+            return _Seen(state=InstanceState.ENDING, loss=loss or Loss.HOST_LOST, detail=detail)
+        state = _waiting(pod, settings, now).state
+        return _Seen(state=state, notice_at=leaving, detail=detail or "the pod is being evicted")
+    if _is_suspended_again(row.job, had_pod=True):
+        return _Seen(state=InstanceState.PAUSED, loss=Loss.PREEMPTED, detail="its queue took the place away")
+    return _waiting(pod, settings, now)
+
+
+def _without_pod(job: Mapping[str, Any], *, is_deleted: bool, had_pod: bool) -> _Seen:
+    """Judge a Job that has no pod: not yet, not any more, or taken out of its queue."""
+    final = next((one for one in _conditions(job) if one["type"] in ("Complete", "Failed") and one["is"]), None)
+    if final is not None:
+        loss = Loss.SELF if final["type"] == "Complete" else Loss.HOST_LOST
+        at = instant(final["since"])
+        return _Seen(state=InstanceState.GONE, loss=loss, detail=str(final["message"]), ended_at=at)
+    if is_deleted:
+        return _Seen(state=InstanceState.ENDING)
+    if _is_suspended_again(job, had_pod=had_pod):
+        return _Seen(state=InstanceState.PAUSED, loss=Loss.PREEMPTED, detail="its queue took the place away")
+    waits = "waits in its queue" if child(job, "spec").get("suspend") is True else "has no pod yet"
+    return _Seen(state=InstanceState.PENDING, detail=f"the Job {waits}")
+
+
+def _over(pod: Mapping[str, Any]) -> _Seen:
+    """Judge a pod that uses nothing any more."""
+    ended = [child(one, "state", "terminated") for one in items(child(pod, "status"), "containerStatuses")]
+    terminated = next((one for one in ended if one), {})
+    at = instant(terminated.get("finishedAt"))
+    loss, detail = _disruption(pod)
+    why = text(child(pod, "status"), "reason")
+    if loss is None and why in ("UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "NodeAffinity"):
+        loss, detail = Loss.PROVISION_FAILED, text(child(pod, "status"), "message") or why
+    if loss is None and (why in _LOST_WITH_NODE or not terminated):
+        loss, detail = Loss.HOST_LOST, text(child(pod, "status"), "message") or why or "the pod ended with its node"
+    if loss is None and text(terminated, "reason") in ("ContainerCannotRun", "StartError"):
+        loss, detail = Loss.IMAGE_ERROR, text(terminated, "message") or text(terminated, "reason")
+    if loss is None:
+        code = terminated.get("exitCode")
+        said = f"the container ended with {code}" if isinstance(code, int) else "the container ended"
+        loss, detail = Loss.SELF, f"{said} ({text(terminated, 'reason') or 'no reason given'})"
+    return _Seen(state=InstanceState.GONE, loss=loss, detail=detail, ended_at=at)
+
+
+def _disruption(pod: Mapping[str, Any]) -> tuple[Loss | None, str]:
+    found = next((one for one in _conditions(pod) if one["type"] == "DisruptionTarget" and one["is"]), None)
+    if found is None:
+        return None, ""
+    reason = str(found["reason"])
+    loss = Loss.HOST_LOST if reason in _LOST_WITH_NODE else Loss.PREEMPTED
+    return loss, f"{reason}: {found['message']}" if found["message"] else reason
+
+
+def _waiting(pod: Mapping[str, Any], settings: KubernetesSettings, now: datetime) -> _Seen:
+    """Judge a pod that is not over: it waits for a node, for its image, or runs."""
+    states = [child(one, "state") for one in items(child(pod, "status"), "containerStatuses")]
+    phase = text(child(pod, "status"), "phase")
+    if any(child(one, "running") for one in states) or (phase == "Running" and not states):
+        return _Seen(state=InstanceState.RUNNING)
+    since = instant(child(pod, "metadata").get("creationTimestamp")) or now
+    for one in (child(state, "waiting") for state in states):
+        reason, message = text(one, "reason"), text(one, "message")
+        detail = f"{reason}: {message}" if message else reason
+        started = instant(child(pod, "status").get("startTime")) or since
+        if reason in _IMAGE_FAULTS or (reason in _IMAGE_ERRORS and now - started > HELD_UP):
+            return _Seen(state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=detail)
+        if reason in _CONTAINER_ERRORS and now - started > HELD_UP:
+            return _Seen(state=InstanceState.PAUSED, loss=Loss.PROVISION_FAILED, detail=detail)
+        if reason and reason not in ("ContainerCreating", "PodInitializing"):
+            return _Seen(state=InstanceState.PENDING, detail=detail)
+    placed = next((one for one in _conditions(pod) if one["type"] == "PodScheduled"), None)
+    if placed is not None and not placed["is"] and placed["reason"] == "Unschedulable":
+        waited = now - (instant(placed["since"]) or since)
+        if waited > settings.schedule_span:
+            return _Seen(state=InstanceState.PAUSED, loss=Loss.PROVISION_FAILED, detail=str(placed["message"]))
+        return _Seen(state=InstanceState.PENDING, detail=str(placed["message"]))
+    return _Seen(state=InstanceState.PENDING if phase == "Pending" else InstanceState.UNKNOWN)
+
+
+def _is_over(pod: Mapping[str, Any]) -> bool:
+    return text(child(pod, "status"), "phase") in ("Succeeded", "Failed")
+
+
+def _is_suspended_again(job: Mapping[str, Any], *, had_pod: bool) -> bool:
+    """Whether a Job that had been started is suspended: Kueue preempts so, and would start it later by itself."""
+    if child(job, "spec").get("suspend") is not True:
+        return False
+    if had_pod:
+        return True
+    made = instant(child(job, "metadata").get("creationTimestamp"))
+    since = next((instant(one["since"]) for one in _conditions(job) if one["type"] == "Suspended" and one["is"]), None)
+    return made is not None and since is not None and since - made > RESUMED_AFTER
+
+
+def _conditions(thing: Mapping[str, Any]) -> list[dict[str, object]]:
+    return [
+        {
+            "type": text(one, "type"),
+            "is": text(one, "status") == "True",
+            "reason": text(one, "reason"),
+            "message": text(one, "message"),
+            "since": one.get("lastTransitionTime"),
+        }
+        for one in items(child(thing, "status"), "conditions")
+    ]

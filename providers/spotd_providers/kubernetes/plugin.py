@@ -1,0 +1,377 @@
+"""Kubernetes as a spotd provider: the requests that are its own, and the descriptor.
+
+One attempt is one Job with one pod (`machines.py`); nodes and configured pools are the offers (`market.py`). A cluster
+sells nothing: what an hour counts as stands in the config. What every provider does alike is in `kit/template.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar, Final
+
+from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, ProviderError, Unavailable
+from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    LaunchRequest,
+    OfferPage,
+    OfferQuery,
+    Power,
+)
+from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
+from spotd_providers.kit.calls import Page, judge_apart, rejected
+from spotd_providers.kit.http import HttpAnswer
+from spotd_providers.kit.rest import Meaning, RestRefused
+from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons
+from spotd_providers.kit.template import (
+    REMEMBERED_MAX,
+    Check,
+    ProviderTemplate,
+    clock_lines,
+    examine,
+    require_launchable,
+)
+from spotd_providers.kit.text import clean
+from spotd_providers.kubernetes.access import Cluster, open_cluster
+from spotd_providers.kubernetes.machines import (
+    JOB_OF_POD,
+    JobObjects,
+    as_instance,
+    job_of,
+    owner_of,
+    rows_of,
+    secrets_of,
+)
+from spotd_providers.kubernetes.market import offers_of, used_by_node
+from spotd_providers.kubernetes.wire import (
+    KEY,
+    LABEL_INSTALL,
+    PROVIDER,
+    TAKEN,
+    WHO,
+    KubernetesSettings,
+    child,
+    text,
+)
+
+SCRIPT_BYTES_MAX: Final = 200_000
+KEY_CHARS_MAX: Final = 64
+PAGE_ROWS: Final = 250
+"""A node takes up to 50 KB, most of it names of images."""
+PAGES_MAX: Final = ROWS_MAX // PAGE_ROWS
+LOG_BYTES_MAX: Final = 256 * 1024
+_LOGIN: Final = "it travels in a Secret: who may read Secrets of the namespace can read it, and each node of the job"
+_MISSING: Final[Mapping[Power, str]] = {
+    Power.BID_CHANGE: "a cluster has no bids",
+    Power.BALANCE: "a cluster has no balance",
+    Power.BILLING: "a cluster keeps no bills; what an hour counts as stands in providers.kubernetes.prices",
+    Power.STOP_RESUME: "a pod cannot be stopped and resumed",
+    Power.CAPACITY_SCORES: "a cluster states what is free, not how likely a start is",
+    Power.HOST_IDENTITY: "the cluster decides on which node a job runs",
+    Power.SHELL: "a pod has no ssh server; use kubectl exec",
+}
+RIGHTS: Final = (
+    ("batch", "jobs", ("create", "get", "list", "delete")),
+    ("", "pods", ("get", "list", "delete")),
+    ("", "pods/log", ("get",)),
+    ("", "secrets", ("create",)),
+)
+"""What is needed in the namespace."""
+WIDE_RIGHTS: Final = (("", "nodes", ("list",)), ("", "pods", ("list",)))
+"""What offers of the cluster's own nodes need, in the whole cluster; configured pools need none of it."""
+_KEY_HINT: Final = "check providers.kubernetes.kubeconfig and context, or api_key and base_url; try: kubectl get nodes"
+
+
+class KubernetesProvider(ProviderTemplate):
+    """The requests that are the cluster's own."""
+
+    name = PROVIDER
+    who = WHO
+    machine = "Job"
+    ids: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}:[A-Za-z0-9-]{1,64}")
+
+    def __init__(self, cluster: Cluster, settings: KubernetesSettings, services: Services) -> None:
+        super().__init__(services)
+        self._client = cluster.client
+        self._http = cluster.http
+        self._address = cluster.address
+        self._settings = settings
+        self._had_pod: dict[str, None] = {}
+        self.capabilities: Mapping[Power, Capability] = capabilities(
+            *(power for power in Power if power not in _MISSING), missing=_MISSING
+        )
+
+    @property
+    def requests_sent(self) -> int:
+        return self._client.requests_sent
+
+    async def account(self) -> str:
+        """Return the cluster's address with the namespace: another one's list says nothing of our Jobs."""
+        return f"{self._address} {self._settings.namespace}"
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """Return what nodes have room for, and the configured pools."""
+        at = self._services.clock.now()
+        nodes, whole, note = await self._nodes()
+        pods = await self._all_pods() if nodes else []
+        used = None if pods is None else await judge_apart(partial(used_by_node, pods), rows=len(pods))
+        offers, bad = await judge_apart(partial(offers_of, nodes, used, self._settings), rows=len(nodes))
+        asked = tuple(one for one in offers if one.market in query.markets)
+        return OfferPage(offers=asked, rejected=listed_reasons(bad), complete=whole, note=note, at=at)
+
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+        """Return the last lines of the container's console."""
+        await self._require_ours(ref)
+        row = await self._row(ref)
+        pod = row.pods[-1] if isinstance(row, JobObjects) and row.pods else None
+        if pod is None:
+            raise Unavailable(f"{WHO} shows no pod of {ref.instance_id} that could have a console")
+        path = f"{self._pods}/{text(child(pod, 'metadata'), 'name')}/log"
+        params: dict[str, str | int] = {"container": "job", "tailLines": lines, "limitBytes": LOG_BYTES_MAX}
+        answer = await self._http.read("GET", path, params=params)
+        if answer.status != 200:
+            raise Unavailable(f"{WHO} gives no console of {ref.instance_id} now (HTTP {answer.status})")
+        return [clean(line) for line in answer.text.splitlines()[-lines:]]
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Check the way in, the rights one by one, the clock and what can be offered, one line each."""
+
+        async def greet() -> HttpAnswer:
+            answer, _ = await self._client.answer("GET", "/version", what="the version")
+            for group, resource, verbs in RIGHTS[:1]:
+                await self._may(group, resource, verbs[0], self._settings.namespace)
+            return answer
+
+        async def rights() -> str:
+            wanted = [(group, what, verb) for group, what, verbs in RIGHTS for verb in verbs]
+            lacking = [f"{verb} {what}" for group, what, verb in wanted if not await self._may(group, what, verb)]
+            if lacking:
+                raise AuthFailed(f"in the namespace {self._settings.namespace} it may not: {', '.join(lacking)}")
+            return f"all that is needed in the namespace {self._settings.namespace}"
+
+        async def nodes() -> str:
+            page = await self.offers(OfferQuery())
+            reasons = sorted({one.reason for one in page.rejected})
+            said = f"{len(page.offers)} offers now" + (f"; not offered: {'; '.join(reasons[:3])}" if reasons else "")
+            if not page.offers:
+                raise Unavailable(f"{said}; {page.note}" if page.note else said)
+            return f"{said}; {page.note}" if page.note else said
+
+        return await examine(
+            greet,
+            lambda answer: (
+                *clock_lines(answer, self._services, who=WHO),
+                Check(name="rights", ask=rights, hint="docs/providers/kubernetes.md has the Role that is needed"),
+                Check(name="offers", ask=nodes, hint="set providers.kubernetes.prices or pools"),
+                CheckLine(name="balance", ok=True, detail=_MISSING[Power.BALANCE]),
+            ),
+            accepted=f"accepted by {self._address}",
+            hint=_KEY_HINT,
+            refused=_KEY_HINT,
+        )
+
+    async def _page(self, _token: str | None) -> Page:
+        selector = {"labelSelector": f"{LABEL_INSTALL}={self._services.install}"}
+        jobs, all_jobs = await self._list(self._jobs, "the list of jobs", selector)
+        # Pods come second: a Job that appears in between has none yet, and a pod without its Job is one that ends.
+        pods, all_pods = await self._list(self._pods, "the list of pods", selector)
+        rows = rows_of(jobs, [pod for pod in pods if owner_of(pod) or text(child(pod, "metadata"), "uid") == ""])
+        return rows, None if all_jobs and all_pods else ""
+
+    async def _row(self, ref: InstanceRef) -> JobObjects | None:
+        name, _, uid = ref.instance_id.partition(":")
+        job = await self._client.ask_or_absent("GET", f"{self._jobs}/{name}", what="a job")
+        pods, whole = await self._list(self._pods, "the pods of a job", {"labelSelector": f"{JOB_OF_POD}={name}"})
+        mine = tuple(pod for pod in pods if owner_of(pod) == uid)
+        if job is not None and not text(child(job, "metadata"), "uid"):
+            raise Unavailable(f"{WHO}'s answer about job {name} is about none")
+        is_same = job is not None and text(child(job, "metadata"), "uid") == uid
+        if not is_same and not mine:
+            if not whole:
+                raise Unavailable(f"{WHO}'s list of the pods of job {name} is incomplete")
+            return None
+        return JobObjects(job=job if is_same and job is not None else {}, pods=mine)
+
+    def _label(self, raw: Any) -> str | None:
+        if not isinstance(raw, JobObjects):
+            return None
+        return text(raw.annotations, KEY) or raw.name
+
+    def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
+        if not isinstance(raw, JobObjects):
+            return None
+        if raw.pods:
+            self._had_pod[raw.uid] = None
+            while len(self._had_pod) > REMEMBERED_MAX:
+                del self._had_pod[next(iter(self._had_pod))]
+        now = self._services.clock.now()
+        return as_instance(raw, key, self._settings, now, had_pod=raw.uid in self._had_pod)
+
+    async def _buy(self, request: LaunchRequest) -> Instance:
+        require_launchable(
+            request,
+            who=WHO,
+            extra=("where", "asked", "resource"),
+            script_bytes_max=SCRIPT_BYTES_MAX,
+            key_chars_max=KEY_CHARS_MAX,
+        )
+        body = job_of(request, self._settings)
+        try:
+            answer = await self._client.buy("POST", self._jobs, body, key=request.key)
+        except RestRefused as exc:
+            if exc.code == TAKEN:
+                raise OutcomeUnknown(f"{WHO} has a Job of this name already", key=request.key) from exc
+            if exc.meaning is Meaning.ABSENT:
+                raise rejected(WHO, "namespace", f"there is no namespace {self._settings.namespace}") from exc
+            raise exc.of_purchase() from exc
+        instance = as_instance(JobObjects(job=answer, pods=()), request.key, self._settings, self._services.clock.now())
+        if instance is None:
+            raise OutcomeUnknown(f"{WHO}'s answer to a creation names no Job", key=request.key)
+        uid = instance.ref.instance_id.partition(":")[2]
+        try:
+            for secret in secrets_of(request, uid):
+                await self._create_secret(secret)
+        except ProviderError as exc:
+            self._own(instance)
+            await self._undo(instance.ref, request.key, f"its Secret could not be created: {exc}")
+            raise
+        return instance
+
+    async def _create_secret(self, secret: Mapping[str, Any]) -> None:
+        """Create a Secret; one of this name that is there is that of an earlier try whose answer was lost."""
+        try:
+            await self._client.ask("POST", self._secrets, what="creating a secret", json_body=secret)
+        except Unavailable as exc:
+            if not isinstance(exc.__cause__, RestRefused) or exc.__cause__.code != TAKEN:
+                raise
+
+    async def _ask_end(self, ref: InstanceRef) -> None:
+        """Delete the Job, then its pods: the cluster's own collection of them may be late, or stand still."""
+        name, _, uid = ref.instance_id.partition(":")
+        body: dict[str, Any] = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        await self._client.ask_or_absent("DELETE", f"{self._jobs}/{name}", what="an end", json_body=body)
+        pods, _ = await self._list(self._pods, "the pods of a job", {"labelSelector": f"{JOB_OF_POD}={name}"})
+        for pod in (one for one in pods if owner_of(one) == uid):
+            about = child(pod, "metadata")
+            if not text(about, "deletionTimestamp"):
+                own = {**body, "preconditions": {"uid": text(about, "uid")}}
+                path = f"{self._pods}/{text(about, 'name')}"
+                await self._client.ask_or_absent("DELETE", path, what="the end of a pod", json_body=own)
+
+    @property
+    def _jobs(self) -> str:
+        return f"/apis/batch/v1/namespaces/{self._settings.namespace}/jobs"
+
+    @property
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{self._settings.namespace}/pods"
+
+    @property
+    def _secrets(self) -> str:
+        return f"/api/v1/namespaces/{self._settings.namespace}/secrets"
+
+    async def _nodes(self) -> tuple[list[Any], bool, str]:
+        """Return the nodes, whether these are all, and a note where they may not be read."""
+        try:
+            nodes, whole = await self._list("/api/v1/nodes", "the list of nodes", {})
+        except AuthFailed:
+            if not self._settings.pools:
+                raise
+            return [], True, "only configured pools are offered: the nodes may not be listed"
+        return nodes, whole, ""
+
+    async def _all_pods(self) -> list[Any] | None:
+        """Return the pods of the whole cluster that still ask for something; `None` where they may not be read."""
+        params = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+        try:
+            pods, whole = await self._list("/api/v1/pods", "the list of all pods", params)
+        except AuthFailed:
+            return None
+        if not whole:
+            raise Unavailable(f"{WHO}'s list of all pods is incomplete, so it is not known what is free")
+        return pods
+
+    async def _list(self, path: str, what: str, params: Mapping[str, str]) -> tuple[list[Any], bool]:
+        """Return the items of all pages, and whether these are all.
+
+        Raises:
+            Unavailable: the first page holds no list.
+        """
+        found: list[Any] = []
+        token = ""
+        for _ in range(PAGES_MAX):
+            asked: dict[str, str | int] = {**params, "limit": PAGE_ROWS, **({"continue": token} if token else {})}
+            try:
+                answer = await self._client.ask("GET", path, what=what, params=asked)
+            except AuthFailed:
+                raise
+            except ProviderError:
+                if not token:
+                    raise
+                return found, False  # a list that grew too old (410) among others
+            page = answer.get("items") or []
+            if not isinstance(page, list) or not text(answer, "kind").endswith("List"):
+                raise Unavailable(f"{WHO}'s answer to {what} holds no list")
+            found.extend(islice(page, ROWS_MAX - len(found)))
+            following = child(answer, "metadata").get("continue")
+            if not following:
+                return found, len(found) < ROWS_MAX
+            if not isinstance(following, str):
+                return found, False
+            token = following
+        return found, False
+
+    async def _may(self, group: str, resource: str, verb: str, namespace: str | None = None) -> bool:
+        name, _, sub = resource.partition("/")
+        attributes = {"group": group, "resource": name, "subresource": sub, "verb": verb}
+        attributes["namespace"] = namespace or self._settings.namespace
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        answer = await self._client.ask("POST", path, what="a question about rights", json_body=body)
+        return child(answer, "status").get("allowed") is True
+
+
+def _traits(settings: KubernetesSettings) -> ProviderTraits:
+    return ProviderTraits(
+        start_script_bytes_max=SCRIPT_BYTES_MAX,
+        # A pod waits for a node, which may have to be made, and then pulls the image.
+        provision_timeout=settings.schedule_span + timedelta(minutes=30),
+        hosts_share_filesystem=settings.base_url is not None and is_loopback(settings.base_url),
+        private_images=Capability(available=True, reason=_LOGIN),
+        bills_from_running=True,
+        bills_from_script=True,
+    )
+
+
+@asynccontextmanager
+async def _open(settings: KubernetesSettings, services: Services) -> AsyncIterator[Provider]:
+    async with open_cluster(settings, services) as cluster:
+        yield KubernetesProvider(cluster, settings, services)
+
+
+PLUGIN: Final = AdapterPlugin(
+    name=PROVIDER,
+    title="Kubernetes",
+    settings_model=KubernetesSettings,
+    needs_credential=False,
+    traits_by=_traits,
+    open_by=_open,
+)

@@ -1,0 +1,1 @@
+"""Real engines on loopback: what a test starts, and ends."""
