@@ -18,8 +18,8 @@ from starlette.requests import Request
 from spotd.api.requests import BudgetChange, FolderContent, JobRequest, read_query, require_known
 from spotd.api.responses import BodyTooLong, Invalid, RefusalCode
 from spotd.api.schemas.bodies import DraftBody, FolderBody
+from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.fields import shown
-from spotd_jobs.spec.keys import DATA_MAX
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money, parse_price

@@ -12,9 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from spotd.config.values import Section, hinted, problems_of
+from spotd.config.values import Section, hinted, named_tables
 from spotd.core.domain.policy import registry_server
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, nearest
 from spotd_providers.contract.provider import ProviderPlugin
@@ -145,10 +145,8 @@ def _from_file(path: Path, hint: str) -> SecretStr:
 
 
 REGISTRIES: Final = "registries"
-REGISTRIES_MAX: Final = 32
 PASSWORD_CHARS: Final = range(8, 4097)
 """A shorter one may be a word of any sentence, so it could not be hidden in logs."""
-_REGISTRY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _SERVER: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?")
 _USERNAME: Final = re.compile(r"[!-~]{1,255}")
 _EXAMPLE: Final = "[registries.ghcr]"
@@ -183,34 +181,13 @@ class RegistrySection(Section):
 
 def read_registries(tables: Any, problems: list[Problem]) -> dict[str, RegistrySection]:
     """Return every `[registries.NAME]`, understood; what is wrong is added to the problems."""
-    if not isinstance(tables, Mapping):
-        hint = f"write {_EXAMPLE}"
-        problems.append(Problem(key=REGISTRIES, message="must hold a table for each registry", hint=hint))
-        return {}
-    if len(tables) > REGISTRIES_MAX:
-        message = f"has more than {REGISTRIES_MAX} registries"
-        problems.append(Problem(key=REGISTRIES, message=message, hint="remove some"))
-        return {}
     found: dict[str, RegistrySection] = {}
-    for name, table in tables.items():
-        place = key_path((REGISTRIES, name))
-        if not isinstance(table, Mapping):
-            hint = f"each registry is a table of its own: {_EXAMPLE}"
-            problems.append(Problem(key=place, message="is no table of a registry", hint=hint))
-            continue
-        if not _REGISTRY_NAME.fullmatch(name):
-            hint = "name it with up to 32 of a-z, 0-9, - and _"
-            problems.append(Problem(key=place, message="is no name for a registry", hint=hint))
-            continue
-        try:
-            one = RegistrySection.model_validate(dict(table))
-        except ValidationError as exc:
-            problems += problems_of(exc, (REGISTRIES, name), RegistrySection)
-            continue
+    for name, one in named_tables(REGISTRIES, tables, RegistrySection, _EXAMPLE, problems).items():
         twin = next((other for other, known in found.items() if known.server == one.server), None)
         if twin is not None:
+            place = key_path((REGISTRIES, name, "server"))
             message = f"is the server of [{REGISTRIES}.{twin}], too"
-            problems.append(Problem(key=f"{place}.server", message=message, hint="a server has one login: remove one"))
+            problems.append(Problem(key=place, message=message, hint="a server has one login: remove one"))
         found[name] = one
     return found
 

@@ -36,6 +36,7 @@ from spotd.config.credentials import (
 )
 from spotd.config.model import SECTIONS, CeilingsSection, Config, ProviderConfig, ProviderSection
 from spotd.config.notify import NOTIFY, NotifySection, is_in_the_clear, read_channels
+from spotd.config.sources import BUCKETS, BucketSection, read_buckets, source_warnings
 from spotd.config.values import Bytes, ConfigError, known_keys, problems_of
 from spotd_jobs.spec.parse import read_toml
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_keys
@@ -117,7 +118,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         ConfigError: with every problem found.
     """
     problems: list[Problem] = []
-    known = {*SECTIONS, _PROVIDERS, NOTIFY, REGISTRIES}
+    known = {*SECTIONS, _PROVIDERS, NOTIFY, REGISTRIES, BUCKETS}
     problems += unknown_keys(data, known, elsewhere=_HOMES)
     tables: dict[str, Any] = {name: _section(model, data, name, problems) for name, model in SECTIONS.items()}
     ceilings: CeilingsSection = tables.pop("ceilings")
@@ -128,6 +129,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         ceilings=_by_gpu(ceilings),
         notify=read_channels(data.get(NOTIFY, {}), problems),
         registries=read_registries(data.get(REGISTRIES, {}), problems),
+        buckets=read_buckets(data.get(BUCKETS, {}), tables["store"].url, problems),
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)
@@ -272,6 +274,7 @@ def _shares_files(provider: ProviderConfig) -> bool:
 def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> list[Problem]:
     """Return what does not stop the daemon: secrets that others can read, enabled providers without a usable key."""
     warnings = [*_open_secrets(config, path), *registry_warnings(config.registries, environ)]
+    warnings += source_warnings(config.buckets, config.hub, environ)
     for provider in config.providers:
         ref = provider.common.api_key
         key = key_path((_PROVIDERS, provider.name, "api_key"))
@@ -306,7 +309,7 @@ def secrets_of(config: Config) -> Iterator[tuple[tuple[str, ...], CredentialRef 
     for provider in config.providers:
         yield from _secrets_in(provider.common, (_PROVIDERS, provider.name))
         yield from _secrets_in(provider.settings, (_PROVIDERS, provider.name))
-    for kind, tables in ((NOTIFY, config.notify), (REGISTRIES, config.registries)):
+    for kind, tables in ((NOTIFY, config.notify), (REGISTRIES, config.registries), (BUCKETS, config.buckets)):
         for name, table in tables.items():
             yield from _secrets_in(table, (kind, name))
 
@@ -414,7 +417,8 @@ def example_text() -> str:
                 *_comment("A line for each GPU, by any of its usual names."),
                 *(f"# {line}" for line in _CEILINGS),
             ]
-    for head, table in (("notify.phone", NotifySection), ("registries.ghcr", RegistrySection)):
+    named = (("notify.phone", NotifySection), ("registries.ghcr", RegistrySection), ("buckets.corpus", BucketSection))
+    for head, table in named:
         lines += ["", *_comment(table.__doc__ or ""), *_named(head, table)]
     lines += ["", *_comment("Where to buy. A table for each provider; without any, the local market is open.")]
     for name in found.bundled():

@@ -22,6 +22,7 @@ from pydantic import (
 
 from spotd.config.credentials import CredentialRef, RegistrySection
 from spotd.config.notify import MetricsSection, NotifySection
+from spotd.config.sources import BucketSection, HubSection, require_endpoint
 from spotd.config.values import (
     Bytes,
     CeilingPrice,
@@ -36,7 +37,6 @@ from spotd.config.values import (
     Section,
     hinted,
 )
-from spotd_jobs.objects.s3_client import is_private
 from spotd_providers.contract.provider import ProviderPlugin
 
 INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"
@@ -188,14 +188,7 @@ class StoreSection(Section):
     @field_validator("endpoint_url", "grants_endpoint_url")
     @classmethod
     def _endpoint_is_a_url(cls, value: str | None, info: ValidationInfo) -> str | None:
-        way_out = f'write {info.field_name} = "https://..."'
-        if value is None:
-            return value
-        if urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).hostname:
-            raise hinted("is no URL", way_out)
-        if not is_private(value):
-            raise hinted("is plain http, by which the secrets of every job would travel", way_out)
-        return value
+        return require_endpoint(value, str(info.field_name), "the secrets of every job")
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> StoreSection:
@@ -324,6 +317,8 @@ class Config:
     mcp: McpSection = field(default_factory=McpSection)
     notify: Mapping[str, NotifySection] = field(default_factory=dict)
     registries: Mapping[str, RegistrySection] = field(default_factory=dict)
+    hub: HubSection = field(default_factory=HubSection)
+    buckets: Mapping[str, BucketSection] = field(default_factory=dict)
     providers: tuple[ProviderConfig, ...] = ()
 
 
@@ -336,5 +331,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "moves": MovesSection,
     "metrics": MetricsSection,
     "mcp": McpSection,
+    "hub": HubSection,
 }
-"""Every table of fixed name; `[providers.NAME]`, `[notify.NAME]` and `[registries.NAME]` come beside them."""
+"""Every table of fixed name. `[providers.NAME]`, `[notify.NAME]`, `[registries.NAME]` and `[buckets.NAME]` come beside
+them."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
 from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -177,6 +178,37 @@ def problems_of(error: ValidationError, path: Sequence[str], model: type[BaseMod
     if len(details) > PROBLEMS_MAX:
         more = f"has {len(details) - PROBLEMS_MAX:,} more errors"
         found.append(Problem(key=key_path(path), message=more, hint="mend the others first"))
+    return found
+
+
+TABLES_MAX: Final = 32
+_TABLE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+S = TypeVar("S", bound=Section)
+
+
+def named_tables(kind: str, tables: Any, model: type[S], example: str, problems: list[Problem]) -> dict[str, S]:
+    """Return every `[kind.NAME]` as its model, by name; what is wrong is added to the problems."""
+    noun = "registry" if kind == "registries" else kind.removesuffix("s")
+    if not isinstance(tables, Mapping):
+        problems.append(Problem(key=kind, message=f"must hold a table for each {noun}", hint=f"write {example}"))
+        return {}
+    if len(tables) > TABLES_MAX:
+        problems.append(Problem(key=kind, message=f"has more than {TABLES_MAX} {kind}", hint="remove some"))
+        return {}
+    found: dict[str, S] = {}
+    for name, table in tables.items():
+        place = key_path((kind, name))
+        if not isinstance(table, Mapping):
+            hint = f"each {noun} is a table of its own: {example}"
+            problems.append(Problem(key=place, message=f"is no table of a {noun}", hint=hint))
+        elif not _TABLE_NAME.fullmatch(name):
+            hint = "name it with up to 32 of a-z, 0-9, - and _"
+            problems.append(Problem(key=place, message=f"is no name for a {noun}", hint=hint))
+        else:
+            try:
+                found[name] = model.model_validate(dict(table))
+            except ValidationError as exc:
+                problems += problems_of(exc, (kind, name), model)
     return found
 
 

@@ -430,8 +430,10 @@ def _restored(item: Attempt, job: Job, report: HostStatus) -> int:
     moved = max(done, min(report.restored_bytes, size))
     if item.heartbeat_seen_at is not None:
         moved += bytes_within(job.delivered_bytes - job.data_bytes)
-    # All datasets are there once the command runs; before, a lost host has read no more than it stated.
-    return moved + min(bytes_within(job.data_bytes), job.data_bytes if item.running_at else max(0, report.data_bytes))
+    # All datasets are there once the command runs, also one that no read found running: it has an exit code. Before,
+    # a lost host has read no more than it stated.
+    has_all = item.running_at is not None or report.exit_code is not None
+    return moved + min(bytes_within(job.data_bytes), job.data_bytes if has_all else max(0, report.data_bytes))
 
 
 def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) -> None:

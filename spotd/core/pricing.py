@@ -18,7 +18,7 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import GB, MOVED_COST_MAX, Job, bytes_within, disk_gb_for, hourly_within, per_hour
 from spotd.core.domain.lineage import unsaved_time
-from spotd.core.domain.market import NO_CHARGE, PriceBreakdown, Quote
+from spotd.core.domain.market import NO_CHARGE, Elsewhere, PriceBreakdown, Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import PassedOver
 from spotd_jobs.spec.model import PriceLimit, Resources
@@ -60,6 +60,8 @@ class Needs:
     """Of what is restored; `None` is all."""
     url_bytes: int = 0
     data_bytes: int = 0
+    elsewhere: tuple[Elsewhere, ...] = ()
+    """Those of the url_bytes that an owner is paid for."""
 
 
 def needs_of(job: Job, policy: Policy) -> Needs:
@@ -75,6 +77,16 @@ def needs_of(job: Job, policy: Policy) -> Needs:
         store_bytes_per_hour=per_hour(restored - elsewhere, stay) if elsewhere else None,
         url_bytes=elsewhere,
         data_bytes=bytes_within(job.data_bytes),
+        elsewhere=tuple(
+            Elsewhere(
+                bytes=bytes_within(one.bytes),
+                bytes_per_hour=per_hour(bytes_within(one.bytes), stay),
+                egress=one.egress,
+                near=one.near,
+            )
+            for one in job.spec.data
+            if one.is_listed and one.egress
+        ),
     )
 
 
@@ -189,7 +201,14 @@ def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime, egress_price: 
         at=at,
         egress_price=egress_price,
         url_bytes=needs.url_bytes,
+        url_cost=_elsewhere_cost(needs, offer),
     )
+
+
+def _elsewhere_cost(needs: Needs, offer: Offer) -> MicroUsd:
+    """Return what reading all data once costs that lies in buckets beside the store, rounded up."""
+    exact = sum(_up(one.bytes * one.price_for(offer), GB) for one in needs.elsewhere)
+    return MicroUsd(min(exact, MOVED_COST_MAX))
 
 
 def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
@@ -248,12 +267,15 @@ def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> Micr
 
 
 def egress_cost(quote: Quote, restored_bytes: int) -> MicroUsd:
-    """Return what the owner of the checkpoint store asks for so many bytes that this host reads, rounded up.
+    """Return what the owners of the store and of other buckets ask for so many bytes that this host reads, rounded up.
 
     What it reads elsewhere counts as read first.
     """
     stored = max(0, restored_bytes - quote.url_bytes)
-    return MicroUsd(min(_up(stored * quote.egress_price, GB), MOVED_COST_MAX))
+    elsewhere = 0
+    if quote.url_cost and quote.url_bytes:
+        elsewhere = _up(quote.url_cost * min(max(0, restored_bytes), quote.url_bytes), quote.url_bytes)
+    return MicroUsd(min(_up(stored * quote.egress_price, GB) + elsewhere, MOVED_COST_MAX))
 
 
 def moved_cost(quote: Quote, uploaded_bytes: int, restored_bytes: int) -> MicroUsd:
@@ -262,10 +284,16 @@ def moved_cost(quote: Quote, uploaded_bytes: int, restored_bytes: int) -> MicroU
     return MicroUsd(min(moved + egress_cost(quote, restored_bytes), MOVED_COST_MAX))
 
 
-def egress_per_hour(price: MicroUsdPerGb, needs: Needs) -> MicroUsdPerHour:
-    """Return what reading the store for the one restore in each usual stay costs per hour."""
+def egress_per_hour(price: MicroUsdPerGb, needs: Needs, offer: Offer | None = None) -> MicroUsdPerHour:
+    """Return what reading the store and other buckets for the one restore in each usual stay costs per hour.
+
+    Args:
+        offer: whose machine reads; `None`: the one that pays most for other buckets.
+    """
     stored = needs.restore_bytes_per_hour if needs.store_bytes_per_hour is None else needs.store_bytes_per_hour
-    return _traffic(stored, price)
+    prices = ((one, MicroUsdPerGb(one.egress) if offer is None else one.price_for(offer)) for one in needs.elsewhere)
+    elsewhere = sum(_traffic(one.bytes_per_hour, asked) for one, asked in prices)
+    return MicroUsdPerHour(hourly_within(_traffic(stored, price) + elsewhere))
 
 
 def save_cost(job: Job, offer: Offer) -> MicroUsd:

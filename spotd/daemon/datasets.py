@@ -6,7 +6,7 @@ then. A root is *needed* while a name means it or a job that has not ended reads
 is needed too.
 
 A folder that a job names as its source is stored the same way and gets no name: its root is needed while the job has
-not ended.
+not ended. Of data that stays elsewhere the store has the list of its files, which is needed as long.
 
 Content is stored before the name, so an upload in progress has content that nothing needs yet. Garbage collection
 therefore believes two witnesses: the store, that the object is older than `KEPT`, and this process, that nothing has
@@ -22,16 +22,14 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, TypeVar
 
-from spotd.core.domain.world import World
-from spotd.daemon.commits import Threads
 from spotd.daemon.contents import Parts, unpacked
-from spotd.daemon.controllers import Controller, Outage
+from spotd.daemon.remote_data import RemoteData
 from spotd.daemon.urls import measure_url
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.dataset import (
@@ -47,8 +45,8 @@ from spotd_jobs.wire.client.dataset import (
     read_part,
     read_root,
 )
+from spotd_jobs.wire.client.listing import STORED, ListedFile, data_listing_key, listing_text, read_listing
 from spotd_jobs.wire.client.sinks import Unreadable
-from spotd_providers.contract.provider import Clock, Logger
 
 T = TypeVar("T")
 KEPT: Final = timedelta(hours=24)
@@ -109,10 +107,17 @@ class DataSwept:
 class Datasets:
     """The datasets of one store. Synchronous: called from worker threads."""
 
-    def __init__(self, objects: ObjectStore, *, measure: Callable[[str], int] = measure_url) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        measure: Callable[[str], int] = measure_url,
+        remote: RemoteData | None = None,
+    ) -> None:
         self._objects = objects
         self.measure = measure
         """Returns how large what a URL serves is."""
+        self.remote = RemoteData() if remote is None else remote
         self._lock = threading.Lock()
         self._parts = Parts(objects)
         self._idle: dict[str, datetime] = {}
@@ -205,6 +210,75 @@ class Datasets:
             self._keep(sha256, root)
         return Content(sha256=sha256, bytes=root.bytes, files=root.files)
 
+    def is_stored(self, sha256: str) -> bool:
+        """Whether the store has all of this dataset; then it keeps it for `KEPT`.
+
+        Raises:
+            StoreError
+            BadDataset: its parts do not fit together.
+        """
+        return self.stored(sha256) is not None
+
+    def store_listing(self, files: Iterable[ListedFile]) -> str:
+        """Store the list of files that stay elsewhere; return its hash.
+
+        Raises:
+            StoreError
+        """
+        text = listing_text(files)
+        key = data_listing_key(digest_of(text))
+        with self._lock:
+            self._objects.put(key, gzip.compress(text, 6, mtime=0))
+            self._idle.pop(key, None)
+        return digest_of(text)
+
+    def keep_file(self, sha256: str, data: bytes) -> None:
+        """Store a file that hosts cannot read where it is."""
+        key = data_chunk_key(sha256)
+        with self._lock:
+            self._idle.pop(key, None)
+            self._objects.put(key, data)
+
+    def has_listing(self, sha256: str) -> bool:
+        """Whether the store has this list and all files that hosts read there by it; then it keeps them for `KEPT`.
+
+        Raises:
+            StoreError
+        """
+        with self._lock:
+            try:
+                keys = list(self.keys_of_listing(sha256))
+            except ObjectMissing:
+                return False
+            if any(self._objects.head(key) is None for key in keys[1:]):
+                return False
+            for key in keys:
+                self._idle.pop(key, None)
+        return True
+
+    def listing(self, sha256: str) -> tuple[ListedFile, ...]:
+        """Return the list of this hash.
+
+        Raises:
+            ObjectMissing: it is not in the store.
+            StoreError: what is there is another one.
+        """
+        key = data_listing_key(sha256)
+        try:
+            return read_listing(unpacked(key, self._objects.get(key, bytes_max=DOCUMENT_BYTES_MAX), sha256))
+        except Unreadable as exc:
+            raise StoreError(f"{key} in the store is no list of files: submit the job again") from exc
+
+    def keys_of_listing(self, sha256: str) -> Iterator[str]:
+        """Yield the key of everything that the store has of data that stays elsewhere, the list first.
+
+        Raises:
+            ObjectMissing, StoreError: as of `listing`.
+        """
+        files = self.listing(sha256)
+        yield data_listing_key(sha256)
+        yield from {data_chunk_key(one.check): None for one in files if one.kind == STORED}
+
     def _store_root(self, text: bytes) -> Content | Incomplete:
         root = _require(lambda: read_root(text))
         missing = self._missing(root)
@@ -254,11 +328,12 @@ class Datasets:
             for chunk in self._parts.summary(row.sha256).chunks:
                 yield data_chunk_key(chunk.sha256)
 
-    def collect(self, read_by_jobs: Collection[str], now: datetime) -> DataSwept:
+    def collect(self, read_by_jobs: Collection[str], now: datetime, *, listings: Collection[str] = ()) -> DataSwept:
         """Delete what no dataset has needed for so long that no upload in progress can.
 
         Args:
             read_by_jobs: the hashes of the roots that jobs read which have not ended.
+            listings: the hashes of the lists of files elsewhere that they read.
 
         Raises:
             StoreError: nothing is deleted while it is unknown what is needed.
@@ -267,6 +342,8 @@ class Datasets:
             needed: set[str] = set()
             for sha256 in {one.sha256 for one in self.every()} | set(read_by_jobs):
                 needed.update(self.keys_of(sha256))
+            for sha256 in listings:
+                needed.update(self.keys_of_listing(sha256))
             idle: dict[str, datetime] = {}
             garbage: list[str] = []
             freed = 0
@@ -364,64 +441,3 @@ def _read_name(name: str, data: bytes) -> Dataset:
     except (ValueError, KeyError, TypeError) as exc:
         raise StoreError(f"what {name} means cannot be read in the store: put the dataset again") from exc
     return Dataset(name=name, sha256=sha256, bytes=size, files=files, created_at=created_at)
-
-
-# The controller that deletes what no dataset consists of any more. What that is, `spotd.daemon.datasets` says.
-
-
-EVERY: Final = timedelta(hours=1)
-"""On the wall: what is deleted is a day old by the clock of the store, which is the wall's."""
-DEADLINE_S: Final = 1800.0
-
-
-class DatasetGarbage:
-    """Garbage collection of datasets. `reconcile_once` is one pass."""
-
-    def __init__(
-        self,
-        datasets: Datasets,
-        *,
-        world: Callable[[], World | None],
-        wall: Clock,
-        log: Logger,
-        inline: bool = False,
-        may_delete: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._datasets = datasets
-        self._world = world
-        self._wall = wall
-        self._log = log
-        self._threads = Threads(inline=inline)
-        self._may_delete = may_delete
-        self.controller = Controller(
-            "dataset-garbage",
-            self.reconcile_once,
-            interval_s=EVERY.total_seconds(),
-            expected=(StoreError,),
-            outage=Outage(log, "data.held", "data.back"),
-            deadline_s=DEADLINE_S,
-            is_first_run_late=True,
-        )
-
-    async def reconcile_once(self) -> None:
-        """Delete what nothing has needed for a day, unless it is not known for certain what is needed.
-
-        The world of the newest cycle may lack a job that was queued a moment ago: what it reads had a name then.
-
-        Raises:
-            StoreError: nothing is deleted.
-        """
-        world = self._world()
-        if world is None or world.unreadable or not self._may_delete():
-            return
-        needed = read_by_jobs(world)
-        now = self._wall.now()
-        done = await self._threads.run(lambda: self._datasets.collect(needed, now))
-        if done.objects:
-            self._log.info("data.swept", objects=done.objects, bytes=done.bytes)
-
-
-def read_by_jobs(world: World) -> frozenset[str]:
-    """Return the hashes of the datasets that jobs read which have not ended."""
-    jobs = (job for job in world.jobs.values() if not job.state.is_final)
-    return frozenset(one.sha256 for job in jobs for one in job.spec.data if one.sha256 is not None and not one.is_url)

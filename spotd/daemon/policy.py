@@ -11,6 +11,7 @@ from typing import Any, Final
 from spotd.core.domain.policy import Policy, ProviderPolicy, UserLimits
 from spotd.core.notifications import ChannelRules
 from spotd.daemon.hosts.limits import FloodLimits
+from spotd.daemon.remote_data import RemotePlaces
 from spotd_jobs.objects.api import ObjectStore
 from spotd_providers.contract.provider import ProviderPlugin, ProviderTraits
 from spotd_providers.contract.values import MICRO, InstallId, ProviderName, RegistryLogin
@@ -73,6 +74,7 @@ class Settings(UserLimits):
     channels: tuple[ChannelSettings, ...] = ()
     logins: Mapping[str, RegistryLogin] = field(default_factory=dict)
     """Of registries with private images, by server."""
+    remote: RemotePlaces = field(default_factory=RemotePlaces)
     secrets: tuple[str, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     """What is not wrong but should be mended, for the log."""
@@ -92,6 +94,7 @@ _AT_ONCE: Final = (
     ("egress", "[store] egress_per_gb"),
     ("registries", "[registries]"),
     ("logins", "the logins of [registries]"),
+    ("remote", "[buckets] and [hub]"),
     ("silence_limit", "[daemon] silence_limit"),
     ("save_limit", "[daemon] save_limit"),
 )

@@ -32,7 +32,8 @@ from spotd.daemon.clock import Computer, SteadyClock, SystemClock, Timeline, beg
 from spotd.daemon.commits import Commits, CrashPoints, Database, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop, Housekeeping, read_pace_s
 from spotd.daemon.controllers import WakeEvent
-from spotd.daemon.datasets import DatasetGarbage, Datasets
+from spotd.daemon.dataset_garbage import DatasetGarbage
+from spotd.daemon.datasets import Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.garbage import EndedGarbage
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
@@ -48,6 +49,7 @@ from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder
 from spotd.daemon.market.supervisor import ProviderSupervisor
 from spotd.daemon.policy import ChannelSettings, Settings, build_policy
 from spotd.daemon.recovery_survey import RecoverySurvey
+from spotd.daemon.remote_data import RemoteData
 from spotd.history import History
 from spotd.service import lifecycle as code_spool
 from spotd.service import lifecycle as sockets
@@ -275,6 +277,7 @@ class _Daemon:
         commits = Commits(database, self.policy, clock, crash)
         app.redactor.register(settings.secrets)
         secrets = SecretFiles(settings.state_dir / "secrets", app.redactor, crash)
+        remote = RemoteData(lambda: app.reloaded.remote)
         grants = GrantBuilder(
             objects,
             clock=clock,
@@ -285,6 +288,7 @@ class _Daemon:
             crash=crash,
             issued=None if timeline is None else timeline.issued,
             on_host=seconds_on_host(clock),
+            remote=remote,
         )
         self.grant_writer = GrantWriter(
             grants,
@@ -351,7 +355,7 @@ class _Daemon:
             log=logs.get("retention"),
             may_delete=lambda: leasing.may_write,
         )
-        self.datasets = Datasets(objects)
+        self.datasets = Datasets(objects, remote=remote)
         dataset_garbage = DatasetGarbage(
             self.datasets,
             world=lambda: None if self.control_loop.state is None else self.control_loop.state.world,

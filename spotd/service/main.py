@@ -24,17 +24,20 @@ from spotd.config.credentials import registry_password, resolve_credential
 from spotd.config.load import load
 from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, Config, ProviderConfig, StoreSection
 from spotd.config.notify import NotifySection, parse_address
+from spotd.config.sources import BucketSection
 from spotd.config.values import ConfigError
-from spotd.core.domain.market import ELSEWHERE, FREE_EGRESS, StoreEgress
+from spotd.core.domain.market import FREE_EGRESS, UNKNOWN_REGION, StoreEgress, bucket_egress
 from spotd.core.domain.policy import RegistryRules
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.notifications import ChannelRules
 from spotd.daemon import log as logs
 from spotd.daemon.commits import CrashPoints, never
 from spotd.daemon.hosts.limits import FloodLimits
+from spotd.daemon.hub import HubPlace
 from spotd.daemon.install import ALPHABET, BadConfig
 from spotd.daemon.log import Redactor
 from spotd.daemon.policy import ChannelSettings, ProviderSettings, Settings
+from spotd.daemon.remote_data import BucketPlace, RemotePlaces
 from spotd.paths import write_once
 from spotd.service import memory
 from spotd.service.accelerated import ClockFileBroken
@@ -72,8 +75,6 @@ from spotd_providers.kit.boundary import install_command
 
 FREE: Final = MicroUsdPerGb(0)
 S3: Final = MicroUsdPerGb(90_000)
-S3_TO_OTHER_REGION: Final = MicroUsdPerGb(20_000)
-S3_BETWEEN_US_EAST: Final = MicroUsdPerGb(10_000)
 GOOGLE: Final = MicroUsdPerGb(120_000)
 BACKBLAZE: Final = MicroUsdPerGb(10_000)
 LIST_PRICES: Final = (
@@ -82,38 +83,27 @@ LIST_PRICES: Final = (
     ("storage.googleapis.com", GOOGLE),
 )
 """By the end of the endpoint's name. Of a store that is not recognised nothing is known, and nothing is counted."""
-AWS: Final = ProviderName("aws")
-_US_EAST: Final = frozenset({"us-east-1", "us-east-2"})
 _REGION_OF_ENDPOINT: Final = re.compile(r"s3[.-](?:dualstack\.)?([a-z]{2}(?:-[a-z]+)+-[0-9])\.amazonaws\.com(?:\.cn)?")
 
 
 def store_egress(section: StoreSection) -> StoreEgress:
     """Return the prices of reading the store that is configured."""
-    if not section.is_bucket:
-        return FREE_EGRESS
+    return bucket_egress(*_egress_of(section)) if section.is_bucket else FREE_EGRESS
+
+
+def _egress_of(section: StoreSection | BucketSection) -> tuple[MicroUsdPerGb, str]:
+    """Return the price of reading a bucket, and its AWS region as `bucket_egress` takes it."""
     host = (urlsplit(section.endpoint_url).hostname or "").lower() if section.endpoint_url else ""
     is_aws = not host or _ends_with(host, "amazonaws.com") or _ends_with(host, "amazonaws.com.cn")
     listed = S3 if is_aws else next((price for name, price in LIST_PRICES if _ends_with(host, name)), FREE)
     price = listed if section.egress_per_gb is None else MicroUsdPerGb(section.egress_per_gb)
-    if not is_aws or not price:
-        return StoreEgress(per_gb=price)
-    return StoreEgress(per_gb=price, near=_within_aws(_region(section, host), price))
+    return price, (_region(section, host) or UNKNOWN_REGION) if is_aws else ""
 
 
-def _region(section: StoreSection, host: str) -> str:
+def _region(section: StoreSection | BucketSection, host: str) -> str:
     """Return the region of the bucket; empty where neither the config nor the endpoint states it."""
     found = _REGION_OF_ENDPOINT.fullmatch(host)
     return found[1] if found else (section.region or "")
-
-
-def _within_aws(region: str, price: MicroUsdPerGb) -> dict[tuple[ProviderName, str], MicroUsdPerGb]:
-    """Return what hosts at AWS pay: nothing in the bucket's own region, less than the internet in every other."""
-    near = {(AWS, ELSEWHERE): min(price, S3_TO_OTHER_REGION)}
-    if region in _US_EAST:
-        near |= {(AWS, one): min(price, S3_BETWEEN_US_EAST) for one in _US_EAST}
-    if region:
-        near[AWS, region] = FREE
-    return near
 
 
 def _ends_with(host: str, name: str) -> bool:
@@ -150,6 +140,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
     providers = tuple(provider_settings(one, config, environ) for one in config.providers)
     channels = tuple(_channel(name, one, environ) for name, one in config.notify.items())
     registries, logins = _registries(config, environ)
+    remote, remote_secrets = _remote(config, environ)
     return Settings(
         install=InstallId(config.daemon.install or _own_install(state_dir)),
         state_dir=state_dir,
@@ -184,7 +175,9 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         channels=channels,
         registries=registries,
         logins=logins,
+        remote=remote,
         secrets=(
+            *remote_secrets,
             *(one.password.reveal() for one in logins.values()),
             *(one.credential for one in providers if one.credential is not None),
             *store_secrets,
@@ -223,6 +216,55 @@ def _registries(
             error = f"[registries.{name}] password: {exc}; {exc.hint}"
         rules[one.server] = RegistryRules(name=name, error=error)
     return rules, logins
+
+
+def _remote(config: Config, environ: Mapping[str, str]) -> tuple[RemotePlaces, tuple[str, ...]]:
+    """Return where data of jobs may lie beside the store, and the secrets of these places."""
+    secrets: list[str] = []
+    buckets = []
+    for name, section in config.buckets.items():
+        error = ""
+        keys: dict[str, str | None] = {}
+        for key in ("access_key", "secret_key"):
+            ref = getattr(section, key)
+            try:
+                keys[key] = None if ref is None else resolve_credential(ref, environ=environ).get_secret_value()
+            except BadValue as exc:
+                error = f"[buckets.{name}] {key}: {exc}; {exc.hint}"
+        if not error and find_spec("boto3") is None:
+            error = f"a bucket needs boto3, which is not installed: {install_command('s3')}"
+        secrets += [key for key in (keys.get("secret_key"),) if key]
+        url = urlsplit(section.url)
+        prefix = f"{url.path.strip('/')}/" if url.path.strip("/") else ""
+        egress, near = _egress_of(section)
+        place = S3Place(
+            bucket=url.netloc,
+            prefix=prefix,
+            endpoint_url=section.endpoint_url,
+            region=section.region,
+            access_key=keys.get("access_key"),
+            secret_key=keys.get("secret_key"),
+        )
+        buckets.append(
+            BucketPlace(
+                name=name,
+                bucket=url.netloc,
+                prefix=prefix,
+                place=None if error else place,
+                error=error,
+                egress=egress,
+                near=near,
+            )
+        )
+    token, error = "", ""
+    try:
+        if config.hub.token is not None:
+            token = resolve_credential(config.hub.token, environ=environ).get_secret_value()
+            secrets.append(token)
+    except BadValue as exc:
+        error = f"[hub] token: {exc}; {exc.hint}"
+    hub = HubPlace(url=config.hub.url, token=token, error=error)
+    return RemotePlaces(buckets=tuple(buckets), hub=hub), tuple(secrets)
 
 
 def _channel(name: str, section: NotifySection, environ: Mapping[str, str]) -> ChannelSettings:

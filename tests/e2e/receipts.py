@@ -51,7 +51,9 @@ def disagreements(
             own = billed.pop(f"{receipt['id']}-{line['attempt']}", [])
             if line["ended_at"] is None or any(span.end is None for span in own):
                 continue
-            differs = line["spent_usd"] + line["free_usd"] - bill_usd(own) - least_usd(line.get("provider", ""), own)
+            # What the owner of a bucket asks is on no bill of a provider.
+            spent = line["spent_usd"] - line.get("egress_usd", 0)
+            differs = spent + line["free_usd"] - bill_usd(own) - least_usd(line.get("provider", ""), own)
             paid = (span.compute + span.storage for span in own)
             rate = max([line["effective_usd_h"], *(price / MICRO for price in paid)])
             bound = ROUNDED_USD + (0 if line["billed_usd"] is not None else rate * unseen_s / 3600)

@@ -216,7 +216,8 @@ class AttemptRun:
         if not grant.raw.get("data"):
             return None
 
-        from spotd_jobs.runner.data import DataProgress, data_run, fetch_data
+        from spotd_jobs.runner.data import DataProgress, fetch_data
+        from spotd_jobs.runner.elsewhere import data_run
 
         progress = self._status.data = DataProgress()
 

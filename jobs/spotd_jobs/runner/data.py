@@ -19,16 +19,12 @@ from typing import TYPE_CHECKING, Any, Callable
 from spotd_jobs.runner.outputs import InputUnusable
 from spotd_jobs.runner.restore import (
     BadCheckpoint,
-    Cancelled,
-    ChunkWriter,
-    DiskFailed,
     Load,
     Placement,
     RestoreRun,
 )
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.dataset import (
-    CHUNK_BYTES,
     DIR,
     DOCUMENT_BYTES_MAX,
     FILE,
@@ -62,9 +58,9 @@ if TYPE_CHECKING:
 
 _DISK_BLOCK_BYTES = 4096
 _ROOM_LEFT_BYTES = 16 * 1024 * 1024
-_READ_BYTES = 4 * 1024 * 1024
+READ_BYTES = 4 * 1024 * 1024
 _SAID_EVERY_S = 30.0
-_MTIME_NS = MTIME_S * 10**9
+MTIME_NS = MTIME_S * 10**9
 
 
 class DataUnusable(InputUnusable):
@@ -158,7 +154,7 @@ class DataRun(RestoreRun):
             except BadCheckpoint as bad:
                 raise DataUnusable("%s: %s" % (self.source, bad)) from None
         took = max(0.001, steady() - began)
-        self._say("data %s: %s in %.0f s" % (self.source, _size(self.done), took))
+        self._say("data %s: %s in %.0f s" % (self.source, size_words(self.done), took))
 
     def put_in_place(self) -> None:
         """Rename what was fetched to its place.
@@ -208,7 +204,7 @@ class DataRun(RestoreRun):
                 os.symlink(str(entry.target), place)
             elif entry.kind == FILE:
                 os.chmod(place, 0o755 if entry.executable else 0o644)
-                os.utime(place, ns=(_MTIME_NS, _MTIME_NS))
+                os.utime(place, ns=(MTIME_NS, MTIME_NS))
 
     def _make(self, entry: DataEntry) -> None:
         place = os.path.join(self._tree, entry.path)
@@ -240,7 +236,7 @@ class DataRun(RestoreRun):
                 stream.seek(place.offset)
                 left = place.length
                 while left:
-                    data = stream.read(min(left, _READ_BYTES))
+                    data = stream.read(min(left, READ_BYTES))
                     if not data:
                         return False
                     hashing.update(data)
@@ -253,14 +249,18 @@ class DataRun(RestoreRun):
     def _bring(self, load: Load, block: memoryview) -> None:
         self._load(load, block)
         with self._lock:
-            os.write(self._list.fileno(), b"%s %d\n" % (load.chunk["sha256"].encode(), load.chunk["size"]))
+            os.write(self._list.fileno(), self._line_of(load))
             if steady() - self._said_at < _SAID_EVERY_S:
                 return
             self._said_at = steady()
-        self._say("data %s: %s of %s" % (self.source, _size(self.done), _size(self.total)))
+        self._say("data %s: %s of %s" % (self.source, size_words(self.done), size_words(self.total)))
 
     def _load(self, load: Load, block: memoryview) -> None:
         super()._bring(load, block)
+
+    def _line_of(self, load: Load) -> bytes:
+        """Return the line for the list of what is complete."""
+        return b"%s %d\n" % (load.chunk["sha256"].encode(), load.chunk["size"])
 
     def _read_complete(self) -> dict[str, int]:
         """Return the chunks that a former start has completed, as far as its list is whole."""
@@ -293,7 +293,7 @@ class DataRun(RestoreRun):
                     found = os.lstat(os.path.join(self._place, entry.path))
                 except OSError:
                     return False
-                if entry.kind == FILE and not _is_as_made(found, entry.size):
+                if entry.kind == FILE and not is_as_made(found, entry.size):
                     return False
         return True
 
@@ -342,106 +342,6 @@ class DataRun(RestoreRun):
         raise BadCheckpoint("the grant does not offer it any more")
 
 
-class UrlRun(DataRun):
-    """One file of a server that is not the store: read in spans, several at once, and believed once its hash is right.
-
-    The list of what is complete names a span by where it begins, as a number of as many digits as a hash has.
-    """
-
-    def begin(self) -> None:
-        """Find out what is here already.
-
-        Raises:
-            OSError
-        """
-        os.makedirs(self._home, exist_ok=True)
-        self.total = int(self._grants()[self._number]["bytes"])
-        self._root = DataRoot((), self.total, 1, 0)
-        if os.path.isfile(self._place) and not os.path.islink(self._place) and self._was_placed():
-            if _is_as_made(os.lstat(self._place), self.total):
-                self.is_placed = self.is_kept = True
-                return
-            self._say("data %s: the job has changed it; it is read again" % self.source)
-            remove(self._place)
-        if os.path.isfile(self._tree) and os.path.getsize(self._tree) == self.total:
-            self._complete = self._read_complete()
-
-    def fetch(self) -> None:
-        """Bring all that is missing.
-
-        Raises:
-            DataUnusable
-            restore.Cancelled, OSError
-        """
-        if self.is_placed:
-            return
-        began = steady()
-        was_begun = bool(self._complete)
-        self._fetch_spans()
-        if self._digest() != self.sha256 and was_begun:
-            self._say("data %s: what an earlier start left of it is damaged; it is read again" % self.source)
-            self._complete = {}
-            self._fetch_spans()
-        if self._digest() != self.sha256:
-            remove(self._tree)
-            raise DataUnusable("%s: its content is not what sha256 says" % self.source)
-        os.utime(self._tree, ns=(_MTIME_NS, _MTIME_NS))
-        self._say("data %s: %s in %.0f s" % (self.source, _size(self.done), steady() - began))
-
-    def _fetch_spans(self) -> None:
-        if not self._complete:
-            remove(self._listed)
-        with open(self._tree, "ab") as stream:
-            stream.truncate(self.total)
-        os.chmod(self._tree, 0o644)
-        self.done = sum(self._complete.values())
-        loads = []
-        for first in range(0, self.total, CHUNK_BYTES):
-            name, count = "%064x" % first, min(CHUNK_BYTES, self.total - first)
-            if self._complete.get(name) != count:
-                row = {"sha256": name, "first": first, "size": count}
-                loads.append(Load(row, [Placement(self._tree, first, 0, count)]))
-        with open(self._listed, "ab", buffering=0) as self._list:
-            try:
-                self._fetch_all(loads)
-            except BadCheckpoint as bad:
-                raise DataUnusable("%s: %s" % (self.source, bad)) from None
-
-    def _load(self, load: Load, block: memoryview) -> None:
-        span = web.Span(load.chunk["first"], load.chunk["size"], self.total)
-        places = ChunkWriter(load.places)
-
-        def get(_: _Hash) -> None:
-            places.begin()
-            web.read_blocks(self.source, span.size, block, places.write, span)
-            if places.written != span.size:
-                raise web.WebError("the answer was cut short")
-
-        try:
-            self._fetch("it", get, hashlib.sha256().hexdigest())  # a span has no hash; that of the file is compared
-        except DiskFailed as failed:
-            raise failed.error from None
-        finally:
-            places.close()
-
-    def _digest(self) -> str:
-        hashing = hashlib.sha256()
-        with open(self._tree, "rb", buffering=0) as stream:
-            while True:
-                if self._stopped():
-                    raise Cancelled()
-                data = stream.read(_READ_BYTES)
-                if not data:
-                    return hashing.hexdigest()
-                hashing.update(data)
-
-
-def data_run(grants: Callable[[], list[dict[str, Any]]], number: int, *rest: Any) -> DataRun:
-    """Return the run that brings this dataset; the arguments are those of `DataRun`."""
-    kind = UrlRun if str(grants()[number]["source"]).startswith("https://") else DataRun
-    return kind(grants, number, *rest)
-
-
 class DataProgress:
     """How far all datasets of a job have come."""
 
@@ -471,15 +371,15 @@ def fetch_data(runs: list[DataRun], folder: str) -> None:
     free = free_bytes(folder)
     if missing and free is not None and free < missing + _ROOM_LEFT_BYTES:
         names = ", ".join(run.source for run in runs if not run.is_placed)
-        raise DiskFull("the data %s needs %s of disk and %s are free" % (names, _size(missing), _size(free)))
+        raise DiskFull("the data %s needs %s of disk and %s are free" % (names, size_words(missing), size_words(free)))
     for run in runs:
         if run.is_placed:
             log_line("data %s is here already" % ascii_text(run.source))
         run.fetch()
 
 
-def _is_as_made(found: os.stat_result, size: int) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns == _MTIME_NS
+def is_as_made(found: os.stat_result, size: int) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime_ns == MTIME_NS
 
 
 def _read_urls(place: str) -> dict[str, str]:
@@ -490,7 +390,7 @@ def _read_urls(place: str) -> dict[str, str]:
         raise web.WebError("the list of its URLs can not be read") from None
 
 
-def _size(count: int) -> str:
+def size_words(count: int) -> str:
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return "%.1f %s" % (count / size, unit)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
 
 from spotd_jobs.spec import units
+from spotd_jobs.spec.data import DATASET_NAME, read_data, shown_data
 from spotd_jobs.spec.fields import (
     Convert,
     Table,
@@ -31,8 +31,6 @@ from spotd_jobs.spec.fields import (
 )
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
-    DataMode,
-    DataSource,
     GpuAlternative,
     GpuSpeed,
     JobSpec,
@@ -52,7 +50,6 @@ STOP_SIGNALS: Final = frozenset(
 )
 """Signals a process can catch and that mean something to training frameworks."""
 
-_NAME_PATTERN: Final = r"[a-z0-9][a-z0-9._-]{0,62}"
 _WORD_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _GPU: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*?)\s*(?::\s*(?P<count>[^:]*?)\s*)?")
 GPU_HINT: Final = 'write gpu = ["H100:1", "A100-80GB:1"]: a name, and after a colon how many in one machine'
@@ -64,12 +61,6 @@ SPEED_MAX: Final = 1000.0
 _COUNT_MAX: Final = 16
 _RUN: Final = 'run = "python train.py" or run = ["python", "train.py"]'
 _IMAGE: Final = 'image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"'
-DATA_SCHEME: Final = "data:"
-URL_SCHEME: Final = "https://"
-DATA_MAX: Final = 8
-DATA_EXAMPLE: Final = '[[data]] with source = "NAME" and path = "data" below it'
-_SECRET_WORD: Final = re.compile(r"sig|token|key|secret|passw|credential|auth")
-DATA_KEYS: Final = frozenset({"source", "path", "sha256", "mode"})
 _SHELL: Final = ("/bin/sh", "-c")
 _DAY: Final = timedelta(days=1)
 
@@ -138,7 +129,7 @@ def _span(*, least: timedelta = timedelta(0), most: timedelta = _DAY, words: str
 
 def _name(value: object) -> str:
     rule = "may hold only a-z, 0-9, '.', '_' and '-', must start with a letter or digit and be at most 63 long"
-    if isinstance(value, str) and value.strip() and not re.fullmatch(_NAME_PATTERN, value):
+    if isinstance(value, str) and value.strip() and not re.fullmatch(DATASET_NAME, value):
         slug = re.sub(r"[^a-z0-9._-]+", "-", value.lower()).strip("._-")[:63].rstrip("._-")
         raise BadValue(f"{shown(value)} {rule}", hint=f'write name = "{slug or "llama-lora"}"')
     return text(length_max=63, example='name = "llama-lora"')(value)
@@ -238,101 +229,6 @@ def _stop_signal(value: object) -> str:
     guess = f"SIG{spelled}" if f"SIG{spelled}" in STOP_SIGNALS else nearest(spelled, STOP_SIGNALS)
     hint = f'did you mean "{guess}"?' if guess else f"write one of {', '.join(sorted(STOP_SIGNALS))}"
     raise BadValue(f"{shown(value)} is not a signal that a job can be stopped with", hint=hint)
-
-
-def _data(table: Table, key: str) -> tuple[DataSource, ...]:
-    found: list[DataSource] = []
-    for part in table.tables(key, count_max=DATA_MAX, example=DATA_EXAMPLE):
-        part.refuse_unknown(DATA_KEYS, elsewhere={})
-        part.required("source", DATA_EXAMPLE)
-        part.required("path", 'write path = "data", below the folder in which the job runs')
-        one = DataSource(
-            source=part.take("source", _data_source, ""),
-            path=part.take("path", _data_path, ""),
-            sha256=part.take("sha256", _sha256, None),
-            mode=part.take("mode", choice(DataMode), DataMode.COPY),
-        )
-        if one.is_url and one.sha256 is None and "sha256" not in part:
-            part.report("sha256", "is missing: what a URL serves may change", "write what `sha256sum FILE` prints")
-        over = next((other.path for other in found if one.path and _overlap(one.path, other.path)), None)
-        if over is not None:
-            part.report("path", f"{shown(one.path)} and {shown(over)} overlap", "give each dataset a folder of its own")
-        found.append(one)
-    return tuple(found)
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
-
-
-def _data_source(value: object) -> str:
-    source = text(length_max=1024, example=DATA_EXAMPLE)(value)
-    name = source.removeprefix(DATA_SCHEME)
-    if re.fullmatch(_NAME_PATTERN, name):
-        return name
-    if source.startswith(URL_SCHEME):
-        return _data_url(source)
-    if "://" in source:
-        raise BadValue(
-            f"{shown(_scheme_of(source))} is not supported as a source",
-            hint='fetch it once and store it: spotctl data put NAME DIR, then source = "NAME"',
-        )
-    if source.startswith(("/", "./", "../", "~/")) or source in {".", "..", "~"} or source.endswith("/"):
-        return source
-    raise BadValue(
-        f"{shown(source)} is not the name of a dataset",
-        hint='a folder begins with ./, ../, ~/ or /, as in source = "./set"; spotctl data ls shows the names',
-    )
-
-
-def _data_url(source: str) -> str:
-    """Return the URL if every host may see all of it. No message holds it: it may hold a password."""
-    store = "fetch it once and store it: spotctl data put NAME DIR"
-    try:
-        parts = urlsplit(source)
-        usable = parts.hostname and parts.port != 0 and source.isascii() and source.isprintable()
-    except ValueError:
-        parts, usable = None, False
-    if parts is None or not usable or " " in source or "\\" in source:
-        raise BadValue("is no URL", hint='write source = "https://HOST/FILE"')
-    if parts.username is not None or parts.password is not None:
-        raise BadValue("a URL that holds a password would show it to every host", hint=store)
-    names = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    secret = next((name for name in sorted(names) if _SECRET_WORD.search(name)), None)
-    if secret is not None:
-        raise BadValue(f"its parameter {shown(secret[:40])} would be shown to every host", hint=store)
-    if parts.fragment or parts.path in {"", "/"}:
-        raise BadValue("names no file of its server", hint='write source = "https://HOST/FILE", without a "#"')
-    return source
-
-
-def _scheme_of(source: str) -> str:
-    # The rest may hold a password.
-    return source.partition("://")[0][:20] + "://"
-
-
-def _data_path(value: object) -> str:
-    example = 'path = "data", below the folder in which the job runs'
-    path = text(length_max=1024, example=example)(value).rstrip("/")
-    if path.startswith("/") or not path or any(part in {"", ".", ".."} for part in path.split("/")):
-        raise BadValue(f"{shown(value)} does not lie below the folder in which the job runs", hint=f"write {example}")
-    if not path.isprintable():
-        raise BadValue(f"{shown(value)} holds characters that cannot be seen", hint=f"write {example}")
-    return path
-
-
-def _sha256(value: object) -> str:
-    rule = "is not a SHA-256 in lower-case hex"
-    example = "the sha256 that spotctl data ls -o json shows, or leave it out"
-    return text(length_max=64, example=example, pattern=r"[0-9a-f]{64}", rule=rule)(value)
-
-
-def _shown_data(spec: JobSpec) -> list[dict[str, str]]:
-    return [
-        {"source": one.source, "path": one.path, "mode": one.mode.value}
-        | ({"sha256": one.sha256} if one.sha256 else {})
-        for one in spec.data
-    ]
 
 
 def _max_price(spec: JobSpec) -> float | str | None:
@@ -456,10 +352,11 @@ KEYS: Final = (
            help="A checkpoint without a mark of its framework is complete once nothing in it has changed for so long."),
     JobKey("speed", _speeds, help="How fast the job is on each GPU, against 1.0.",
            show=lambda spec: {one.name: one.ppm / units.MICRO for one in spec.speed}),
-    JobKey("data", _data,
+    JobKey("data", read_data,
            help="Datasets, each a [[data]] table: source (a name that `spotctl data put` gave, a folder as in"
-           " ./set, or an https URL), path (where it lies below the job's folder), sha256 and mode (copy).",
-           show=_shown_data),
+           " ./set, an https URL, s3://BUCKET/PREFIX or hf://OWNER/NAME@REVISION), path (where it lies below the"
+           " job's folder), sha256 and mode (copy).",
+           show=shown_data),
 )  # fmt: skip
 """In the order in which `spotctl submit --help` lists the flags."""
 

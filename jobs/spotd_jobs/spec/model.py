@@ -198,11 +198,17 @@ class DataSource:
     """A dataset that the job reads.
 
     Attributes:
-        source: the name of a dataset, a folder of the submitting machine, whose path is absolute, or an https URL.
-        path: where it lies, relative to the folder in which the job runs; of a URL, the file.
-        sha256: of its content, and every attempt reads just that; the daemon fills it in at the submission, but for a
-            URL, where the owner states it.
+        source: the name of a dataset, a folder of the submitting machine, whose path is absolute, an https URL, or a
+            place whose files the daemon lists: `s3://bucket/prefix`, `hf://owner/name@revision`.
+        path: where it lies, relative to the folder in which the job runs; of an https URL, the file.
+        sha256: of its content, or of the list of its files; every attempt reads just that. The daemon fills it in at
+            the submission, but for an https URL, where the owner states it.
         bytes, files: its size, filled in by the daemon.
+        revision: of a hub, the commit that the revision meant at the submission, filled in by the daemon.
+        egress: what the owner of a bucket asks for each GB that is read there, in micro-dollars, filled in by the
+            daemon from its config.
+        near: the AWS region of a bucket of AWS, "?" where it is not known; empty for every other.
+        by_token: whether a hub serves it only to the owner of the daemon's token, filled in by the daemon.
     """
 
     source: str
@@ -211,16 +217,30 @@ class DataSource:
     mode: DataMode = DataMode.COPY
     bytes: int = 0
     files: int = 0
+    revision: str | None = None
+    egress: int = 0
+    near: str = ""
+    by_token: bool = False
 
     @property
     def is_folder(self) -> bool:
         """Whether it is a folder of the submitting machine, and no name of what the store holds."""
-        return not self.is_url and (self.source.startswith(("/", ".", "~")) or self.source.endswith("/"))
+        return "://" not in self.source and (self.source.startswith(("/", ".", "~")) or self.source.endswith("/"))
 
     @property
     def is_url(self) -> bool:
-        """Whether machines read it from elsewhere, and not from the store."""
+        """Whether it is one file, which machines read from any server."""
         return self.source.startswith("https://")
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether machines read its files from a bucket or a hub, by a list that the store has."""
+        return self.source.startswith(("s3://", "hf://"))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether machines read its content from elsewhere, and not from the store."""
+        return self.is_url or self.is_listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

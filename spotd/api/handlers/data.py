@@ -20,13 +20,15 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
 from spotd.daemon.datasets import BadDataset, Content, Dataset, Datasets, Incomplete
+from spotd.daemon.hub import SourceAway, SourceRefused
 from spotd.daemon.urls import UrlRefused
 from spotd.store import Reads
 from spotd.words import count
-from spotd_jobs.spec.keys import DATA_SCHEME
+from spotd_jobs.spec.data import DATA_SCHEME
 from spotd_jobs.spec.model import DataSource, JobSpec
 from spotd_jobs.spec.problems import Problem
-from spotd_jobs.wire.client.dataset import data_chunk_key
+from spotd_jobs.wire.client.dataset import data_chunk_key, digest_of
+from spotd_jobs.wire.client.listing import listing_text
 
 PUT_HINT = "spotctl data put NAME DIR stores a folder, spotctl data ls shows what is stored"
 FOLDER_HINT = "submit with spotctl, which stores it; or spotctl data put NAME DIR, then the name as source"
@@ -164,6 +166,13 @@ async def with_data(
         if content is not None and is_plan:
             data.append(replace(one, bytes=content.bytes, files=content.files))
             continue
+        if one.is_listed:
+            listed = await context.stored(partial(_listed, context.datasets, one, is_plan=is_plan))
+            if isinstance(listed, DataSource):
+                data.append(listed)
+            else:
+                problems.append(replace(listed, key=f"data[{number}].{listed.key}"))
+            continue
         found = await context.stored(partial(_content_of, context.datasets, one, content))
         if isinstance(found, tuple):
             message, hint = found
@@ -197,6 +206,39 @@ def _content_of(datasets: Datasets, one: DataSource, content: FolderContent | No
     return stored if stored is not None else (f"the folder {one.source} is not stored completely", "submit it again")
 
 
+def _listed(datasets: Datasets, one: DataSource, *, is_plan: bool) -> DataSource | Problem:
+    """Return the source with what it holds now, or what is wrong and a way out.
+
+    Raises:
+        StoreError
+        ApiUnavailable: its place does not answer.
+    """
+    try:
+        found = datasets.remote.listing(one, None if is_plan else datasets.keep_file)
+    except SourceRefused as exc:
+        return Problem(key="source", message=f"{one.source} {exc}", hint=exc.hint)
+    except SourceAway as exc:
+        raise ApiUnavailable(f"{one.source} cannot be listed now: {exc}", hint="try again") from exc
+    if is_plan:
+        # Of files that the store is to hold, the list says so only once they are there.
+        sha256 = None if found.by_token else digest_of(listing_text(found.files))
+    else:
+        sha256 = datasets.store_listing(found.files)
+    if one.sha256 is not None and sha256 not in {one.sha256, None}:
+        hint = "name the revision, or state the new hash"
+        return Problem(key="sha256", message=f"{one.source} has another content now: {sha256}", hint=hint)
+    return replace(
+        one,
+        sha256=sha256,
+        bytes=found.bytes,
+        files=len(found.files),
+        revision=found.revision,
+        egress=found.egress,
+        near=found.near,
+        by_token=found.by_token,
+    )
+
+
 def gone(datasets: Datasets, jobs: Iterable[Job]) -> dict[JobId, str]:
     """Return for which of these jobs the store lacks data, and which; what it has is kept for `KEPT` from now on.
 
@@ -210,7 +252,8 @@ def gone(datasets: Datasets, jobs: Iterable[Job]) -> dict[JobId, str]:
             if one.is_url or one.sha256 is None:
                 continue
             if one.sha256 not in read:
-                read[one.sha256] = datasets.stored(one.sha256) is not None
+                is_there = datasets.has_listing if one.is_listed else datasets.is_stored
+                read[one.sha256] = is_there(one.sha256)
             if not read[one.sha256]:
                 found[job.id] = one.source
     return found

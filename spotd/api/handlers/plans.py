@@ -16,7 +16,7 @@ from spotd.api.handlers.files import get_checkpoint
 from spotd.api.handlers.render import offers_responses, passed_over_responses, quote_response, run_words, usd
 from spotd.api.requests import JobRequest, utc_text
 from spotd.api.responses import Invalid, NotFound, StateConflict
-from spotd.api.schemas.answers import PlanResponse, ResumeSourceResponse
+from spotd.api.schemas.answers import PlannedDataResponse, PlanResponse, ResumeSourceResponse
 from spotd.core.checkpoints import FALLBACKS, borrowed, unprotected_words
 from spotd.core.deadlines import due_words
 from spotd.core.decide import decide
@@ -35,7 +35,7 @@ from spotd.daemon.contents import checkpoint_manifest
 from spotd.store import JobView, Reads
 from spotd.words import count
 from spotd_jobs.spec.keys import job_file
-from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.spec.model import DataSource, JobSpec
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import Problem, SpecError, require_few_values
 from spotd_providers.contract import gpus
@@ -129,16 +129,7 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         ceilings={name: as_usd(most) for name, most in named.items()},
         budget_usd=usd(spec.job_budget),
         resume_from=None,
-        data=[
-            {
-                "source": one.source,
-                "path": one.path,
-                "sha256": one.sha256 or "",
-                "bytes": one.bytes,
-                "files": one.files,
-            }
-            for one in spec.data
-        ],
+        data=[_planned(one) for one in spec.data],
         data_cost=data_words(job, next((q for q, _ in shown), None)),
         candidates=[
             quote_response(
@@ -381,3 +372,12 @@ def resume_source_response(source: ResumeSource, first: Checkpoint) -> ResumeSou
     return ResumeSourceResponse(
         job=source.job, name=first.name, step=first.step, bytes=first.bytes, at=utc_text(first.at)
     )
+
+
+def _planned(one: DataSource) -> PlannedDataResponse:
+    planned = PlannedDataResponse(
+        source=one.source, path=one.path, sha256=one.sha256 or "", bytes=one.bytes, files=one.files
+    )
+    if one.revision:
+        planned["revision"] = one.revision
+    return planned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from spotd.api.schemas.bodies import Answer, ErrorResponse
 from spotd.api.schemas.costs import CalibrationResponse, PollResponse, QuoteResponse
@@ -75,13 +75,14 @@ class ResumeSourceResponse(TypedDict):
 
 
 class PlannedDataResponse(TypedDict):
-    """A dataset that the job reads: which content, how large, and where on the machine."""
+    """A dataset that the job reads: which content, how large, and where on the machine; of a hub, which commit."""
 
     source: str
     path: str
     sha256: str
     bytes: int
     files: int
+    revision: NotRequired[str]
 
 
 class PlanResponse(TypedDict):

@@ -99,7 +99,8 @@ def _origin_text(origin: ResumeSourceResponse | None) -> str:
 
 
 def _data_text(one: PlannedDataResponse) -> str:
-    return f"{one['source']}: {size_text(one['bytes'])}, {count(one['files'], 'file')}, at {one['path']}"
+    commit = f", commit {one['revision'][:12]}" if one.get("revision") else ""
+    return f"{one['source']}: {size_text(one['bytes'])}, {count(one['files'], 'file')}, at {one['path']}{commit}"
 
 
 def _traffic_usd_h(quote: QuoteResponse) -> float:

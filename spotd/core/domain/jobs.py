@@ -364,7 +364,7 @@ class Job:
     @property
     def url_bytes(self) -> int:
         """How much of its data machines read elsewhere than of the store."""
-        return sum(one.bytes for one in self.spec.data if one.is_url)
+        return sum(one.bytes for one in self.spec.data if one.is_elsewhere)
 
     @property
     def input_bytes(self) -> int:

@@ -119,6 +119,7 @@ NOTHING_KNOWN: Final = MarketSnapshot()
 ELSEWHERE: Final = ""
 """Stands for every region of a provider that has no price of its own."""
 NO_CHARGE: Final = MicroUsdPerGb(0)
+NOTHING: Final = MicroUsd(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,50 @@ class StoreEgress:
 
 
 FREE_EGRESS: Final = StoreEgress()
+AWS: Final = ProviderName("aws")
+UNKNOWN_REGION: Final = "?"
+S3_TO_OTHER_REGION: Final = MicroUsdPerGb(20_000)
+S3_BETWEEN_US_EAST: Final = MicroUsdPerGb(10_000)
+_US_EAST: Final = frozenset({"us-east-1", "us-east-2"})
+
+
+@lru_cache(maxsize=256)
+def bucket_egress(per_gb: int, near: str) -> StoreEgress:
+    """Return the prices of reading a bucket.
+
+    Hosts at AWS pay nothing in the bucket's own region, and less than the internet in every other.
+
+    Args:
+        near: the AWS region, `UNKNOWN_REGION` where it is not known, empty where the bucket is not AWS's.
+    """
+    price = MicroUsdPerGb(per_gb)
+    if not near or not price:
+        return StoreEgress(per_gb=price)
+    at_aws = {(AWS, ELSEWHERE): min(price, S3_TO_OTHER_REGION)}
+    if near in _US_EAST:
+        at_aws |= {(AWS, one): min(price, S3_BETWEEN_US_EAST) for one in _US_EAST}
+    if near != UNKNOWN_REGION:
+        at_aws[AWS, near] = NO_CHARGE
+    return StoreEgress(per_gb=price, near=at_aws)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What of a job's data each machine reads of one bucket beside the store.
+
+    Attributes:
+        bytes_per_hour: spread over the usual stay.
+        egress: what the bucket's owner asks, by where the machine is.
+    """
+
+    bytes: int
+    bytes_per_hour: int
+    egress: int
+    near: str
+
+    def price_for(self, offer: Offer) -> MicroUsdPerGb:
+        """Return the price of a gigabyte for a machine of this offer."""
+        return bucket_egress(self.egress, self.near).price_for(offer)
 
 
 # An offer with its effective price.
@@ -182,6 +227,8 @@ class Quote:
     """What the owner of the checkpoint store asks for what a host there reads; in no effective price."""
     url_bytes: int = 0
     """What the job's machine reads elsewhere than of that store."""
+    url_cost: MicroUsd = NOTHING
+    """What the owners of those places ask for reading all of it from this offer's machine."""
 
 
 # What a user's spelling of a GPU stands for.

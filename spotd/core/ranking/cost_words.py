@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import GB, Job, bytes_within
-from spotd.core.domain.market import MarketSnapshot, Quote
+from spotd.core.domain.market import NOTHING, MarketSnapshot, Quote
 from spotd.core.domain.world import ONE, World
 from spotd.core.experience import PPM
 from spotd.core.pricing import (
@@ -150,7 +151,7 @@ def evidence_words(count: int, span: timedelta, noun: str) -> str:
 def _read_words(job: Job, best: Quote) -> Iterator[str]:
     """Yield what reading the checkpoint store costs, where that is a cent or more."""
     size = restored_bytes(job)
-    whole = egress_cost(best, size)
+    whole = egress_cost(replace(best, url_cost=NOTHING), size)
     if whole >= CENT:
         yield (
             f"a restore reads {(size - best.url_bytes) / GB:.1f} GB of the checkpoint store, for which its owner asks"

@@ -177,10 +177,10 @@ class Costing:
     def _restores(self, offer: Offer, needs: Needs, hazard_ppm: int) -> int:
         """Return what restores cost per hour: of the host's traffic what the price lacks, and of the store all."""
         egress = self.policy.egress.price_for(offer)
-        if not needs.restore_bytes_per_hour or not (offer.download_price or egress):
+        if not needs.restore_bytes_per_hour or not (offer.download_price or egress or needs.elsewhere):
             return 0
         losses = self._in_a_stay(hazard_ppm)
-        read = egress_per_hour(egress, needs) * max(PPM, losses) // PPM
+        read = egress_per_hour(egress, needs, offer) * max(PPM, losses) // PPM
         beyond = restore_per_hour(offer, needs) * max(0, losses - PPM) // PPM
         return min(HOURLY_MAX, read + beyond)
 
@@ -194,7 +194,7 @@ class Costing:
 
     def reads_store(self, needs: Needs) -> bool:
         """Whether what such a job reads of the store costs anything, at some host."""
-        return bool(needs.restore_bytes_per_hour and self.policy.egress.highest)
+        return bool(needs.restore_bytes_per_hour and (self.policy.egress.highest or needs.elsewhere))
 
     def reads_max(self, needs: Needs) -> int:
         """Return what reading the store costs per hour on no machine more than."""

@@ -26,6 +26,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints
 from spotd.daemon.grants.inputs import DataGrants, RestorePoints, SecretFiles
 from spotd.daemon.recovery_survey import require_newest, use_number
+from spotd.daemon.remote_data import RemoteData
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
@@ -93,6 +94,7 @@ class GrantBuilder:
         crash: CrashPoints,
         issued: Callable[[], datetime] | None = None,
         on_host: Callable[[timedelta], float] = timedelta.total_seconds,
+        remote: RemoteData | None = None,
     ) -> None:
         """Make the builder.
 
@@ -113,7 +115,7 @@ class GrantBuilder:
         self._there: set[str] = set()
         self._there_lock = threading.Lock()
         self._passed_over: dict[AttemptId, tuple[FallbackRestore, ...]] = {}
-        self._datasets = DataGrants(objects)
+        self._datasets = DataGrants(objects, remote)
         self._newest: set[AttemptId] = set()
         """Which were the newest of their jobs when the store was asked: later ones are made by this process only."""
 

@@ -20,11 +20,14 @@ from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints, Database
 from spotd.daemon.datasets import Datasets
 from spotd.daemon.hosts.host_reader import accepted_manifest
+from spotd.daemon.hub import SourceAway, SourceRefused
 from spotd.daemon.log import Redactor
-from spotd_jobs.objects.api import ObjectMissing, ObjectStore
-from spotd_jobs.spec.keys import DATA_MAX
+from spotd.daemon.remote_data import RemoteData
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreUnavailable
+from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.model import DataSource
-from spotd_jobs.wire.client.dataset import CHUNKS_MAX, PARTS_MAX, data_root_key
+from spotd_jobs.wire.client.dataset import CHUNKS_MAX, PARTS_MAX, data_chunk_key, data_root_key
+from spotd_jobs.wire.client.listing import STORED, data_listing_key, file_url_key
 from spotd_jobs.wire.client.sinks import clean
 from spotd_jobs.wire.grant import DataGrant, InputGrant, Restore
 from spotd_jobs.wire.manifest import restore_of
@@ -220,6 +223,8 @@ class SecretFiles:
 
 SIGNED_AGAIN: Final = timedelta(hours=2)
 """The URLs of a dataset are many: they are made anew only when a third of their time is over."""
+BY_TOKEN_AGAIN: Final = timedelta(minutes=20)
+"""The same where a hub signs them, which says of an hour."""
 KNOWN_MAX: Final = 4
 PAGE_KEYS: Final = 10_000
 PAGES_MAX: Final = -(-(CHUNKS_MAX + PARTS_MAX + 1) // PAGE_KEYS)
@@ -228,9 +233,9 @@ PAGES_MAX: Final = -(-(CHUNKS_MAX + PARTS_MAX + 1) // PAGE_KEYS)
 class DataGrants:
     """The permission to read datasets, for grants. Synchronous."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, remote: RemoteData | None = None) -> None:
         self._objects = objects
-        self._datasets = Datasets(objects)
+        self._datasets = Datasets(objects, remote=remote)
         self._lock = threading.Lock()
         self._keys: dict[str, Sequence[str]] = {}
         """Of the newest few datasets: what is named by its hash never changes."""
@@ -245,12 +250,12 @@ class DataGrants:
         """
         if not job.spec.data:
             return []
-        bases = ["" if one.is_url else self._base(one.sha256 or "", expires) for one in job.spec.data]
+        bases = ["" if one.is_url else self._base(one, expires) for one in job.spec.data]
         if any(base is None for base in bases):
             self._write_urls(attempt, job, now, expires)
         return [
             DataGrant(
-                source=one.source if one.is_url else clean(one.source),
+                source=one.source if one.is_elsewhere else clean(one.source),
                 path=one.path,
                 sha256=one.sha256 or "",
                 bytes=one.bytes,
@@ -268,34 +273,66 @@ class DataGrants:
         return [object_keys.data_urls_key(attempt, *place) for place in product(range(DATA_MAX), range(PAGES_MAX))]
 
     def _pages(self, attempt: AttemptId, number: int, one: DataSource, expires: datetime) -> list[str]:
-        count = -(-len(self._keys_of(one.sha256 or "", one.source)) // PAGE_KEYS)
+        count = -(-len(self._keys_of(one)) // PAGE_KEYS)
         return [self._url(object_keys.data_urls_key(attempt, number, page), expires) for page in range(count)]
 
     def _write_urls(self, attempt: AttemptId, job: Job, now: datetime, expires: datetime) -> None:
         with self._lock:
             signed = self._signed.get(attempt)
-        if signed is not None and timedelta(0) <= now - signed < SIGNED_AGAIN:
+        again = BY_TOKEN_AGAIN if any(one.by_token for one in job.spec.data) else SIGNED_AGAIN
+        if signed is not None and timedelta(0) <= now - signed < again:
             return
         for number, one in enumerate(job.spec.data):
-            if one.is_url:
+            if one.is_url or self._base(one, expires) is not None:
                 continue
-            keys = self._keys_of(one.sha256 or "", one.source)
+            try:
+                found = self._urls_of(one, expires)
+            except (SourceRefused, SourceAway) as exc:
+                if signed is not None:
+                    return  # what was signed before is good for a while, and this is no failure of the store
+                if isinstance(exc, SourceAway):
+                    raise StoreUnavailable(f"{one.source}: {exc}") from exc
+                raise InputsMissing(f"{one.source} {exc}; {exc.hint}") from exc
+            keys = self._keys_of(one)
             for page, start in enumerate(range(0, len(keys), PAGE_KEYS)):
-                urls = {key: self._url(key, expires) for key in keys[start : start + PAGE_KEYS]}
+                urls = {key: found[key] for key in keys[start : start + PAGE_KEYS]}
                 text = json.dumps(urls, separators=(",", ":")).encode()
                 self._objects.put(object_keys.data_urls_key(attempt, number, page), gzip.compress(text, 1))
         with self._lock:
             self._signed[attempt] = now
 
-    def _keys_of(self, sha256: str, source: str) -> Sequence[str]:
+    def _urls_of(self, one: DataSource, expires: datetime) -> Mapping[str, str]:
+        """Return the URL of everything that `_keys_of` names.
+
+        Raises:
+            SourceRefused, SourceAway: of a place beside the store.
+            StoreError
+        """
+        if not one.is_listed:
+            return {key: self._url(key, expires) for key in self._keys_of(one)}
+        files = self._datasets.listing(one.sha256 or "")
+        urls = {data_listing_key(one.sha256 or ""): self._url(data_listing_key(one.sha256 or ""), expires)}
+        urls |= {file_url_key(number): url for number, url in self._datasets.remote.urls(one, files, expires).items()}
+        for number, file in enumerate(files):
+            if file.kind == STORED:
+                urls[file_url_key(number)] = self._url(data_chunk_key(file.check), expires)
+        return urls
+
+    def _keys_of(self, one: DataSource) -> Sequence[str]:
+        """Return by what a host asks for each part of a dataset."""
+        sha256 = one.sha256 or ""
         with self._lock:
             known = self._keys.get(sha256)
         if known is not None:
             return known
         try:
-            keys = tuple(dict.fromkeys(self._datasets.keys_of(sha256)))
+            if one.is_listed:
+                files = enumerate(self._datasets.listing(sha256))
+                keys = (data_listing_key(sha256), *(file_url_key(number) for number, file in files if file.size))
+            else:
+                keys = tuple(dict.fromkeys(self._datasets.keys_of(sha256)))
         except ObjectMissing as exc:
-            raise InputsMissing(f"the dataset {source} is not in the store any more") from exc
+            raise InputsMissing(f"the dataset {one.source} is not in the store any more") from exc
         with self._lock:
             while len(self._keys) >= KNOWN_MAX:
                 del self._keys[next(iter(self._keys))]
@@ -305,7 +342,9 @@ class DataGrants:
     def _url(self, key: str, expires: datetime) -> str:
         return self._objects.presign_get(key, expires=expires)
 
-    def _base(self, sha256: str, expires: datetime) -> str | None:
-        key = data_root_key(sha256)
+    def _base(self, one: DataSource, expires: datetime) -> str | None:
+        if one.is_listed:
+            return None
+        key = data_root_key(one.sha256 or "")
         url = self._url(key, expires)
         return url.removesuffix(key) if url.startswith("file://") and url.endswith(key) else None

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from spotd.core.domain.world import World
-from spotd.daemon.datasets import KEPT, Datasets, read_by_jobs
+from spotd.daemon.dataset_garbage import read_by_jobs
+from spotd.daemon.datasets import KEPT, Datasets
 from spotd.daemon.urls import UrlRefused
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl

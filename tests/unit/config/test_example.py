@@ -8,6 +8,7 @@ from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.load import example_text, load, understand
 from spotd.config.model import SECTIONS
 from spotd.config.notify import NotifySection
+from spotd.config.sources import BucketSection
 
 COMMITTED = Path(__file__).parents[3] / "config.example.toml"
 
@@ -31,9 +32,10 @@ def test_the_example_is_a_config_that_works_and_equals_the_defaults() -> None:
 
 def test_every_key_is_there_and_each_commented_one_is_right_once_uncommented() -> None:
     text = example_text()
-    uncommented = re.sub(r"^# (\w+ = \S.*|\[(?:notify|registries)\.\w+\])$", r"\1", text, flags=re.MULTILINE)
+    uncommented = re.sub(r"^# (\w+ = \S.*|\[(?:notify|registries|buckets)\.\w+\])$", r"\1", text, flags=re.MULTILINE)
     data = tomllib.loads(uncommented)
     data["notify"]["phone"]["quiet"] = ["Sat,Sun"]  # the time zone beside it is of these
+    assert set(data["buckets"]["corpus"]) == set(BucketSection.model_fields)
     data["store"]["url"] = "s3://bucket/prefix"  # beside a folder the keys of a bucket are refused
     understand(data, "example", plugins=InstalledPlugins())
     for name, model in SECTIONS.items():

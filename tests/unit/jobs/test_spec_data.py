@@ -48,6 +48,18 @@ def test_a_url_with_its_hash_is_taken_as_it_is_written() -> None:
     assert (one.source, one.is_url, one.is_folder) == (URL["source"], True, False)
 
 
+@pytest.mark.parametrize(
+    "source", ["s3://bucket", "s3://bucket/a/b/", "hf://org/model", "hf://datasets/org/set@refs/pr/1", "hf://o/m@v1.0"]
+)
+def test_a_bucket_and_a_repository_are_taken_as_they_are_written(source: str) -> None:
+    (one,) = parsed({**GOOD, "source": source})
+    assert one.source == source
+    assert one.is_listed
+    assert one.is_elsewhere
+    assert not one.is_url
+    assert not one.is_folder
+
+
 @every(
     ("table", "message"),
     [
@@ -61,8 +73,18 @@ def test_a_url_with_its_hash_is_taken_as_it_is_written() -> None:
         ({**GOOD, "path": "a\nb"}, "cannot be seen"),
         ({**GOOD, "path": 7}, "must be text"),
         ({**GOOD, "source": "some/folder"}, "is not the name of a dataset"),
-        ({**GOOD, "source": "s3://bucket/prefix"}, "is not supported"),
-        ({**GOOD, "source": "hf://org/model@main"}, "is not supported"),
+        ({**GOOD, "source": "s3://"}, "names no place in a bucket"),
+        ({**GOOD, "source": "s3://Bucket/x"}, "names no place in a bucket"),
+        ({**GOOD, "source": "s3://key:secret@bucket/x"}, "names no place in a bucket"),
+        ({**GOOD, "source": "s3://bucket//x"}, "names no place in a bucket"),
+        ({**GOOD, "source": "s3://bucket/a/../b"}, "names no place in a bucket"),
+        ({**GOOD, "source": "s3://bucket/x?token=secret"}, "names no place in a bucket"),
+        ({**GOOD, "source": "hf://model"}, "names no repository"),
+        ({**GOOD, "source": "hf://spaces/org/app"}, "names no repository"),
+        ({**GOOD, "source": "hf://org/model@"}, "names no repository"),
+        ({**GOOD, "source": "hf://hf_secret@org/model"}, "names no repository"),
+        ({**GOOD, "source": "hf://../model"}, "names no repository"),
+        ({**GOOD, "source": "gs://bucket/prefix"}, "is not supported"),
         ({**GOOD, "source": "http://user:secret@host/x"}, "is not supported"),
         ({**GOOD, "source": "https://host/x"}, "is missing"),
         ({**URL, "source": "https://user:secret@host/x"}, "holds a password"),
@@ -77,7 +99,8 @@ def test_a_url_with_its_hash_is_taken_as_it_is_written() -> None:
         ({**URL, "source": "https://host/a b"}, "is no URL"),
         ({**URL, "source": "https://höst/x"}, "is no URL"),
         ({**GOOD, "sha256": "AB" * 32}, "is not a SHA-256"),
-        ({**GOOD, "mode": "stream"}, "must be one of copy"),
+        ({**GOOD, "mode": "stream"}, "has all of the data on its disk before"),
+        ({**GOOD, "mode": "rsync"}, "must be one of copy"),
         ({**GOOD, "mode": ["stream"]}, "must be one of copy"),
         ({**GOOD, "pth": "x"}, "unknown key"),
         ("set", "must be a table"),

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from spotd.daemon.urls import UrlRefused, measure_url, require_public
-from spotd_jobs.runner import data as runner_data
-from spotd_jobs.runner.data import DataRun, DataUnusable, UrlRun, data_run, fetch_data
+from spotd_jobs.runner import elsewhere as runner_data
+from spotd_jobs.runner.data import DataRun, DataUnusable, fetch_data
+from spotd_jobs.runner.elsewhere import UrlRun, data_run
 from spotd_jobs.runner.restore import Cancelled
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import DiskFull

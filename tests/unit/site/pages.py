@@ -15,6 +15,7 @@ from spotd.cli import client, daemon
 from spotd.config import load
 from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.model import SECTIONS, ProviderSection
+from spotd.config.sources import BucketSection
 from spotd_jobs.spec.keys import FILE_ORDER
 
 _WIDTH = 100
@@ -69,6 +70,8 @@ def config() -> str:
             yield from _table(("key", "default", "meaning"), rows)
         yield from ("## [registries.NAME]", "", _plain(RegistrySection.__doc__ or ""), "")
         yield from _table(("key", "default", "meaning"), _keys(RegistrySection.model_fields))
+        yield from ("## [buckets.NAME]", "", _plain(BucketSection.__doc__ or ""), "")
+        yield from _table(("key", "default", "meaning"), _keys(BucketSection.model_fields))
         yield from ("## [providers.NAME]", "", "Keys that every provider has.", "")
         yield from _table(("key", "default", "meaning"), _keys(ProviderSection.model_fields))
         found = InstalledPlugins()

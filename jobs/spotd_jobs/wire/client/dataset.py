@@ -243,7 +243,7 @@ def read_part(text: bytes) -> DataPart:
         raise Unreadable("the list of its files can not be read") from None
     if len({chunk.sha256 for chunk in chunks}) < len(chunks):
         raise Unreadable("a part lists a chunk twice")
-    _require_order(entries)
+    require_order(entry.path for entry in entries)
     if text != part_text(chunks, entries):
         raise Unreadable("the text of a part is not the canonical one")
     return DataPart(chunks, entries, sum(entry.size for entry in entries))
@@ -254,10 +254,15 @@ def order_of_path(path: str) -> bytes:
     return os.fsencode(path).replace(b"/", b"\0")
 
 
-def _require_order(entries: tuple[DataEntry, ...]) -> None:
+def require_order(paths: Iterable[str]) -> None:
+    """Require that no path comes twice and none lies below another.
+
+    Raises:
+        Unreadable
+    """
     before = b""
-    for entry in entries:
-        order = order_of_path(entry.path)
+    for path in paths:
+        order = order_of_path(path)
         if order <= before or (before and order.startswith(before + b"\0")):
             raise Unreadable("its paths are not in order, or one lies below another")
         before = order
@@ -273,7 +278,7 @@ def _chunk(row: Any) -> DataChunk:
 def _entry(row: Any, chunks: tuple[DataChunk, ...]) -> DataEntry:
     path, kind = name_of(row["path"]), row["type"]
     target = row.get("target")
-    _require_path(path)
+    require_path(path)
     if kind == LINK:
         return DataEntry(path, LINK, target=_target(path, name_of(target)))
     if target is not None or kind not in (FILE, DIR):
@@ -287,7 +292,12 @@ def _entry(row: Any, chunks: tuple[DataChunk, ...]) -> DataEntry:
     return DataEntry(path, FILE, size, bool(row.get("executable")), None, pieces)
 
 
-def _require_path(path: str) -> None:
+def require_path(path: str) -> None:
+    """Require that the path stays inside and every disk takes it.
+
+    Raises:
+        Unreadable
+    """
     raw = os.fsencode(path)
     names = raw.split(b"/")
     if not is_plain(path) or b"\0" in raw or len(raw) > PATH_BYTES_MAX:

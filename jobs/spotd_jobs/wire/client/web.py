@@ -134,11 +134,12 @@ class Changed(WebError):
 
 
 class Span(NamedTuple):
-    """So many bytes of an object of `total` bytes, from `first` on."""
+    """So many bytes of an object of `total` bytes, from `first` on; with an `etag` only while the object has that."""
 
     first: int
     size: int
     total: int
+    etag: str = ""
 
 
 class TooLarge(WebError):
@@ -246,6 +247,10 @@ def _require_span(answer: http.client.HTTPResponse, span: Span) -> None:
         stated = "bytes %d-%d/%d" % (span.first, span.first + span.size - 1, span.total)
         if answer.getheader("content-range") != stated:
             raise Changed("its size is not what it was")
+    elif answer.status == 412:
+        raise Changed("it is not what it was when it was listed")
+    elif answer.status == 200 and span.size == span.total and answer.length == span.total:
+        return  # a server that sends a small file whole was asked for all of it
     elif answer.status in (200, 416):
         raise Changed("its server does not send these bytes of it")
     else:
@@ -277,8 +282,9 @@ def request(
     timeout_s: float = TIMEOUT_S,
     *,
     foreign: bool = False,
+    size_max: int = 65536,
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers (lower case) and the first 64 KiB of the answer.
+    """Status, headers (lower case) and the first `size_max` bytes of the answer.
 
     Args:
         foreign: the server is not the store: its date is not believed.
@@ -288,7 +294,7 @@ def request(
     """
     answer = _open(method, url, headers or {}, body, timeout_s, foreign=foreign)
     try:
-        content = answer.read(65536)
+        content = answer.read(size_max)
         if not answer.isclosed():
             drop_connections()
     except Exception as error:
@@ -308,6 +314,8 @@ def drop_connections() -> None:
 
 def _open_following(method: str, url: str, span: Span | None) -> http.client.HTTPResponse:
     headers = {} if span is None else {"Range": "bytes=%d-%d" % (span.first, span.first + span.size - 1)}
+    if span is not None and span.etag:
+        headers["If-Match"] = '"%s"' % span.etag
     for _ in range(_REDIRECTS_MAX):
         answer = _open(method, url, headers, None, TIMEOUT_S, foreign=span is not None)
         place = answer.getheader("location")

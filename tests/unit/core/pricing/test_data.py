@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.attempts import Attempt, ExitCause
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job, disk_gb_for
 from spotd.core.domain.market import StoreEgress
@@ -21,7 +21,7 @@ from spotd.core.pricing import egress_cost, egress_per_hour, needs_of, quote, re
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.cost_words import data_words
 from spotd_jobs.spec.model import DataSource
-from spotd_providers.contract.values import MicroUsdPerGb, Offer
+from spotd_providers.contract.values import MicroUsdPerGb, Offer, ProviderName
 from tests.unit.core.builders import NOW, job, market, offer, report, shop_policy, world_with
 
 GB = 10**9
@@ -178,3 +178,41 @@ def test_however_many_offers_there_are_the_best_for_the_data_is_found() -> None:
     assert all(total <= ranked.highest_rank(price) for total, price in zip(totals, prices, strict=True))
     (launched,) = decide(world, market(*offers), NOW).attempts.values()
     assert launched.quote.offer == ranked.entries[0]
+
+
+def test_a_command_that_ended_before_it_was_found_running_has_read_all_of_it() -> None:
+    world = world_with(AttemptState.STARTING)
+    one = with_data(world.jobs[job().id], 100 * GB)
+    world = replace(world, jobs={one.id: one})
+    found = heard(world, seq=6, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0)
+    assert the(found).restored_bytes == 100 * GB
+    found = heard(world, seq=6, phase="done", exit_cause=ExitCause.INPUT_UNUSABLE, data_bytes=GB)
+    assert the(found).restored_bytes == GB
+
+
+def in_bucket(one: Job, size: int, near: str = "") -> Job:
+    data = tuple(
+        replace(source, source="s3://corpus/v1", egress=90_000, near=near) for source in with_data(one, size).spec.data
+    )
+    return replace(one, spec=replace(one.spec, data=data))
+
+
+def test_what_a_buckets_owner_asks_is_in_plan_ranking_and_receipt_and_in_no_ceiling() -> None:
+    needs, there = needs_of(in_bucket(job(), 100 * GB), shop_policy()), offer()
+    quoted = quote(there, needs, 1_000_000, NOW)
+    assert "$9.00 egress" in data_words(in_bucket(job(), 100 * GB), quoted)
+    assert egress_cost(quoted, 50 * GB) == 4_500_000
+    assert egress_cost(quoted, 100 * GB) == egress_cost(quoted, 100 * GB + 1) == 9_000_000
+    assert egress_cost(quoted, -1) == 0
+    assert egress_per_hour(MicroUsdPerGb(0), needs, there) > 0
+    plain = quote(there, needs_of(from_url(job(), 100 * GB), shop_policy()), 1_000_000, NOW)
+    assert quoted.price == plain.price
+
+
+def test_a_machine_beside_the_bucket_reads_for_nothing_and_comes_first_by_that_alone() -> None:
+    needs = needs_of(in_bucket(job(), 100 * GB, near="eu-west-1"), shop_policy())
+    costs = [
+        quote(replace(offer(), provider=ProviderName(provider), region=region), needs, 1_000_000, NOW).url_cost
+        for provider, region in (("aws", "eu-west-1"), ("aws", "us-west-2"), ("shop", "eu-west-1"))
+    ]
+    assert costs == [0, 2_000_000, 9_000_000]
