@@ -42,7 +42,8 @@ from spotd_providers.contract.values import (
     PoolId,
     ProviderName,
 )
-from spotd_providers.kit.calls import Page
+from spotd_providers.kit.calls import Page, raise_for_status
+from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, RestClient, RestRefused, open_rest
 from spotd_providers.kit.template import END_READS, END_REQUESTS, SHOWN_WITHIN, ProviderTemplate
 from spotd_providers.kit.vm_boot import doorless_ssh_key
@@ -134,6 +135,7 @@ ANSWERS: dict[str, tuple[Canned, type[Exception], type[Exception], type[Provider
     "wrong, in no words": (Canned(status=400, body=b"{}"), Unavailable, Unavailable, None),
     "redirect": (Canned(status=302, headers={"location": "https://x"}), Unavailable, Unavailable, None),
     "time-out of the server": (Canned(status=408, body=b"{}"), Unavailable, OutcomeUnknown, None),
+    "time-out of the server, in its own words": (_own(408, "x"), Unavailable, OutcomeUnknown, None),
     "error of the server": (Canned(status=500, body=b"{}"), Unavailable, OutcomeUnknown, None),
     "error of the layer below": (_own(400, "below/x"), Unavailable, OutcomeUnknown, None),
     "gateway": (Canned(status=502, body=b"<html/>", headers=HTML), Unavailable, OutcomeUnknown, None),
@@ -160,6 +162,17 @@ def test_what_an_answer_means_to_a_purchase(canned: Canned, _read: type, bought:
         assert type(outcome.of_purchase()) is leaf
     if isinstance(outcome, OutcomeUnknown):
         assert outcome.key == KEY
+
+
+@pytest.mark.parametrize("status", [302, 408, 500, 599])
+def test_a_redirect_and_what_a_server_could_not_do_in_time_says_nothing_about_the_request(status: int) -> None:
+    with pytest.raises(Unavailable, match="Mart"):
+        raise_for_status(HttpAnswer(status=status, headers={}, body=b""), who="Mart", what="a request")
+
+
+@pytest.mark.parametrize("status", [200, 204, 400, 404, 407, 409, 429, 499])
+def test_any_other_status_is_an_answer(status: int) -> None:
+    raise_for_status(HttpAnswer(status=status, headers={}, body=b""), who="Mart", what="a request")
 
 
 def test_only_the_providers_own_words_say_that_something_is_absent() -> None:

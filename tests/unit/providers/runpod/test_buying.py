@@ -111,6 +111,7 @@ def test_what_is_out_of_stock_is_not_offered(tmp_path: Path) -> None:
         ),
         pytest.param(problem(429, "rate limit exceeded"), RateLimited, id="too often"),
         pytest.param(problem(500, "internal"), OutcomeUnknown, id="server error"),
+        pytest.param(problem(408, "too slow"), OutcomeUnknown, id="time-out of the server"),
         pytest.param(problem(500, f"create pod: {NO_INSTANCES}"), NoCapacity, id="empty shelf as a server error"),
         pytest.param(problem(503, "at capacity"), OutcomeUnknown, id="server error with a word of it"),
         pytest.param(problem(503, "overloaded"), OutcomeUnknown, id="unavailable"),
