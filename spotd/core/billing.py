@@ -171,12 +171,16 @@ def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> Non
 
     A machine that is outbid, or whose host goes down, stops at once; what begins anew on it is the start script. No
     list and no heartbeat has shown it in between, as while the daemon was dead, else that would be the newest proof.
+    What it wrote meanwhile proves it, too. One whose runner had come to its end before was idle, and nothing shows for
+    how long.
     """
     again, proven, meter = report.script_began_at, before.proven_at, before.meter
     if again is None or proven is None or meter.since is None or before.heartbeat_seen_at is None:
         return  # a first start may take long, and is billed
-    if meter.rate <= halted_rate(before.quote):
+    if meter.rate <= halted_rate(before.quote) or (report.exit_at is not None and report.exit_at < again):
         return
+    wrote = [report.alive_at, *(one.at for one in report.checkpoints)]
+    proven = max([proven, *(at for at in wrote if at is not None and at < again)])
     end, begin = min(again - SCRIPT_TAKES, builder.now), max(proven + PROOF_STEP / 2, meter.since)
     if end - begin <= GAP:
         return

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spotd.core.domain.attempts import Attempt, ExitCause
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.plan import applied
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import terminate_accepted
@@ -75,6 +76,33 @@ def test_a_machine_that_came_back_without_a_lease_is_booked_from_then_until_it_i
     (order,) = world.intents.values()
     world = applied(world, terminate_accepted(world, order.id, BACK))
     assert is_about(the(world).meter.settled, 10 * MINUTE + HOUR)
+
+
+def saved(at: datetime) -> Checkpoint:
+    return Checkpoint(name="c", attempt=1, step=1, bytes=1, at=at, manifest_key="k", sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"alive_at": DIED + HOUR}, id="a heartbeat"),
+        pytest.param({"alive_at": BACK, "checkpoints": (saved(DIED + HOUR),)}, id="a checkpoint"),
+    ],
+)
+def test_what_a_host_wrote_before_it_rested_is_booked_in_full(changes: dict[str, Any]) -> None:
+    """Drawn world 1000311: it worked on for half an hour without a daemon before it was outbid."""
+    world = left(ends_itself=False)
+    wrote = heard(BACK, script_began_at=DIED + 2 * HOUR, **changes)
+    world = applied(world, reconcile(world, {}, wrote, BACK))
+    assert is_about(spent(the(world), BACK), 10 * MINUTE + 2 * HOUR)
+
+
+def test_a_machine_that_was_idle_before_its_host_began_again_is_booked_in_full() -> None:
+    world = left(ends_itself=False)
+    over_at, woke = DIED + 30 * MINUTE, DIED + 2 * HOUR
+    wrote = heard(BACK, exit_cause=ExitCause.LEASE, alive_at=over_at, exit_at=over_at, script_began_at=woke)
+    world = applied(world, reconcile(world, {}, wrote, BACK))
+    assert is_about(spent(the(world), BACK), 10 * MINUTE + 3 * HOUR)
 
 
 @KINDS
