@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.author import order_stop
-from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.attempts import Attempt, HostStatus, TrafficDebt
 from spotd.core.domain.intents import AttemptId, Meter
 from spotd.core.domain.jobs import MOVED_MAX, Job, bytes_within
 from spotd.core.domain.policy import Policy
@@ -445,9 +445,9 @@ def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) 
     every = builder.job(attempt.job).spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL
     paid_off_per_hour = left_for_uploads(item)
     debt = 0
-    if item.traffic_since is not None:
-        debt = max(0, item.traffic_spent - cost(paid_off_per_hour, builder.now - item.traffic_since))
-    builder.put_attempt(replace(item, traffic_since=builder.now, traffic_spent=MicroUsd(debt + added)))
+    if item.debt.since is not None:
+        debt = max(0, item.debt.spent - cost(paid_off_per_hour, builder.now - item.debt.since))
+    builder.put_attempt(replace(item, debt=TrafficDebt(since=builder.now, spent=MicroUsd(debt + added))))
     if item.stop is None and item.state.counts and debt > cost(paid_off_per_hour, max(WINDOW_MIN, every)):
         accepted = per_gpu_words(item.ceiling_now)
         moved = traffic_cost(item.quote.offer, item.uploaded_bytes, 0)

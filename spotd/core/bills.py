@@ -11,7 +11,7 @@ from math import sqrt
 from statistics import median
 from typing import Final
 
-from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.attempts import Attempt, ReadBill
 from spotd.core.domain.intents import Charge, ChargePart
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
@@ -135,9 +135,9 @@ def is_due(item: Attempt, policy: Policy, now: datetime) -> bool:
     rules = policy.providers.get(item.provider)
     if rules is None or item.ref is None or item.machine.may_compute or item.ended_at is None:
         return False
-    if item.state is not AttemptState.ENDED or not 0 <= item.bill_tries < len(READ_AFTER):
+    if item.state is not AttemptState.ENDED or not 0 <= item.bill.tries < len(READ_AFTER):
         return False
-    return now >= item.ended_at + rules.bill_open_for + READ_AFTER[item.bill_tries]
+    return now >= item.ended_at + rules.bill_open_for + READ_AFTER[item.bill.tries]
 
 
 def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bill: Bill | None, now: datetime) -> Plan:
@@ -146,27 +146,29 @@ def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bi
     tries = _readings_until(item, world.policy, now + APART)
     is_final = _is_final_at_once(world, item)
     refusal = "" if bill is None else _refusal(item, bill, is_final=is_final)
-    known, note = item.billed, refusal
+    known, note = item.bill.believed, refusal
     if bill is None:
-        note = item.bill_note
-    elif not refusal and (bill.amount == _booked_there(item) or is_final or bill.amount == item.bill_read):
+        note = item.bill.note
+    elif not refusal and (bill.amount == _booked_there(item) or is_final or bill.amount == item.bill.read):
         is_news = _correct(builder, job, item, booked, bill.amount)
-        if item.billed is None and item.meter.settled:
+        if item.bill.believed is None and item.meter.settled:
             own = builder.job(job.id)
             builder.put_job(replace(own, totals=with_estimates(own.totals, -1)))
             is_news = is_news or not builder.job(job.id).totals.estimated
         if is_news:
             builder.close_job(job.id)
         known, tries = bill.amount, DONE if is_final else tries
-    elif refusal and refusal != item.bill_note:
+    elif refusal and refusal != item.bill.note:
         builder.event("attempt.bill_refused", f"{refusal}: what was booked stays", attempt=item.id)
     builder.put_attempt(
         replace(
             builder.attempt(item.id),
-            bill_tries=tries if tries < len(READ_AFTER) else DONE,
-            bill_read=item.bill_read if bill is None else bill.amount,
-            bill_note=note,
-            billed=known,
+            bill=ReadBill(
+                tries=tries if tries < len(READ_AFTER) else DONE,
+                read=item.bill.read if bill is None else bill.amount,
+                note=note,
+                believed=known,
+            ),
         )
     )
     return builder.plan()
@@ -176,7 +178,7 @@ def _readings_until(item: Attempt, policy: Policy, at: datetime) -> int:
     """Return how many readings are over by this instant, one more than before at the least."""
     rules = policy.providers.get(item.provider)
     closed = (item.ended_at or at) + (rules.bill_open_for if rules is not None else timedelta(0))
-    return max(item.bill_tries + 1, sum(closed + after < at for after in READ_AFTER))
+    return max(item.bill.tries + 1, sum(closed + after < at for after in READ_AFTER))
 
 
 def _booked_there(item: Attempt) -> MicroUsd:

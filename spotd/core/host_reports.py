@@ -19,7 +19,17 @@ from spotd.core.billing import (
     start_billing_later,
 )
 from spotd.core.checkpoints import note_fallbacks, note_outputs, pin_outputs, with_fresh, with_save_time
-from spotd.core.domain.attempts import RUN, Attempt, ExitCause, Freshness, HostStatus, is_due, is_due_there, watched
+from spotd.core.domain.attempts import (
+    RUN,
+    Attempt,
+    ExitCause,
+    Freshness,
+    HostStatus,
+    LapsedNotices,
+    is_due,
+    is_due_there,
+    watched,
+)
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.domain.jobs import bytes_within, notice_within
 from spotd.core.domain.lineage import with_progress
@@ -63,8 +73,8 @@ def note_notice(builder: PlanBuilder, attempt_id: AttemptId, at: datetime) -> No
 
 def _is_known(item: Attempt, at: datetime) -> bool:
     """Whether it is a notice that has lapsed, or one of more than are recorded of a machine."""
-    lapsed_at = item.notice_lapsed_at
-    if item.notices_lapsed >= LAPSED_MAX or (lapsed_at is not None and at <= lapsed_at + LAPSES_AFTER):
+    lapsed_at = item.lapsed.named
+    if item.lapsed.count >= LAPSED_MAX or (lapsed_at is not None and at <= lapsed_at + LAPSES_AFTER):
         return True
     return item.heartbeat_seen_at is not None and item.heartbeat_seen_at >= at + LAPSES_AFTER
 
@@ -80,7 +90,7 @@ def drop_lapsed_notice(builder: PlanBuilder, attempt_id: AttemptId) -> None:
         return
     if seen_at < at + LAPSES_AFTER and at - builder.now <= AHEAD_MAX:
         return
-    lapsed = replace(item, notice_at=None, notices_lapsed=item.notices_lapsed + 1, notice_lapsed_at=at)
+    lapsed = replace(item, notice_at=None, lapsed=LapsedNotices(count=item.lapsed.count + 1, named=at))
     builder.put_attempt(lapsed)
     late = span_words(max(timedelta(0), seen_at - at))
     why = f"the machine was to be taken {late} ago, and its host gives signs of life: the notice counts no more"

@@ -293,7 +293,7 @@ def with_estimates(totals: RunTotals, more: int) -> RunTotals:
 
 def is_estimate(item: Attempt, spent: MicroUsd) -> bool:
     """Whether so much for this attempt follows from what was observed: its provider's own bill is not known."""
-    return item.billed is None and spent != 0
+    return item.bill.believed is None and spent != 0
 
 
 def compared_cost(state: JobState, spent: MicroUsd, on_demand: MicroUsd) -> MicroUsd:

@@ -270,7 +270,9 @@ class PlanBuilder(WorkingCopy):
                 job,
                 spent=MicroUsd(job.spent + paid),
                 on_demand=MicroUsd(job.on_demand + item.on_demand_settled),
-                totals=with_estimates(with_paid(job.totals, item, paid), 1 if paid and item.billed is None else 0),
+                totals=with_estimates(
+                    with_paid(job.totals, item, paid), 1 if paid and item.bill.believed is None else 0
+                ),
             )
         )
         self.close_job(job.id)

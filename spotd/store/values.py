@@ -259,6 +259,13 @@ def _way(hint: Any) -> _Way:
 
 _ID: Final = {"id.job": "job_id", "id.number": "number"}
 _REF: Final = {"ref.instance_id": "ref_id"}
+_OF_RULES: Final = {
+    "bill.believed": "billed",
+    "debt.since": "traffic_since",
+    "debt.spent": "traffic_spent",
+    "lapsed.count": "notices_lapsed",
+    "lapsed.named": "notice_lapsed_at",
+}
 _SENTENCES_OF_JOBS: Final = ("reason", "outputs.problem")
 _OF_NOTIFICATIONS: Final = {f"notification.{each.name}": each.name for each in dataclasses.fields(Notification)}
 
@@ -270,8 +277,8 @@ PAST_JOB: Final = RowMap(PastJob, ColumnRules(words=_SENTENCES_OF_JOBS))
 ATTEMPT: Final = RowMap(
     Attempt,
     ColumnRules(
-        names=_ID | _REF,
-        words=("phase", "end_detail", "account", "bill_note"),
+        names=_ID | _REF | _OF_RULES,
+        words=("phase", "end_detail", "account", "bill.note"),
         nested_json=("stop", "watch", "freshness", "bidding"),
         without=("quote",),
     ),

@@ -347,7 +347,7 @@ class Daemon:
         self.orders.note(before, plan, self.world)
         for identity, own in plan.attempts.items():
             former = self.attempts_ever.get(identity)
-            if own.billed is not None and (former is None or former.billed != own.billed):
+            if own.bill.believed is not None and (former is None or former.bill.believed != own.bill.believed):
                 m = self.machine_of(own)
                 self.told.bills.extend([] if m is None else [(self.true, own, m)])
             self.remember(self.truly(own))

@@ -20,7 +20,7 @@ CENT: Final = 10_000
 def bills_believed(result: Result) -> Iterator[str]:
     """No bill is believed that states less, or more, than the machine cost."""
     for at, item, m in result.daemon.told.bills:
-        billed = item.billed
+        billed = item.bill.believed
         if billed is not None and abs(billed - m.billed) > CENT:
             yield f"{m.key} cost {m.billed}, and at {at} a bill of {billed} was believed"
 
@@ -30,7 +30,7 @@ def receipts(result: Result) -> Iterator[str]:
     booked = booked_by_attempt(result)
     for item, m in billed_machines(result):
         is_stated = m.died is not None and result.ended_at - m.died >= ALL_STATED_AFTER
-        if is_stated and item.billed is not None and abs(booked[item.id] - m.billed) > CENT:
+        if is_stated and item.bill.believed is not None and abs(booked[item.id] - m.billed) > CENT:
             yield f"{m.key} was billed {m.billed}, is booked at {booked[item.id]}, and its bill is known"
 
 

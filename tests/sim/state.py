@@ -83,7 +83,7 @@ class MemoryTx:
             for item in self._daemon.attempts_ever.values()
             if item.state is AttemptState.ENDED and item.provider == provider and item.ref is not None
             if not item.machine.may_compute and item.ended_at is not None and since <= item.ended_at
-            if 0 <= item.bill_tries < len(until) and item.ended_at <= until[item.bill_tries]
+            if 0 <= item.bill.tries < len(until) and item.ended_at <= until[item.bill.tries]
         ]
         return tuple(item for _, item in sorted(found, key=lambda row: row[0])[:limit])
 

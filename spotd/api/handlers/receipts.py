@@ -237,7 +237,7 @@ def _line(item: Attempt, sums: CostSums, now: datetime) -> AttemptCostResponse:
         disk_usd=as_usd(sums.disk),
         fee_usd=as_usd(sums.fee),
         corrected_usd=as_usd(sums.corrected),
-        billed_usd=usd(item.billed),
+        billed_usd=usd(item.bill.believed),
     )
 
 

@@ -262,6 +262,39 @@ class StopOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficDebt:
+    """What uploads cost before an hour of them was paid: when it grew last, and what then was left of it."""
+
+    since: datetime | None = None
+    spent: MicroUsd = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBill:
+    """What a provider's own bill says of one machine.
+
+    Attributes:
+        tries: how often it was read after the end; -1 once it is read no more.
+        read: what it said when it was read last.
+        note: why that was not believed, in a sentence; empty where it was, or may be when it says so again.
+        believed: what it says, once it was believed.
+    """
+
+    tries: int = 0
+    read: MicroUsd | None = None
+    note: str = ""
+    believed: MicroUsd | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LapsedNotices:
+    """Interruption notices that did not come true: how many, and the instant that the newest of them named."""
+
+    count: int = 0
+    named: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One machine, one try.
 
@@ -279,19 +312,15 @@ class Attempt:
         over_ceiling_at: the first of the consecutive listings whose price is above the ceiling.
         start_deadline: when a machine that never spoke is given up, where that is later than usual; see `starting`.
         uploaded_bytes, restored_bytes: traffic of this attempt that the daemon measured.
-        traffic_since, traffic_spent: when it uploaded last, and what then was left of the debt of its uploads.
-        bill_tries: how often the provider's own bill was read after the end; -1 once it is read no more.
-        bill_read: what it said when it was read last.
-        bill_note: why that was not believed, in a sentence; empty where it was, or may be when it says so again.
-        billed: what it says, once it was believed.
+        debt: of its uploads, which traffic pays off (`core.billing`).
+        bill: what its provider's own bill says of it (`core.bills`).
         full_since: since when its machine has billed in full, without a pause.
         proven_at: the newest instant at which something showed that the machine runs, to within a few minutes.
         watch: what is known of its progress, where its job is watched.
         bidding: the bids for its machine, where a bid is paid.
         freshness: how old its newest checkpoint is, where its job states how often it saves.
         over_since: the first of the consecutive listings which state that the machine is over, or another one.
-        notices_lapsed: how many interruption notices did not come true.
-        notice_lapsed_at: the instant that the newest of them named.
+        lapsed: the interruption notices that did not come true (`core.host_reports`).
     """
 
     id: AttemptId
@@ -326,12 +355,8 @@ class Attempt:
     start_deadline: datetime | None = None
     uploaded_bytes: int = 0
     restored_bytes: int = 0
-    traffic_since: datetime | None = None
-    traffic_spent: MicroUsd = NOTHING
-    bill_tries: int = 0
-    bill_read: MicroUsd | None = None
-    bill_note: str = ""
-    billed: MicroUsd | None = None
+    debt: TrafficDebt = TrafficDebt()
+    bill: ReadBill = ReadBill()
     full_since: datetime | None = None
     proven_at: datetime | None = None
     save_every: timedelta | None = None
@@ -343,8 +368,7 @@ class Attempt:
     bidding: Bidding = field(default_factory=Bidding)
     ceiling_set: MicroUsdPerGpuHour | None = None
     over_since: datetime | None = None
-    notices_lapsed: int = 0
-    notice_lapsed_at: datetime | None = None
+    lapsed: LapsedNotices = LapsedNotices()
 
     @property
     def provider(self) -> ProviderName:

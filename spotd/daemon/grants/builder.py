@@ -306,7 +306,7 @@ def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
         flush = attempt.stop.flush
         stop = GrantStopOrder(reason=_line(words), grace_s=None if flush else 0.0, flush=flush)
     # A notice that only the provider's API gave is passed on: the host may have no way to learn of it.
-    notices = attempt.notices_lapsed + (1 if attempt.notice_at is not None else 0)
+    notices = attempt.lapsed.count + (1 if attempt.notice_at is not None else 0)
     return Orders(checkpoint=notices, stop=stop)
 
 

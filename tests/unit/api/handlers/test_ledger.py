@@ -17,6 +17,7 @@ from starlette.requests import Request
 from spotd.api.handlers import receipts
 from spotd.api.requests import CostQuery, JobQuery, read_query
 from spotd.api.responses import Invalid
+from spotd.core.domain.attempts import ReadBill
 from spotd.core.domain.intents import Charge, ChargePart, CostSums, JobId, Meter, sums_of
 from spotd.core.domain.jobs import ArrayTask
 from spotd.core.domain.plan import Plan
@@ -271,7 +272,9 @@ async def calibrated(folder: Path, machines: int) -> tuple[Any, list[str]]:
         name, bare = f"j{n:05d}", 1_000_000 + 1_000 * n
         rows.append(v.job(name, JobState.SUCCEEDED, attempts_made=1))
         bill = MicroUsd(bare * 11 // 10 + 500)
-        rows.append(replace(machine(name, 1, provider=SHOP, host="h", gpu="H100"), billed=bill, bill_tries=-1))
+        rows.append(
+            replace(machine(name, 1, provider=SHOP, host="h", gpu="H100"), bill=ReadBill(believed=bill, tries=-1))
+        )
         booked.append(replace(v.charge(name, provider=SHOP, amount=bare * 12 // 10), fee=MicroUsd(bare * 2 // 10)))
         moved = replace(
             v.charge(name, provider=SHOP, at=v.NOW + timedelta(hours=1), amount=500), part=ChargePart.TRAFFIC

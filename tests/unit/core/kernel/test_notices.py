@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.attempts import Attempt, HostStatus, LapsedNotices
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
@@ -63,7 +63,7 @@ def test_a_notice_lapses_minutes_after_its_instant_if_its_host_still_beats(by_ho
     assert order_of(seen.item)[1]
     assert seen.run(5 * MINUTE, lambda _now: due, by_host=by_host).notice_at == due, "it may be late"
     item = seen.run(HOUR, lambda _now: due, by_host=by_host)
-    assert (item.notice_at, item.notices_lapsed, item.notice_lapsed_at) == (None, 1, due)
+    assert (item.notice_at, item.lapsed) == (None, LapsedNotices(count=1, named=due))
     assert seen.held_back <= timedelta(minutes=3) + LAPSES_AFTER
     assert seen.kinds.count("attempt.notice") == seen.kinds.count("attempt.notice_lapsed") == 1
     assert item.state is AttemptState.RUNNING
@@ -102,7 +102,7 @@ def test_a_true_notice_after_one_that_lapsed_is_taken_and_its_order_is_a_new_one
     seen.run(HOUR, lambda _now: NOW + 2 * MINUTE)
     due = seen.now + 3 * MINUTE
     item = seen.run(MINUTE, lambda _now: due)
-    assert (item.notice_at, item.notices_lapsed) == (due, 1)
+    assert (item.notice_at, item.lapsed.count) == (due, 1)
 
 
 def test_a_notice_far_ahead_is_taken_once_it_is_near() -> None:

@@ -175,7 +175,7 @@ def test_a_bill_that_is_lower_invents_no_savings(known: bool) -> None:
     [item], [job] = plan.attempts.values(), plan.jobs.values()
     billed = MicroUsd(1_000)
     bill = whole_bill(billed)
-    item = replace(item, bill_read=billed)
+    item = replace(item, bill=replace(item.bill, read=billed))
     corrected = compared(replace(world, jobs={job.id: job}), job, item, plan.charges, bill, NOW)
     assert [event.kind for event in corrected.events] == ["attempt.billed", "job.closed"]
     [after] = corrected.jobs.values()
@@ -201,5 +201,5 @@ def test_a_credit_invents_no_savings_either() -> None:
 @pytest.mark.parametrize(("billed", "cost", "estimated"), [(None, 1, True), (None, 0, False), (1, 1, False)])
 def test_what_cost_nothing_or_is_billed_is_no_estimate(billed: int | None, cost: int, *, estimated: bool) -> None:
     [item] = world_with(AttemptState.RUNNING).attempts.values()
-    item = replace(item, billed=None if billed is None else MicroUsd(billed))
+    item = replace(item, bill=replace(item.bill, believed=None if billed is None else MicroUsd(billed)))
     assert is_estimate(item, MicroUsd(cost)) is estimated

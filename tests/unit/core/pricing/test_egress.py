@@ -11,7 +11,7 @@ import pytest
 from spotd.core.bills import Bill, compared
 from spotd.core.budgets import BudgetGuard
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.attempts import MachineState, ReadBill
 from spotd.core.domain.intents import AttemptId, Charge
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.market import ELSEWHERE, StoreEgress
@@ -150,11 +150,11 @@ def ended() -> tuple[World, Job, Charge]:
 def test_a_providers_bill_takes_nothing_back_of_what_the_store_asks(billed: int) -> None:
     world, owner, charge = ended()
     bill = Bill(amount=MicroUsd(billed), since=NOW - 24 * HOUR, until=NOW)
-    item = replace(world.attempts[FIRST], bill_read=bill.amount)
+    item = replace(world.attempts[FIRST], bill=ReadBill(read=bill.amount))
     assert item.meter.settled == 4_900_000
     plan = compared(world, owner, item, (charge,), bill, NOW + 9 * HOUR)
     assert sum(one.amount for one in plan.charges) == billed - 400_000
-    assert plan.attempts[FIRST].billed == billed
+    assert plan.attempts[FIRST].bill.believed == billed
 
 
 def test_why_states_what_a_restore_costs() -> None:

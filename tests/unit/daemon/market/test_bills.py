@@ -101,7 +101,7 @@ async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path,
     await rig.clock.sleep(HOUR)
     await bills.reconcile_once()
     assert spent(rig, job_id) == (bill, bill, bill)
-    assert rig.attempts(job_id)[0].billed == bill
+    assert rig.attempts(job_id)[0].bill.believed == bill
     assert rig.kinds(job_id).count("attempt.billed") == 1
     await rig.control_loop.adopt()
     cost = await rig.handlers().receipts.cost(job_id)
@@ -113,7 +113,7 @@ async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path,
         await rig.clock.sleep(24 * HOUR)
         await bills.reconcile_once()
     assert shop.asked <= 2 + len(READ_AFTER), "it is asked no more"
-    assert rig.attempts(job_id)[0].bill_tries == DONE
+    assert rig.attempts(job_id)[0].bill.tries == DONE
     assert spent(rig, job_id) == (bill, bill, bill)
     assert rig.kinds(job_id).count("attempt.billed") == 1
 
@@ -126,7 +126,7 @@ async def test_a_bill_that_is_still_being_written_changes_nothing(tmp_path: Path
         await rig.clock.sleep(HOUR)
         await bills.reconcile_once()
     assert spent(rig, job_id) == booked
-    assert rig.attempts(job_id)[0].bill_tries == DONE
+    assert rig.attempts(job_id)[0].bill.tries == DONE
     assert shop.asked == len(READ_AFTER)
 
 
@@ -153,7 +153,7 @@ async def test_a_provider_that_cannot_answer_is_asked_again_and_costs_nothing(tm
     assert spent(rig, job_id) == booked
     await rig.clock.sleep(HOUR)
     await bills.reconcile_once()
-    assert rig.attempts(job_id)[0].billed == shop.bill
+    assert rig.attempts(job_id)[0].bill.believed == shop.bill
     assert spent(rig, job_id) == (shop.bill,) * 3
     assert "attempt.billed" not in rig.kinds(job_id), "half a cent is not worth a line"
 

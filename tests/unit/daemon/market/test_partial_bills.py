@@ -140,12 +140,12 @@ async def test_a_bill_that_is_not_whole_takes_nothing_back_and_says_why_once(tmp
     await read_for(24, rig, bills)
     assert spent(rig, job_id) == booked
     (item,) = rig.attempts(job_id)
-    assert (item.billed, why in item.bill_note) == (None, True), item.bill_note
+    assert (item.bill.believed, why in item.bill.note) == (None, True), item.bill.note
     assert rig.kinds(job_id).count("attempt.bill_refused") == 1
     shop.rows = [(0, 30, 11_500_000)]
     await read_for(15 * 24, rig, bills, step=24)
     assert spent(rig, job_id) == 11_500_000, "a better one corrects it for days"
-    assert (rig.attempts(job_id)[0].billed, rig.attempts(job_id)[0].bill_note) == (11_500_000, "")
+    assert (rig.attempts(job_id)[0].bill.believed, rig.attempts(job_id)[0].bill.note) == (11_500_000, "")
 
 
 BELIEVED: Mapping[str, tuple[Rows, int]] = {
@@ -166,7 +166,7 @@ async def test_a_bill_that_covers_the_machine_is_what_was_spent(tmp_path: Path, 
     shop.rows, amount = BELIEVED[case]
     await read_for(5, rig, bills)
     assert spent(rig, job_id) == amount
-    assert rig.attempts(job_id)[0].billed == amount
+    assert rig.attempts(job_id)[0].bill.believed == amount
     assert "attempt.bill_refused" not in rig.kinds(job_id)
 
 
