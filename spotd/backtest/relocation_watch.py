@@ -154,7 +154,7 @@ def _as_listed(item: Attempt, machine: ReplayedMachine) -> Attempt:
     """Return the attempt as it is once the next listing has stated the lowest bid that wins."""
     if machine.floor is None:
         return item
-    return replace(item, bidding=with_floor(item.bidding, MicroUsdPerHour(machine.floor)))
+    return replace(item, bidding=with_floor(item.bidding, MicroUsdPerHour(machine.floor), item.intended_at, None))
 
 
 def _may_move(policy: Policy, job: Job) -> bool:

@@ -136,6 +136,7 @@ def policy_of(terms: Assumptions, providers: Collection[ProviderName], *, paced:
         raise_bids=terms.raise_bids,
         hold_max=terms.hold_max,
         moves_max=terms.moves_max,
+        rows_may_be_wrong=False,
     )
 
 

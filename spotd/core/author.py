@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, StopOrder, with_bid
@@ -14,6 +15,7 @@ from spotd.core.domain.jobs import Job, MachineVerdict, Proposal
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.states import AttemptState, EndKind, EndReason, InvariantBroken
 from spotd.core.domain.world import World
+from spotd.core.metering import machines_in_use
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import repriced, span_words
 from spotd.core.running import (
@@ -114,6 +116,10 @@ class MachineVerdicts:
         owed = (i for i in tried if i.state is IntentState.OPEN and builder.now - i.created_at < OF_ITS_PROVIDER)
         self._ends_nothing = {i.provider: i.error for i in owed}
 
+    @cached_property
+    def _machines_in_use(self) -> int:
+        return machines_in_use(self._world, self._builder.now)
+
     def words(self, job: Job) -> str:
         """Return why a stop that would gain this job another machine is held back; empty where none is proposed."""
         return self._words.get(job.id, "")
@@ -198,6 +204,8 @@ class MachineVerdicts:
                 return f"it did not get the last one; asked again in {span_words(left)}"
             if self.refuses(target):
                 return f"{target.provider} refused {subject_of(target)} a while ago"
+        if Need.PLACE in needs and self._machines_in_use - len(machines) >= self._world.policy.machines_max:
+            return f"more machines are in use than the {self._world.policy.machines_max} of [budget] machines"
         readings = self._market.readings
         if readings is None:
             return ""
@@ -224,7 +232,10 @@ class MachineVerdicts:
         return ""
 
     def _readings(self, target: Offer | None, machines: Iterable[Attempt], reading: str) -> dict[str, datetime]:
-        """Return the instant of every list that a proposal rests on."""
+        """Return the instant of every list that a proposal rests on, and of the newest write to the store.
+
+        One that is only read from may take none, so a grant is written while a proposal waits (`GrantWriter`).
+        """
         known, found = self._market.readings, {}
         sold = None if target is None else self._market.offer_cache.get(target.provider)
         if target is not None and sold is not None and sold.at is not None:
@@ -235,6 +246,8 @@ class MachineVerdicts:
                 found[f"machines of {item.provider}"] = at
             if reading and item.heartbeat_seen_at is not None:
                 found[reading] = item.heartbeat_seen_at
+        if known is not None and known.stored_at is not None:
+            found["grants of the store"] = known.stored_at
         return found
 
     def _noted(self, job: Job, verdict: MachineVerdict, current: dict[str, datetime]) -> Proposal:

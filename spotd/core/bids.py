@@ -83,6 +83,9 @@ def is_kept(builder: PlanBuilder, item: Attempt, mine: Instance) -> bool:
         return False
     if item.bidding.held_since is not None:
         return True
+    last = item.bidding.held_last
+    if last is not None and not any(at > last for at in job.saved_by(item.id.number)):
+        return False  # it came back for too short a time to get its job any further
     return not hold_is_over(item, builder.policy, builder.now) and not words_above_ceiling(item, job, builder.policy)
 
 
@@ -90,7 +93,7 @@ def keep_outbid(builder: PlanBuilder, item: Attempt) -> None:
     """Wait for the machine from now on; `relocation` decides in each decision for how long."""
     known = item.bidding
     if known.held_since is None:
-        bidding = replace(known, held_since=builder.now, woke_at=None)
+        bidding = replace(known, held_since=builder.now, held_last=builder.now, woke_at=None)
         builder.put_attempt(replace(item, bidding=bidding, over_since=None))
         learn_from_hold(builder, item)
         disk = f"${as_usd(halted_rate(item.quote)):.4f} per hour for its disk"
@@ -295,14 +298,11 @@ def bid_changed(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
 
 
 def bid_refused(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
-    """Record that the bid is what it was, and that it is asked for less often each time."""
+    """Record that the bid is what it was."""
     builder = PlanBuilder(world, now)
     item, intent = _owed(builder, world, attempt_id)
     if item is not None and intent is not None:
         _give_up(builder, item, intent, detail)
-        item = builder.attempt(attempt_id)
-        refused = min(item.bidding.refused, REFUSALS_COUNTED) + 1
-        builder.put_attempt(replace(item, bidding=replace(item.bidding, refused=refused)))
     return builder.plan()
 
 
@@ -346,17 +346,31 @@ def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listin
     item = builder.attempt(attempt_id)
     if not pays_bid(item) or not item.state.counts:
         return
-    if mine.bid_floor is not None and mine.bid_floor != item.bidding.floor:
+    if mine.bid_floor is not None and (mine.bid_floor != item.bidding.floor or item.bidding.seen is not None):
         placed = item.bidding.placed or (item.quote.price.gpu,)
         known = replace(item.bidding, placed=placed)
         # The price stated for our own machine is our bid, too, be it that a restored state knows no such one.
         stated = () if mine.price is None else (mine.price,)
         if not is_echo(mine.bid_floor, (*stated, *_bids_beside(builder, item))):
-            known = with_floor(known, mine.bid_floor)
-        if known.floor != item.bidding.floor:
+            at = builder.now if listing is None else listing.at
+            known = with_floor(known, mine.bid_floor, at, _expected_floors(item, mine, builder.policy))
+        if replace(known, placed=item.bidding.placed) != item.bidding:
             builder.put_attempt(replace(item, bidding=known))
     note_awake(builder, builder.attempt(attempt_id), mine)
     _settle_bid(builder, builder.attempt(attempt_id), mine, listing)
+
+
+def _expected_floors(item: Attempt, mine: Instance, policy: Policy) -> range | None:
+    """Return the lowest winning bids that one listing is believed for; `None`: each.
+
+    A machine that runs is not outbid, and a bid that is near its end is raised before it loses. All else can wait.
+    """
+    is_outbid = mine.state is not InstanceState.RUNNING or item.bidding.held_since is not None
+    if is_outbid or not policy.rows_may_be_wrong:
+        return None
+    bid = item.quote.price.gpu
+    at_launch = bid * (PPM - ROUNDING_PPM) // (PPM + policy.bid_headroom_ppm)
+    return range(at_launch if item.bidding.floor is None else min(item.bidding.floor, bid), bid + 1)
 
 
 def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, ...]:
@@ -417,9 +431,13 @@ def _took_it(builder: PlanBuilder, item: Attempt, intent: Intent) -> None:
 
 
 def _give_up(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> None:
-    """Go back to the former bid, or stay at it."""
+    """Go back to the former bid, or stay at it; each call in a row that changed nothing makes the next one rarer."""
     builder.put_intent(replace(intent, state=IntentState.FAILED, error=why))
     is_lowering = _is_lowering(item)
+    if intent.tries:
+        refused = min(item.bidding.refused, REFUSALS_COUNTED) + 1
+        item = replace(item, bidding=replace(item.bidding, refused=refused))
+        builder.put_attempt(item)
     before = item.quote.price.gpu if is_lowering else item.bidding.before
     if before is None:
         return

@@ -25,6 +25,8 @@ from spotd_providers.contract.values import InstanceId, MicroUsd, ProviderCharge
 
 CURRENCY: Final = "USD"
 TOTAL: Final = "total"
+AHEAD_MAX: Final = timedelta(days=32)
+"""A row ends with its day or its month, which may not be over; one that ends later proves nothing of a whole bill."""
 ROUNDED: Final = timedelta(minutes=1)
 """Spans that overlap by less than this were rounded."""
 
@@ -145,7 +147,7 @@ def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bi
     builder = PlanBuilder(replace(world.with_job(job), attempts={**world.attempts, item.id: item}), now)
     tries = _readings_until(item, world.policy, now + APART)
     is_final = _is_final_at_once(world, item)
-    refusal = "" if bill is None else _refusal(item, bill, is_final=is_final)
+    refusal = "" if bill is None else _refusal(item, bill, now, is_final=is_final)
     known, note = item.bill.believed, refusal
     if bill is None:
         note = item.bill.note
@@ -191,7 +193,7 @@ def _is_final_at_once(world: World, item: Attempt) -> bool:
     return rules is not None and not rules.bill_open_for
 
 
-def _refusal(item: Attempt, bill: Bill, *, is_final: bool) -> str:
+def _refusal(item: Attempt, bill: Bill, now: datetime, *, is_final: bool) -> str:
     """Return why the bill is not believed whatever it says when it is read again; empty where it may be.
 
     A bill that its provider calls final at once is whole by that.
@@ -199,6 +201,8 @@ def _refusal(item: Attempt, bill: Bill, *, is_final: bool) -> str:
     who = f"{item.provider}'s bill for the machine of attempt {item.id.number}"
     if bill.problem:
         return f"{who} {bill.problem}"
+    if bill.until - now > AHEAD_MAX:
+        return f"{who} is for a time that is yet to come"
     if bill.amount <= 0:
         return f"{who} adds up to ${as_usd(bill.amount):.4f}, which no machine costs"
     if bill.amount > _most(item):

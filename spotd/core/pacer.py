@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from spotd.core.author import MachineVerdicts, order_stop
@@ -191,7 +192,7 @@ class Pacer:
         """Return how the job stands, note what changed, and warn once if its deadline slips."""
         is_auto = job.spec.resources.market is MarketChoice.AUTO
         now = self._builder.now
-        quotes = self._quotes if item is None else self._quotes_elsewhere
+        quotes = self._quotes_willing if item is None else self._quotes_elsewhere
         ahead = outlook(job, item, self._world, now, quotes if is_auto else None)
         if ahead is None:
             self._words[job.id] = f"{self.words(job)}; {UNKNOWN_WORK}"
@@ -204,6 +205,20 @@ class Pacer:
             self._put(job, with_spot(job.pacing, now, is_up=is_up, recoveries=job.recoveries))
         self._note(job, ahead, barred)
         return ahead
+
+    def _quotes_willing(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Yield the quotes of machines that do not refuse: to ask the others costs the time that a deadline has.
+
+        Where none is left, those that refuse are asked again; not for on-demand while a spot machine can be had.
+        """
+        willing = self._quotes_elsewhere(job)
+        first = next(willing, None)
+        if first is not None:
+            return chain((first,), willing)
+        is_spot_left = job.spec.resources.market is MarketChoice.ON_DEMAND and (
+            next(self._quotes_elsewhere(on_market(job, MarketChoice.SPOT)), None) is not None
+        )
+        return iter(()) if is_spot_left else self._quotes(job)
 
     def _quotes_elsewhere(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Yield the quotes for which a machine that runs may be left."""

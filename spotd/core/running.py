@@ -12,6 +12,7 @@ there. It is worth an interruption only when all of this holds:
 * the other machine is not known to refuse. Every such stop is a *claim* of the job that is to gain; where the job does
   not get that machine, the claim has failed. Then no other job is stopped for the same machine for a while, and no
   healthy machine at all for this job, each time for twice as long (`PATIENCE_FIRST`, `patience_max`);
+* the machine that follows has a place by `[budget] machines`, which may have been lowered below what runs;
 * the checkpoint store takes the order, or nothing would be saved;
 * the provider of the machine answers, or the machine could not be ended and another one not be begun.
 
@@ -50,10 +51,11 @@ class Need(StrEnum):
     TARGET = "another machine that is not known to refuse"
     STORE = "a store that takes the order"
     PROVIDER = "a provider that can end the machine"
+    PLACE = "a place by `[budget] machines` for what follows"
     ANSWER = "no other change of its bid without an answer"
 
 
-VOLUNTARY: Final = frozenset({Need.READINGS, Need.TARGET, Need.STORE, Need.PROVIDER})
+VOLUNTARY: Final = frozenset({Need.READINGS, Need.TARGET, Need.PLACE, Need.STORE, Need.PROVIDER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ VERDICTS: Final[Mapping[MachineVerdict, VerdictRow]] = {
         seen="the limit of `[watchdog]` in two heartbeats",
         costs=_RESTART,
         reason=EndReason.STALLED,
-        needs=VOLUNTARY - {Need.TARGET},
+        needs=VOLUNTARY - {Need.TARGET, Need.PLACE},
         yields_to=_ENDED | _BIDS,
     ),
     MachineVerdict.LEAVE: VerdictRow(

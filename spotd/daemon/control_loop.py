@@ -225,9 +225,10 @@ class ControlLoop:
         away = self._host_monitor.last_error or self._grant_writer.store_error
         if not away and any(report.store_takes_no_writes for report in reports.values()):
             away = "it takes no writes"
-        if not away or market.readings is None:
+        if market.readings is None:
             return market
-        return replace(market, readings=replace(market.readings, store_away=away))
+        known = replace(market.readings, store_away=away, stored_at=self._grant_writer.stored_at)
+        return replace(market, readings=known)
 
     def _tell_contained(self, contained: Iterable[Contained]) -> None:
         """Log each failure that was kept from everything else, when it begins."""

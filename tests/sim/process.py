@@ -280,6 +280,11 @@ class Grants:
     def store_error(self) -> str:
         return "" if self.daemon.can_write else "it takes no writes"
 
+    @property
+    def stored_at(self) -> datetime | None:
+        """Each decision follows a write of all that is due."""
+        return self.daemon.now if self.daemon.can_write else None
+
     async def prepare(self, attempt: Attempt, job: Job) -> str:
         await anyio.sleep(self.daemon.rng.uniform(0, 1))
         if not self.daemon.can_write:

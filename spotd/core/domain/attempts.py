@@ -85,15 +85,18 @@ PLACED_MAX: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bidding:
-    """The bids for the GPU part of one machine.
+    """The bids for the GPU part of one machine, and what a single listing states of its price.
 
     Attributes:
         placed: all of them, oldest first, those that a provider may not have taken too; the newest `PLACED_MAX`.
         changed_at: when the newest change was decided.
         before: what was bid before it, while it is not known whether the provider took it.
         refused: how many changes in a row the provider refused.
-        floor: the lowest bid that wins, as the newest listing stated it that was no echo.
+        floor: the lowest bid that wins, as far as it is believed; see `with_floor`.
+        seen, seen_at: what a listing of then stated instead, until a second one does.
+        leapt_at: the listing of then states a price that leaps, which a second one has to state, too.
         held_since: it was outbid then, and is kept.
+        held_last: when it was outbid for the newest time and kept, be it that it came back since.
         woke_at: the first listing since in which it ran.
     """
 
@@ -102,7 +105,11 @@ class Bidding:
     before: MicroUsdPerHour | None = None
     refused: int = 0
     floor: MicroUsdPerHour | None = None
+    seen: MicroUsdPerHour | None = None
+    seen_at: datetime | None = None
+    leapt_at: datetime | None = None
     held_since: datetime | None = None
+    held_last: datetime | None = None
     woke_at: datetime | None = None
 
 
@@ -111,15 +118,33 @@ def is_echo(floor: int, placed: tuple[MicroUsdPerHour, ...]) -> bool:
     return any(abs(floor - bid) * ECHO_TOLERANCE <= bid for bid in placed)
 
 
-def with_floor(known: Bidding, floor: MicroUsdPerHour) -> Bidding:
-    """Return what is known after a listing that states this as the lowest winning bid."""
-    return known if is_echo(floor, known.placed) else replace(known, floor=floor)
+def with_floor(known: Bidding, floor: MicroUsdPerHour, at: datetime, expected: range | None) -> Bidding:
+    """Return what is known after a listing of this instant that states this as the lowest winning bid.
+
+    What lies beyond `expected` may be a wrong row, by which a bid would be lowered under what wins, or raised for
+    nothing: of two listings in a row that state such figures, the one nearer to what was expected is believed.
+    """
+    if is_echo(floor, known.placed):
+        return known
+    if expected is None or floor in expected:
+        return replace(known, floor=floor, seen=None, seen_at=None)
+    former = known.seen
+    if former is None or known.seen_at is None:
+        return replace(known, seen=floor, seen_at=at)
+    if at <= known.seen_at:
+        return known
+    found = replace(known, seen=floor, seen_at=at)
+    if min(former, floor) >= expected.stop:
+        found = replace(found, floor=min(former, floor))
+    elif max(former, floor) < expected.start:
+        found = replace(found, floor=max(former, floor))
+    return replace(found, seen=None, seen_at=None) if found.floor == floor else found
 
 
 def with_bid(known: Bidding, before: MicroUsdPerHour, bid: MicroUsdPerHour, now: datetime) -> Bidding:
     """Return what is known once this bid is to be placed; the figure that led to it is used up."""
     placed = known.placed if before in known.placed else (*known.placed, before)
-    return replace(known, placed=(*placed, bid)[-PLACED_MAX:], changed_at=now, before=before, floor=None)
+    return replace(known, placed=(*placed, bid)[-PLACED_MAX:], changed_at=now, before=before, floor=None, seen=None)
 
 
 # For how long a job has shown no progress, as fresh heartbeats of its host show it.

@@ -80,11 +80,13 @@ class Readings:
         listed_at: of each provider, the instant of its newest list of our machines.
         away: of providers whose newest list failed, why.
         store_away: why an order to a host would not reach it, empty while the store takes and gives all it should.
+        stored_at: when the store took a grant for the newest time, if it took one since the start.
     """
 
     listed_at: Mapping[ProviderName, datetime] = field(default_factory=dict)
     away: Mapping[ProviderName, str] = field(default_factory=dict)
     store_away: str = ""
+    stored_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,8 @@ class Policy(UserLimits):
     bid_headroom_ppm: int = 100_000
     """How far above the lowest winning bid to bid, where we pay what we bid; never above the ceiling."""
     image_errors_max: int = 3
+    rows_may_be_wrong: bool = True
+    """What leaps in one list has to stand in a second one; false where lists are made of recorded prices."""
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from spotd.core.billing import (
+    bill_listed,
     bill_past_prices,
     bill_until_ended,
     is_starting,
@@ -17,7 +18,6 @@ from spotd.core.billing import (
     note_listed,
     prove,
     ran_until,
-    set_rate,
     start_anew,
     start_billing,
 )
@@ -154,7 +154,7 @@ def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
         list_again_for_start(builder, item)
     elif unbilled is None:
         bill_past_prices(builder, item.id, mine, builder.now)
-        set_rate(builder, item.id, metered_rate(quote), on_demand_rate(quote))
+        bill_listed(builder, item.id, at, quote)
 
 
 def _is_over(builder: PlanBuilder, item: Attempt) -> bool:
@@ -170,7 +170,7 @@ def _meter_until_ended(builder: PlanBuilder, attempt_id: AttemptId, mine: Instan
         return
     quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
     bill_past_prices(builder, attempt_id, mine, builder.now)
-    set_rate(builder, attempt_id, metered_rate(quote), on_demand_rate(quote))
+    bill_listed(builder, attempt_id, builder.listed_at.get(item.provider, builder.now), quote)
 
 
 def _take_back(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:

@@ -28,6 +28,7 @@ from spotd.core.kernel.launch_calls import (
 )
 from spotd.core.kernel.quarantine import contain
 from spotd.core.plan_builder import POOL_COOLDOWNS_MAX, PlanBuilder
+from spotd.core.running import PATIENCE_FIRST, subject_of
 from spotd_providers.contract.values import Instance, MicroUsdPerHour
 
 OFFER_COOLDOWN: Final = timedelta(minutes=10)
@@ -115,6 +116,9 @@ _REFUSAL_TRAITS: Final[Mapping[LaunchFailure, RefusalTraits]] = {
 require_rows(LaunchFailure, _REFUSAL_TRAITS)
 
 
+_NOT_FOR_SALE: Final = frozenset({LaunchFailure.NO_CAPACITY, LaunchFailure.OFFER_GONE, LaunchFailure.PRICE_MOVED})
+
+
 def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datetime) -> Plan:
     """Record that the provider reports the machine as existing."""
     builder = PlanBuilder(world, now)
@@ -163,6 +167,10 @@ def launch_refused(
     return builder.plan()
 
 
+REFUSES_FIRST: Final = timedelta(minutes=15)
+"""So long no healthy machine is stopped for one that was not sold; doubled each time in a row, to `PATIENCE_FIRST`."""
+
+
 def _cool_down(
     builder: PlanBuilder, item: Attempt, failure: LaunchFailure, detail: str, retry_after: timedelta | None, quota: str
 ) -> None:
@@ -202,6 +210,11 @@ def _cool_down(
         case _:
             assert_never(failure)
     builder.cool(provider, scope, subject, span, detail, longest=longest, ends=ends, asked_at=item.intended_at)
+    if failure in _NOT_FOR_SALE:
+        # A launch may try it again soon, which costs nothing; a machine that runs is not stopped for it.
+        why = f"it was not sold: {detail}"
+        subject = subject_of(offer)
+        builder.cool(offer.provider, CooldownScope.TARGET, subject, REFUSES_FIRST, why, longest=PATIENCE_FIRST)
 
 
 def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:

@@ -85,6 +85,8 @@ class GrantWriter:
         """Whose newest grant an older write may have replaced."""
         self.store_error = ""
         """Why the store did not take the newest grant, empty once it took one."""
+        self.stored_at: datetime | None = None
+        """When it took one for the newest time."""
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
         """Write the grant and return the start script that reads it.
@@ -121,8 +123,12 @@ class GrantWriter:
             self._written.pop(attempt_id, None)
         gone = [i for i in {*self._written, *self._numbers, *late} if i not in world.attempts]
         last_error = ""
+        asked_at = max((p.since for j in world.jobs.values() if (p := j.moves.proposed) is not None), default=None)
         for attempt in sorted(world.attempts.values(), key=lambda a: (a.stop is None, a.id.job, a.id.number)):
-            work = self._due(attempt, world.jobs.get(attempt.id.job), policy, renew_after)
+            # Before a healthy machine is stopped, one write shows that the order to save would reach it.
+            is_tried = asked_at is None or last_error or (self.stored_at is not None and self.stored_at > asked_at)
+            span = renew_after if is_tried else timedelta(0)
+            work = self._due(attempt, world.jobs.get(attempt.id.job), policy, span)
             if work is not None:
                 last_error = await self._try(self._numbered(attempt.id, work)) or last_error
         for ended in gone:
@@ -199,7 +205,7 @@ class GrantWriter:
             return str(exc)
         except Exception as exc:  # noqa: BLE001 - one grant that cannot be written must not keep all others from it
             return f"a grant cannot be written: {type(exc).__name__}: {exc}"
-        self.store_error = ""
+        self.store_error, self.stored_at = "", self._clock.now()
         return ""
 
     async def _call(self, work: Callable[[], T]) -> T:

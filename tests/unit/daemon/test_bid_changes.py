@@ -129,9 +129,16 @@ async def test_a_fee_that_is_read_anew_while_a_raise_waits_for_its_turn_keeps_th
         assert (attempt.price_max, attempt.meter.rate) == (440_000, 484_000), "and is booked by that fee"
 
 
-async def test_a_refused_raise_is_not_asked_for_every_five_minutes(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(RequestRejected("no", field="price", reason="no"), id="refused"),
+        pytest.param(Unavailable("away"), id="not answered"),
+    ],
+)
+async def test_a_raise_that_changes_nothing_is_not_asked_for_every_five_minutes(rig: Rig, fault: Fault) -> None:
     async with running(rig) as name:
-        rig.shop.faults["change_bid"].extend([RequestRejected("no", field="price", reason="no")] * 100)
+        rig.shop.faults["change_bid"].extend([fault] * 100)
         floor(rig, 430_000)
         for _ in range(6 * 60):
             rig.host(name, 1).beat("run")

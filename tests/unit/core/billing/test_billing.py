@@ -7,11 +7,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from spotd.core.decide import decide
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
+from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import launched
 from spotd.core.kernel.reconcile import reconcile
-from spotd_providers.contract.values import InstanceState
-from tests.unit.core.builders import NOW, instance, listing, world_with
+from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerHour, cost
+from tests.unit.core.builders import NOW, instance, listing, market, report, world_with
 
 ASKED = NOW - timedelta(minutes=10)
 
@@ -53,3 +56,42 @@ def test_a_machine_that_a_list_shows_first_costs_from_its_launch_where_its_birth
     machine = replace(instance(InstanceState.RUNNING), created_at=made_at)
     plan = reconcile(world, listing(machine), {}, NOW)
     assert plan.attempts[item.id].meter.since == billed_from
+
+
+def booked_after(*prices: int, every: timedelta = timedelta(minutes=1)) -> tuple[World, int]:
+    """The world after lists that state these prices, and what is booked from the first of them to the last."""
+    world = world_with(AttemptState.RUNNING)
+    (owner,) = world.jobs.values()
+    world = replace(world, jobs={owner.id: replace(owner, budget_set=MicroUsd(1_000_000))})
+    at, booked = NOW, list[int]()
+    for price in (400_000, *prices):
+        shown = replace(instance(InstanceState.RUNNING), price=MicroUsdPerHour(price))
+        reports = {i: replace(one, read_at=at) for i, one in report(seq=6 + len(booked), phase="run").items()}
+        world = applied(world, reconcile(world, listing(shown, at=at), reports, at))
+        world = applied(world, decide(world, market(at=at), at))
+        (item,) = world.attempts.values()
+        since = item.meter.since
+        assert since is not None
+        booked.append(item.meter.settled + cost(item.meter.rate, at - since))
+        at += every
+    return world, booked[-1] - booked[0]
+
+
+@pytest.mark.parametrize("wrong", [40_000_000, 4_000, 900_000])
+def test_every_other_list_may_state_a_price_that_leaps_and_nothing_is_booked_or_stopped(wrong: int) -> None:
+    world, booked = booked_after(*[wrong, 400_000] * 30)
+    (item,) = world.attempts.values()
+    assert item.stop is None
+    assert booked == pytest.approx(400_000, rel=0.001), "an hour of it"
+
+
+@pytest.mark.parametrize(("price", "is_stopped"), [(40_000_000, True), (100_000, False)])
+def test_a_price_that_leaps_is_booked_from_the_first_of_two_lists_that_state_it(price: int, is_stopped: bool) -> None:
+    world, booked = booked_after(price, price)
+    (item,) = world.attempts.values()
+    assert booked == pytest.approx((400_000 + price) / 60, abs=3)
+    assert (item.stop is not None) is is_stopped
+
+
+def test_a_price_that_rises_by_less_is_booked_at_once() -> None:
+    assert booked_after(480_000, 480_000)[1] == pytest.approx((400_000 + 480_000) / 60, abs=3)

@@ -14,6 +14,7 @@ from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
+from spotd.core.kernel.outcomes import LaunchFailure, launch_refused
 from spotd.core.pacer import DWELL
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
@@ -294,3 +295,34 @@ def test_a_job_whose_command_has_ended_is_moved_nowhere() -> None:
     [item] = world.attempts.values()
     uploading = replace(world, attempts={item.id: replace(item, phase="upload")})
     assert _order(uploading, _SPOT, _sold()) is None
+
+
+def _refused(*sold: Offer, at: datetime = NOW, hours: float = 20.5) -> World:
+    """A job that has no time to lose, after launches of these machines that were refused."""
+    world = _world(job(**_due(hours)))
+    for one in sold:
+        plan = decide(world, market(one, at=at), at)
+        (attempt,) = plan.attempts
+        world = applied(world, plan)
+        world = applied(world, launch_refused(world, attempt, LaunchFailure.OFFER_GONE, "it is not for sale", at))
+        gone = {i: item for i, item in world.attempts.items() if item.state.counts}
+        owner = replace(world.jobs[attempt.job], not_before=None)
+        world = replace(world, attempts=gone, intents={}, jobs={owner.id: owner})
+    return world
+
+
+def test_on_demand_that_is_listed_and_not_sold_keeps_no_job_from_spot() -> None:
+    later = NOW + timedelta(minutes=4)
+    refused = _refused(_sold())
+    assert _placed(decide(_refused(), market(_SPOT, _sold(), at=later), later)) is Market.ON_DEMAND
+    assert _placed(decide(refused, market(_SPOT, _sold(), at=later), later)) is Market.SPOT
+    other = _sold("other", price=420_000)
+    assert _placed(decide(refused, market(_SPOT, _sold(), other, at=later), later)) is Market.ON_DEMAND
+    assert _placed(decide(refused, market(_sold(), at=later), later)) is Market.ON_DEMAND, "nothing else is left"
+
+
+def test_spot_is_not_left_for_on_demand_that_refused_a_launch_minutes_ago() -> None:
+    world = _running(_SPOT, 20.5)
+    assert [a.stop is not None for a in decide(world, market(_SPOT, _sold()), NOW).attempts.values()] == [True]
+    refused = replace(world, cooldowns=_refused(_sold(), at=NOW - timedelta(minutes=10)).cooldowns)
+    assert [a for a in decide(refused, market(_SPOT, _sold()), NOW).attempts.values() if a.stop is not None] == []

@@ -287,3 +287,13 @@ def test_why_says_that_a_machine_is_held() -> None:
     verdict = decide(held_for(), bid_market(), NOW).verdicts[FIRST.job]
     assert verdict.kind is VerdictKind.HELD
     assert verdict.sentence.startswith("outbid: it is kept for 9 min more")
+
+
+def test_a_machine_that_is_outbid_again_before_its_job_got_further_is_not_kept_again() -> None:
+    """One that flaps for hours is paid while it runs and restores, and gets nowhere."""
+    back = world(held_last=NOW - 3 * MINUTE)
+    assert outbid(back).attempts[FIRST].end_reason is EndReason.OUTBID
+    saved = replace(SAVED, name="s2", at=NOW - MINUTE)
+    assert outbid(world(held_last=NOW - 3 * MINUTE, checkpoints=(saved, SAVED))).attempts[FIRST].end_reason is None
+    held = applied(world(), outbid(world()))
+    assert held.attempts[FIRST].bidding.held_last == NOW

@@ -370,8 +370,7 @@ def test_the_bid_for_another_machine_of_ours_on_the_same_host_is_no_floor() -> N
     jobs = {**world.jobs, second.job: replace(owner, id=second.job, name="job2")}
 
     def floor_beside(other: Attempt) -> MicroUsdPerHour | None:
-        both = replace(world, jobs=jobs, attempts={FIRST: item, second: other})
-        return applied(both, reconcile(both, listing(mine), {}, NOW)).attempts[FIRST].bidding.floor
+        return _floor_by_two_lists(replace(world, jobs=jobs, attempts={FIRST: item, second: other}), mine)
 
     assert floor_beside(twin) is None
     elsewhere = replace(twin.quote, offer=replace(twin.quote.offer, host_id="another"))  # type: ignore[arg-type]  # an id
@@ -393,7 +392,14 @@ def ended_beside(*placed: float, ago: timedelta = timedelta(0), **sold: Any) -> 
     after = applied(before, builder.plan())
     assert second not in after.attempts
     mine = replace(instance(InstanceState.RUNNING), market=Market.SPOT, price=usd(0.44), bid_floor=usd(0.473))
-    return applied(after, reconcile(after, listing(mine), {}, NOW)).attempts[FIRST].bidding.floor
+    return _floor_by_two_lists(after, mine)
+
+
+def _floor_by_two_lists(world: World, mine: Instance) -> MicroUsdPerHour | None:
+    """What is believed where two lists state more than is bid for a machine that runs."""
+    for at in (NOW, NOW + MINUTE):
+        world = applied(world, reconcile(world, listing(mine, at=at), {}, at))
+    return world.attempts[FIRST].bidding.floor
 
 
 @pytest.mark.parametrize("ago", [timedelta(0), 59 * MINUTE])
@@ -424,3 +430,40 @@ def test_a_bid_that_is_remembered_holds_nothing_back_so_no_decision_waits_for_it
     after = applied(bid_world(None), builder.plan())
     waits = CandidateCatalogue(after, market(), NOW).waits
     assert waits == ([] if scope is CooldownScope.BID else [NOW + ECHO_LASTS])
+
+
+# --- figures that one list states alone ---
+
+
+def floors(world: World, *stated: float, bid: float = 0.44) -> list[MicroUsdPerHour | None]:
+    """What is believed after each of these lists, a minute apart."""
+    found = []
+    for minute, floor in enumerate(stated):
+        world = applied(world, listed(world, bid, minutes=minute, floor=floor))
+        found.append(world.attempts[FIRST].bidding.floor)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stated", "believed"),
+    [
+        pytest.param((0.42, 0.43), (0.42, 0.43), id="rises under the bid: at once"),
+        pytest.param((0.004, 0.41, 0.004, 0.41), (0.4, 0.41, 0.41, 0.41), id="a hundredth, every other list"),
+        pytest.param((0.6, 0.41, 0.6, 0.41), (0.4, 0.41, 0.41, 0.41), id="above the bid of a machine that runs"),
+        pytest.param((0.6, 0.5, 0.5), (0.4, 0.5, 0.5), id="above it twice: the nearer one"),
+        pytest.param((0.2, 0.3, 0.3), (0.4, 0.3, 0.3), id="below twice: the nearer one"),
+        pytest.param((0.6, 0.2, 0.6, 0.2), (0.4,) * 4, id="lists that contradict one another"),
+        pytest.param((0.3, 0.29, 0.28), (0.4, 0.3, 0.29), id="falls step by step: a list later"),
+    ],
+)
+def test_a_floor_by_which_a_healthy_machine_could_be_lost_is_stated_by_two_lists(
+    stated: tuple[float, ...], believed: tuple[float, ...]
+) -> None:
+    assert floors(bid_world(0.4), *stated) == [usd(floor) for floor in believed]
+
+
+def test_a_list_that_is_judged_again_is_no_second_one() -> None:
+    world = bid_world(0.4)
+    for _ in range(3):
+        world = applied(world, listed(world, 0.44, minutes=1, floor=0.004))
+    assert world.attempts[FIRST].bidding.floor == usd(0.4)

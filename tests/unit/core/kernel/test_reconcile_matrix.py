@@ -15,7 +15,7 @@ from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.kernel.listed import STOPPED
-from spotd.core.kernel.outcomes import LaunchFailure, launch_refused, launch_unknown
+from spotd.core.kernel.outcomes import REFUSES_FIRST, LaunchFailure, launch_refused, launch_unknown
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import halted_rate
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market, MicroUsdPerHour
@@ -271,7 +271,8 @@ def test_a_refused_launch_cools_down_what_was_refused_and_nothing_more(
     world = world_with(A.INTENDED)
     (attempt,) = world.attempts
     plan = launch_refused(world, attempt, failure, "no", NOW, timedelta(seconds=12))
-    assert [(c.scope, c.until - NOW) for c in plan.cooldowns] == [(scope, span)]
+    held_back = [] if scope is CooldownScope.PROVIDER else [(CooldownScope.TARGET, REFUSES_FIRST)]
+    assert [(c.scope, c.until - NOW) for c in plan.cooldowns] == [(scope, span), *held_back]
 
 
 def test_silence_is_ours_while_the_store_does_not_answer() -> None:

@@ -522,6 +522,32 @@ def test_a_bid_without_an_answer_does_not_keep_a_deadline_for_good() -> None:
     assert stops(decide(world, market(*offers, at=later), later)) == [EndReason.MIGRATED]
 
 
+@every_scene
+def test_a_machine_is_stopped_only_where_what_follows_has_a_place(scene: Scene, reason: EndReason) -> None:
+    """The limit may have been lowered below what runs; a stall gets no other machine by it."""
+    offers = scene()[1]
+
+    def lowered() -> tuple[World, tuple[Offer, ...]]:
+        world = scene()[0]
+        return replace(world, policy=replace(world.policy, machines_max=len(world.attempts) - 1)), offers
+
+    found = polls(lowered, *[facts(*offers, at=NOW + n * POLL) for n in range(4)])
+    assert found == ([[], [reason], [], []] if scene is stalling else [[]] * 4)
+
+
+@every_scene
+def test_a_store_that_was_written_to_before_the_proposal_only_may_not_take_the_order(
+    scene: Scene, reason: EndReason
+) -> None:
+    offers = scene()[1]
+
+    def page(n: int, stored_at: datetime) -> MarketSnapshot:
+        return facts(*offers, at=NOW + n * POLL, stored_at=stored_at)
+
+    assert polls(scene, *[page(n, NOW - POLL) for n in range(10)]) == [[]] * 10
+    assert polls(scene, page(0, NOW - POLL), page(1, NOW + POLL / 2)) == [[], [reason]]
+
+
 def test_nothing_healthy_is_stopped_while_nothing_may_be_launched() -> None:
     world, offers = far_behind()
     paused = replace(world, policy=replace(world.policy, launches_paused="shutting down"))

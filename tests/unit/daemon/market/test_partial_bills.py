@@ -104,6 +104,7 @@ def day(
 
 
 NOT_BELIEVED: Mapping[str, tuple[Rows, str]] = {
+    "for half, up to an instant that cannot be": ([(0, 24 * 365 * 100, 6_000_000)], "a time that is yet to come"),
     "its first day alone": ([day(7_200_000)], "does not cover all of its time"),
     "its last day alone": ([day(4_800_000, number=1)], "does not cover all of its time"),
     "a hole in it": ([(0, 10, 4_000_000), (20, 31, 4_400_000)], "does not cover all of its time"),
