@@ -275,6 +275,8 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
     """Return what does not stop the daemon: secrets that others can read, enabled providers without a usable key."""
     warnings = [*_open_secrets(config, path), *registry_warnings(config.registries, environ)]
     warnings += source_warnings(config.buckets, config.hub, environ)
+    if not config.budget.machines:
+        warnings.append(Problem(key="budget.machines", message="is 0, so nothing is launched", hint="write 1 or more"))
     for provider in config.providers:
         ref = provider.common.api_key
         key = key_path((_PROVIDERS, provider.name, "api_key"))

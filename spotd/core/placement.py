@@ -428,10 +428,9 @@ def former_machine(placement: JobPlacement, job: Job) -> TurnWait | None:
 
 def machines_in_use_limit(placement: JobPlacement, _job: Job) -> TurnWait | None:
     """Wait for one of the machines that `[budget] machines` allows."""
-    most = placement.policy.machines_max
-    if placement.machines < most:
+    if placement.machines < placement.policy.machines_max:
         return None
-    return VerdictKind.MACHINES, f"all {most} machines of [budget] machines are in use", None
+    return VerdictKind.MACHINES, placement.policy.machines_full, None
 
 
 def launches_at_once(placement: JobPlacement, _job: Job) -> TurnWait | None:

@@ -69,7 +69,7 @@ def words_against_launch(world: World, market: MarketSnapshot, item: Attempt, no
     if above := words_above_ceiling(item, job, policy):
         return above
     if machines_in_use(world, now) > policy.machines_max:
-        return f"all {policy.machines_max} machines of [budget] machines are in use"
+        return policy.machines_full
     others = replace(world, attempts={i: a for i, a in world.attempts.items() if i != item.id})
     quote = at_todays_fee(item, policy).quote
     refusal = BudgetGuard(others, now).refusal(job, quote)

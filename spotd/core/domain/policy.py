@@ -116,6 +116,13 @@ class UserLimits:
     registries: Mapping[str, RegistryRules] = field(default_factory=dict)
     """Which registries have a login, by server as `registry_server` returns it."""
 
+    @property
+    def machines_full(self) -> str:
+        """Return why no more machines are launched where as many live as there may be."""
+        if not self.machines_max:
+            return "nothing is launched while [budget] machines is 0"
+        return f"all {self.machines_max} machines of [budget] machines are in use"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(UserLimits):

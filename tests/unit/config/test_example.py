@@ -51,3 +51,11 @@ def test_every_key_has_a_sentence_that_explains_it() -> None:
         assert model.__doc__
         for key, field in model.model_fields.items():
             assert field.description, f"[{name}] {key}"
+
+
+def test_a_config_that_launches_nothing_by_its_budget_is_warned_of(tmp_path: Path) -> None:
+    place = tmp_path / "config.toml"
+    place.write_text("[budget]\nmachines = 0\n", encoding="utf-8")
+    place.chmod(0o600)
+    (warning,) = load(place, environ={"HOME": "/nonexistent"}).warnings
+    assert (warning.key, warning.message) == ("budget.machines", "is 0, so nothing is launched")

@@ -165,3 +165,12 @@ def test_a_machine_that_counts_no_more_is_not_waited_for() -> None:
     over = replace(over, state=JobState.SUCCEEDED, ended_at=until)
     plan = decided(world_of((owner, item), (over, old), waiting=(urgent(),), policy=shop_policy(machines_max=1)))
     assert stopped(plan) == ["j1"]
+
+
+def test_no_machine_is_said_to_be_in_use_where_the_budget_allows_none() -> None:
+    world = world_of(waiting=(urgent(),))
+    world = replace(world, policy=replace(world.policy, machines_max=0))
+    verdict = decided(world).verdicts[URGENT]
+    assert verdict.kind is VerdictKind.MACHINES
+    assert verdict.sentence.startswith("nothing is launched while [budget] machines is 0")
+    assert "in use" not in verdict.sentence
