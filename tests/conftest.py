@@ -57,6 +57,7 @@ _QUICK_FOLDERS: Final = (
     "unit/history",
     "unit/jobs",
     "unit/providers/gpus",
+    "unit/providers/kit",
     "unit/setup",
     "unit/site",
     "unit/store",

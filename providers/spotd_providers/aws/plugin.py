@@ -6,9 +6,10 @@ import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -33,8 +34,6 @@ from spotd_providers.aws.sdk import IMDS, AwsRefused, AwsSettings, Sdk
 from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.errors import (
     AuthFailed,
-    ContractViolation,
-    NotSupported,
     OfferGone,
     OutcomeUnknown,
     PriceMoved,
@@ -49,10 +48,7 @@ from spotd_providers.contract.values import (
     CheckLine,
     Instance,
     InstanceRef,
-    InstanceState,
-    Launched,
     LaunchRequest,
-    Listing,
     Market,
     MicroUsdPerHour,
     Offer,
@@ -62,17 +58,17 @@ from spotd_providers.contract.values import (
     Rejected,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
-from spotd_providers.kit.calls import RequestPace, judge_apart, rejected
+from spotd_providers.kit.calls import Page, RequestPace, judge_apart, rejected
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import row_or_none
-from spotd_providers.kit.text import clean, key_of
+from spotd_providers.kit.template import ProviderTemplate
+from spotd_providers.kit.text import last_lines
 
 # EC2 as a spotd provider: every configured region as one market.
 #
 # A region that does not answer costs its own offers and makes listings incomplete; it hides no other region's machines.
 
 
-NOT_VISIBLE_YET: Final = timedelta(minutes=5)
 AT_ONCE: Final = timedelta(seconds=1)
 """After a refusal that the next try does not meet again."""
 T = TypeVar("T")
@@ -94,10 +90,39 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
 )
 
 
-class AwsProvider:
+NO_LOGIN: Final = Capability(
+    available=False,
+    reason=(
+        "AWS takes a login only in the user data, which every process of the machine can read, so spotd sends none"
+    ),
+)
+"""EC2 documents that `/latest/user-data` is open to the whole machine, and to all who may DescribeInstanceAttribute. An
+instance profile for ECR is no better: the job shares the machine's network, and would have the rights of the role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsMachine:
+    """A row of a region with what else EC2 says of its machine; no key: it may be anybody's."""
+
+    region: str
+    row: AwsInstanceRow
+    key: AttemptKey | None
+    said: SpotRequestRow | None = None
+    past: tuple[tuple[datetime, MicroUsdPerHour], ...] = ()
+
+
+class AwsProvider(ProviderTemplate):
     """The Protocol over one open client and some regions."""
 
     name = PROVIDER
+    who = WHO
+    machine = "machine"
+    mark = "tags"
+    no_login = NO_LOGIN.reason
+    judged_prices = frozenset()
+    """EC2 shows no price of a machine: on spot it keeps to the limit that is sent, or the price is read before."""
+    confirms_ends = False
+    shown_within = timedelta(minutes=5)
 
     def __init__(
         self,
@@ -106,16 +131,15 @@ class AwsProvider:
         services: Services,
         bands: Mapping[tuple[str, str], Band] | None = None,
     ) -> None:
+        super().__init__(services)
         self._sdk = sdk
         self._settings = settings
-        self._services = services
         self._pace = RequestPace(services.clock)
         self._regions = {name: self._region(name) for name in settings.regions}
         self._volumes = {name: Volumes(region, sdk, services) for name, region in self._regions.items()}
         self._past_prices = {name: PastPrices(region, services) for name, region in self._regions.items()}
         self._bands = bands or {}
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
-        self._ours: dict[str, datetime] = {}
         self._announced: dict[str, datetime] = {}
 
     @property
@@ -124,7 +148,7 @@ class AwsProvider:
         return self._sdk.requests_sent
 
     @property
-    def capabilities(self) -> Mapping[Power, Capability]:
+    def capabilities(self) -> Mapping[Power, Capability]:  # type: ignore[override]  # shows what AWS refused
         for region in self._regions.values():
             if region.scores.is_refused:
                 reason = f"in {region.name} {region.scores.last_error}; allow ec2:GetSpotPlacementScores"
@@ -144,13 +168,11 @@ class AwsProvider:
             offers=tuple(offers), rejected=tuple(rejected), complete=not failed, at=self._services.clock.now()
         )
 
-    async def launch(self, request: LaunchRequest) -> Launched:
-        """Buy a machine by one RunInstances, and check that it is of the market that was asked for."""
+    async def _buy(self, request: LaunchRequest) -> Instance:
+        """Buy a machine by one RunInstances; its answer is the machine's row."""
         region = self._regions.get(request.offer.extra.get("region", ""))
         if region is None:
             raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
-        if request.login is not None:
-            raise NotSupported(NO_LOGIN.reason)
         if not {"zone", "type"} <= request.offer.extra.keys():
             raise rejected(WHO, "offer", "it is not an offer of AWS")
         subnet = await self._subnet(region, request.offer)
@@ -172,70 +194,81 @@ class AwsProvider:
             raise OutcomeUnknown(
                 f"AWS's answer to the launch of {request.offer.pool} names no machine", key=request.key
             )
-        instance = as_instance(row, request.key, region=region.name, request=None, prices=self._prices)
-        self._ours[row.InstanceId] = self._services.clock.now()
-        if instance.market is not request.offer.market:
-            await self._undo(instance)
-            raise ContractViolation(
-                f"AWS sold {row.InstanceId} {instance.market} though {request.offer.market} was asked for"
-            )
-        return Launched(instance=instance)
+        return as_instance(row, request.key, region=region.name, request=None, prices=self._prices)
 
-    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
-        """Return every machine that carries the key, by its launch's token or its tag. Emptiness needs every region."""
-        if key_of(key, self._services.install) is None:
+    async def _rows(self, key: AttemptKey | None) -> tuple[Sequence[Any], bool]:
+        """Return the rows of a key by its launch's token or its tag, else all of our install tag."""
+        if key is None:
+            return await super()._rows(None)
+
+        async def of(region: Region) -> Sequence[Any]:
+            for name, value in (("client-token", client_token(key)), (f"tag:{KEY_TAG}", str(key))):
+                if found := await self._machines(region, name, value, expected=key):
+                    return found
             return ()
 
-        async def of(region: Region) -> list[Instance]:
-            for name, value in (("client-token", client_token(key)), (f"tag:{KEY_TAG}", str(key))):
-                found, _ = await self._machines(region, name, value, expected=key)
-                if found:
-                    return found
-            return []
-
         answers, failed = await self._everywhere(of)
-        found = [i for own in answers.values() for i in own if i.key == key and i.state is not InstanceState.GONE]
-        if not found and failed:
+        found = [raw for own in answers.values() for raw in own]
+        if failed and not found:
             raise Unavailable(f"{', '.join(failed)} did not answer, so {key} is not proved absent")
-        return tuple(found)
+        return found, not failed
 
-    async def instances(self) -> Listing:
-        """Return every machine under our install tag, in every region; ended ones as long as AWS lists them."""
+    async def _page(self, _token: str | None) -> Page:
+        """Return the machines of all regions; where one does not answer, another page is missing."""
 
-        async def of(region: Region) -> tuple[list[Instance], bool]:
+        async def of(region: Region) -> Sequence[Any]:
             found = await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
             await self._volumes[region.name].sweep()
             return found
 
         answers, failed = await self._everywhere(of)
-        found = tuple(instance for own, _ in answers.values() for instance in own)
-        whole = not failed and all(readable for _, readable in answers.values())
-        return Listing(instances=found, complete=whole, at=self._services.clock.now())
+        return [raw for own in answers.values() for raw in own], "" if failed else None
 
-    async def terminate(self, ref: InstanceRef) -> None:
-        """End this machine; an absent one is a success, and one that is not ours is refused."""
-        region = await self._region_of_ours(ref)
-        with contract_errors("terminate_instances", self._services.rng, unless="InvalidInstanceID.NotFound") as refused:
-            answer = await self._sdk.call("ec2", region.name, "terminate_instances", InstanceIds=[str(ref.instance_id)])
+    async def _row(self, ref: InstanceRef) -> Any | None:
+        region = self._region_of(ref)
+        rows = await region.machine_rows("instance-id", str(ref.instance_id))
+        return self._attributed(region, rows[0], None) or rows[0] if rows else None
+
+    def _label(self, raw: Any) -> str | None:
+        return raw.key if isinstance(raw, AwsMachine) else None
+
+    def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
+        return as_instance(
+            raw.row,
+            key,
+            region=raw.region,
+            request=raw.said,
+            prices=self._prices,
+            announced_at=self._announced_at(raw.row, raw.said),
+            past_prices=raw.past,
+        )
+
+    async def _ask_end(self, ref: InstanceRef) -> bool:
+        region, what = self._region_of(ref).name, "terminate_instances"
+        with contract_errors(what, self._services.rng, unless="InvalidInstanceID.NotFound") as refused:
+            answer = await self._sdk.call("ec2", region, what, InstanceIds=[str(ref.instance_id)])
         if refused:
-            launched_at = self._ours.get(ref.instance_id)
-            if launched_at is not None and self._services.clock.now() - launched_at < NOT_VISIBLE_YET:
-                # What was launched a moment ago may not be known everywhere yet; later the same words mean gone.
-                raise Unavailable(f"AWS does not know its new machine {ref.instance_id} yet")
-            return
+            return False
         if not answer.get("TerminatingInstances"):
             raise Unavailable(f"AWS's answer does not say that {ref.instance_id} ends")
+        return True
+
+    def _require_shown_before(self, ref: InstanceRef) -> None:
+        """Require that it was not launched a moment ago: it may not be known everywhere yet, though it was listed."""
+        launched_at = self._ours.get(ref.instance_id)
+        if launched_at is not None and self._services.clock.now() - launched_at < self.shown_within:
+            raise Unavailable(f"AWS does not know its new machine {ref.instance_id} yet")
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the machine's console as AWS kept it, minutes late, without anything that resembles a secret."""
-        region = await self._region_of_ours(ref)
-        answer = await region.ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
+        await self._require_ours(ref)
+        answer = await self._region_of(ref).ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
         encoded = answer.get("Output")
         try:
             text = base64.b64decode(encoded).decode("utf-8", "replace") if isinstance(encoded, str) else ""
         except (binascii.Error, ValueError):
             text = ""
-        return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
+        return last_lines(text.splitlines(), lines)
 
     async def account(self) -> str:
         """Return the number of the AWS account; empty where AWS does not state it."""
@@ -248,23 +281,8 @@ class AwsProvider:
             self._sdk, tuple(self._regions.values()), self._volumes, self._settings, self._services
         )
 
-    async def _region_of_ours(self, ref: InstanceRef) -> Region:
-        """Return the region of a machine of ours, or of one that AWS does not list.
-
-        Raises:
-            RequestRejected: the machine is another's.
-        """
-        region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
-        if ref.instance_id not in self._ours:
-            for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
-                row = row_or_none(AwsInstanceRow, raw)
-                if row is None or key_in(row, self._services.install) is None:
-                    raise RequestRejected(
-                        f"the machine {ref.instance_id} does not carry the tags of this installation",
-                        field="ref",
-                        reason="not ours",
-                    )
-        return region
+    def _region_of(self, ref: InstanceRef) -> Region:
+        return self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
 
     def _region(self, name: str) -> Region:
         return Region(name, self._sdk, self._settings, self._services, self._pace)
@@ -351,40 +369,36 @@ class AwsProvider:
 
     async def _machines(
         self, region: Region, name: str, value: str, *, expected: AttemptKey | None = None
-    ) -> tuple[list[Instance], bool]:
-        """Return our machines that match this filter, and whether every row could be attributed."""
+    ) -> Sequence[Any]:
+        """Return our machines that match this filter, and as they are the rows whose machine cannot be read.
+
+        What matched our tag is ours; without a key the attempt is unknown.
+        """
         rows = await region.machine_rows(name, value)
-        readable = True
-        ours: list[tuple[AwsInstanceRow, AttemptKey]] = []
-        for raw in rows:
-            row = row_or_none(AwsInstanceRow, raw)
-            key = key_in(row, self._services.install) if row is not None else None
-            if key is None and row is not None and expected is not None and row.ClientToken == client_token(expected):
-                key = expected
-            if row is None or key is None:
-                # It matched our tag, so it is ours; without a key the attempt is unknown.
-                readable = False
-            else:
-                ours.append((row, key))
-                self._ours.setdefault(row.InstanceId, row.LaunchTime or self._services.clock.now())
+        found = [self._attributed(region, raw, expected) for raw in rows]
+        ours = [one for one in found if one is not None and one.key is not None]
         requests = await self._spot_requests(region, ours)
         past = {} if expected is not None else await self._past_prices[region.name].of(_pools(ours), self._prices)
-        found = []
-        for row, key in ours:
-            said = requests.get(row.InstanceId)
-            announced_at = self._announced_at(row, said)
-            found.append(
-                as_instance(
-                    row,
-                    key,
-                    region=region.name,
-                    request=said,
-                    prices=self._prices,
-                    announced_at=announced_at,
-                    past_prices=past.get(pool_of(row), ()) if row.InstanceLifecycle == "spot" else (),
-                )
+        return [
+            raw
+            if one is None or one.key is None
+            else replace(
+                one,
+                said=requests.get(one.row.InstanceId),
+                past=past.get(pool_of(one.row), ()) if one.row.InstanceLifecycle == "spot" else (),
             )
-        return found, readable
+            for raw, one in zip(rows, found, strict=True)
+        ]
+
+    def _attributed(self, region: Region, raw: Any, expected: AttemptKey | None) -> AwsMachine | None:
+        """Return the machine of a row with the key that it carries, also by the token of the launch we look for."""
+        row = row_or_none(AwsInstanceRow, raw)
+        if row is None:
+            return None
+        key = key_in(row, self._services.install)
+        if key is None and expected is not None and row.ClientToken == client_token(expected):
+            key = expected
+        return AwsMachine(region=region.name, row=row, key=key)
 
     def _announced_at(self, row: AwsInstanceRow, request: SpotRequestRow | None) -> datetime | None:
         """Return when an interruption without a time of its own was observed first."""
@@ -398,11 +412,9 @@ class AwsProvider:
             self._services.log.warning("aws.notice_without_time", machine=row.InstanceId, code=request.Status.Code)
         return self._announced[row.InstanceId]
 
-    async def _spot_requests(
-        self, region: Region, ours: Sequence[tuple[AwsInstanceRow, AttemptKey]]
-    ) -> Mapping[str, SpotRequestRow]:
+    async def _spot_requests(self, region: Region, ours: Sequence[AwsMachine]) -> Mapping[str, SpotRequestRow]:
         """Return each machine's spot request; none where AWS does not list them, which costs only the warning."""
-        if not any(row.InstanceLifecycle == "spot" for row, _ in ours):
+        if not any(one.row.InstanceLifecycle == "spot" for one in ours):
             return {}
         try:
             raw = await region.spot_request_rows(f"tag:{INSTALL_TAG}", str(self._services.install))
@@ -412,33 +424,14 @@ class AwsProvider:
         rows = (row_or_none(SpotRequestRow, row) for row in raw)
         return {row.InstanceId: row for row in rows if row is not None}
 
-    async def _undo(self, instance: Instance) -> None:
-        """End a machine that was not ordered, if AWS allows it; otherwise the listing shows it."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(30):
-            try:
-                await self.terminate(instance.ref)
-            except ProviderError as exc:
-                machine = instance.ref.instance_id
-                self._services.log.warning("aws.wrong_purchase_stays", machine=machine, detail=str(exc))
 
-
-def _pools(ours: Sequence[tuple[AwsInstanceRow, AttemptKey]]) -> Mapping[Pool, datetime]:
+def _pools(ours: Sequence[AwsMachine]) -> Mapping[Pool, datetime]:
     """Return the pools of our spot machines and the first launch in each."""
     found: dict[Pool, datetime] = {}
-    for row, _ in ours:
+    for row in (one.row for one in ours):
         if row.InstanceLifecycle == "spot" and row.LaunchTime is not None and all(pool_of(row)):
             found[pool_of(row)] = min(row.LaunchTime, found.get(pool_of(row), row.LaunchTime))
     return found
-
-
-NO_LOGIN: Final = Capability(
-    available=False,
-    reason=(
-        "AWS takes a login only in the user data, which every process of the machine can read, so spotd sends none"
-    ),
-)
-"""EC2 documents that `/latest/user-data` is open to the whole machine, and to all who may DescribeInstanceAttribute. An
-instance profile for ECR is no better: the job shares the machine's network, and would have the rights of the role."""
 
 
 def _traits(settings: AwsSettings) -> ProviderTraits:

@@ -81,9 +81,13 @@ class ProviderTemplate(ABC):
     who: ClassVar[str]
     machine: ClassVar[str] = "instance"
     """The provider's word for a machine."""
+    mark: ClassVar[str] = "label"
+    """What a machine carries of ours."""
     no_login: ClassVar[str] = ""
     """Why no login of a registry is taken, as `ProviderTraits.private_images` says it; empty where one is."""
     ids: ClassVar[re.Pattern[str]] = re.compile(r"[A-Za-z0-9_-]{1,128}")
+    judged_prices: ClassVar[frozenset[Market]] = frozenset(Market)
+    """Markets in which the price that a new machine shows is held against what was agreed."""
     confirms_ends: ClassVar[bool] = True
     """Whether a machine is read again after its end was accepted; otherwise the next list shows it."""
     shown_within: ClassVar[timedelta] = SHOWN_WITHIN
@@ -133,7 +137,8 @@ class ProviderTemplate(ABC):
 
     def _shows_terms(self, instance: Instance) -> bool:
         """Whether what is known of a new machine shows its market and price, so that it is judged at once."""
-        return instance.price is not None and instance.market is not None
+        is_priced = instance.price is not None or instance.market not in self.judged_prices
+        return is_priced and instance.market is not None
 
     # What follows from it.
 
@@ -308,7 +313,7 @@ class ProviderTemplate(ABC):
         raw = await self._row(ref)
         if raw is not None and key_of(self._label(raw), self._services.install) is None:
             raise RequestRejected(
-                f"{self.who} {self.machine} {number} does not carry the label of this installation",
+                f"{self.who} {self.machine} {number} does not carry the {self.mark} of this installation",
                 field="ref",
                 reason="not ours",
             )
@@ -318,7 +323,7 @@ class ProviderTemplate(ABC):
 
     def _own(self, instance: Instance) -> None:
         """Remember that a machine carries our label, so that it may be ended without another read."""
-        self._ours.setdefault(instance.ref.instance_id, self._services.clock.now())
+        self._ours.setdefault(instance.ref.instance_id, instance.created_at or self._services.clock.now())
         bound(self._ours)
 
     async def _confirmed(self, instance: Instance, request: LaunchRequest) -> Instance:
@@ -371,7 +376,8 @@ class ProviderTemplate(ABC):
             return ContractViolation(
                 f"{self.who} sold {instance.ref.instance_id} {instance.market} though {request.offer.market} was asked"
             )
-        if instance.price is not None and instance.price > self._price_limit(request):
+        is_judged = request.offer.market in self.judged_prices
+        if is_judged and instance.price is not None and instance.price > self._price_limit(request):
             asked, agreed = instance.price / MICRO, request.price_max / MICRO
             return PriceMoved(f"{self.who} charges ${asked:.4f}/h where ${agreed:.4f}/h was agreed")
         return None

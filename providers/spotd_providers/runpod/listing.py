@@ -31,11 +31,11 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.calls import PAGES_MAX
 from spotd_providers.kit.http import AnswerLost
-from spotd_providers.kit.shapes import charges_of, require_few_charges, row_or_none
+from spotd_providers.kit.shapes import charges_of
 from spotd_providers.kit.text import CONSOLE_LINES, clean, quote_safely, start_complaint, write_atomically
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.offers import PROVIDER
-from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, RunpodRefused, says
+from spotd_providers.runpod.wire import BillingRow, PodRow, RunpodRefused, says
 
 # From pod rows to machines, and why a pod stopped.
 #
@@ -106,13 +106,6 @@ def as_instance(row: PodRow, key: AttemptKey) -> Instance:
         loss=loss,
         detail=_NO_GPU if without_gpu else detail,
         billing=_BILLED.get(state, Billing.UNKNOWN),
-    )
-
-
-def unreadable(pod_id: str, key: AttemptKey) -> Instance:
-    """Describe a machine that certainly exists under our name, though its row is malformed."""
-    return Instance(
-        ref=ref_of(pod_id), key=key, state=InstanceState.UNKNOWN, detail="RunPod's row about it is malformed"
     )
 
 
@@ -338,25 +331,6 @@ def is_id(value: Any) -> bool:
 
 
 # The charges of our pods, from RunPod's own billing records.
-
-
-async def charges_between(
-    client: RunpodClient, pod_keys: PodKeys, log: Logger, since: datetime, until: datetime
-) -> tuple[ProviderCharge, ...]:
-    """Return what our pods were billed, hour by hour: one charge per kind (gpu, cpu, disk), or one `total`."""
-    found: list[ProviderCharge] = []
-    odd = 0
-    records = (await client.billing(since, until)).records
-    require_few_charges(len(records), who=WHO)
-    for raw in records:
-        row = row_or_none(BillingRow, raw)
-        if row is None:
-            odd += 1
-        else:
-            found.extend(as_charges(row, pod_keys))
-    if odd:
-        log.warning("runpod.charge_unreadable", rows=odd)
-    return tuple(found)
 
 
 def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[ProviderCharge]:

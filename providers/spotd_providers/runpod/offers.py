@@ -43,6 +43,7 @@ from spotd_providers.contract.values import (
     whole_machine,
 )
 from spotd_providers.kit.calls import rejected
+from spotd_providers.kit.template import require_launchable
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.wire import (
     BALANCE_WORDS,
@@ -236,7 +237,16 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
     Raises:
         RequestRejected: it can not be asked for.
     """
-    require_launchable(request)
+    require_launchable(
+        request,
+        who=WHO,
+        extra=("gpu", "cloud"),
+        script_bytes_max=SCRIPT_BYTES_MAX,
+        key_chars_max=NAME_CHARS_MAX,
+        image_chars_max=IMAGE_CHARS_MAX,
+    )
+    if request.offer.extra["cloud"] not in ("SECURE", "COMMUNITY"):
+        raise rejected(WHO, "offer", "it is not an offer of RunPod")
     gpu: dict[str, Any] = {"id": request.offer.extra["gpu"], "count": request.offer.gpu_count}
     if settings.cuda_min is not None:
         gpu["minCudaVersion"] = settings.cuda_min
@@ -259,25 +269,6 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
     if len(json.dumps(body).encode()) > BODY_BYTES_MAX:
         raise rejected(WHO, "start_script", f"quoted, it makes a request of more than {BODY_BYTES_MAX} bytes")
     return body
-
-
-def require_launchable(request: LaunchRequest) -> None:
-    """Check that RunPod can be asked for this.
-
-    Raises:
-        RequestRejected: it would be refused for ever.
-    """
-    if not request.offer.extra.get("gpu") or request.offer.extra.get("cloud") not in ("SECURE", "COMMUNITY"):
-        raise rejected(WHO, "offer", "it is not an offer of RunPod")
-    size = len(request.start_script.encode())
-    if size > SCRIPT_BYTES_MAX:
-        raise rejected(WHO, "start_script", f"it has {size} of at most {SCRIPT_BYTES_MAX} bytes")
-    if "\0" in request.start_script:
-        raise rejected(WHO, "start_script", "it holds a NUL")
-    if len(request.key) > NAME_CHARS_MAX:
-        raise rejected(WHO, "key", f"a name has at most {NAME_CHARS_MAX} characters")
-    if not request.image or len(request.image) > IMAGE_CHARS_MAX:
-        raise rejected(WHO, "image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
 
 
 class UnexplainedRefusals:

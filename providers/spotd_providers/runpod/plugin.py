@@ -30,19 +30,20 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
 from spotd_providers.kit.calls import Page
-from spotd_providers.kit.http import AnswerLost, HttpAnswer, open_http
+from spotd_providers.kit.http import AnswerLost, HttpAnswer
+from spotd_providers.kit.rest import open_keyed_http
 from spotd_providers.kit.shapes import row_or_none
-from spotd_providers.kit.template import Check, ProviderTemplate, clock_lines, examine
-from spotd_providers.kit.text import clean, key_of
+from spotd_providers.kit.template import Check, ProviderTemplate, as_unreadable, clock_lines, examine
+from spotd_providers.kit.text import key_of, last_lines
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.listing import (
     PodKeys,
     PodLosses,
     StoredLogins,
+    as_charges,
     as_instance,
-    charges_between,
     is_id,
-    unreadable,
+    ref_of,
 )
 from spotd_providers.runpod.offers import (
     DISK_GB_MIN,
@@ -54,7 +55,7 @@ from spotd_providers.runpod.offers import (
     refusal_of_create,
     request_body,
 )
-from spotd_providers.runpod.wire import WHO, PodRow, RunpodRefused, RunpodSettings
+from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, RunpodRefused, RunpodSettings
 
 # The checks of `spotctl doctor` at RunPod, one line for each finding.
 
@@ -176,7 +177,7 @@ class RunpodProvider(ProviderTemplate):
         found = await self._client.log_lines(pod_id, source="container", lines=lines)
         if not found:
             found = await self._client.log_lines(pod_id, source="system", lines=lines)
-        return tuple(clean(line, chars_max=4096) for line in found)
+        return last_lines(found, lines)
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
         """Return RunPod's own door to the pod, which needs nothing in the image; else the pod's mapped port."""
@@ -197,7 +198,11 @@ class RunpodProvider(ProviderTemplate):
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         """Return the charges of our pods, hour by hour."""
-        return await charges_between(self._client, self._pod_keys, self._services.log, since, until)
+
+        async def page(_token: str | None) -> Page:
+            return (await self._client.billing(since, until)).records, None
+
+        return await self._bill(page, BillingRow, lambda row: as_charges(row, self._pod_keys))
 
     async def check(self) -> Sequence[CheckLine]:
         """Check key, clock, catalogue and billing, one line each."""
@@ -221,7 +226,8 @@ class RunpodProvider(ProviderTemplate):
         if row is not None:
             self._losses.note_start(row)
             return as_instance(row, key)
-        return unreadable(raw["id"], key) if isinstance(raw, dict) and is_id(raw.get("id")) else None
+        is_named = isinstance(raw, dict) and is_id(raw.get("id"))
+        return as_unreadable(ref_of(raw["id"]), key, who=WHO) if is_named else None
 
     def _own(self, instance: Instance) -> None:
         super()._own(instance)
@@ -251,7 +257,6 @@ class RunpodProvider(ProviderTemplate):
         await self._client.delete(str(ref.instance_id))
 
 
-REQUEST_TIMEOUT_S: Final = 30.0
 USER_AGENT: Final = "spotd/0.1 (+runpod)"
 """RunPod's edge answers 403 to the default agents of scripting libraries."""
 
@@ -275,14 +280,9 @@ def _traits(settings: RunpodSettings) -> ProviderTraits:
 
 @asynccontextmanager
 async def _open(settings: RunpodSettings, services: Services) -> AsyncIterator[Provider]:
-    if not services.credential:
-        raise AuthFailed('RunPod needs an API key: api_key = { env = "RUNPOD_API_KEY" } under [providers.runpod]')
-    headers = {
-        "authorization": f"Bearer {services.credential}",
-        "accept": "application/json",
-        "user-agent": USER_AGENT,
-    }
-    async with open_http(settings.base_url, headers=headers, timeout_s=REQUEST_TIMEOUT_S) as http:
+    hint = 'api_key = { env = "RUNPOD_API_KEY" } under [providers.runpod]'
+    agent = {"user-agent": USER_AGENT}
+    async with open_keyed_http(settings.base_url, who=WHO, services=services, key_hint=hint, headers=agent) as http:
         client = RunpodClient(http, clock=services.clock, rng=services.rng)
         yield RunpodProvider(client, settings, services)
 

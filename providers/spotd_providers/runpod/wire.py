@@ -35,8 +35,7 @@ from spotd_providers.kit.shapes import (
     as_model,
     decode_or_none,
     distinct_rows,
-    first_fault,
-    is_small,
+    row_or_reason,
 )
 from spotd_providers.kit.text import TEXT_CHARS_MAX, quote_safely
 
@@ -168,13 +167,7 @@ def gpu_rows(value: Any) -> Rows[GpuRow]:
 
 def _each_gpu(value: Any) -> Iterator[GpuRow | Rejected]:
     for raw in as_model(GpuPage, value, who=WHO, what="its catalogue").gpus:
-        if not is_small(raw):
-            yield Rejected(offer_id=_id_of(raw), reason="it holds more values than any row has")
-            continue
-        try:
-            yield GpuRow.model_validate(raw)
-        except ValidationError as exc:
-            yield Rejected(offer_id=_id_of(raw), reason=first_fault(exc))
+        yield row_or_reason(GpuRow, raw, offer_id=_id_of(raw))
 
 
 def price_of(row: GpuRow, cloud: str) -> float | str:

@@ -114,6 +114,8 @@ class VastProvider(ProviderTemplate):
     capabilities = CAPABILITIES
     ids = re.compile(r"[0-9]{1,15}")
     confirms_ends = False
+    judged_prices = frozenset({Market.ON_DEMAND})
+    """What the row of a bid's machine states before it runs is not documented."""
 
     def __init__(self, client: VastClient, keyless: Http, settings: VastSettings, services: Services) -> None:
         super().__init__(services)
@@ -294,14 +296,6 @@ class VastProvider(ProviderTemplate):
         if request.offer.market is Market.SPOT:
             return PriceMoved(f"vast.ai did not take the bid of ${request.price_max / MICRO:.4f}/h: {said}")
         return NoCapacity(f"vast.ai could not start the machine: {said or 'no reason given'}")
-
-    def _fault(self, instance: Instance, request: LaunchRequest) -> ProviderError | None:
-        """Judge no price of a bid: what the row of such a machine states before it runs is not documented."""
-        is_bid = request.offer.market is Market.SPOT
-        return super()._fault(replace(instance, price=None) if is_bid else instance, request)
-
-    def _shows_terms(self, instance: Instance) -> bool:
-        return instance.market is not None
 
     async def _ask_end(self, ref: InstanceRef) -> bool:
         path = f"/api/v0/instances/{ref.instance_id}/"

@@ -1,14 +1,15 @@
-"""What each HTTP answer means to a read and to a purchase, and what the template does with an account's machines."""
+"""What each HTTP answer means to a read and to a purchase, and at which pace requests are sent."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -29,23 +30,11 @@ from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
     InstallId,
-    Instance,
-    InstanceId,
-    InstanceRef,
-    InstanceState,
-    Interruption,
-    LaunchRequest,
-    Market,
-    MicroUsdPerHour,
-    Offer,
-    OfferId,
-    PoolId,
     ProviderName,
 )
-from spotd_providers.kit.calls import Page, raise_for_status
-from spotd_providers.kit.http import HttpAnswer
-from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, RestClient, RestRefused, open_rest
-from spotd_providers.kit.template import END_READS, END_REQUESTS, SHOWN_WITHIN, ProviderTemplate
+from spotd_providers.kit.calls import raise_for_status
+from spotd_providers.kit.http import Http, HttpAnswer
+from spotd_providers.kit.rest import Dialect, Meaning, Pace, RefusalWords, RestClient, RestRefused, open_rest
 from spotd_providers.kit.vm_boot import doorless_ssh_key
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.harness import RecordingLog
@@ -218,205 +207,6 @@ def test_without_a_key_nothing_is_opened() -> None:
     run_virtually(main)
 
 
-# The template, over an account in memory.
-
-
-class Mart(ProviderTemplate):
-    """A market whose rows are in memory; `deaf` ends are accepted and do nothing."""
-
-    name = MART
-    capabilities = {}  # noqa: RUF012 - a class without powers
-    who = "Mart"
-
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.price = 1_000_000
-        self.hides: set[str] = set()
-        self.deaf = False
-        self.silent = False
-        self.ends: list[str] = []
-
-    async def _page(self, _token: str | None) -> Page:
-        return [row for number, row in self.rows.items() if number not in self.hides], None
-
-    async def _row(self, ref: InstanceRef) -> Any | None:
-        if self.silent:
-            raise Unavailable("Mart is silent")
-        return None if ref.instance_id in self.hides else self.rows.get(ref.instance_id)
-
-    def _label(self, raw: Any) -> str | None:
-        return raw.get("label") if isinstance(raw, dict) else None
-
-    def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
-        if "id" not in raw:
-            return None
-        ref = InstanceRef(provider=MART, instance_id=InstanceId(raw["id"]))
-        price = raw.get("price")
-        state = InstanceState.ENDING if raw.get("ends") else InstanceState.RUNNING
-        return Instance(
-            ref=ref,
-            key=key,
-            state=state,
-            market=raw.get("market", Market.ON_DEMAND),
-            price=None if price is None else MicroUsdPerHour(price),
-        )
-
-    async def _buy(self, request: LaunchRequest) -> Instance:
-        self.rows["m1"] = {"id": "m1", "label": str(request.key), "price": self.price}
-        ref = InstanceRef(provider=MART, instance_id=InstanceId("m1"))
-        return Instance(ref=ref, key=request.key, state=InstanceState.PENDING)
-
-    async def _ask_end(self, ref: InstanceRef) -> None:
-        self.ends.append(ref.instance_id)
-        if not self.deaf:
-            self.rows.pop(ref.instance_id, None)
-
-
-def _request(price_max: int = 1_000_000) -> LaunchRequest:
-    offer = Offer(
-        provider=MART,
-        offer_id=OfferId("one"),
-        pool=PoolId("one"),
-        market=Market.ON_DEMAND,
-        interruption=Interruption.NEVER,
-        gpu="H100_SXM",
-        gpu_count=1,
-        gpu_price=MicroUsdPerHour(1_000_000),
-    )
-    return LaunchRequest(
-        key=KEY,
-        install=InstallId("lab"),
-        offer=offer,
-        price_max=MicroUsdPerHour(price_max),
-        image="image",
-        disk_gb=10,
-        start_script="true",
-    )
-
-
-def _play(story: Callable[[Mart], Awaitable[None]]) -> None:
-    run_virtually(lambda: _told(story))
-
-
-async def _told(story: Callable[[Mart], Awaitable[None]]) -> None:
-    await story(Mart(_services()))
-
-
-def _ref(number: str = "m1") -> InstanceRef:
-    return InstanceRef(provider=MART, instance_id=InstanceId(number))
-
-
-def test_a_machine_that_costs_more_is_ended_and_the_launch_fails() -> None:
-    async def story(mart: Mart) -> None:
-        mart.price = 1_000_002
-        with pytest.raises(PriceMoved):
-            await mart.launch(_request())
-        assert not mart.rows
-        mart.price = 1_000_001  # the last digit of a float, for one GPU
-        await mart.launch(_request())
-        assert mart.rows
-
-    _play(story)
-
-
-def test_an_offer_above_the_agreed_price_is_not_asked_for() -> None:
-    async def story(mart: Mart) -> None:
-        with pytest.raises(PriceMoved):
-            await mart.launch(_request(price_max=999_999))
-        assert not mart.rows
-
-    _play(story)
-
-
-def test_a_wrong_purchase_that_cannot_be_ended_has_an_unknown_outcome() -> None:
-    async def story(mart: Mart) -> None:
-        mart.price, mart.deaf = 2_000_000, True
-        with pytest.raises(OutcomeUnknown):
-            await mart.launch(_request())
-        assert len(mart.ends) == END_REQUESTS
-
-    _play(story)
-
-
-def test_a_purchase_that_is_not_shown_yet_is_checked_when_it_is_listed() -> None:
-    async def story(mart: Mart) -> None:
-        mart.price, mart.silent = 2_000_000, True
-        made = await mart.launch(_request())
-        assert made.instance.price is None
-        mart.silent, mart.deaf = False, True
-        assert len((await mart.instances()).instances) == 1  # its end failed, so that the next list tries again
-        mart.deaf = False
-        await mart.instances()
-        assert not mart.rows
-
-    _play(story)
-
-
-def test_a_new_machine_that_is_not_shown_yet_is_not_gone() -> None:
-    async def story(mart: Mart) -> None:
-        mart.hides.add("m1")
-        await mart.launch(_request())
-        mart.deaf = True  # it is not known everywhere yet
-        with pytest.raises(Unavailable):
-            await mart.terminate(_ref())
-        await mart._services.clock.sleep(SHOWN_WITHIN)
-        await mart.terminate(_ref())
-
-    _play(story)
-
-
-def test_an_end_counts_once_it_is_shown() -> None:
-    async def story(mart: Mart) -> None:
-        await mart.launch(_request())
-        mart.deaf = True
-        with pytest.raises(Unavailable):
-            await mart.terminate(_ref())
-        assert len(mart.ends) == END_REQUESTS
-        assert len(mart._services.clock.slept) == END_REQUESTS * (END_READS - 1)  # type: ignore[attr-defined] # a fake
-        mart.rows["m1"]["ends"] = True
-        await mart.terminate(_ref())
-
-    _play(story)
-
-
-@pytest.mark.parametrize("label", ["", "a notebook", "spotd-lab2-j0b1-1", "spotd-la-j0b1-1"])
-def test_a_machine_of_others_is_neither_ended_nor_listed(label: str) -> None:
-    async def story(mart: Mart) -> None:
-        mart.rows["m7"] = {"id": "m7", "label": label, "price": 1}
-        with pytest.raises(RequestRejected):
-            await mart.terminate(_ref("m7"))
-        listing = await mart.instances()
-        assert listing.complete
-        assert not listing.instances
-        assert not mart.ends
-
-    _play(story)
-
-
-@pytest.mark.parametrize("number", ["", "../m1", "m 1", "m" * 129])
-def test_what_is_no_id_is_sent_nowhere(number: str) -> None:
-    async def story(mart: Mart) -> None:
-        with pytest.raises(RequestRejected):
-            await mart.terminate(_ref(number))
-        assert not mart.ends
-
-    _play(story)
-
-
-@pytest.mark.parametrize("row", [{}, {"label": None}, "a row", {"label": str(KEY)}], ids=str)
-def test_a_row_that_cannot_be_attributed_proves_no_absence(row: Any) -> None:
-    async def story(mart: Mart) -> None:
-        mart.rows["odd"] = row
-        listing = await mart.instances()
-        assert not listing.complete
-        assert len(listing.rejected) == 1
-        with pytest.raises(Unavailable):
-            await mart.find(KEY)
-
-    _play(story)
-
-
 @pytest.mark.parametrize("start", [0, 1, 2**255 - 20, 2**255 - 1, 7 * 2**200])
 def test_a_doorless_key_is_a_point_of_the_curve(start: int) -> None:
     kind, blob, _ = doorless_ssh_key(start).split()
@@ -430,3 +220,131 @@ def test_a_doorless_key_is_a_point_of_the_curve(start: int) -> None:
     root = pow(x_squared, (prime + 3) // 8, prime)
     roots = (root, root * pow(2, (prime - 1) // 4, prime) % prime)
     assert any(x * x % prime == x_squared for x in roots)
+
+
+# What a dialect may say besides its table.
+
+
+_SAYS = Dialect(
+    who="Mart",
+    problem_of=words_of,
+    text_of=lambda text: RefusalWords(code="bad-key", text=text) if "key" in text else None,
+    is_refusal=lambda body: body.get("ok") is False,
+    codes={"sold-out": Meaning.NO_CAPACITY, "moved": Meaning.PRICE_MOVED, "bad-key": Meaning.AUTH},
+    paces={"ends": Pace(interval=timedelta(seconds=3), penalty=timedelta(seconds=5), rest_max=timedelta(seconds=20))},
+)
+NO = b'{"ok": false, "error": {"code": "%s"}}'
+
+
+def _met(
+    canned: Canned, call: Callable[[RestClient], Awaitable[Any]], dialect: Dialect = _SAYS
+) -> tuple[Any, Services]:
+    services = _services()
+    with _mart() as (faults, served):
+        faults.answer(Call.OTHER, canned, times=100)
+
+        async def main() -> Any:
+            async with open_rest(served.url, _SAYS, services, key_hint="api_key") as client:
+                try:
+                    return await call(client)
+                except (ProviderError, RestRefused) as exc:
+                    return exc
+
+        return run_virtually(main), services
+
+
+def _buying(client: RestClient) -> Awaitable[Any]:
+    return client.buy("POST", "/buy", {}, key=KEY)
+
+
+def test_a_success_that_says_it_is_none_is_a_refusal() -> None:
+    refused, _ = _met(Canned(status=200, body=NO % b"sold-out"), _buying)
+    assert isinstance(refused, RestRefused)
+    assert isinstance(refused.of_purchase(), NoCapacity)
+    dearer, _ = _met(Canned(status=200, body=NO % b"moved"), _buying)
+    assert isinstance(dearer.of_purchase(), PriceMoved)
+    bought, _ = _met(Canned(status=200, body=b'{"ok": true}'), _buying)
+    assert bought == {"ok": True}
+
+
+def test_words_that_are_no_json_count_where_the_dialect_knows_them() -> None:
+    text = {"content-type": "text/plain"}
+    assert isinstance(_met(Canned(status=403, body=b"your key is bad", headers=text), _buying)[0], AuthFailed)
+    assert isinstance(_met(Canned(status=403, body=b"go away", headers=text), _buying)[0], Unavailable)
+
+
+def test_an_end_without_content_is_one_and_a_purchase_names_no_machine() -> None:
+    change: Callable[[RestClient], Awaitable[Any]] = lambda client: client.change("DELETE", "/one", what="ends")  # noqa: E731 - shared
+    assert _met(Canned(status=204), change)[0] == {}
+    assert isinstance(_met(Canned(status=200, body=b""), change)[0], Unavailable)
+
+
+def test_a_change_that_is_refused_says_so() -> None:
+    refused, _ = _met(_own(404, "x"), lambda client: client.change("DELETE", "/one", what="ends"))
+    assert isinstance(refused, RestRefused)
+    assert refused.meaning is Meaning.ABSENT
+
+
+def test_a_kind_of_request_with_a_pace_of_its_own_waits_for_no_other_and_rests_no_longer_than_it_may() -> None:
+    async def three(client: RestClient) -> None:
+        for what in ("ends", "things", "ends"):
+            await client.ask("GET", "/things", what=what)
+
+    _, services = _met(Canned(status=200, body=b"{}"), three)
+    assert services.clock.slept == [timedelta(seconds=3)]  # type: ignore[attr-defined] # a fake
+
+    async def throttled(client: RestClient) -> timedelta:
+        with pytest.raises(RateLimited) as limited:
+            await client.ask("GET", "/things", what="ends")
+        assert limited.value.retry_after >= timedelta(hours=1)
+        with pytest.raises(RateLimited):
+            await client.ask("GET", "/things", what="ends")
+        return max(services.clock.slept)  # type: ignore[attr-defined,no-any-return] # a fake
+
+    busy = Canned(status=429, headers={"retry-after": "3600"})
+    with _mart() as (faults, served):
+        faults.answer(Call.OTHER, busy, times=100)
+        services = _services()
+
+        async def main() -> timedelta:
+            async with open_rest(served.url, _SAYS, services, key_hint="") as client:
+                return await throttled(client)
+
+        assert run_virtually(main) == timedelta(seconds=20)
+
+
+def test_a_429_that_names_no_wait_costs_the_penalty_of_its_kind() -> None:
+    ends, _ = _met(Canned(status=429), lambda client: client.change("DELETE", "/one", what="ends", attempts=1))
+    assert timedelta(seconds=5) < ends.retry_after < timedelta(seconds=6)
+    other, _ = _met(Canned(status=429), lambda client: client.ask("GET", "/one", what="x", attempts=1))
+    assert timedelta(seconds=12) < other.retry_after < timedelta(seconds=13)
+
+
+def test_one_purchase_is_on_its_way_at_a_time_whatever_its_answer_takes() -> None:
+    on_way: list[int] = []
+
+    class SlowHttp:
+        requests_sent = 0
+
+        async def send(self, *_: Any, **_options: Any) -> HttpAnswer:
+            on_way.append(1)
+            assert sum(on_way) == 1, "two at once"
+            await services.clock.sleep(timedelta(seconds=40))
+            on_way.append(-1)
+            return HttpAnswer(status=200, headers={}, body=b"{}")
+
+    services = _services()
+    dialect = replace(DIALECT, buy_interval=timedelta(seconds=2))
+    client = RestClient(cast("Http", SlowHttp()), dialect, clock=services.clock, rng=Random(1))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(_bought, client)
+
+    run_virtually(main)
+    assert on_way == [1, -1] * 3
+
+
+async def _bought(client: RestClient) -> None:
+    await client.buy("POST", "/buy", {}, key=KEY)
