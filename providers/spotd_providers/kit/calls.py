@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from random import Random
@@ -18,6 +18,8 @@ from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimit
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import CheckLine
 from spotd_providers.kit.http import HttpAnswer
+
+T = TypeVar("T")
 
 # Refusals and statuses that mean the same at every provider.
 
@@ -191,10 +193,41 @@ async def all_pages(
         token = following
 
 
+# Several places that are asked at once, of which some may be silent.
+
+
+Place = TypeVar("Place")
+
+
+async def ask_each(
+    places: Iterable[Place], name: Callable[[Place], str], read: Callable[[Place], Awaitable[T]]
+) -> tuple[dict[str, T], dict[str, ProviderError]]:
+    """Ask all places at once; return what each says, and the errors of the others, by their names.
+
+    Raises:
+        RateLimited, AuthFailed, Unavailable: none of them answers; the key counts as refused only if all refuse it.
+    """
+    answers: dict[str, T] = {}
+    errors: dict[str, ProviderError] = {}
+
+    async def one(place: Place) -> None:
+        try:
+            answers[name(place)] = await read(place)
+        except ProviderError as exc:
+            errors[name(place)] = exc
+
+    async with anyio.create_task_group() as group:
+        for place in places:
+            group.start_soon(one, place)
+    if errors and not answers:
+        limits = [exc for exc in errors.values() if isinstance(exc, RateLimited)]
+        others = [exc for exc in errors.values() if not isinstance(exc, AuthFailed)]
+        worst = max(limits, key=lambda exc: exc.retry_after) if limits else next(iter(others or errors.values()))
+        raise worst
+    return answers, errors
+
+
 # Retries for calls without side effects; the only module that imports tenacity. `launch` must never come here.
-
-
-T = TypeVar("T")
 
 
 async def retry_read(

@@ -103,7 +103,10 @@ class ProviderTemplate(ABC):
 
     @abstractmethod
     async def _page(self, _token: str | None) -> Page:
-        """Return the rows of one page of the account's machines, and the token of the next as `all_pages` takes it."""
+        """Return the rows of one page of the account's machines, and the token of the next as `all_pages` takes it.
+
+        What of it could not be read (one of several hosts is silent) stands in it as a `Rejected`.
+        """
 
     @abstractmethod
     async def _row(self, ref: InstanceRef) -> Any | None:
@@ -176,6 +179,9 @@ class ProviderTemplate(ABC):
         found: dict[InstanceId, Instance] = {}
         rejected: list[Rejected] = []
         for raw in rows:
+            if isinstance(raw, Rejected):
+                rejected.append(raw)
+                continue
             label = self._label(raw)
             key = key_of(label, self._services.install)
             instance = None if key is None else self._machine(raw, key)

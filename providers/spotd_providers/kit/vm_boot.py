@@ -17,8 +17,10 @@ from __future__ import annotations
 import base64
 import re
 import shlex
+from dataclasses import dataclass
 from typing import Final
 
+_END: Final = "shutdown -h now"
 IMAGE_CHARS_MAX: Final = 512
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
@@ -67,7 +69,7 @@ until timeout 900 docker pull -q "$image"; do
   [ "$n" -ge 3 ] && { echo "spotd: the image cannot be pulled"; shutdown -h now; exit 1; }
   sleep 10
 done
-docker run --name spotd --network host --ipc host%(gpus)s --user 0 -v "$PWD:/spotd" -w /spotd \\
+docker run --name %(name)s --network host --ipc host%(gpus)s --user %(user)s -v "$PWD:/spotd" -w /spotd \\
   --entrypoint /bin/sh "$image" ./start.sh &
 """
 
@@ -81,15 +83,34 @@ echo "spotd: the start script has ended ($?)"
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DockerRun:
+    """How docker starts the container, in words of the shell: as root with the name `spotd`, where it is alone."""
+
+    name: str = "spotd"
+    user: str = "0"
+    flags: str = ""
+
+
 def boot_script(
-    *, image: str, start_script: str, container: str, has_gpu: bool, bytes_max: int, before_end: str = ""
+    *,
+    image: str,
+    start_script: str,
+    container: str,
+    has_gpu: bool,
+    bytes_max: int,
+    before_end: str = "",
+    end: str = _END,
+    docker: DockerRun = DockerRun(),
 ) -> str:
     """Build the script that cloud-init runs as root, once.
 
     Args:
         container: `docker`, or `none` to run the start script on the machine itself.
+        has_gpu: wait for the driver of all of the machine's GPUs, and give docker all of them.
         bytes_max: what the provider takes.
         before_end: shell lines of the provider's own, run when the job is over and before the machine shuts down.
+        end: the shell command that ends the machine, where it must not shut down.
 
     Raises:
         ValueError: the image is no image name, or everything together is beyond the limit.
@@ -97,15 +118,17 @@ def boot_script(
     mark = "SPOTD"
     while mark in start_script:
         mark += "_"
-    parts = [_HEAD % {"mark": mark, "script": start_script.rstrip("\n")}, _WATCHDOG]
+    head, watchdog, driver, run = (part.replace(_END, end) for part in (_HEAD, _WATCHDOG, _GPU, _DOCKER))
+    parts = [head % {"mark": mark, "script": start_script.rstrip("\n")}, watchdog]
     if container == "docker":
         if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
             raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")
-        gpu, gpus = (_GPU, " --gpus all") if has_gpu else ("", "")
-        parts.append(_DOCKER % {"image": shlex.quote(image), "gpu": gpu, "gpus": gpus})
+        gpu, gpus = (driver, " --gpus all") if has_gpu else ("", "")
+        words = {"image": shlex.quote(image), "gpu": gpu, "gpus": gpus + docker.flags}
+        parts.append(run % {**words, "name": docker.name, "user": docker.user})
     else:
         parts.append(_PLAIN)
-    text = "".join([*parts, _TAIL, before_end, "shutdown -h now\n"])
+    text = "".join([*parts, _TAIL, before_end, f"{end}\n"])
     if len(text.encode()) > bytes_max:
         raise ValueError(f"user data has {len(text.encode())} of at most {bytes_max} bytes")
     return text

@@ -13,11 +13,12 @@ import click
 
 from spotd import paths
 from spotd.cli import stderr, stdout
+from spotd.cli.commands.hosts import host_name, known_hosts_file, read_pinned
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.options import job_argument, require_extra
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonUnreachable
-from spotd.shell_address import fault_of
+from spotd.shell_address import PORT_MAX, fault_of
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import ShellResponse
@@ -145,13 +146,10 @@ def mcp(*, root: Path) -> None:
 
 
 _OPTIONS = (
-    # The first key of a machine is accepted and kept; another one later is refused. No machine knows another's.
-    "StrictHostKeyChecking=accept-new",
     "GlobalKnownHostsFile=/dev/null",
-    # Whatever the person's own configuration says for every host: the machine is an untrusted host's.
+    # Whatever the person's own configuration says for every host: the machine may be an untrusted host's.
     "ForwardAgent=no",
     "ForwardX11=no",
-    "ClearAllForwardings=yes",
     "PermitLocalCommand=no",
     # A ticket that is delegated, and a password that is typed, are the host's from then on. Only a key is shown to it.
     "PreferredAuthentications=publickey",
@@ -176,29 +174,66 @@ def ssh(*, ref: str, only_print: bool) -> None:
     It needs a public key in the provider's account; spotd puts none on the machine. The machine is untrusted: do not
     type there what its owner must not see.
     """
+    _become(_command(*_door(ref), "ClearAllForwardings=yes"), ref, only_print=only_print)
+
+
+@click.command()
+@job_argument
+@click.argument("ports", nargs=-1, required=True, metavar="PORT[:LOCAL]...")
+@click.option("-i", "--identity", type=click.Path(path_type=Path, exists=True), metavar="FILE", help="Private key.")
+@click.option("--print", "only_print", is_flag=True, help="Print the command instead of running it.")
+def forward(*, ref: str, ports: tuple[str, ...], identity: Path | None, only_print: bool) -> None:
+    """Reach PORT of a job's machine at 127.0.0.1:LOCAL, say 8888 of Jupyter, until Ctrl-C.
+
+    Only this computer may connect. ssh's own configuration is not read, since it could forward other ports to the
+    machine: it uses your agent, your default keys or --identity.
+    """
+    flags = [word for port in ports for word in ("-L", _forwarding(port))]
+    flags += [] if identity is None else ["-i", str(identity)]
+    command = _command(*_door(ref), "ExitOnForwardFailure=yes")
+    _become([command[0], "-N", "-F", "none", *flags, *command[1:]], ref, only_print=only_print)
+
+
+def _forwarding(text: str) -> str:
+    parts = text.split(":")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 6]
+    if len(numbers) != len(parts) or len(parts) > 2 or not all(1 <= number <= PORT_MAX for number in numbers):
+        raise CommandFailed(f"{text!r} is no port", hint="write 6006, or 6006:7007 to have it at 7007 here")
+    return f"127.0.0.1:{numbers[-1]}:127.0.0.1:{numbers[0]}"
+
+
+def _door(ref: str) -> tuple[ShellResponse, Path]:
+    """Return where the job's machine gives a shell, and the file that holds its key."""
     where = Daemon().shell(ref)
     if fault := fault_of(where["host"], where["port"], where["user"]):
         raise CommandFailed(f"the machine's address cannot be used: {fault}", code=ExitCode.UNREACHABLE)
-    known_hosts = paths.state_dir(os.environ) / "known_hosts"
-    command = _command(where, known_hosts)
+    pinned = known_hosts_file()
+    name = host_name(where["host"], where["port"])
+    if any(row.host == name for row in read_pinned(pinned)):
+        return where, pinned
+    return where, paths.state_dir(os.environ) / "known_hosts"
+
+
+def _become(command: list[str], ref: str, *, only_print: bool) -> None:
     if only_print:
         stdout.line(shlex.join(command))
         return
     if shutil.which("ssh") is None:
         raise CommandFailed("ssh is not installed here", code=ExitCode.LOCAL_IO, hint="apt install openssh-client")
-    known_hosts.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    stderr.note(f"attempt {where['attempt']} of {ref}, an untrusted host: {where['user']}@{where['host']}")
+    paths.state_dir(os.environ).mkdir(mode=0o700, parents=True, exist_ok=True)
+    whose = "your own host" if "StrictHostKeyChecking=yes" in command else "an untrusted host"
+    stderr.note(f"{ref} is on {whose}: {command[command.index('-l') + 1]}@{command[-1]}")
     os.execvp("ssh", command)  # noqa: S606 - a list of arguments, each checked above
 
 
-def _command(where: ShellResponse, known_hosts: Path) -> list[str]:
+def _command(where: ShellResponse, known_hosts: Path, *more: str) -> list[str]:
     # A file name in an option of ssh is cut at blanks, and a per cent begins a token.
     file = str(known_hosts).replace("%", "%%").replace('"', '\\"')
-    options = [
-        *_OPTIONS,
-        f'UserKnownHostsFile="{file}"',
-        # By the attempt: another machine may answer at the same address tomorrow.
-        f"HostKeyAlias=spotd-{where['job_id']}-{where['attempt']}",
-    ]
-    flags = [word for option in options for word in ("-o", option)]
+    if known_hosts == known_hosts_file():
+        trust = ["StrictHostKeyChecking=yes"]
+    else:
+        # The first key of a rented machine is accepted and kept; another one later is refused. It is named by the
+        # attempt, since another machine may answer at the same address tomorrow.
+        trust = ["StrictHostKeyChecking=accept-new", f"HostKeyAlias=spotd-{where['job_id']}-{where['attempt']}"]
+    flags = [word for option in (*trust, *_OPTIONS, *more, f'UserKnownHostsFile="{file}"') for word in ("-o", option)]
     return ["ssh", *flags, "-p", str(where["port"]), "-l", str(where["user"]), "--", str(where["host"])]

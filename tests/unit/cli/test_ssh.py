@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from spotd.daemon.market.guarded import guarded
 from spotd.shell_address import fault_of
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Capability, InstanceRef, Power, ShellAddress
+from tests.fakes.ssh.sshd import SSHD, real_sshd
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.daemon.shop import Shop
@@ -151,3 +154,74 @@ def test_a_provider_that_declares_nothing_gives_no_shell(ctl: Ctl) -> None:
     result = ctl("ssh", "llama-lora")
     assert result.code == 2
     assert "gives no shell" in result.err
+
+
+# `spotctl forward`: a port of the machine at this computer.
+
+
+@pytest.mark.process
+def test_a_port_is_forwarded_to_this_computer_alone(ctl: Ctl, shop: Hospitable, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch()
+    command = words(ctl("forward", "llama-lora", "6006", "8888:9999", "-i", str(key), "--print"))
+    assert command[:4] == ["ssh", "-N", "-F", "none"]
+    assert command[4:8] == ["-L", "127.0.0.1:6006:127.0.0.1:6006", "-L", "127.0.0.1:9999:127.0.0.1:8888"]
+    assert command[8:10] == ["-i", str(key)]
+    assert "ClearAllForwardings=yes" not in command
+    assert "ExitOnForwardFailure=yes" in command
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "6006:", "a", "6006:x", "1:2:3", "¹", "6006 -o x", "1" * 400])
+def test_what_is_no_port_is_refused(port: str, ctl: Ctl, shop: Hospitable) -> None:
+    result = ctl("forward", "llama-lora", "--print", "--", port)
+    assert (result.code, result.out) == (2, "")
+
+
+@pytest.mark.process
+@pytest.mark.skipif(SSHD is None, reason="openssh-server is not installed")
+def test_a_page_of_the_job_is_read_through_a_real_sshd(ctl: Ctl, shop: Hospitable, tmp_path: Path) -> None:
+    state = tmp_path / "my 50%d state"
+    identity = tmp_path / "identity"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(identity)], check=True)
+    page = socket.create_server(("127.0.0.1", 0))
+    with real_sshd(tmp_path / "sshd") as sshd, page, socket.create_server(("127.0.0.1", 0)) as taken:
+        sshd.admit(identity.with_suffix(".pub").read_text())
+        assert ctl("hosts", "add", "127.0.0.1", "--port", str(sshd.port), "--yes").code == 0
+        shop.door = ShellAddress(host="127.0.0.1", port=sshd.port, user=sshd.user)
+        local = taken.getsockname()[1]
+        taken.close()
+        ports = f"{page.getsockname()[1]}:{local}"
+        command = words(ctl("forward", "llama-lora", ports, "-i", str(identity), "--print"))
+        assert "StrictHostKeyChecking=yes" in command, "the pinned key counts, not the first one that is shown"
+        shell = words(ctl("ssh", "llama-lora", "--print"))
+        with (tmp_path / "log").open("w") as log:
+            tunnel = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            page.settimeout(60)
+            got = _read_through(local, page, tunnel, tmp_path / "log")
+        finally:
+            tunnel.terminate()
+            tunnel.wait(20)
+        assert got == b"loss 0.1"
+        (state / "providers" / "ssh" / "known_hosts").write_text("")
+        assert "StrictHostKeyChecking=yes" not in words(ctl("ssh", "llama-lora", "--print"))
+        attempted = [shell[0], "-i", str(identity), *shell[1:], "true"]
+        done = subprocess.run(attempted, capture_output=True, text=True, check=False)
+        assert "Host key verification failed" in done.stderr, "a key that is pinned no more is not trusted"
+
+
+def _read_through(local: int, page: socket.socket, tunnel: subprocess.Popen[bytes], log: Path) -> bytes:
+    for _ in range(600):
+        assert tunnel.poll() is None, log.read_text()
+        try:
+            client = socket.create_connection(("127.0.0.1", local), timeout=10)
+            break
+        except OSError:
+            time.sleep(0.05)
+    else:
+        raise AssertionError(log.read_text())
+    with client:
+        there, _ = page.accept()
+        with there:
+            there.sendall(b"loss 0.1")
+        return client.recv(100)

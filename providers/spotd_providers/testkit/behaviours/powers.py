@@ -85,13 +85,14 @@ async def offers_are_priced_for_the_whole_machine(h: Harness) -> None:
 
 @behaviour()
 async def offers_are_sound(h: Harness) -> None:
-    """Every offer has a positive price, GPUs, a pool, this provider's name and an id of its own."""
+    """Every offer has a price, GPUs, a pool, this provider's name and an id of its own; none is free unless it is."""
     offers = await all_offers(h)
+    free = {sold.offer_id for sold in h.sold() if sold.price == 0}
     for offer in offers:
         expect(offer.provider == h.plugin.name, f"{offer!r} names another provider")
         expect(offer.offer_id and offer.pool, f"{offer!r} lacks an id or a pool")
         expect((offer.gpu_count == 0) == (offer.gpu == NO_GPU), f"{offer!r} says that it has a GPU and none")
-        expect(offer.gpu_price > 0, f"{offer!r} is free")
+        expect(offer.gpu_price > 0 or offer.offer_id in free, f"{offer!r} is free")
         for price in (offer.storage_price, offer.upload_price, offer.download_price, offer.on_demand_price or 0):
             expect(type(price) is int and price >= 0, f"{offer!r} has a price that is no amount of money")
         score = offer.capacity_score

@@ -1,0 +1,391 @@
+"""Own machines as a spotd provider: each call is one script on one host, and this adapter is the scheduler of them all.
+
+There is no market and no API. What must be true at once on a host (a key is used once, a GPU is one job's, two daemons
+agree) is settled there under one lock, by `host.sh`; what its answers mean is in `answers.py`, how a host is reached in
+`kit/ssh.py`. A host that does not answer makes the list of machines incomplete, and offers nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoCapacity,
+    OfferGone,
+    OutcomeUnknown,
+    ProviderError,
+    Unavailable,
+)
+from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    InstanceState,
+    LaunchRequest,
+    Market,
+    OfferPage,
+    OfferQuery,
+    Power,
+    Rejected,
+    ShellAddress,
+)
+from spotd_providers.kit.boundary import AdapterPlugin, capabilities
+from spotd_providers.kit.calls import Page, ask_each, clock_line, rejected
+from spotd_providers.kit.host_gpus import ROCM
+from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.shapes import listed_reasons
+from spotd_providers.kit.ssh import Lines, SshLink, SshTarget, own_key, printer
+from spotd_providers.kit.template import ProviderTemplate, require_launchable
+from spotd_providers.kit.text import clean
+from spotd_providers.kit.vm_boot import DockerRun, boot_script
+from spotd_providers.ssh.answers import (
+    PROVIDER,
+    HostFacts,
+    MachineRow,
+    as_instance,
+    facts_of,
+    offers_of,
+    rows_of,
+)
+from spotd_providers.ssh.settings import SshHost, SshSettings
+
+WHO: Final = "your host"
+SCRIPT_BYTES_MAX: Final = 32_768
+KEY_CHARS_MAX: Final = 64
+LAUNCH_WITHIN_S: Final = 60
+"""Of the host's own uptime: a launch that arrives later starts nothing."""
+HOST_REST: Final = timedelta(minutes=1)
+TIMEOUT_S: Final = {"greet": 15.0, "probe": 90.0, "list": 30.0, "show": 30.0, "log": 30.0, "launch": 60.0, "end": 90.0}
+NO_LOGIN: Final = "own hosts take no login of a registry: log docker in on the host"
+HOST_SCRIPT: Final = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
+_SUPERVISE: Final = 'spotd_run "$SPOTD_DIR" "$PATH" supervise "$SPOTD_GRACE" "$SPOTD_DEVICES" "$SPOTD_KEY"\n'
+_MISSING: Final[Mapping[Power, str]] = {
+    Power.SPOT: "own hosts have no spot market",
+    Power.BID_CHANGE: "own hosts take no bids",
+    Power.BALANCE: "own hosts have no account",
+    Power.BILLING: "own hosts send no bill: what is booked is your price by time",
+    Power.STOP_RESUME: "a machine on an own host runs or has ended",
+    Power.CAPACITY_SCORES: "what an own host offers is free at that moment",
+}
+
+
+class SshProvider(ProviderTemplate):
+    """The hosts of the config."""
+
+    name = PROVIDER
+    who = WHO
+    machine = "machine"
+    no_login = NO_LOGIN
+    ids = re.compile(r"[a-z0-9-]{1,31}:[A-Za-z0-9._-]{1,128}")
+    capabilities: Mapping[Power, Capability] = capabilities(
+        *(power for power in Power if power not in _MISSING), missing=_MISSING
+    )
+
+    def __init__(self, settings: SshSettings, services: Services) -> None:
+        super().__init__(services)
+        self._settings = settings
+        self._key_file = settings.key_file or services.state_dir / "id_ed25519"
+        self._known_hosts = settings.known_hosts or services.state_dir / "known_hosts"
+        self._hosts = {host.name: host for host in settings.hosts}
+        self._links = {host.name: self._link(host) for host in settings.hosts}
+
+    def _link(self, host: SshHost) -> SshLink:
+        target = SshTarget(name=host.name, address=host.address, port=host.port, user=host.user)
+        clock = self._services.clock
+        return SshLink(target, key_file=self._key_file, known_hosts=self._known_hosts, clock=clock)
+
+    async def aclose(self) -> None:
+        for link in self._links.values():
+            await link.aclose()
+
+    @property
+    def requests_sent(self) -> int:
+        return sum(link.requests_sent for link in self._links.values())
+
+    async def account(self) -> str:
+        """Return a name of the set of hosts: a list of other hosts proves nothing of machines on the former ones."""
+        hosts = sorted((one.name, one.address, one.port, one.user) for one in self._hosts.values())
+        return f"hosts {hashlib.sha256(repr(hosts).encode()).hexdigest()[:12]}"
+
+    # Calls of hosts.
+
+    async def _ask(self, host: SshHost, operation: str, *words: object, boot: str = "") -> Lines:
+        """Run one operation of `host.sh`, the key first where it has one.
+
+        Raises:
+            AnswerLost: a launch or an end may have happened.
+        """
+        if not self._key_file.exists():
+            own_key(self._key_file)
+        script = script_of(host, operation, *words, boot=boot)
+        patient = operation in ("probe", "list")
+        link, timeout_s = self._links[host.name], TIMEOUT_S[operation]
+        return await link.ask(f"/bin/sh -s {operation}", script, timeout_s=timeout_s, patient=patient)
+
+    async def _read(self, host: SshHost, operation: str, *words: object) -> Lines:
+        try:
+            lines = await self._ask(host, operation, *words)
+        except AnswerLost as exc:
+            raise Unavailable(str(exc)) from exc
+        if not any(line[0] == "host" and len(line) > 1 for line in lines):
+            said = next((clean(line[-1]) for line in lines if line[0] == "refused"), "it says nothing of itself")
+            raise Unavailable(f"{host.name}: {said}")
+        return lines
+
+    # The market.
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """Return what is free on every host; one that does not answer has nothing, and the page says why."""
+        at = self._services.clock.now()
+        if Market.ON_DEMAND not in query.markets or not self._hosts:
+            return OfferPage(offers=(), at=at)
+        answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, self._facts)
+        found = [offers_of(self._hosts[name], facts, self._settings, at) for name, facts in sorted(answers.items())]
+        return OfferPage(
+            offers=tuple(offer for offers, _ in found for offer in offers),
+            rejected=listed_reasons([*(row for _, bad in found for row in bad), *_rejected(errors)]),
+            at=at,
+        )
+
+    async def _facts(self, host: SshHost) -> HostFacts:
+        return facts_of(await self._read(host, "probe"), host)
+
+    # Machines.
+
+    async def _page(self, _token: str | None) -> Page:
+        async def listed(host: SshHost) -> list[MachineRow]:
+            return rows_of(await self._read(host, "list", self._services.install, *self._leave(host)), host)
+
+        answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, listed)
+        return [*(row for name in sorted(answers) for row in answers[name]), *_rejected(errors)], None
+
+    async def _row(self, ref: InstanceRef) -> MachineRow | None:
+        host, key = self._placed(ref)
+        rows = rows_of(await self._read(host, "show", key), host)
+        return next((row for row in rows if row.key == key), None)
+
+    def _placed(self, ref: InstanceRef) -> tuple[SshHost, str]:
+        name, _, key = str(ref.instance_id).partition(":")
+        host = self._hosts.get(name)
+        if host is None:
+            raise Unavailable(f"the host {clean(name)} is not in the config, so nothing on it can be seen or ended")
+        return host, key
+
+    def _label(self, raw: MachineRow) -> str:
+        return raw.key
+
+    def _machine(self, raw: MachineRow, key: AttemptKey) -> Instance | None:
+        now = self._services.clock.now()
+        found = as_instance(raw, AttemptKey(key or raw.key), now)
+        if found is None or found.state is not InstanceState.RUNNING:
+            return found
+        begin = raw.host.hours.next_begin(now)
+        is_near = begin is not None and begin - now <= self._settings.grace
+        return replace(found, notice_at=begin) if is_near else found
+
+    def _leave(self, host: SshHost) -> tuple[str, str]:
+        """Return in how many seconds the owner wants the host, and when, in the host's words."""
+        now = self._services.clock.now()
+        begin = host.hours.next_begin(now)
+        if begin is None:
+            return "never", "-"
+        left_s = int(self._services.clock.real_seconds(begin - now))
+        return str(left_s), begin.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    async def _buy(self, request: LaunchRequest) -> Instance:
+        extra = ("host", "variable", "count", "devices")
+        require_launchable(
+            request, who=WHO, extra=extra, script_bytes_max=SCRIPT_BYTES_MAX, key_chars_max=KEY_CHARS_MAX
+        )
+        offer = request.offer
+        host = self._hosts.get(offer.extra["host"])
+        if host is None:
+            raise OfferGone(f"the host {clean(offer.extra['host'])} is not in the config")
+        boot = job_script(request, host)
+        try:
+            greeted = await self._read(host, "greet")
+        except (AuthFailed, Unavailable) as exc:
+            raise self._of_one(host, exc) from exc
+        facts = facts_of(greeted, host)
+        words = (request.key, facts.boot, facts.uptime_s + LAUNCH_WITHIN_S, offer.gpu_price, offer.extra["count"])
+        grace_s = int(self._services.clock.real_seconds(self._settings.grace))
+        how = (host.container, offer.extra["variable"], *self._leave(host), grace_s, *offer.extra["devices"].split(" "))
+        try:
+            lines = await self._ask(host, "launch", *words, *how, boot=boot)
+        except AnswerLost as exc:
+            raise OutcomeUnknown(f"{exc}, so the machine may run", key=request.key) from exc
+        except (AuthFailed, Unavailable) as exc:
+            raise self._of_one(host, exc) from exc
+        for _, why, *said in (line for line in lines if line[0] == "refused" and len(line) > 1):
+            sentence = f"{host.name}: {offer.gpu} {clean(' '.join(said))}"
+            raise OfferGone(sentence) if why in ("taken", "late") else NoCapacity(sentence)
+        row = next((row for row in rows_of(lines, host) if row.key == request.key), None)
+        found = None if row is None else self._machine(row, request.key)
+        if found is None:
+            raise OutcomeUnknown(f"the answer of {host.name} names no machine", key=request.key)
+        if found.state is InstanceState.GONE:
+            raise rejected(WHO, "key", f"{host.name} ended a machine of this key before")
+        return found
+
+    def _of_one(self, host: SshHost, exc: AuthFailed | Unavailable) -> ProviderError:
+        """Return the error of one host as what it is for the others: no outage where another one is connected."""
+        if any(link.is_connected for name, link in self._links.items() if name != host.name):
+            return OfferGone(str(exc), lasts=HOST_REST)
+        return exc
+
+    async def _ask_end(self, ref: InstanceRef) -> None:
+        host, key = self._placed(ref)
+        for line in await self._read(host, "end", key):
+            if line[0] == "refused":
+                raise Unavailable(f"{host.name}: {clean(line[-1])}")
+
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+        await self._require_ours(ref)
+        host, key = self._placed(ref)
+        answer = await self._read(host, "log", key, max(0, min(lines, 10_000)))
+        return [clean(line[-1], chars_max=1000) for line in answer if line[0] == "log"][-lines:] if lines > 0 else []
+
+    async def shell(self, ref: InstanceRef) -> ShellAddress:
+        """Return the host's own ssh server, for a key that its user has there."""
+        await self._require_ours(ref)
+        row = await self._row(ref)
+        machine = None if row is None else self._machine(row, AttemptKey(row.key))
+        if row is None or machine is None or machine.state is not InstanceState.RUNNING:
+            raise Unavailable(f"the machine {clean(str(ref.instance_id))} does not run")
+        return ShellAddress(host=row.host.address, port=row.host.port, user=row.host.user)
+
+    # The doctor.
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Check spotd's key, and of each host whether it answers, what it has and its clock."""
+        try:
+            public = own_key(self._key_file)
+        except ProviderError as exc:
+            return (CheckLine(name="key", ok=False, detail=str(exc), hint="name a key in providers.ssh.key_file"),)
+        hint = f"append to ~/.ssh/authorized_keys of its user: restrict {public}"
+        lines = [CheckLine(name="key", ok=True, detail=f"on each host: {hint}")]
+        if not self._hosts:
+            lines.append(
+                CheckLine(name="hosts", ok=False, detail="none is in the config", hint="see docs/providers/ssh.md")
+            )
+        results: dict[str, list[CheckLine]] = {}
+
+        async def one(host: SshHost) -> None:
+            results[host.name] = await self._check_host(host, hint)
+
+        async with anyio.create_task_group() as group:
+            for host in self._hosts.values():
+                group.start_soon(one, host)
+        return (*lines, *(line for name in self._hosts for line in results[name]))
+
+    async def _check_host(self, host: SshHost, hint: str) -> list[CheckLine]:
+        try:
+            facts = await self._facts(host)
+        except AuthFailed as exc:
+            return [CheckLine(name=host.name, ok=False, detail=str(exc), hint=hint)]
+        except ProviderError as exc:
+            return [
+                CheckLine(
+                    name=host.name, ok=False, detail=str(exc), hint="is it on, and is its sshd reached from here?"
+                )
+            ]
+        needed = ("flock", "timeout", "setsid", "docker" if host.container == "docker" else "python3")
+        lacks = [name for name in needed if name not in facts.has]
+        free = sum(not one.fault and one.id not in facts.held for one in facts.devices)
+        by = "systemd" if "manager" in facts.has else "setsid; `loginctl enable-linger` lets systemd hold them"
+        words = f"{free} of {len(facts.devices)} places free, {facts.disk_gb} GB of disk, as {facts.user}, jobs by {by}"
+        faults = [*facts.faults, *(f"it lacks {name}" for name in lacks)]
+        lines = [
+            CheckLine(
+                name=host.name,
+                ok=not faults,
+                detail="; ".join([*faults, words]),
+                hint="mend it on the host" if faults else "",
+            )
+        ]
+        if facts.clock_s is not None and facts.clock_s < 253_402_300_000:
+            skew = abs(datetime.fromtimestamp(facts.clock_s, UTC) - self._services.clock.now())
+            line = clock_line(
+                skew, who=host.name, hint=f"synchronise the clock of {host.name}: stores refuse a wrong one"
+            )
+            lines.append(line)
+        return lines
+
+
+def _rejected(errors: Mapping[str, ProviderError]) -> list[Rejected]:
+    return [Rejected(offer_id=name, reason=str(exc)) for name, exc in sorted(errors.items())]
+
+
+def job_script(request: LaunchRequest, host: SshHost) -> str:
+    """Build what the machine runs; its end is a mark that its supervisor watches for.
+
+    Raises:
+        RequestRejected: the image is none.
+    """
+    gpus = '--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""'
+    if request.offer.extra["variable"] == ROCM:
+        gpus = "--device /dev/kfd --device /dev/dri -e ROCR_VISIBLE_DEVICES"
+    flags = f" {gpus if request.offer.gpu_count else ''} -e SPOTD_HOME=/spotd/work -e SPOTD_MACHINE --stop-timeout 20"
+    try:
+        return boot_script(
+            image=request.image,
+            start_script=request.start_script,
+            container=host.container,
+            has_gpu=False,
+            bytes_max=2 * SCRIPT_BYTES_MAX,
+            end=": >over",
+            docker=DockerRun(name=request.key, user='"$(id -u):$(id -g)"', flags=flags),
+        )
+    except ValueError as exc:
+        raise rejected(WHO, "image", str(exc)) from exc
+
+
+def script_of(host: SshHost, operation: str, *words: object, boot: str) -> str:
+    """Return what a shell on the host runs: the library, what a launch writes, and one call of it."""
+    call = " ".join(shlex.quote(str(word)) for word in (host.folder, host.path, operation, *words))
+    files = {"payload": boot, "library": f"{HOST_SCRIPT}{_SUPERVISE}"} if boot else {}
+    return f"{HOST_SCRIPT}{''.join(printer(name, text) for name, text in files.items())}spotd_run {call}\n"
+
+
+def _traits(settings: SshSettings) -> ProviderTraits:
+    return ProviderTraits(
+        start_script_bytes_max=SCRIPT_BYTES_MAX,
+        hosts_share_filesystem=settings.are_local,
+        runs_images=bool(settings.hosts) and all(host.container == "docker" for host in settings.hosts),
+        private_images=Capability(available=False, reason=NO_LOGIN),
+        ends_itself_by="file",
+        bill_open_for=timedelta(0),
+    )
+
+
+@asynccontextmanager
+async def _open(settings: SshSettings, services: Services) -> AsyncIterator[Provider]:
+    provider = SshProvider(settings, services)
+    try:
+        yield provider
+    finally:
+        await provider.aclose()
+
+
+PLUGIN: Final = AdapterPlugin(
+    name=PROVIDER,
+    title="own machines over SSH",
+    settings_model=SshSettings,
+    needs_credential=False,
+    traits_by=_traits,
+    open_by=_open,
+)
