@@ -124,7 +124,7 @@ class SshLink:
             try:
                 with anyio.fail_after(timeout_s):
                     async with process:
-                        process.stdin.write(_framed(script, token).encode())
+                        process.stdin.write(_frame(script, token).encode())
                         process.stdin.write_eof()
                         text = await _read(process.stdout)
                         await process.wait_closed()
@@ -142,7 +142,7 @@ class SshLink:
         library = ssh_library()
         cause: Exception | None = None
         for _ in range(2):
-            connection = await self._connected(patient=patient)
+            connection = await self._reach(patient=patient)
             try:
                 with anyio.fail_after(CONNECT_S):
                     return connection, await connection.create_process(command, encoding=None, stderr=library.STDOUT)
@@ -161,12 +161,12 @@ class SshLink:
             raise AnswerLost(f"the answer of {self._target.name} is not whole")
         return [line.split("\t") for line in answer.splitlines() if line]
 
-    async def _connected(self, *, patient: bool) -> asyncssh.SSHClientConnection:
+    async def _reach(self, *, patient: bool) -> asyncssh.SSHClientConnection:
         """Return the connection, made anew if there is none."""
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed():
                 return self._connection
-            pinned = self._pinned()
+            pinned = self._known_keys()
             if patient and self._failure is not None and self._rest.left() > timedelta(0):
                 raise type(self._failure)(str(self._failure))
             try:
@@ -202,12 +202,12 @@ class SshLink:
         except library.HostKeyNotVerifiable as exc:
             raise AuthFailed(
                 f"{target.name} shows another host key than the pinned one: it was installed anew, or another machine"
-                f" answers; `spotctl hosts rm {_named(target)}` and `hosts add` pin the new one"
+                f" answers; `spotctl hosts rm {_address_words(target)}` and `hosts add` pin the new one"
             ) from exc
         except (library.Error, OSError, TimeoutError, ValueError) as exc:
             raise Unavailable(f"{target.name} does not answer ({type(exc).__name__})") from exc
 
-    def _pinned(self) -> bytes:
+    def _known_keys(self) -> bytes:
         """Return the file of pinned keys, read each time, so that a new one needs no restart."""
         library, target = ssh_library(), self._target
         try:
@@ -218,7 +218,9 @@ class SshLink:
         except (OSError, ValueError) as exc:
             raise AuthFailed(f"the pinned host keys in {self._known_hosts} cannot be read") from exc
         if not keys:
-            raise AuthFailed(f"no host key of {target.name} is pinned: run `spotctl hosts add {_named(target)}`")
+            raise AuthFailed(
+                f"no host key of {target.name} is pinned: run `spotctl hosts add {_address_words(target)}`"
+            )
         return content
 
     def _drop(self, connection: asyncssh.SSHClientConnection) -> None:
@@ -241,7 +243,7 @@ def printer(name: str, text: str) -> str:
     return f"{name}() {{ cat <<'{mark}'\n{text}\n{mark}\n}}\n"
 
 
-def _framed(script: str, token: str) -> str:
+def _frame(script: str, token: str) -> str:
     """Return the script with its last line between marks, in a group: a part of one is a syntax error, and not run."""
     functions, _, call = script.rstrip("\n").rpartition("\n")
     busy = f"[ $? = {BUSY_STATUS} ] && exit {BUSY_STATUS}"
@@ -252,7 +254,7 @@ def _port(target: SshTarget) -> int | None:
     return None if target.port == 22 else target.port
 
 
-def _named(target: SshTarget) -> str:
+def _address_words(target: SshTarget) -> str:
     return target.address if target.port == 22 else f"{target.address} --port {target.port}"
 
 

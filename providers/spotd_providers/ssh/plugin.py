@@ -157,7 +157,7 @@ class SshProvider(ProviderTemplate):
         found = [offers_of(self._hosts[name], facts, self._settings, at) for name, facts in sorted(answers.items())]
         return OfferPage(
             offers=tuple(offer for offers, _ in found for offer in offers),
-            rejected=listed_reasons([*(row for _, bad in found for row in bad), *_rejected(errors)]),
+            rejected=listed_reasons([*(row for _, bad in found for row in bad), *_reasons(errors)]),
             at=at,
         )
 
@@ -167,18 +167,18 @@ class SshProvider(ProviderTemplate):
     # Machines.
 
     async def _page(self, _token: str | None) -> Page:
-        async def listed(host: SshHost) -> list[MachineRow]:
+        async def machines_on(host: SshHost) -> list[MachineRow]:
             return rows_of(await self._read(host, "list", self._services.install, *self._leave(host)), host)
 
-        answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, listed)
-        return [*(row for name in sorted(answers) for row in answers[name]), *_rejected(errors)], None
+        answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, machines_on)
+        return [*(row for name in sorted(answers) for row in answers[name]), *_reasons(errors)], None
 
     async def _row(self, ref: InstanceRef) -> MachineRow | None:
-        host, key = self._placed(ref)
+        host, key = self._place_of(ref)
         rows = rows_of(await self._read(host, "show", key), host)
         return next((row for row in rows if row.key == key), None)
 
-    def _placed(self, ref: InstanceRef) -> tuple[SshHost, str]:
+    def _place_of(self, ref: InstanceRef) -> tuple[SshHost, str]:
         name, _, key = str(ref.instance_id).partition(":")
         host = self._hosts.get(name)
         if host is None:
@@ -248,14 +248,14 @@ class SshProvider(ProviderTemplate):
         return exc
 
     async def _ask_end(self, ref: InstanceRef) -> None:
-        host, key = self._placed(ref)
+        host, key = self._place_of(ref)
         for line in await self._read(host, "end", key):
             if line[0] == "refused":
                 raise Unavailable(f"{host.name}: {clean(line[-1])}")
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         await self._require_ours(ref)
-        host, key = self._placed(ref)
+        host, key = self._place_of(ref)
         answer = await self._read(host, "log", key, max(0, min(lines, 10_000)))
         return [clean(line[-1], chars_max=1000) for line in answer if line[0] == "log"][-lines:] if lines > 0 else []
 
@@ -326,7 +326,7 @@ class SshProvider(ProviderTemplate):
         return lines
 
 
-def _rejected(errors: Mapping[str, ProviderError]) -> list[Rejected]:
+def _reasons(errors: Mapping[str, ProviderError]) -> list[Rejected]:
     return [Rejected(offer_id=name, reason=str(exc)) for name, exc in sorted(errors.items())]
 
 

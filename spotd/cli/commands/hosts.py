@@ -59,7 +59,7 @@ def host_name(address: str, port: int) -> str:
     return address if port == SSH_PORT else f"[{address}]:{port}"
 
 
-def read_pinned(file: Path) -> list[Pinned]:
+def pinned_keys(file: Path) -> list[Pinned]:
     """Return the keys in the file; none if it is not there."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -104,7 +104,7 @@ def add(*, address: str, port: int, file: Path | None, yes: bool) -> None:
         raise CommandFailed(f"{address}: {fault}")
     file = file or known_hosts_file()
     name = host_name(address, port)
-    pinned = read_pinned(file)
+    pinned = pinned_keys(file)
     found = _scan(address, port)._replace(host=name)
     before = [row for row in pinned if row.host == name]
     if found in before:
@@ -129,7 +129,7 @@ def add(*, address: str, port: int, file: Path | None, yes: bool) -> None:
 @output(TABLE, JSON, ID)
 def ls(*, file: Path | None, output: str) -> None:
     """List the pinned keys."""
-    rows = read_pinned(file or known_hosts_file())
+    rows = pinned_keys(file or known_hosts_file())
     answer = {
         "schema": 1,
         "hosts": [{"host": row.host, "kind": row.kind, "fingerprint": row.fingerprint} for row in rows],
@@ -149,7 +149,7 @@ def rm(*, address: str, port: int, file: Path | None) -> None:
     """Forget the key of the host at ADDRESS; nothing connects to it until it is added again."""
     file = file or known_hosts_file()
     name = host_name(address, port)
-    pinned = read_pinned(file)
+    pinned = pinned_keys(file)
     kept = [row for row in pinned if row.host != name]
     if len(kept) == len(pinned):
         raise CommandFailed(f"no key of {name} is pinned in {file}", code=ExitCode.NOT_FOUND)

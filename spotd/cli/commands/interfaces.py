@@ -13,7 +13,7 @@ import click
 
 from spotd import paths
 from spotd.cli import stderr, stdout
-from spotd.cli.commands.hosts import host_name, known_hosts_file, read_pinned
+from spotd.cli.commands.hosts import host_name, known_hosts_file, pinned_keys
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.options import job_argument, require_extra
 from spotd.client.daemon import Daemon
@@ -209,7 +209,7 @@ def _door(ref: str) -> tuple[ShellResponse, Path]:
         raise CommandFailed(f"the machine's address cannot be used: {fault}", code=ExitCode.UNREACHABLE)
     pinned = known_hosts_file()
     name = host_name(where["host"], where["port"])
-    if any(row.host == name for row in read_pinned(pinned)):
+    if any(row.host == name for row in pinned_keys(pinned)):
         return where, pinned
     return where, paths.state_dir(os.environ) / "known_hosts"
 

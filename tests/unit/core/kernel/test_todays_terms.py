@@ -23,11 +23,11 @@ from spotd.core.kernel.launch_calls import launch_sent
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import PPM, metered_rate, with_fee
 from spotd.core.requests import cancel, set_budget, set_ceiling
-from spotd.core.todays_terms import at_todays_fee
+from spotd.core.todays_terms import at_todays_fee, ceiling_today
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from tests.cases import every
-from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, report
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, report, world_with
 from tests.unit.core.kernel.test_launch_calls import owed
 from tests.unit.core.kernel.test_raised_bids import bid_market, bid_world, usd
 
@@ -67,7 +67,10 @@ LESS: dict[str, tuple[Change, str]] = {
     "the month's budget is cut": (lambda w: with_policy(w, budget_month=MicroUsd(1)), "of the month's"),
     "the provider is switched off": (off, "shop is disabled in the config"),
     "the provider is gone": (lambda w: with_policy(w, providers={}), "shop is not in the config any more"),
-    "fewer machines are allowed": (lambda w: with_policy(w, machines_max=0), "all 0 machines of [budget] machines"),
+    "fewer machines are allowed": (
+        lambda w: with_policy(w, machines_max=0),
+        "nothing is launched while [budget] machines is 0",
+    ),
     "the job is cancelled": (lambda w: applied(w, cancel(w, FIRST.job, NOW)), "does not want the machine any more"),
 }
 
@@ -290,3 +293,12 @@ def test_a_refused_raise_is_asked_for_ever_more_seldom_and_one_that_is_taken_end
     )
     taken = bids.bid_changed(replace(world, intents={known.id: known}), FIRST, NOW)
     assert taken.attempts[FIRST].bidding.refused == 0
+
+
+@pytest.mark.parametrize(("stated", "today"), [(400_000, 400_000), (600_000, 500_000)])
+def test_what_a_job_states_today_lowers_what_it_accepted_and_never_raises_it(stated: int, today: int) -> None:
+    world = world_with(AttemptState.RUNNING)
+    item, job = world.attempts[FIRST], world.jobs[FIRST.job]
+    price = PriceLimit(per_gpu_hour=MicroUsdPerGpuHour(stated))
+    assert item.ceiling_now == 500_000
+    assert ceiling_today(item, replace(job, spec=replace(job.spec, price=price)), world.policy) == today

@@ -32,7 +32,7 @@ from spotd_providers.contract.values import (
     Loss,
     Offer,
 )
-from spotd_providers.kit.ssh import _framed
+from spotd_providers.kit.ssh import _frame
 from spotd_providers.local.hosts.processes import find_process
 from spotd_providers.ssh.plugin import PLUGIN, SshProvider, script_of
 from spotd_providers.ssh.settings import SshHost
@@ -406,7 +406,7 @@ def test_no_part_of_a_launch_runs_if_the_rest_does_not_arrive(tmp_path: Path) ->
     key, boot = "spotd-lab-j1-1", BOOT.read_text().strip()
     words = (key, boot, 10**9, 0, 1, "none", "CUDA_VISIBLE_DEVICES", "never", "-", 300, TITAN[0].uuid)
     own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
-    text = _framed(script_of(own, "launch", *words, boot=START_SCRIPT), "f" * 32)
+    text = _frame(script_of(own, "launch", *words, boot=START_SCRIPT), "f" * 32)
     cuts = [*range(1, len(text) - 600, 1501), *range(len(text) - 600, len(text) - 1, 7)]
     for cut in cuts:
         subprocess.run(
