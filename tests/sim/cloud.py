@@ -324,7 +324,7 @@ class Cloud(Nature):
         shown = self._shown(m)
         wrong = self.wrong_states.pop(m.ref.instance_id, None)
         if wrong is not None and m.alive:
-            m.is_misstated = True
+            m.misstated_at = self.now
             return replace(shown, state=wrong.state, loss=wrong.loss)
         if self.spoil is None:
             return shown

@@ -38,6 +38,7 @@ WITH: Final = tuple(
     sorted(HARMLESS | {Hazard.DEADLINES, Hazard.PREEMPT, Hazard.WATCHDOG, Hazard.CHAINS} - {Hazard.MONTH_END})
 )
 PER_HOUR: Final = 2.0
+LISTS_APART: Final = timedelta(minutes=30)
 WRONG: Final = (
     WrongState(state=InstanceState.PAUSED, loss=Loss.OUTBID),
     WrongState(state=InstanceState.PAUSED, loss=None),
@@ -146,7 +147,10 @@ class Deceptions:
         cloud = self.luck.choice(self.clouds)
         alive = [m for m in cloud.active.values() if m.alive and m.alive_at is not None]
         if alive:
-            cloud.wrong_states[self.luck.choice(alive).ref.instance_id] = self.luck.choice(WRONG)
+            m = self.luck.choice(alive)
+            # Two lists in succession that state the same prove it by the contract: no two wrong ones lie that close.
+            if m.misstated_at is None or self.agenda.now - m.misstated_at > LISTS_APART:
+                cloud.wrong_states[m.ref.instance_id] = self.luck.choice(WRONG)
 
     def lapse(self) -> None:
         alive = [m for cloud in self.clouds for m in cloud.active.values() if m.alive and m.notice_at is None]

@@ -172,7 +172,7 @@ class Machine:
     notice_at: datetime | None = None
     lapses_at: datetime | None = None
     """Of a notice that its provider states, and that does not come true."""
-    is_misstated: bool = False
+    misstated_at: datetime | None = None
     """A list has stated what it is not."""
     vanished_at: datetime | None = None
     """When it was destroyed while it was paused, and listed no more."""

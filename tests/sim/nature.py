@@ -274,7 +274,7 @@ class Nature:
         for m in self.machines.values():
             if m.dumb:
                 continue
-            over = m.exit_at if m.is_misstated and m.exit_at is not None else self.now
+            over = m.exit_at if m.misstated_at is not None and m.exit_at is not None else self.now
             found.extend((m.key, a, min(b, over)) for a, b in m.spans)
             if m.alive:
                 found.append((m.key, m.since, min(over, m.leased_until)))
