@@ -90,7 +90,7 @@ def _mode(value: object) -> DataMode:
     if isinstance(value, str) and value in _STREAMS:
         raise BadValue(
             f"{shown(value)} is not supported: a machine has all of the data on its disk before the command begins",
-            hint='write mode = "copy", or let the command read with a library and a secret of its own',
+            hint='write mode = "copy", or let the command read with a library and a credential of its own',
         )
     return choice(DataMode)(value)
 

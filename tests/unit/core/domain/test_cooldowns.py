@@ -76,11 +76,16 @@ def test_without_a_named_quota_the_pool_is_what_cools_down() -> None:
         (LaunchFailure.UNAVAILABLE, None, CooldownScope.PROVIDER, timedelta(seconds=30)),
     ],
 )
-def test_each_refusal_cools_down_one_thing_and_no_other(
+def test_each_refusal_cools_down_one_thing_and_notes_its_target(
     failure: LaunchFailure, wait: timedelta | None, scope: CooldownScope, span: timedelta
 ) -> None:
     _, cooling = refused(offer("o1", pool=PoolId("p")), failure, wait=wait)
-    assert [(s, t) for s, _, t in cooling] == [(scope, span)]
+    noted = [(CooldownScope.TARGET, timedelta(minutes=15))] if failure in OF_THE_OFFER else []
+    assert [(s, t) for s, _, t in cooling] == [(scope, span), *noted]
+
+
+OF_THE_OFFER = (LaunchFailure.NO_CAPACITY, LaunchFailure.OFFER_GONE, LaunchFailure.PRICE_MOVED)
+"""No stop is made for an offer that refused so a moment ago."""
 
 
 def filled(seen_at: timedelta, refused_at: timedelta) -> timedelta:
