@@ -391,7 +391,7 @@ class AwsProvider(ProviderTemplate):
         ]
 
     def _attributed(self, region: Region, raw: Any, expected: AttemptKey | None) -> AwsMachine | None:
-        """Return the machine of a row with the key that it carries, also by the token of the launch that is searched for."""
+        """Return the machine of a row with its key, also by the token of a launch that is searched for."""
         row = row_or_none(AwsInstanceRow, raw)
         if row is None:
             return None
