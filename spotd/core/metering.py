@@ -20,7 +20,7 @@ from spotd.core.domain.intents import (
     terminate_intent_id,
 )
 from spotd.core.domain.jobs import HOSTS_MAX, Job, RunTotals
-from spotd.core.domain.policy import Policy
+from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import AttemptState, EndKind, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.pricing import PPM, dollar_words, halted_rate, moved_cost
@@ -410,8 +410,16 @@ def taken_by_provider_until(item: Attempt, policy: Policy, now: datetime) -> dat
     if rules is None or taken_at is None or item.launched_at is None or not _computes_no_more(item):
         return None
     due = taken_at + TAKING
-    is_free = taken_at - item.launched_at < rules.free_if_taken_within
-    return due if is_free and now < due <= now + LEFT_MAX else None
+    return due if _is_free(item.launched_at, taken_at, rules) and now < due <= now + LEFT_MAX else None
+
+
+def _is_free(launched_at: datetime, taken_at: datetime, rules: ProviderPolicy) -> bool:
+    """Whether the provider bills no time of a machine that it took back then.
+
+    By the clock of a provider, or where the answer to the launch is late, a machine can end before it was launched.
+    """
+    free = rules.free_if_taken_within
+    return bool(free) and taken_at - launched_at < free
 
 
 def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> MicroUsd:
@@ -427,7 +435,7 @@ def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> Mic
     taken_at = ended_at  # or when it was announced, where its end is seen late
     if mine.ended_at is None and item.notice_at is not None:
         taken_at = min(now, max(item.notice_at + TAKING, item.heartbeat_seen_at or item.launched_at))
-    if taken_at - item.launched_at >= rules.free_if_taken_within:
+    if not _is_free(item.launched_at, taken_at, rules):
         return MicroUsd(0)
     owed = cost(halted_rate(item.quote), ended_at - item.intended_at)
     moved = moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)

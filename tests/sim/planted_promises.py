@@ -8,13 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import budgets, enforcement, host_reports, metering, plan_builder, pricing, timeline
+from spotd.core import billing, budgets, enforcement, host_reports, metering, plan_builder, pricing, timeline
 from spotd.core.domain import cooldowns
 from spotd.core.domain.cooldowns import Setback
+from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.market import Quote
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import key_belongs_to
 from spotd.core.domain.world import World
 from spotd.core.kernel import judgements, launch_calls, listed, loss_evidence, outcomes, reconcile
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.ranking import candidates
 from spotd.daemon.executor import Executor
 from spotd.daemon.market import plugin_values
@@ -108,13 +111,16 @@ def meters_one_gpu() -> AbstractContextManager[None]:
 
 def using(name: str) -> list[Any]:
     """The modules of the core that took this name from where it is made."""
-    from spotd.core import billing
-
     return [module for module in (billing, listed) if hasattr(module, name)]
 
 
 def meters_what_was_agreed() -> AbstractContextManager[None]:
-    return patched((listed, "set_rate", lambda *_: None))
+    bill = billing.bill_listed
+
+    def wrong(builder: PlanBuilder, attempt: AttemptId, at: datetime, _: Quote) -> None:
+        bill(builder, attempt, at, builder.attempt(attempt).quote)
+
+    return patched((listed, "bill_listed", wrong))
 
 
 def meters_the_day_twice() -> AbstractContextManager[None]:

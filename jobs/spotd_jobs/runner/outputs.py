@@ -10,8 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
-import tarfile
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple
 
 from spotd_jobs.runner import manifest
 from spotd_jobs.runner.manifest import ChunkIndex
@@ -31,6 +30,9 @@ from spotd_jobs.wire.client.sinks import (
     write_whole,
 )
 from spotd_jobs.wire.client.web import Backoff, now_text, steady
+
+if TYPE_CHECKING:
+    import tarfile
 
 _DONE = ".done-"
 
@@ -150,6 +152,8 @@ def unpack(archive: str, folder: str) -> None:
         CodeUnusable: it is damaged, or holds what could leave the folder.
         DiskFull: it does not fit on this disk.
     """
+    import tarfile  # most of what it loads is wanted by nothing else, and many jobs bring no code
+
     work = folder + ".new"
     remove(work)
     remove(folder)

@@ -232,7 +232,7 @@ async def test_a_proposal_is_seen_twice_across_a_restart(tmp_path: Path) -> None
         await rig.until(lambda: rig.job(name).moves.proposed is not None)
         proposed = rig.job(name).moves.proposed
         assert proposed is not None
-        assert dict(proposed.readings).keys() == {"offers of shop", "machines of shop"}
+        assert dict(proposed.readings).keys() == {"offers of shop", "machines of shop", "grants of the store"}
         assert stop_reasons(rig, name) == []
     later = rig.reborn()
     assert later.job(name).moves.proposed == proposed

@@ -115,6 +115,11 @@ def test_an_end_that_we_ordered_too_does_not_make_it_cost() -> None:
         pytest.param(world(), Loss.HOST_LOST, id="a-broken-host"),
         pytest.param(world(free=timedelta(0)), Loss.PREEMPTED, id="a-provider-that-bills-what-it-takes"),
         pytest.param(world(launched=NOW - timedelta(hours=1)), Loss.PREEMPTED, id="after-its-first-hour"),
+        pytest.param(
+            world(free=timedelta(0), launched_at=NOW + 10 * MINUTE),
+            Loss.PREEMPTED,
+            id="answered-after-its-end",
+        ),
     ],
 )
 def test_every_other_end_is_paid_for(before: World, loss: Loss | None) -> None:

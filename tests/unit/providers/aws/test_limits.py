@@ -11,6 +11,7 @@ import pytest
 
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.domain.plan import applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
@@ -192,7 +193,11 @@ def test_a_lack_of_capacity_cools_down_that_type_in_that_zone_only(tmp_path: Pat
         assert buyer.tried[0].pool == first.pool
         assert bought.pool != first.pool
         assert (bought.extra["type"], bought.region) == (first.extra["type"], first.region)
-        assert [(c.scope.value, c.subject) for c in buyer.world.cooldowns] == [("pool", str(first.pool))]
+        pools = [c.subject for c in buyer.world.cooldowns if c.scope is CooldownScope.POOL]
+        targets = [c.subject for c in buyer.world.cooldowns if c.scope is CooldownScope.TARGET]
+        assert pools == [str(first.pool)]
+        assert all(str(first.pool) in subject for subject in targets)
+        assert len(pools) + len(targets) == len(buyer.world.cooldowns)
 
     told(tmp_path, story)
 
@@ -209,7 +214,7 @@ def test_a_type_that_a_zone_does_not_have_is_not_asked_for_again_that_day(tmp_pa
         await buyer.poll()
         assert isinstance(await buyer.try_once(), Offer)
         assert [str(o.pool) for o in buyer.tried] == ["g4dn.xlarge:us-east-1a", "g4dn.xlarge:us-east-1b"]
-        (cooling,) = buyer.world.cooldowns
+        (cooling,) = (c for c in buyer.world.cooldowns if c.scope is not CooldownScope.TARGET)
         assert timedelta(hours=3) < cooling.until - buyer.now < timedelta(hours=4)
 
     told(tmp_path, story, prepare=unsupported)
