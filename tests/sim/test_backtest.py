@@ -30,8 +30,12 @@ SHAPE = replace(
     limits={"raise_bids": True, "hold_max": timedelta(minutes=10), "moves_max": 2},
 )
 SEEDS = range(6)
-COST_PERCENT, ONE_COST_PERCENT, TIME_PERCENT, LOSSES_PERCENT, STARTS_PERCENT, MOVES = 3, 10, 8, 25, 25, 2
-"""In the simulation lists are late by a poll, calls take time, and an outbid machine wakes late: hence no equality."""
+COST_PERCENT, ONE_COST_PERCENT, TIME_PERCENT, LOSSES_PERCENT, STARTS_PERCENT, MOVES = 5, 20, 15, 25, 25, 4
+"""In the simulation lists are late by a poll, calls take time, and an outbid machine wakes late: hence no equality.
+
+One bid that differs sends a job down another course: over 22 seeds single costs lay -16.5 to +5.2 % apart, all together
+4 %. Without bids and holds the whole is 11 % apart, and losses are two to three times as many.
+"""
 
 
 class RecordedWeather(Weather):
