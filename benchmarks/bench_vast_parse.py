@@ -38,6 +38,8 @@ from tests.fakes.vastai.rows import ask_row
 
 SETTINGS = VastSettings(verified=False, laptops=True, cpu_arch="any")
 CPU_LIMIT_MS = 300
+PEER_LIMIT = 2.5
+"""What fails the run is a ratio alone: seconds are those of the machine, and of what else runs on it."""
 NEEDS = Needs(disk_gb=100, upload_bytes_per_hour=8 * 10**9, restore_bytes_per_hour=10**9)
 FEE_PPM = 1_200_000
 AT = datetime(2026, 3, 2, tzinfo=UTC)
@@ -189,7 +191,9 @@ def main() -> int:
     if other is None:
         print("gpuhunt          not measured: it cannot be imported; name an interpreter that has it with --gpuhunt")
     print(f"goal: below {CPU_LIMIT_MS} ms CPU for 3,000 rows: {'met' if base < CPU_LIMIT_MS else 'MISSED'}")
-    return 0 if base < CPU_LIMIT_MS else 1
+    against = base / statistics.median(taken["json + pydantic"])
+    print(f"limit: at most {PEER_LIMIT:g} times json + pydantic: {against:.2f}")
+    return 0 if against <= PEER_LIMIT else 1
 
 
 if __name__ == "__main__":
