@@ -21,10 +21,11 @@ HINTED: Final = "spotd_hinted"
 """The type of validation errors whose context carries our own hint."""
 
 SCALE_MAX: Final = 1_000_000
+"""How much faster than the wall a clock may run."""
 EGRESS_MAX: Final = 1_000_000
 """Micro-dollars per gigabyte."""
-_FEE_LEAST: Final = Fraction(1, 2)
-_FEE_MOST: Final = Fraction(5)
+FEE_LEAST: Final = Decimal("0.5")
+FEE_MOST: Final = Decimal(5)
 
 
 class Section(BaseModel):
@@ -106,8 +107,8 @@ def _fee(value: object) -> int:
         factor = Fraction(Decimal(value if isinstance(value, str) else repr(value)))
     except (ValueError, ArithmeticError) as exc:
         raise BadValue(f"{value!r} is not a factor", hint=hint) from exc
-    if not _FEE_LEAST <= factor <= _FEE_MOST:
-        raise BadValue(f"{value} is not between 0.5 and 5", hint=hint)
+    if not FEE_LEAST <= factor <= FEE_MOST:
+        raise BadValue(f"{value} is not between {FEE_LEAST} and {FEE_MOST}", hint=hint)
     return -(-factor.numerator * PPM // factor.denominator)
 
 

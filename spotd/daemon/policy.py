@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from spotd.core.domain.policy import Policy, ProviderPolicy, UserLimits
+from spotd.core.domain.policy import Policy, ProviderPolicy, UserLimits, names_in_config
 from spotd.core.notifications import ChannelRules
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.remote_data import RemotePlaces
@@ -81,22 +81,9 @@ class Settings(UserLimits):
 
 
 _AT_ONCE: Final = (
-    ("ceiling_default", "[ceilings] default"),
-    ("ceilings", "[ceilings]"),
-    ("budget_day", "[budget] day"),
-    ("budget_month", "[budget] month"),
-    ("agent_job_budget", "[mcp] job_budget"),
-    ("agent_day_budget", "[mcp] day_budget"),
-    ("machines_max", "[budget] machines"),
-    ("raise_bids", "[bids] raise_running"),
-    ("hold_max", "[bids] hold"),
-    ("moves_max", "[moves] most"),
-    ("egress", "[store] egress_per_gb"),
-    ("registries", "[registries]"),
+    *names_in_config().items(),
     ("logins", "the logins of [registries]"),
     ("remote", "[buckets] and [hub]"),
-    ("silence_limit", "[daemon] silence_limit"),
-    ("save_limit", "[daemon] save_limit"),
 )
 """What a reload changes at once, and its name in the config."""
 _AT_RESTART: Final = (

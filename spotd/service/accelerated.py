@@ -20,13 +20,13 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
+from spotd.config.values import SCALE_MAX
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.daemon.clock import SystemClock
 from spotd.paths import write_once
 from spotd_providers.contract.provider import Clock
 
 CLOCK_FILE: Final = "clock.json"
-SCALE_MAX: Final = 1_000_000.0
 _T = TypeVar("_T", Policy, ProviderPolicy)
 
 PROCESS_SCALE_MAX: Final = 20.0

@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo
 
@@ -25,9 +25,9 @@ from spotd.config.load import load
 from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, Config, ProviderConfig, StoreSection
 from spotd.config.notify import NotifySection, parse_address
 from spotd.config.sources import BucketSection
-from spotd.config.values import ConfigError
+from spotd.config.values import FEE_LEAST, FEE_MOST, ConfigError
 from spotd.core.domain.market import FREE_EGRESS, UNKNOWN_REGION, StoreEgress, bucket_egress
-from spotd.core.domain.policy import RegistryRules
+from spotd.core.domain.policy import RegistryRules, names_in_config
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.notifications import ChannelRules
 from spotd.daemon import log as logs
@@ -56,7 +56,6 @@ from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract.values import (
     MICRO,
     InstallId,
-    MicroUsd,
     MicroUsdPerGb,
     MicroUsdPerGpuHour,
     ProviderName,
@@ -120,8 +119,6 @@ INSTALL_LENGTH: Final = 8
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 SECRET_PART_MIN: Final = 12
 """Shorter parts of an address are mostly words and host names."""
-FEE_LEAST: Final = Decimal("0.5")
-FEE_MOST: Final = Decimal(5)
 
 
 def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) -> Settings:
@@ -151,17 +148,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         providers=providers,
         ceiling_default=None if config.ceiling_default is None else MicroUsdPerGpuHour(config.ceiling_default),
         ceilings={gpu: MicroUsdPerGpuHour(price) for gpu, price in config.ceilings.items()},
-        budget_day=None if config.budget.day is None else MicroUsd(config.budget.day),
-        budget_month=None if config.budget.month is None else MicroUsd(config.budget.month),
-        agent_job_budget=None if config.mcp.job_budget is None else MicroUsd(config.mcp.job_budget),
-        agent_day_budget=None if config.mcp.day_budget is None else MicroUsd(config.mcp.day_budget),
-        machines_max=config.budget.machines,
-        raise_bids=config.bids.raise_running,
-        hold_max=config.bids.hold,
-        moves_max=config.moves.most,
         egress=store_egress(config.store),
-        silence_limit=config.daemon.silence_limit,
-        save_limit=config.daemon.save_limit,
         flood=FloodLimits(
             objects_day=config.store.flood_objects,
             bytes_day=config.store.flood_bytes,
@@ -176,6 +163,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         registries=registries,
         logins=logins,
         remote=remote,
+        **_plain_limits(config),
         secrets=(
             *remote_secrets,
             *(one.password.reveal() for one in logins.values()),
@@ -185,6 +173,19 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         ),
         warnings=tuple(_warning(problem, str(loaded.path)) for problem in loaded.warnings),
     )
+
+
+_READ_ON_THEIR_OWN: Final = frozenset({"ceilings", "ceiling_default", "egress", "registries"})
+
+
+def _plain_limits(config: Config) -> dict[str, Any]:
+    """Return each limit that is the value of one key of the config."""
+    limits = {}
+    for name, words in names_in_config().items():
+        if name not in _READ_ON_THEIR_OWN:
+            section, _, key = words.removeprefix("[").partition("] ")
+            limits[name] = getattr(getattr(config, section), key)
+    return limits
 
 
 def _metrics_address(config: Config) -> tuple[str, int] | None:

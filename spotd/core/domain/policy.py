@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final, get_type_hints
 
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.market import FREE_EGRESS, StoreEgress
@@ -90,30 +90,33 @@ class ProviderPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserLimits:
-    """What the user allows, as the config states it."""
+    """What the user allows, as the config states it. A reload of the config changes each of them at once.
 
-    ceiling_default: MicroUsdPerGpuHour | None = None
-    ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
+    Each is annotated with its name in the config, by which it is read there and spoken of.
+    """
+
+    ceiling_default: Annotated[MicroUsdPerGpuHour | None, "[ceilings] default"] = None
+    ceilings: Annotated[Mapping[str, MicroUsdPerGpuHour], "[ceilings]"] = field(default_factory=dict)
     """By canonical GPU name."""
-    budget_day: MicroUsd | None = None
-    budget_month: MicroUsd | None = None
-    agent_job_budget: MicroUsd | None = None
-    agent_day_budget: MicroUsd | None = None
+    budget_day: Annotated[MicroUsd | None, "[budget] day"] = None
+    budget_month: Annotated[MicroUsd | None, "[budget] month"] = None
+    agent_job_budget: Annotated[MicroUsd | None, "[mcp] job_budget"] = None
+    agent_day_budget: Annotated[MicroUsd | None, "[mcp] day_budget"] = None
     """What agents may queue; nothing unless both are set."""
-    machines_max: int = 8
-    silence_limit: timedelta = timedelta(minutes=35)
+    machines_max: Annotated[int, "[budget] machines"] = 8
+    silence_limit: Annotated[timedelta, "[daemon] silence_limit"] = timedelta(minutes=35)
     """How long a silence alone is borne; a little longer than the lease, after which the host has ended itself."""
-    save_limit: timedelta = timedelta(hours=1)
+    save_limit: Annotated[timedelta, "[daemon] save_limit"] = timedelta(hours=1)
     """How long a stopping host may go on uploading after its stop_grace, as long as its upload advances."""
-    raise_bids: bool = False
+    raise_bids: Annotated[bool, "[bids] raise_running"] = False
     """Whether the bid of a running machine follows the lowest that wins."""
-    hold_max: timedelta = timedelta(0)
+    hold_max: Annotated[timedelta, "[bids] hold"] = timedelta(0)
     """How long an outbid machine that is kept by its provider is waited for at most."""
-    moves_max: int = 0
+    moves_max: Annotated[int, "[moves] most"] = 0
     """How often one job moves to a cheaper machine."""
-    egress: StoreEgress = FREE_EGRESS
+    egress: Annotated[StoreEgress, "[store] egress_per_gb"] = FREE_EGRESS
     """What reading the checkpoint store costs."""
-    registries: Mapping[str, RegistryRules] = field(default_factory=dict)
+    registries: Annotated[Mapping[str, RegistryRules], "[registries]"] = field(default_factory=dict)
     """Which registries have a login, by server as `registry_server` returns it."""
 
     @property
@@ -122,6 +125,12 @@ class UserLimits:
         if not self.machines_max:
             return "nothing is launched while [budget] machines is 0"
         return f"all {self.machines_max} machines of [budget] machines are in use"
+
+
+def names_in_config() -> dict[str, str]:
+    """Return the name in the config of each limit: `[table] key`, or `[table]`."""
+    hints = get_type_hints(UserLimits, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if name in UserLimits.__dataclass_fields__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

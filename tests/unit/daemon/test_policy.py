@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from spotd.core.domain.policy import UserLimits, names_in_config
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.install import BadConfig
 from spotd.daemon.policy import Settings, build_policy, changes
@@ -126,6 +127,45 @@ def test_a_reload_says_what_it_changes_and_what_it_cannot(tmp_path: Path) -> Non
     new = loaded(tmp_path, CONFIG.replace("day = 5.0", "day = 9.0").replace('"lab"', '"den"').replace("1.25", "1.30"))
     assert changes(old, new) == (["[budget] day", "[providers.local]"], ["[daemon] install"])
     assert changes(old, replace(old)) == ([], [])
+
+
+EVERY_LIMIT = """
+[daemon]
+install = "lab"
+silence_limit = "50m"
+save_limit = "90m"
+[store]
+url = "s3://lab/spotd"
+egress_per_gb = 0.5
+[ceilings]
+default = 1.00
+RTX_4090 = 0.40
+[budget]
+day = 5.0
+month = 50.0
+machines = 3
+[bids]
+raise_running = false
+hold = "3m"
+[moves]
+most = 7
+[mcp]
+job_budget = 1.0
+day_budget = 2.0
+[registries.hub]
+server = "ghcr.io"
+username = "lab"
+password = { env = "HUB_PASSWORD" }
+"""
+
+
+def test_each_limit_is_read_under_its_name_in_the_config_and_a_reload_changes_it_at_once(tmp_path: Path) -> None:
+    before, after = loaded(tmp_path, '[daemon]\ninstall = "lab"\n'), loaded(tmp_path, EVERY_LIMIT, HUB_PASSWORD="p")
+    names = names_in_config()
+    assert names.keys() == {one.name for one in fields(UserLimits)}
+    assert {name for name in names if getattr(before, name) == getattr(after, name)} == set()
+    assert set(names.values()) <= set(changes(before, after)[0])
+    assert (after.hold_max, after.moves_max, after.raise_bids) == (timedelta(minutes=3), 7, False)
 
 
 def test_how_much_a_machine_may_write_is_set_for_every_store(tmp_path: Path) -> None:
