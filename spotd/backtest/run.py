@@ -21,14 +21,14 @@ from spotd.core.bids import owed_bid
 from spotd.core.budgets import committed
 from spotd.core.checkpoints import REMEMBERED, trim
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
+from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId
 from spotd.core.domain.jobs import Checkpoint, new_job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
-from spotd.core.domain.states import InvariantBroken
+from spotd.core.domain.states import EndReason, InvariantBroken
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel import outcomes
 from spotd.core.kernel.reconcile import reconcile
@@ -327,10 +327,10 @@ class JobRun:
         item = self._world.attempts[machine.attempt]
         stop = item.stop if machine.lost_at is None and machine.halted_at is None else None
         finished = machine.is_finished(now)
-        cause = ExitCause.FINISHED if finished else None if stop is None else ExitCause.STOPPED
+        reason = EndReason.DONE if finished else None if stop is None else EndReason.PREEMPTED
         if finished and self._finished_at is None:
             self._finished_at = machine.finishes_at
-        if cause is not None and machine.ended_at is None:
+        if reason is not None and machine.ended_at is None:
             machine.ended_at = machine.finishes_at if finished else now
         halted_at = machine.halted_at if machine.lost_at is None else None
         speaks_at = at if halted_at is None else instant(halted_at)
@@ -354,7 +354,8 @@ class JobRun:
             phase="run" if now >= machine.works_from else "restore",
             checkpoints=tuple(saved),
             resumed_from=self._source(machine),
-            exit_cause=cause,
+            exit_reason=reason,
+            exit_answers_stop=not finished,
             exit_code=0 if finished else None,
             exit_at=None if machine.ended_at is None else instant(machine.ended_at),
             stored_bytes=count * self._terms.checkpoint_bytes,

@@ -22,7 +22,6 @@ from spotd.core.checkpoints import note_fallbacks, note_outputs, pin_outputs, wi
 from spotd.core.domain.attempts import (
     RUN,
     Attempt,
-    ExitCause,
     Freshness,
     HostStatus,
     LapsedNotices,
@@ -34,7 +33,7 @@ from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState
 from spotd.core.domain.jobs import bytes_within, notice_within
 from spotd.core.domain.lineage import with_progress
 from spotd.core.domain.plan import Plan
-from spotd.core.domain.states import AttemptState, EndReason, JobState, require_rows
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.metering import lease_and_save
 from spotd.core.plan_builder import PlanBuilder
@@ -151,19 +150,6 @@ def late_words(known: Freshness | None, newest: str, now: datetime) -> str:
 DATA_TIME_MAX: Final = timedelta(minutes=1)
 """A start that waits longer for its job's datasets says nothing about its host, or about other starts of its image."""
 _RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
-_EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
-    ExitCause.FINISHED: EndReason.USER_ERROR,
-    ExitCause.STOPPED: EndReason.PREEMPTED,
-    ExitCause.NOTICE: EndReason.PREEMPTED,
-    ExitCause.LEASE: EndReason.LEASE_EXPIRED,
-    ExitCause.SETUP_FAILED: EndReason.USER_ERROR,
-    ExitCause.CODE_UNUSABLE: EndReason.CODE_ERROR,
-    ExitCause.INPUT_UNUSABLE: EndReason.INPUT_ERROR,
-    ExitCause.DISK_FULL: EndReason.DISK_FULL,
-    ExitCause.RUNNER_FAILED: EndReason.HOST_LOST,
-}
-"""Why an attempt ends whose command did not succeed, and which was not ordered to stop."""
-require_rows(ExitCause, _EXIT_REASONS)
 
 
 def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:
@@ -296,19 +282,17 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     builder.put_attempt(item)
     meter_outputs(builder, attempt_id, report.outputs_bytes)
     item = builder.attempt(attempt_id)
-    cause = report.exit_cause
-    if cause is None:
+    reason = report.exit_reason
+    if reason is None:
         return
-    if cause is ExitCause.FINISHED and report.exit_code == 0:
+    if reason is EndReason.DONE:
         outputs = pin_outputs(builder, attempt_id, report)
         builder.end_attempt(attempt_id, EndReason.DONE)
         note_outputs(builder, attempt_id, outputs)
-    elif cause in {ExitCause.FINISHED, ExitCause.STOPPED} and item.stop is not None:
+    elif report.exit_answers_stop and item.stop is not None:
         builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
     else:
-        reason = _EXIT_REASONS[cause]
         detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
-        detail = detail or ("setup failed" if cause is ExitCause.SETUP_FAILED else "")
         builder.end_attempt(attempt_id, reason, detail if reason.takes_detail else "")
 
 
@@ -440,7 +424,7 @@ def forget(world: World, found: AttemptId | Intent, now: datetime, report: HostS
     builder.event("machine.forgotten", _GIVEN_UP, attempt=found, provider=item.provider, key=item.key)
     if report is not None:
         absorb(builder, found, report)
-        if builder.attempt(found).state.counts and report.exit_cause is not None:
+        if builder.attempt(found).state.counts and report.exit_reason is not None:
             exited(builder, found, report)
     builder.end_attempt(found, EndReason.FORGOTTEN, f"{item.provider} does not show it")
     job = builder.job(found.job)

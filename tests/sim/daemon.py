@@ -14,7 +14,7 @@ from typing import Any
 
 from spotd.core import host_reports, recovery, requests, timeline
 from spotd.core.checkpoints import offered
-from spotd.core.domain.attempts import Attempt, ExitCause, HostSample, HostStatus, MachineState
+from spotd.core.domain.attempts import Attempt, HostSample, HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job, disk_gb_for
 from spotd.core.domain.plan import Plan, applied, broken_rules
@@ -23,9 +23,10 @@ from spotd.core.domain.world import World
 from spotd.core.recovery import Survey
 from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.daemon.commits import CrashPoint, Decide, Points, PolicyHolder
-from spotd.daemon.hosts.reader import clock_behind, later
+from spotd.daemon.hosts.reader import ANSWERS_STOP, clock_behind, exit_reason, later
 from spotd.daemon.recovery_survey import NOT_DONE, require_newest, use_number
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
+from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
     AttemptKey,
     InstanceRef,
@@ -84,7 +85,7 @@ class Work:
     need: timedelta
     errors: int = 0
     bytes: int = 1000
-    never: ExitCause | None = None
+    never: Outcome | None = None
     no_secrets: bool = False
     hangs: Hang | None = None
     outputs: int = 0
@@ -511,8 +512,9 @@ class Daemon:
             script_began_at=None if m.ran_from is None else later(m.ran_from, behind, self.now),
             checkpoints=fresh,
             sample=self.sample(item, m),
-            exit_cause=m.exit_cause,
-            exit_code=m.task.exit_code if m.exit_cause is m.task.cause is ExitCause.FINISHED else None,
+            exit_reason=None if m.outcome is None else exit_reason(m.outcome, exit_code_of(m)),
+            exit_answers_stop=m.outcome in ANSWERS_STOP,
+            exit_code=exit_code_of(m),
             outputs_sha256=outputs_of(m) if has_succeeded(m) and m.task.outputs else None,
             outputs_bytes=m.task.outputs if has_succeeded(m) else 0,
         )
@@ -726,8 +728,12 @@ class Daemon:
         )
 
 
+def exit_code_of(m: Machine) -> int | None:
+    return m.task.exit_code if m.outcome is m.task.cause is Outcome.SUCCEEDED else None
+
+
 def has_succeeded(m: Machine) -> bool:
-    return m.exit_cause is m.task.cause is ExitCause.FINISHED and not m.task.exit_code
+    return m.outcome is m.task.cause is Outcome.SUCCEEDED and not m.task.exit_code
 
 
 def outputs_of(m: Machine) -> str:

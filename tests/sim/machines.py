@@ -7,9 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
-from spotd.core.domain.attempts import ExitCause
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
     AttemptKey,
     InstanceRef,
@@ -99,7 +99,7 @@ class Task:
     resume_at: timedelta
     need: timedelta
     exit_code: int = 0
-    cause: ExitCause = ExitCause.FINISHED
+    cause: Outcome = Outcome.SUCCEEDED
     """What the runner calls its end."""
     bytes: int = 1000
     """Of each checkpoint."""
@@ -150,7 +150,7 @@ class Machine:
     billed_until: datetime
     saved: list[Save] = field(default_factory=list)
     seq: int = -1
-    exit_cause: ExitCause | None = None
+    outcome: Outcome | None = None
     exit_at: datetime | None = None
     hung_at: datetime | None = None
     """Since when its command gets no further."""

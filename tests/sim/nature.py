@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from math import exp, sqrt
 from random import Random
 
-from spotd.core.domain.attempts import ExitCause
+from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
     AttemptKey,
     InstanceState,
@@ -149,12 +149,12 @@ class Nature:
             m.state, m.ran_from = InstanceState.RUNNING, m.since + BOOT
             m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
             # A runner that is started again fetches nothing where its attempt has ended, or without a lease.
-            if m.exit_cause is None and not m.dumb and m.leased_until > m.ran_from:
+            if m.outcome is None and not m.dumb and m.leased_until > m.ran_from:
                 self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
-        if m.exit_cause is not None or m.ran_from is None or m.dumb:
+        if m.outcome is not None or m.ran_from is None or m.dumb:
             return
         if m.leased_until <= m.ran_from:
-            self._exit(m, ExitCause.LEASE, m.ran_from)  # it woke up too late to do anything
+            self._exit(m, Outcome.LEASE_EXPIRED, m.ran_from)  # it woke up too late to do anything
             return
         if m.silent_until is not None and m.silent_until <= self.now:
             self._was_quiet(m)
@@ -165,7 +165,7 @@ class Nature:
             m.mute_until = self.now
             self._was_quiet(m)
             if until < self.now:
-                self._exit(m, ExitCause.LEASE, until)  # it will be heard of once it can be heard
+                self._exit(m, Outcome.LEASE_EXPIRED, until)  # it will be heard of once it can be heard
             return
         m.alive_at = until
         m.seq = int((until - m.ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT)
@@ -181,10 +181,10 @@ class Nature:
         elif m.stop_ordered or until < self.now:
             if not m.saves_no_more:
                 self._save(m, work, max(until, m.mute_until or until), sound=True)
-            self._exit(m, ExitCause.STOPPED if m.stop_ordered else ExitCause.LEASE, until)
+            self._exit(m, Outcome.STOPPED if m.stop_ordered else Outcome.LEASE_EXPIRED, until)
         elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
             self._save(m, work, until, sound=True)
-            self._exit(m, ExitCause.NOTICE, until)
+            self._exit(m, Outcome.PREEMPTED, until)
 
     def _work_until(self, m: Machine, ran_from: datetime, until: datetime) -> timedelta:
         work = m.ran_work + (until - ran_from)
@@ -196,11 +196,11 @@ class Nature:
         m.hung_seq = max(m.hung_seq, int((hung_at - ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT))
         return max(m.ran_work, m.task.hangs_at)
 
-    def _exit(self, m: Machine, cause: ExitCause, at: datetime) -> None:
-        m.exit_cause, m.exit_at = cause, min(at, self.now)
+    def _exit(self, m: Machine, cause: Outcome, at: datetime) -> None:
+        m.outcome, m.exit_at = cause, min(at, self.now)
         if self.ends_itself:
             # A runner that still has its lease publishes its end before it ends its machine.
-            ends = m.exit_at if cause is ExitCause.LEASE else max(m.exit_at, m.mute_until or m.exit_at)
+            ends = m.exit_at if cause is Outcome.LEASE_EXPIRED else max(m.exit_at, m.mute_until or m.exit_at)
             unused = max(timedelta(0), self.now - ends - ENDING_TAKES) // MICROSECOND
             m.owed -= self._rate(m) * unused
             m.owed_by_day[self.now.date()] -= self._rate(m) * unused

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core.domain.attempts import ExitCause
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, new_job
 from spotd.core.domain.policy import Policy, ProviderPolicy
@@ -24,6 +23,7 @@ from spotd_jobs.spec.model import (
     WatchdogPolicy,
 )
 from spotd_jobs.spec.model import Work as StatedWork
+from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import InstallId, Interruption, Market
 from tests.sim.cloud import Cloud, Trade
 from tests.sim.daemon import EPOCH, Work
@@ -169,9 +169,9 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
     need = timedelta(minutes=rng.randint(*shape.need))
     if Hazard.DEADLINES in shape.hazards:
         made = due(made, need, luck)
-    never: ExitCause | None = None
+    never: Outcome | None = None
     if Hazard.NEVER_STARTS in shape.hazards and luck.random() < 0.3:
-        never = luck.choice([ExitCause.SETUP_FAILED, ExitCause.RUNNER_FAILED])
+        never = luck.choice([Outcome.SETUP_FAILED, Outcome.RUNNER_ERROR])
     return made, Work(
         need=need,
         errors=errors,

@@ -413,20 +413,6 @@ class Attempt:
 # What one reading of an attempt's part of the store showed.
 
 
-class ExitCause(StrEnum):
-    """Why the runner came to its end, in its own words."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    NOTICE = "notice"
-    LEASE = "lease"
-    SETUP_FAILED = "setup_failed"
-    CODE_UNUSABLE = "code_unusable"
-    INPUT_UNUSABLE = "input_unusable"
-    DISK_FULL = "disk_full"
-    RUNNER_FAILED = "runner_failed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
     """What one read of an attempt's part of the store showed; everything in it is already validated.
@@ -437,7 +423,8 @@ class HostStatus:
         marker_at: when its liveness marker was last seen to have been written again, whatever `seq` is.
         seq: of the heartbeat, -1 before the first.
         checkpoints: newly accepted ones, oldest first.
-        exit_cause: set once the runner reported its end.
+        exit_reason: why the attempt ends, set once the runner reported its end.
+        exit_answers_stop: the reason is that of the stop order, where there is one.
         notes: sentences for the event log (a checkpoint refused, a disk nearly full).
         fallbacks: what could not be restored, newest first.
         alive_at: when the host gave its newest sign of life, by its own clock, never after the read.
@@ -456,7 +443,8 @@ class HostStatus:
     phase: str = ""
     checkpoints: tuple[Checkpoint, ...] = ()
     resumed_from: str | None = None
-    exit_cause: ExitCause | None = None
+    exit_reason: EndReason | None = None
+    exit_answers_stop: bool = False
     exit_code: int | None = None
     exit_detail: str = ""
     notice_at: datetime | None = None

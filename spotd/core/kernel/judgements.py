@@ -331,7 +331,7 @@ def _is_confirmed(
         return True
     if _is_other_market(item, mine):
         return False
-    if report is not None and report.exit_cause is not None:
+    if report is not None and report.exit_reason is not None:
         return True
     return evidence.is_silent(item) and not evidence.is_shared(item)
 

@@ -119,7 +119,7 @@ class _Reconciliation:
         elif mine is not None and (mine.state is InstanceState.GONE or not is_outdated(builder, item, listing)):
             note_bid(builder, attempt_id, mine, listing)
             record(builder, attempt_id, mine)
-        if builder.attempt(attempt_id).state.counts and report is not None and report.exit_cause is not None:
+        if builder.attempt(attempt_id).state.counts and report is not None and report.exit_reason is not None:
             exited(builder, attempt_id, report)
         if builder.attempt(attempt_id).state.counts and report is not None and report.flood:
             builder.end_attempt(attempt_id, EndReason.FLOODED, report.flood)

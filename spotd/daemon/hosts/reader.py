@@ -9,15 +9,16 @@ exit yet, and is no more than a liveness check.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.domain.attempts import Attempt, ExitCause, HostSample, HostStatus
+from spotd.core.domain.attempts import Attempt, HostSample, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FallbackRestore, Job
+from spotd.core.domain.states import EndReason, require_rows
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import Dating, HostReader, HostReading, OutputsSeen, outputs_of, with_lost
 from spotd.daemon.hosts.limits import HostShare
@@ -207,19 +208,23 @@ NOTICE_SPAN_MAX: Final = timedelta(days=30)
 SHARES_OF_ONE_READ: Final = 20
 """A read of one host alone goes on for so many shares."""
 
-_CAUSES: Final = {
-    Outcome.SUCCEEDED: ExitCause.FINISHED,
-    Outcome.FAILED: ExitCause.FINISHED,
-    Outcome.SETUP_FAILED: ExitCause.SETUP_FAILED,
-    Outcome.CODE_UNUSABLE: ExitCause.CODE_UNUSABLE,
-    Outcome.INPUT_UNUSABLE: ExitCause.INPUT_UNUSABLE,
-    Outcome.DISK_FULL: ExitCause.DISK_FULL,
-    Outcome.PREEMPTED: ExitCause.NOTICE,
-    Outcome.STOPPED: ExitCause.STOPPED,
-    Outcome.LEASE_EXPIRED: ExitCause.LEASE,
-    Outcome.NOT_CURRENT: ExitCause.RUNNER_FAILED,
-    Outcome.RUNNER_ERROR: ExitCause.RUNNER_FAILED,
+_REASONS: Final[Mapping[Outcome, EndReason]] = {
+    Outcome.SUCCEEDED: EndReason.DONE,
+    Outcome.FAILED: EndReason.USER_ERROR,
+    Outcome.SETUP_FAILED: EndReason.USER_ERROR,
+    Outcome.CODE_UNUSABLE: EndReason.CODE_ERROR,
+    Outcome.INPUT_UNUSABLE: EndReason.INPUT_ERROR,
+    Outcome.DISK_FULL: EndReason.DISK_FULL,
+    Outcome.PREEMPTED: EndReason.PREEMPTED,
+    Outcome.STOPPED: EndReason.PREEMPTED,
+    Outcome.LEASE_EXPIRED: EndReason.LEASE_EXPIRED,
+    Outcome.NOT_CURRENT: EndReason.HOST_LOST,
+    Outcome.RUNNER_ERROR: EndReason.HOST_LOST,
 }
+"""Why an attempt ends whose runner reported its end, unless a stop order is the reason."""
+require_rows(Outcome, _REASONS)
+ANSWERS_STOP: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED})
+"""An attempt that was ordered to stop has ended for the reason of the order; not where the host says more."""
 
 
 def read_host(
@@ -294,9 +299,10 @@ def report_of(
         checkpoints=tuple(c for key, c in view.accepted.items() if key not in known),
         unannounced=frozenset(view.unannounced),
         resumed_from=view.resumed_from,
-        exit_cause=_CAUSES[ended.outcome] if ended is not None else None,
+        exit_reason=None if ended is None else exit_reason(ended.outcome, _exit_code(ended)),
+        exit_answers_stop=ended is not None and ended.outcome in ANSWERS_STOP,
         exit_code=_exit_code(ended),
-        exit_detail=ended.reason if ended is not None else "",
+        exit_detail=_exit_detail(ended),
         outputs_sha256=outputs.sha256,
         outputs_bytes=outputs.bytes,
         outputs_problem=outputs.problem,
@@ -370,6 +376,20 @@ def _script_began(heartbeat: Heartbeat, *, at: datetime, dated: Dating) -> datet
 def _progress_of(heartbeat: Heartbeat) -> str:
     up = heartbeat.upload
     return "" if up.name is None else f"{up.name}:{up.bytes_done}:{up.queued}"
+
+
+def exit_reason(outcome: Outcome, code: int | None) -> EndReason:
+    """Return why the attempt ended: what a command came to is its exit code, whatever the host calls it."""
+    if outcome in {Outcome.SUCCEEDED, Outcome.FAILED}:
+        outcome = Outcome.SUCCEEDED if code == 0 else Outcome.FAILED
+    return _REASONS[outcome]
+
+
+def _exit_detail(ended: Exit | None) -> str:
+    if ended is None:
+        return ""
+    is_silent = not ended.reason and _exit_code(ended) is None
+    return "setup failed" if is_silent and ended.outcome is Outcome.SETUP_FAILED else ended.reason
 
 
 def _exit_code(ended: Exit | None) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
+from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import IntentKind
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
@@ -131,9 +131,7 @@ async def short_attempt(h: Harness, provider: Provider) -> tuple[Attempt, int, i
             )
         world = await look(h, provider, world, report)
     assert the(world).state is AttemptState.RUNNING
-    finished = replace(
-        report, seq=report.seq + 1, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0, exit_at=now
-    )
+    finished = replace(report, seq=report.seq + 1, phase="done", exit_reason=EndReason.DONE, exit_code=0, exit_at=now)
     world = await look(h, provider, world, finished)
     (end,) = (intent for intent in world.intents.values() if intent.kind is IntentKind.TERMINATE)
     assert end.ref is not None

@@ -16,9 +16,10 @@ from typing import Final
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus
+from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import IntentKind, IntentState
 from spotd.core.domain.plan import applied
+from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import launched, terminate_accepted
 from spotd.core.kernel.reconcile import reconcile
@@ -79,15 +80,15 @@ class Course:
         while (left := until - self.h.clock.now()) > timedelta(0):
             await self._pass(min(left, 5 * MINUTE))
 
-    def saves_and_ends(self, cause: ExitCause) -> None:
+    def saves_and_ends(self, cause: EndReason) -> None:
         """Let the host report that it has saved and computes no more."""
         now = self.h.clock.now()
         report = replace(self._report, seq=self._report.seq + 1, phase="done", exit_at=now, alive_at=now)
-        self._report = replace(report, read_at=now, exit_cause=cause)
+        self._report = replace(report, read_at=now, exit_reason=cause)
 
     async def ended_itself(self) -> None:
         """Let the host save and end its machine without a word from the daemon, as where its lease is over."""
-        self.saves_and_ends(ExitCause.LEASE)
+        self.saves_and_ends(EndReason.LEASE_EXPIRED)
         await self.provider.terminate(self.ref)
 
     async def ended(self) -> None:
@@ -95,7 +96,7 @@ class Course:
         if not self.is_over and self._lives():
             now = self.h.clock.now()
             report = replace(self._report, read_at=now, seq=self._report.seq + 1, phase="done", exit_at=now)
-            self._report = replace(report, exit_cause=ExitCause.FINISHED, exit_code=0)
+            self._report = replace(report, exit_reason=EndReason.DONE, exit_code=0)
         for _ in range(90):
             await self._cycle()
             if not self.world.attempts:
@@ -263,7 +264,7 @@ async def is_taken_before_its_notice_is_seen(run: Course) -> None:
     """The runner saves and ends within the minute of the notice, so that the first that is seen is its end."""
     await run.watched(25 * MINUTE)
     run.h.give_notice(run.machine)
-    run.saves_and_ends(ExitCause.NOTICE)
+    run.saves_and_ends(EndReason.PREEMPTED)
     run.heard()
     await run.watched(6 * MINUTE)
     assert isinstance(run.h, AwsHarness)

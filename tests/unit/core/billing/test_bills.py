@@ -10,7 +10,7 @@ import pytest
 
 from spotd.core.budgets import committed
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus, MachineState
+from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
 from spotd.core.domain.intents import JobId, Meter
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
@@ -235,7 +235,7 @@ def test_a_machine_that_a_listing_shows_running_after_a_gap_is_booked_in_full() 
 
 def test_the_report_of_its_end_says_when_a_machine_ended_in_the_gap() -> None:
     left = ASLEEP + timedelta(minutes=30)
-    last = report(seq=40, phase="done", exit_cause=ExitCause.LEASE, exit_at=left, alive_at=left)
+    last = report(seq=40, phase="done", exit_reason=EndReason.LEASE_EXPIRED, exit_at=left, alive_at=left)
     after = seen(seen(running(), InstanceState.GONE, AWAKE, last), InstanceState.GONE, AWAKE + MINUTE)
     assert cost(RATE, timedelta(minutes=40)) <= after.jobs[JOB].spent <= cost(RATE, timedelta(minutes=42))
 
@@ -243,7 +243,7 @@ def test_the_report_of_its_end_says_when_a_machine_ended_in_the_gap() -> None:
 def test_an_order_that_is_accepted_after_a_gap_books_no_more_than_the_lease() -> None:
     world = running()
     left = ASLEEP + timedelta(minutes=30)
-    last = report(seq=40, phase="done", exit_cause=ExitCause.LEASE, exit_at=left, alive_at=left)
+    last = report(seq=40, phase="done", exit_reason=EndReason.LEASE_EXPIRED, exit_at=left, alive_at=left)
     plan = reconcile(world, {}, {i: replace(r, read_at=AWAKE) for i, r in last.items()}, AWAKE)
     world = applied(world, plan)
     (owed,) = world.intents
@@ -253,7 +253,7 @@ def test_an_order_that_is_accepted_after_a_gap_books_no_more_than_the_lease() ->
 
 @pytest.mark.parametrize("stated", [NOW - 20 * HOUR, NOW, AWAKE + 20 * HOUR], ids=["past", "its start", "future"])
 def test_an_end_that_cannot_be_changes_nothing(stated: datetime) -> None:
-    last = report(seq=40, phase="done", exit_cause=ExitCause.LEASE, exit_at=stated, alive_at=stated)
+    last = report(seq=40, phase="done", exit_reason=EndReason.LEASE_EXPIRED, exit_at=stated, alive_at=stated)
     after = seen(seen(running(), InstanceState.GONE, AWAKE, last), InstanceState.GONE, AWAKE + MINUTE)
     booked = after.jobs[JOB].spent
     assert cost(RATE, 10 * MINUTE) <= booked <= cost(RATE, 10 * MINUTE + BEYOND) + 1
@@ -443,7 +443,7 @@ def test_what_was_on_demand_is_compared_over_the_same_time() -> None:
 
 def test_a_machine_that_reported_its_end_and_is_listed_as_running_is_booked_until_it_is_gone() -> None:
     world = running()
-    last = report(seq=40, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0, exit_at=ASLEEP + MINUTE)
+    last = report(seq=40, phase="done", exit_reason=EndReason.DONE, exit_code=0, exit_at=ASLEEP + MINUTE)
     world = seen(world, InstanceState.RUNNING, ASLEEP + 2 * MINUTE, last)
     assert the(world).state is AttemptState.ENDING
     for hours in range(1, 9):

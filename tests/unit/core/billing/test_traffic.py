@@ -10,7 +10,7 @@ import pytest
 
 from spotd.core.billing import meter_traffic
 from spotd.core.budgets import BudgetGuard
-from spotd.core.domain.attempts import Attempt, ExitCause
+from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId, Meter
 from spotd.core.domain.jobs import MOVED_MAX, Checkpoint
 from spotd.core.domain.plan import applied
@@ -181,7 +181,7 @@ def test_a_job_that_saves_oftener_than_it_said_is_priced_by_what_it_does(every: 
 
 def test_what_a_job_leaves_at_its_end_was_uploaded_as_well() -> None:
     before = uploading()
-    told = report(seq=9, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0, outputs_bytes=30 * GB)
+    told = report(seq=9, phase="done", exit_reason=EndReason.DONE, exit_code=0, outputs_bytes=30 * GB)
     world = applied(before, reconcile(before, listing(instance(InstanceState.RUNNING)), told, NOW))
     assert the(world).uploaded_bytes == 30 * GB
     assert spent(the(world), NOW) - spent(the(before), NOW) == 300_000
@@ -211,7 +211,7 @@ def test_what_a_machine_uploads_after_its_attempt_is_over_is_paid_for_and_change
     sold = offer(upload_price=CENT)
     agreed = quote(sold, needs_of(job(), shop_policy()), 1_000_000, NOW)
     world = world_with(AttemptState.ENDING, quote=agreed)
-    told = report(seq=9, phase="run", stored_bytes=30 * GB, exit_cause=ExitCause.FINISHED, exit_code=0)
+    told = report(seq=9, phase="run", stored_bytes=30 * GB, exit_reason=EndReason.DONE, exit_code=0)
     after = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING)), told, NOW))
     assert spent(the(after), NOW) - spent(the(world), NOW) == 300_000
     before, item = the(world), the(after)
@@ -228,7 +228,7 @@ def test_traffic_that_is_booked_does_not_stand_for_the_time_of_a_machine_that_no
     told = report(seq=5, phase="run", stored_bytes=30 * GB)
     world = applied(world, reconcile(world, {}, told, NOW))
     assert the(world).meter.settled == 300_000
-    ended = report(seq=6, phase="done", stored_bytes=30 * GB, exit_cause=ExitCause.FINISHED, exit_code=0)
+    ended = report(seq=6, phase="done", stored_bytes=30 * GB, exit_reason=EndReason.DONE, exit_code=0)
     world = applied(world, reconcile(world, {}, ended, NOW))
     assert the(world).meter.settled > 300_000 + cost(RATE, 9 * MINUTE)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt, ExitCause
+from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.plan import applied
+from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import terminate_accepted
 from spotd.core.kernel.reconcile import reconcile
@@ -71,7 +72,9 @@ def test_a_machine_that_rested_meanwhile_is_booked_until_it_stopped_and_from_whe
 def test_a_machine_that_came_back_without_a_lease_is_booked_from_then_until_it_is_ended() -> None:
     """World 0 of few machines: $1.20 were booked for $0.11, the daemon having been dead while it was outbid."""
     world, woke = left(ends_itself=False), DIED + 2 * HOUR
-    wrote = heard(BACK, phase="done", exit_cause=ExitCause.LEASE, alive_at=DIED, exit_at=woke, script_began_at=woke)
+    wrote = heard(
+        BACK, phase="done", exit_reason=EndReason.LEASE_EXPIRED, alive_at=DIED, exit_at=woke, script_began_at=woke
+    )
     world = applied(world, reconcile(world, {}, wrote, BACK))
     (order,) = world.intents.values()
     world = applied(world, terminate_accepted(world, order.id, BACK))
@@ -100,7 +103,7 @@ def test_what_a_host_wrote_before_it_rested_is_booked_in_full(changes: dict[str,
 def test_a_machine_that_was_idle_before_its_host_began_again_is_booked_in_full() -> None:
     world = left(ends_itself=False)
     over_at, woke = DIED + 30 * MINUTE, DIED + 2 * HOUR
-    wrote = heard(BACK, exit_cause=ExitCause.LEASE, alive_at=over_at, exit_at=over_at, script_began_at=woke)
+    wrote = heard(BACK, exit_reason=EndReason.LEASE_EXPIRED, alive_at=over_at, exit_at=over_at, script_began_at=woke)
     world = applied(world, reconcile(world, {}, wrote, BACK))
     assert is_about(spent(the(world), BACK), 10 * MINUTE + 3 * HOUR)
 
@@ -143,7 +146,9 @@ def test_what_lists_have_shown_to_run_was_no_rest_whatever_its_host_says() -> No
 
 def test_an_idle_machine_that_nothing_but_an_order_ends_is_booked_until_it_is_seen_to_be_over() -> None:
     world = left(ends_itself=False)
-    wrote = heard(BACK, phase="done", exit_cause=ExitCause.LEASE, alive_at=DIED + MINUTE, exit_at=DIED + 30 * MINUTE)
+    wrote = heard(
+        BACK, phase="done", exit_reason=EndReason.LEASE_EXPIRED, alive_at=DIED + MINUTE, exit_at=DIED + 30 * MINUTE
+    )
     world = applied(world, reconcile(world, {}, wrote, BACK))
     world = over(world, InstanceState.GONE, BACK + MINUTE)
     assert is_about(job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE), 11 * MINUTE + 3 * HOUR)

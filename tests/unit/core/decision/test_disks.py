@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import ExitCause
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import DISK_GB_MAX, Checkpoint, Job, disk_gb_after, disk_gb_for, disk_gb_on
 from spotd.core.domain.plan import applied
@@ -86,7 +85,7 @@ def test_a_disk_that_was_full_is_followed_by_a_larger_one() -> None:
 
 def test_a_full_disk_is_a_reason_of_its_own_and_blames_no_host() -> None:
     stage = world_with(AttemptState.STARTING)
-    told = report(seq=6, phase="done", exit_cause=ExitCause.DISK_FULL, exit_detail="80 GB do not fit into 10 GB")
+    told = report(seq=6, phase="done", exit_reason=EndReason.DISK_FULL, exit_detail="80 GB do not fit into 10 GB")
     plan = reconcile(stage, listing(instance(InstanceState.RUNNING)), told, NOW)
     (item,) = plan.attempts.values()
     assert item.end_reason is EndReason.DISK_FULL

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.cooldowns import (
     BOUGHT_PER_HOUR_MAX,
     COOLDOWNS_REMEMBERED,
@@ -84,13 +84,13 @@ def machine(number: int, at: datetime, state: InstanceState = InstanceState.RUNN
     )
 
 
-def ending(cause: ExitCause, **report: Any) -> Answer:
-    """The machine comes up, its runner ends for this cause, and the machine is gone."""
+def ending(reason: EndReason, **report: Any) -> Answer:
+    """The machine comes up, its runner ends for this reason, and the machine is gone."""
 
     def answer(world: World, attempt: AttemptId, now: datetime) -> World:
         made = machine(attempt.number, now)
         world = applied(world, launched(world, attempt, made, now))
-        told = HostStatus(attempt=attempt, read_at=now, seq=1, phase="done", exit_cause=cause, **report)
+        told = HostStatus(attempt=attempt, read_at=now, seq=1, phase="done", exit_reason=reason, **report)
         seen = Listing(instances=(made,), complete=True, at=now)
         world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, now))
         rows = (machine(attempt.number, now, InstanceState.GONE),)
@@ -128,21 +128,13 @@ def test_a_refused_launch_goes_to_the_next_offer_at_once_for_the_first_times() -
 
 
 @pytest.mark.parametrize(
-    ("cause", "reason"),
-    [
-        (ExitCause.CODE_UNUSABLE, EndReason.CODE_ERROR),
-        (ExitCause.INPUT_UNUSABLE, EndReason.INPUT_ERROR),
-        (ExitCause.DISK_FULL, EndReason.DISK_FULL),
-        (ExitCause.RUNNER_FAILED, EndReason.HOST_LOST),
-    ],
+    "reason", [EndReason.CODE_ERROR, EndReason.INPUT_ERROR, EndReason.DISK_FULL, EndReason.HOST_LOST]
 )
-def test_a_job_that_cannot_start_has_failed_after_as_many_starts_as_it_may_have(
-    cause: ExitCause, reason: EndReason
-) -> None:
-    world, calls = lived(stage(), 4, ending(cause, exit_detail="no shell"), *MANY)
+def test_a_job_that_cannot_start_has_failed_after_as_many_starts_as_it_may_have(reason: EndReason) -> None:
+    world, calls = lived(stage(), 4, ending(reason, exit_detail="no shell"), *MANY)
     assert len(calls) == 5
     assert JOB not in world.jobs  # final, and its last machine is gone
-    world, calls = lived(stage(retry_starts=2), 4, ending(cause, exit_detail="no shell"), *MANY)
+    world, calls = lived(stage(retry_starts=2), 4, ending(reason, exit_detail="no shell"), *MANY)
     assert len(calls) == 2
     pauses = [b - a for a, b in pairwise(calls)]
     assert all(pause >= 5 * SECOND for pause in pauses)
@@ -245,7 +237,7 @@ def test_a_store_that_takes_no_grant_makes_every_job_wait_and_none_fail() -> Non
 
 
 def test_a_job_that_fails_on_machine_after_machine_does_not_use_up_the_hosts() -> None:
-    world, _ = lived(stage(), 0.02, ending(ExitCause.RUNNER_FAILED), *MANY)
+    world, _ = lived(stage(), 0.02, ending(EndReason.HOST_LOST), *MANY)
     spans = [c.until - c.since for c in world.cooldowns if c.since is not None]
     assert spans[0] == 30 * MINUTE
     assert set(spans[1:]) == {3 * MINUTE}
@@ -256,7 +248,7 @@ def lost_after(span: timedelta) -> Plan:
     stage = world_with(AttemptState.RUNNING, running_at=NOW - span)
     owner = replace(stage.jobs[JOB], failed_starts=4, idle_launches=9, not_before=NOW - MINUTE)
     stage = replace(stage, jobs={JOB: owner})
-    told = HostStatus(attempt=AttemptId(job=JOB, number=1), read_at=NOW, exit_cause=ExitCause.RUNNER_FAILED, seq=9)
+    told = HostStatus(attempt=AttemptId(job=JOB, number=1), read_at=NOW, exit_reason=EndReason.HOST_LOST, seq=9)
     seen = Listing(instances=(machine(1, NOW),), complete=True, at=NOW)
     return reconcile(stage, {SHOP: seen}, {told.attempt: told}, NOW)
 

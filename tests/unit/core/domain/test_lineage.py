@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from spotd.core.checkpoints import REMEMBERED, in_reach, kept, offered, trim, with_fresh
-from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.lineage import DOUBTS
-from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
 from spotd_jobs.spec.model import CheckpointPolicy
@@ -93,7 +93,7 @@ class Story:
 
     def fail(self, *, after: timedelta = MINUTE) -> Story:
         self.now += after
-        self.tell(exit_cause=ExitCause.FINISHED, exit_code=1, exit_detail="loss is NaN")
+        self.tell(exit_reason=EndReason.USER_ERROR, exit_answers_stop=True, exit_code=1, exit_detail="loss is NaN")
         return self._gone()
 
     def lose(self) -> Story:
@@ -205,7 +205,7 @@ def test_a_machine_that_is_taken_away_proves_nothing_against_a_checkpoint() -> N
     story = Story().begin().save(1, 2, 3).lose()
     story.begin("c3").save(4, 5, 6).lose()
     for _ in range(5):
-        story.begin("c6").tell(exit_cause=ExitCause.NOTICE).lose()
+        story.begin("c6").tell(exit_reason=EndReason.PREEMPTED).lose()
     assert story.offer()[0] == "c6"
 
 
@@ -229,7 +229,7 @@ def test_what_a_machine_was_offered_stays_in_reach_whatever_becomes_known_since(
         before = {c.manifest_key for c in offered(story.job)}
         story.begin(story.offer()[0])
         story.now += MINUTE
-        story.tell(exit_cause=ExitCause.FINISHED, exit_code=1)
+        story.tell(exit_reason=EndReason.USER_ERROR, exit_answers_stop=True, exit_code=1)
         reach = {c.manifest_key for c in in_reach(story.job, {story.number})}
         assert before <= reach, "its machine is not gone yet"
         story.lose()

@@ -9,7 +9,6 @@ import pytest
 
 from spotd.core.budgets import committed
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import ExitCause
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, Meter, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.plan import applied, broken_rules
@@ -79,7 +78,7 @@ def test_what_its_host_saved_until_then_is_kept_for_the_next_machine() -> None:
 
 def test_a_job_that_its_host_had_finished_is_not_run_again() -> None:
     stage = world_with(AttemptState.RUNNING)
-    last = report(seq=6, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0)[FIRST]
+    last = report(seq=6, phase="done", exit_reason=EndReason.DONE, exit_code=0)[FIRST]
     plan = forget(stage, FIRST, NOW, last)
     after = applied(stage, plan)
     assert plan.jobs[FIRST.job].state is JobState.SUCCEEDED

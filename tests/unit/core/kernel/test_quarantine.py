@@ -96,7 +96,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "a sequence number": {"seq": HOSTILE},
     "an instant without a zone": {"notice_at": NAIVE},
     "checkpoints": {"checkpoints": (HOSTILE,)},
-    "an exit": {"exit_cause": HOSTILE, "seq": 9},
+    "an exit": {"exit_reason": HOSTILE, "seq": 9},
 }
 
 

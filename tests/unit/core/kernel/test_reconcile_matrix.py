@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from spotd.core.domain.attempts import ExitCause, MachineState
+from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.intents import IntentKind, IntentState, JobId, Meter
 from spotd.core.domain.jobs import Checkpoint
@@ -186,7 +186,7 @@ def test_no_machine_is_given_up_without_a_look_at_what_it_wrote(
 
 def test_a_machine_that_ended_itself_after_success_is_done_not_lost() -> None:
     world = world_with(A.RUNNING)
-    heard = report(seq=9, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0)
+    heard = report(seq=9, phase="done", exit_reason=EndReason.DONE, exit_code=0)
     shown = instance(S.GONE, loss=Loss.SELF)
     plan = reconcile(world, listing(shown), heard, NOW)
     assert after(world, plan) == (A.ENDING, JobState.SUCCEEDED), "its host may have failed to end it"
@@ -197,19 +197,18 @@ def test_a_machine_that_ended_itself_after_success_is_done_not_lost() -> None:
 
 
 EXITS = {
-    "success": (ExitCause.FINISHED, 0, JobState.SUCCEEDED, EndReason.DONE),
-    "failure with a retry left": (ExitCause.FINISHED, 1, JobState.RECOVERING, EndReason.USER_ERROR),
-    "setup failed": (ExitCause.SETUP_FAILED, 2, JobState.RECOVERING, EndReason.USER_ERROR),
-    "saved on notice": (ExitCause.NOTICE, 143, JobState.RECOVERING, EndReason.PREEMPTED),
-    "lease ran out": (ExitCause.LEASE, 143, JobState.RECOVERING, EndReason.LEASE_EXPIRED),
-    "runner failed": (ExitCause.RUNNER_FAILED, None, JobState.RECOVERING, EndReason.HOST_LOST),
+    "success": (EndReason.DONE, 0, JobState.SUCCEEDED),
+    "failure with a retry left": (EndReason.USER_ERROR, 1, JobState.RECOVERING),
+    "saved on notice": (EndReason.PREEMPTED, 143, JobState.RECOVERING),
+    "lease ran out": (EndReason.LEASE_EXPIRED, 143, JobState.RECOVERING),
+    "runner failed": (EndReason.HOST_LOST, None, JobState.RECOVERING),
 }
 
 
-@pytest.mark.parametrize(("cause", "code", "job", "reason"), EXITS.values(), ids=EXITS.keys())
-def test_the_runners_own_word_decides(cause: ExitCause, code: int | None, job: JobState, reason: EndReason) -> None:
+@pytest.mark.parametrize(("reason", "code", "job"), EXITS.values(), ids=EXITS.keys())
+def test_the_runners_own_word_decides(reason: EndReason, code: int | None, job: JobState) -> None:
     world = world_with(A.RUNNING)
-    plan = reconcile(world, listing(instance(S.RUNNING)), report(seq=9, exit_cause=cause, exit_code=code), NOW)
+    plan = reconcile(world, listing(instance(S.RUNNING)), report(seq=9, exit_reason=reason, exit_code=code), NOW)
     assert after(world, plan) == (A.ENDING, job)
     assert next(iter(plan.attempts.values())).end_reason is reason
     assert ends(plan) == ["terminate:shop::m1"]
@@ -219,7 +218,10 @@ def test_a_second_failure_of_the_users_code_is_final() -> None:
     world = world_with(A.RUNNING)
     world = replace(world, jobs={J: replace(world.jobs[J], errors=1)})
     plan = reconcile(
-        world, listing(instance(S.RUNNING)), report(seq=9, exit_cause=ExitCause.FINISHED, exit_code=1), NOW
+        world,
+        listing(instance(S.RUNNING)),
+        report(seq=9, exit_reason=EndReason.USER_ERROR, exit_answers_stop=True, exit_code=1),
+        NOW,
     )
     assert plan.jobs[J].state is JobState.FAILED
     assert plan.jobs[J].exit_code == 1

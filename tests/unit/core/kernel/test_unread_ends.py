@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt, ExitCause, HostStatus, MachineState
+from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
 from spotd.core.domain.cooldowns import setback
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint
@@ -51,7 +51,9 @@ def test_a_cancelled_machine_that_was_not_read_for_long_is_read_before_its_attem
     assert attempt_of(world).state.counts
     assert world.jobs[FIRST.job].state is JobState.CANCELLING
     at = NOW + 2 * SECOND
-    seen = looked(at, seq=90, phase="done", checkpoints=(saved(),), exit_cause=ExitCause.LEASE, exit_at=NOW - HOUR)
+    seen = looked(
+        at, seq=90, phase="done", checkpoints=(saved(),), exit_reason=EndReason.LEASE_EXPIRED, exit_at=NOW - HOUR
+    )
     world = applied(world, reconcile(world, {}, seen, at))
     assert not attempt_of(world).state.counts
     assert world.jobs[FIRST.job].state is JobState.CANCELLED

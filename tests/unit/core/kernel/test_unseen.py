@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import ExitCause, HostStatus, MachineState
+from spotd.core.domain.attempts import HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
@@ -49,7 +49,7 @@ def test_a_job_that_was_done_while_spotd_was_away_is_done_and_its_machine_is_boo
     world = world_with(AttemptState.INTENDED, intended_at=began, outcome_unknown=False)
     world = replace(world, intents={i: replace(t, state=IntentState.SENT) for i, t in world.intents.items()})
     world = applied(world, after_restart(world, NOW))
-    done = report(seq=200, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0, exit_at=NOW - 6 * MINUTE)
+    done = report(seq=200, phase="done", exit_reason=EndReason.DONE, exit_code=0, exit_at=NOW - 6 * MINUTE)
     plan = reconcile(world, listing(), done, NOW)
     assert plan.jobs[FIRST.job].state is JobState.SUCCEEDED
     item = plan.attempts[FIRST]
@@ -74,7 +74,7 @@ def test_a_machine_that_is_found_after_its_runner_ended_has_billed_since_if_it_r
     state: InstanceState, minutes: int
 ) -> None:
     world = lost_launch(20 * MINUTE)
-    done = report(seq=200, phase="done", exit_cause=ExitCause.LEASE, exit_at=NOW - 6 * MINUTE)
+    done = report(seq=200, phase="done", exit_reason=EndReason.LEASE_EXPIRED, exit_at=NOW - 6 * MINUTE)
     world = applied(world, reconcile(world, {}, done, NOW))
     later = NOW + 40 * MINUTE
     plan = reconcile(world, listing(instance(state), at=later), {}, later)
@@ -84,13 +84,15 @@ def test_a_machine_that_is_found_after_its_runner_ended_has_billed_since_if_it_r
 @pytest.mark.parametrize(
     ("cause", "code", "state"),
     [
-        (ExitCause.FINISHED, 1, JobState.RECOVERING),
-        (ExitCause.LEASE, None, JobState.RECOVERING),
-        (ExitCause.NOTICE, 143, JobState.RECOVERING),
+        (EndReason.USER_ERROR, 1, JobState.RECOVERING),
+        (EndReason.LEASE_EXPIRED, None, JobState.RECOVERING),
+        (EndReason.PREEMPTED, 143, JobState.RECOVERING),
     ],
 )
-def test_any_end_that_its_host_reported_decides(cause: ExitCause, code: int | None, state: JobState) -> None:
-    plan = reconcile(lost_launch(MINUTE), listing(), report(seq=9, phase="done", exit_cause=cause, exit_code=code), NOW)
+def test_any_end_that_its_host_reported_decides(cause: EndReason, code: int | None, state: JobState) -> None:
+    plan = reconcile(
+        lost_launch(MINUTE), listing(), report(seq=9, phase="done", exit_reason=cause, exit_code=code), NOW
+    )
     assert plan.jobs[FIRST.job].state is state
     assert plan.attempts[FIRST].end_reason is not EndReason.NEVER_LAUNCHED
 
@@ -98,7 +100,7 @@ def test_any_end_that_its_host_reported_decides(cause: ExitCause, code: int | No
 def test_an_end_is_not_taken_in_while_the_answer_to_the_launch_is_on_its_way() -> None:
     world = world_with(AttemptState.INTENDED, outcome_unknown=False)
     world = replace(world, intents={i: replace(t, state=IntentState.SENT) for i, t in world.intents.items()})
-    done = report(seq=9, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0)
+    done = report(seq=9, phase="done", exit_reason=EndReason.DONE, exit_code=0)
     assert FIRST.job not in reconcile(world, listing(), done, NOW).jobs
 
 
@@ -266,7 +268,7 @@ def test_a_machine_that_was_heard_is_booked_for_as_long_whatever_our_clock_is_se
     late += MINUTE
     left = {i: replace(r, seq=9, phase="run", alive_at=NOW) for i, r in read_at(late).items()}
     if says_its_end:
-        left = {i: replace(r, exit_cause=ExitCause.FINISHED, exit_code=0, exit_at=NOW) for i, r in left.items()}
+        left = {i: replace(r, exit_reason=EndReason.DONE, exit_code=0, exit_at=NOW) for i, r in left.items()}
     plan = reconcile(world, {}, left, late)
     assert plan.attempts[FIRST].end_reason is (EndReason.DONE if says_its_end else EndReason.HOST_LOST)
     assert spent(plan.attempts[FIRST], late) == -(-400_000 * 121 // 60), "to a minute after its last sign of life"

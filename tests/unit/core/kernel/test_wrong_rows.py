@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.domain.attempts import Attempt, ExitCause, MachineState
+from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, terminate_intent_id
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.policy import attempt_key
@@ -189,7 +189,7 @@ def test_no_other_wrong_value_of_a_row_ends_it_however_often_it_comes(row: Insta
 
 def test_what_its_host_reported_of_its_end_ends_the_attempt_and_two_lists_close_it() -> None:
     seen = Beating()
-    seen.look(instance(S.GONE, loss=Loss.SELF), exit_cause=ExitCause.FINISHED, exit_code=0)
+    seen.look(instance(S.GONE, loss=Loss.SELF), exit_reason=EndReason.DONE, exit_code=0)
     assert (seen.item.state, seen.item.end_reason) == (A.ENDING, EndReason.DONE)
     assert [intent.ref for intent in seen.ends] == [REF], "its host may have failed to end it"
     seen.look(instance(S.GONE, loss=Loss.SELF))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import ExitCause, MachineState
+from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import Intent, IntentState, JobId
 from spotd.core.domain.plan import Plan, applied
-from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import after_restart, terminate_failed
 from spotd.core.kernel.reconcile import reconcile
@@ -35,7 +35,7 @@ def told(**changes: Any) -> World:
 
 def saved(world: World) -> Plan:
     """Its runner has saved and reported its own end, while the machine is still listed as running."""
-    heard = report(seq=9, phase="done", exit_cause=ExitCause.NOTICE, exit_code=143)
+    heard = report(seq=9, phase="done", exit_reason=EndReason.PREEMPTED, exit_code=143)
     return reconcile(world, listing(instance(InstanceState.RUNNING)), heard, NOW)
 
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import Attempt, ExitCause
+from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job, disk_gb_for
 from spotd.core.domain.market import StoreEgress
 from spotd.core.domain.plan import applied
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import egress_cost, egress_per_hour, needs_of, quote, restore_time
@@ -184,9 +184,9 @@ def test_a_command_that_ended_before_it_was_found_running_has_read_all_of_it() -
     world = world_with(AttemptState.STARTING)
     one = with_data(world.jobs[job().id], 100 * GB)
     world = replace(world, jobs={one.id: one})
-    found = heard(world, seq=6, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0)
+    found = heard(world, seq=6, phase="done", exit_reason=EndReason.DONE, exit_code=0)
     assert the(found).restored_bytes == 100 * GB
-    found = heard(world, seq=6, phase="done", exit_cause=ExitCause.INPUT_UNUSABLE, data_bytes=GB)
+    found = heard(world, seq=6, phase="done", exit_reason=EndReason.INPUT_ERROR, data_bytes=GB)
     assert the(found).restored_bytes == GB
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import ExitCause
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
@@ -67,7 +66,7 @@ def test_a_machine_that_does_not_run_the_command_yet_is_ended_at_once() -> None:
 def test_the_job_goes_on_once_it_has_saved_and_waits_for_a_price_it_accepts() -> None:
     world = priced(600_000)
     world = applied(world, decide(world, market(), NOW))
-    heard = report(seq=7, phase="done", exit_cause=ExitCause.STOPPED, exit_code=143)
+    heard = report(seq=7, phase="done", exit_reason=EndReason.PREEMPTED, exit_answers_stop=True, exit_code=143)
     world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING)), heard, NOW))
     (item,) = world.attempts.values()
     assert (item.state, item.end_reason) == (AttemptState.ENDING, EndReason.PRICE_ROSE)

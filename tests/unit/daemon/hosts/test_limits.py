@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId, JobId
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import HostReader, ProvedChunks
@@ -136,14 +136,14 @@ async def test_an_end_is_told_only_with_everything_that_was_published_before_it(
         watch.publish(0, f"c{number}", padding=LARGE)
     watch.hosts[0].exit("failed", code=3)
     found: list[str] = []
-    causes: list[ExitCause | None] = []
+    causes: list[EndReason | None] = []
     for _ in range(4):
         (report,) = await watch.look()
         assert report is not None
         found += [c.name for c in report.checkpoints]
-        causes.append(report.exit_cause)
-        assert (report.exit_cause is None) == report.liveness_check == (len(found) < 4)
-    assert causes[-1] is ExitCause.FINISHED
+        causes.append(report.exit_reason)
+        assert (report.exit_reason is None) == report.liveness_check == (len(found) < 4)
+    assert causes[-1] is EndReason.USER_ERROR
 
 
 async def test_of_more_manifests_than_are_of_any_use_the_newest_are_taken_and_the_rest_passed_over(
@@ -221,7 +221,7 @@ async def test_the_end_is_read_behind_thousands_of_events(tmp_path: Path) -> Non
     host.exit("failed", code=3, reason="assertion")
     (report,) = await watch.look()
     assert report is not None
-    assert (report.exit_cause, report.exit_code) == (ExitCause.FINISHED, 3)
+    assert (report.exit_reason, report.exit_code) == (EndReason.USER_ERROR, 3)
     assert len(report.notes) <= 2 * LINES_AT_ONCE
 
 

@@ -220,9 +220,9 @@ async def test_a_glance_will_not_do_where_more_is_asked_for(tmp_path: Path) -> N
     assert (await watch.look(after_s=1)).liveness_check
     found = await watch.look(after_s=1, closely=frozenset({ATTEMPT}))
     assert not found.liveness_check
-    assert found.exit_cause is not None
+    assert found.exit_reason is not None
     again = await watch.look(after_s=1)
-    assert (again.liveness_check, again.exit_cause) == (True, found.exit_cause), (
+    assert (again.liveness_check, again.exit_reason) == (True, found.exit_reason), (
         "what is known is told until it is taken in"
     )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.domain.attempts import ExitCause, HostStatus
+from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.jobs import FallbackRestore
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.reader import later
@@ -48,7 +48,7 @@ async def look(host_monitor: HostMonitor, world: World = WORLD) -> HostStatus:
 
 async def test_a_host_that_wrote_nothing_yet_has_an_empty_report(host_monitor: HostMonitor) -> None:
     report = await look(host_monitor)
-    assert (report.seq, report.phase, report.checkpoints, report.exit_cause) == (-1, "", (), None)
+    assert (report.seq, report.phase, report.checkpoints, report.exit_reason) == (-1, "", (), None)
 
 
 async def test_a_heartbeat_tells_sequence_and_phase(host_monitor: HostMonitor, host: Host) -> None:
@@ -130,30 +130,30 @@ async def test_the_exit_event_comes_with_everything_published_before_it(host_mon
     host.checkpoint("last", b"x")
     host.exit("failed", code=3, reason="assertion")
     report = await look(host_monitor)
-    assert (report.exit_cause, report.exit_code, report.exit_detail) == (ExitCause.FINISHED, 3, "assertion")
+    assert (report.exit_reason, report.exit_code, report.exit_detail) == (EndReason.USER_ERROR, 3, "assertion")
     assert [c.name for c in report.checkpoints] == ["last"]
 
 
 @pytest.mark.parametrize(
-    ("outcome", "cause"),
+    ("outcome", "reason"),
     [
-        ("succeeded", ExitCause.FINISHED),
-        ("setup_failed", ExitCause.SETUP_FAILED),
-        ("code_unusable", ExitCause.CODE_UNUSABLE),
-        ("input_unusable", ExitCause.INPUT_UNUSABLE),
-        ("disk_full", ExitCause.DISK_FULL),
-        ("preempted", ExitCause.NOTICE),
-        ("stopped", ExitCause.STOPPED),
-        ("lease_expired", ExitCause.LEASE),
-        ("not_current", ExitCause.RUNNER_FAILED),
-        ("runner_error", ExitCause.RUNNER_FAILED),
+        ("succeeded", EndReason.DONE),
+        ("setup_failed", EndReason.USER_ERROR),
+        ("code_unusable", EndReason.CODE_ERROR),
+        ("input_unusable", EndReason.INPUT_ERROR),
+        ("disk_full", EndReason.DISK_FULL),
+        ("preempted", EndReason.PREEMPTED),
+        ("stopped", EndReason.PREEMPTED),
+        ("lease_expired", EndReason.LEASE_EXPIRED),
+        ("not_current", EndReason.HOST_LOST),
+        ("runner_error", EndReason.HOST_LOST),
     ],
 )
-async def test_each_outcome_of_the_runner_has_its_cause(
-    host_monitor: HostMonitor, host: Host, outcome: str, cause: ExitCause
+async def test_each_outcome_of_the_runner_has_its_reason(
+    host_monitor: HostMonitor, host: Host, outcome: str, reason: EndReason
 ) -> None:
     host.exit(outcome)
-    assert (await look(host_monitor)).exit_cause is cause
+    assert (await look(host_monitor)).exit_reason is reason
 
 
 async def test_a_death_by_signal_is_told_as_a_shell_would(host_monitor: HostMonitor, host: Host) -> None:
