@@ -185,6 +185,10 @@ def failure_lines(failure: Mapping[str, Any]) -> list[str]:
     ]
 
 
+OWN: Final = "own"
+"""What the API states in place of the market of an own machine."""
+
+
 def on_demand_text(costs: Mapping[str, Any]) -> str:
     """Return what on-demand would have cost, without what was spent where that price is not known."""
     return compared_text(costs, costs["on_demand_usd"] - costs.get("uncompared_usd", 0))

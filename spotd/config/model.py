@@ -33,6 +33,7 @@ from spotd.config.values import (
     HoldSpan,
     Interval,
     Money,
+    OwnSpan,
     Scale,
     Section,
     hinted,
@@ -253,6 +254,15 @@ class MovesSection(Section):
     with a deadline or windows does not move."""
 
 
+class OwnSection(Section):
+    """Own machines (ssh, slurm, kubernetes, and what says `owned = true`), before any is rented."""
+
+    rent_after: OwnSpan = timedelta(0)
+    """How long a job waits for an own machine that it could use before one is rented for it; a job's own rent_after
+    goes before it, and a deadline that would be missed before both. "0s": the cheapest machine is taken at once,
+    whoever owns it."""
+
+
 class McpSection(Section):
     """What agents may queue through `spotctl mcp`; they may only watch unless both are set. docs/how-to/agents.md."""
 
@@ -281,6 +291,9 @@ class ProviderSection(Section):
 
     machines_every: Interval | None = None
     """How often machines are listed there while any lives. Absent: as in [daemon]."""
+
+    owned: bool | None = None
+    """Whether its machines count as your own. Absent: those of ssh, slurm and kubernetes do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +326,7 @@ class Config:
     budget: BudgetSection = field(default_factory=BudgetSection)
     bids: BidsSection = field(default_factory=BidsSection)
     moves: MovesSection = field(default_factory=MovesSection)
+    own: OwnSection = field(default_factory=OwnSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     mcp: McpSection = field(default_factory=McpSection)
     notify: Mapping[str, NotifySection] = field(default_factory=dict)
@@ -329,6 +343,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "budget": BudgetSection,
     "bids": BidsSection,
     "moves": MovesSection,
+    "own": OwnSection,
     "metrics": MetricsSection,
     "mcp": McpSection,
     "hub": HubSection,

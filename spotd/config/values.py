@@ -71,6 +71,16 @@ class Bytes(int):
     """A number of bytes that is written as a size."""
 
 
+OWN_MAX: Final = timedelta(days=30)
+
+
+def _own(value: object) -> timedelta:
+    span = units.parse_duration(value)
+    if span > OWN_MAX:
+        raise BadValue(f'"{value}" is more than 30 days', hint='write it like "2h"')
+    return span
+
+
 def _bytes_between(least: int, most: int) -> Callable[[object], int]:
     def read(value: object) -> int:
         size = units.parse_size(value)
@@ -129,6 +139,8 @@ Interval = Annotated[timedelta, _reading(_interval, timedelta)]
 """Written "60s"; between 50 milliseconds and a day."""
 HoldSpan = Annotated[timedelta, _reading(_hold, timedelta)]
 """Written "10m"; at most a quarter of an hour, since a host that is silent for longer is given up."""
+OwnSpan = Annotated[timedelta, _reading(_own, timedelta)]
+"""Written "2h"; at most 30 days."""
 DayBytes = Annotated[int, _reading(_bytes_between(10**9, 10**15), Bytes)]
 """Written "11TB", held in bytes; what a machine may write in a day."""
 DayLogBytes = Annotated[int, _reading(_bytes_between(10**6, 10**12), Bytes)]

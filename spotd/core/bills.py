@@ -247,13 +247,14 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
     missing += max(0, left)
     billed = MicroUsd(settled + missing)
     corrected = with_correction(item, missing)
+    compared = corrected.on_demand_settled - item.on_demand_settled
     builder.put_attempt(corrected)
     builder.put_job(
         replace(
             job,
             spent=MicroUsd(job.spent + missing),
-            on_demand=MicroUsd(job.on_demand + corrected.on_demand_settled - item.on_demand_settled),
-            totals=with_paid(job.totals, item, missing),
+            on_demand=MicroUsd(job.on_demand + compared),
+            totals=with_paid(job.totals, item, missing, compared),
         )
     )
     if abs(missing) < CENT:

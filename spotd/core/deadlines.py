@@ -7,13 +7,14 @@ checkpoint is safe from a preemption; a job that never saved may lose all of it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy
@@ -284,9 +285,22 @@ def with_spot_wait(pacing: Pacing, now: datetime) -> Pacing:
 
 def time_to_on_demand(job: Job, limit: timedelta, now: datetime) -> timedelta:
     """Return how much longer the job waits for spot alone; 0 or less once it may take on-demand."""
-    since = job.pacing.spot_wanted_since
-    waited = timedelta(0) if since is None or since >= now else time_until(now, job.spec.schedule, since)
-    return limit - waited
+    return limit - waiting_time(job, job.pacing.spot_wanted_since, now)
+
+
+def waiting_time(job: Job, since: datetime | None, now: datetime) -> timedelta:
+    """Return how much of the time since then lies within the job's windows."""
+    return timedelta(0) if since is None or since >= now else time_until(now, job.spec.schedule, since)
+
+
+def array_waits(jobs: Iterable[Job], since: Callable[[Pacing], datetime | None]) -> dict[JobId, datetime]:
+    """Since when the first job of each array waits: those that come after it wait as long."""
+    found: dict[JobId, datetime] = {}
+    for job in jobs:
+        began = since(job.pacing)
+        if job.array is not None and job.state.may_be_placed and began is not None:
+            found[job.array.id] = min(began, found.get(job.array.id, began))
+    return found
 
 
 def wait_words(left: timedelta, limit: timedelta) -> str:

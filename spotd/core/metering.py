@@ -279,11 +279,13 @@ def with_run(totals: RunTotals, item: Attempt, reason: EndReason, now: datetime)
     return replace(totals, ran=ran, hosts=hosts, preemptions=totals.preemptions + (1 if taken else 0))
 
 
-def with_paid(totals: RunTotals, item: Attempt, paid: int) -> RunTotals:
-    """Return the totals with what more was paid for an attempt, which may be negative."""
-    if item.quote.on_demand is not None:
+def with_paid(totals: RunTotals, item: Attempt, paid: int, compared: int) -> RunTotals:
+    """Return the totals with what more was paid for an attempt, which may be negative, and what it is compared with."""
+    if item.quote.on_demand is None:
+        return replace(totals, uncompared=MicroUsd(totals.uncompared + paid))
+    if not item.quote.is_own:
         return totals
-    return replace(totals, uncompared=MicroUsd(totals.uncompared + paid))
+    return replace(totals, own_saved=MicroUsd((totals.own_saved or 0) + compared - paid))
 
 
 def with_estimates(totals: RunTotals, more: int) -> RunTotals:
@@ -340,11 +342,12 @@ def _money_words(spent: MicroUsd, on_demand: MicroUsd, totals: RunTotals) -> str
     if uncompared:
         words += f", {dollar_words(MicroUsd(paid))} of it"
     if paid == other:
-        return f"{words} as on demand"
+        return f"{words} as on demand" if totals.own_saved is None else f"{words} as rented"
     # The machines of an on-demand market would have started and repeated less: these are the hours that were paid for.
     percent = (100 * abs(other - paid) + other // 2) // other
     saved = f"saved {percent} %" if other > paid else f"{percent} % more"
-    return f"{words} instead of {dollar_words(MicroUsd(other))} on demand for the same machine hours: {saved}"
+    how = "on demand" if totals.own_saved is None else "on demand, own machines as rented,"
+    return f"{words} instead of {dollar_words(MicroUsd(other))} {how} for the same machine hours: {saved}"
 
 
 def _span(span: timedelta) -> str:

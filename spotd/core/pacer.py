@@ -21,6 +21,7 @@ from spotd.core.budgets import BudgetGuard
 from spotd.core.deadlines import (
     Outlook,
     Quotes,
+    array_waits,
     due_at,
     due_words,
     duration_left,
@@ -39,6 +40,7 @@ from spotd.core.domain.market import Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.quarantine import contain
+from spotd.core.own_first import keeps_own
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policies import WITH_DEADLINE, Action, Choice, choose, hours_words, is_safe, reserve_s, slack_s, wait
 from spotd.core.pricing import machine_words, quote_words, span_words, startup
@@ -106,6 +108,18 @@ class Pacer:
         ahead = outlook(job, None, self._world, until, self._quotes)
         return ahead is not None and not is_safe(ahead.seen, wait(""))
 
+    def time_to_wait(self, job: Job) -> timedelta | None:
+        """Return how long the job may wait for a better machine; `None` without a deadline, 0 where nothing is known.
+
+        Beyond the reserve that slack pacing keeps, and only while a machine that is started now would be in time.
+        """
+        if job.spec.schedule.deadline is None:
+            return None
+        ahead = outlook(job, None, self._world, self._builder.now, self._quotes)
+        if ahead is None or not is_safe(ahead.seen, wait("")):
+            return timedelta(0)
+        return timedelta(seconds=max(0, int(slack_s(ahead.seen) - reserve_s(ahead.seen))))
+
     def paced(self, job: Job) -> Job | None:
         """Return the job as it is to be placed now, with the market that its policy chose; `None` if it is to wait."""
         if job.spec.schedule.deadline is None:
@@ -144,14 +158,7 @@ class Pacer:
 
     @cached_property
     def _array_waits(self) -> dict[JobId, datetime]:
-        """Since when the first job of each array waits for spot: those that come after it wait as long."""
-        waiting = (job for job in self._world.jobs.values() if job.array is not None and job.state.may_be_placed)
-        found: dict[JobId, datetime] = {}
-        for job in waiting:
-            since = job.pacing.spot_wanted_since
-            if job.array is not None and since is not None:
-                found[job.array.id] = min(since, found.get(job.array.id, since))
-        return found
+        return array_waits(self._world.jobs.values(), lambda pacing: pacing.spot_wanted_since)
 
     def keep_pace(self, job: Job, item: Attempt | None) -> bool:
         """Order the job's machine to stop if the other market is to be used; whether this could be judged."""
@@ -165,6 +172,8 @@ class Pacer:
         if ahead is None or job.spec.resources.market is not MarketChoice.AUTO:
             return
         if item.stop is not None or not item.state.counts or item.state is AttemptState.INTENDED or item.ends_itself:
+            return
+        if keeps_own(job, item, self._world.policy):
             return
         chosen = self._choice(job, ahead)
         holds = ahead.seen.holds

@@ -24,10 +24,11 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, disk_gb_for, target_words
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
 from spotd.core.domain.states import EndReason, JobState
-from spotd.core.domain.world import RENTING, PassedOver, Verdict, VerdictKind, World, launch_rows
+from spotd.core.domain.world import RENTING, TAKING, PassedOver, Verdict, VerdictKind, World, launch_rows
 from spotd.core.enforcement import Preemption, plausible_rates
 from spotd.core.kernel.quarantine import contain, in_words
 from spotd.core.metering import is_left_to_provider, lease_and_save, machines_in_use
+from spotd.core.own_first import OwnFirst
 from spotd.core.pacer import Pacer, words_of_expiry
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import most_frequent_first, per_gpu_words, quote_words, span_words
@@ -57,6 +58,7 @@ _WAITS_FOR_PRICE = frozenset(
         VerdictKind.NO_MATCH,
         VerdictKind.NO_OFFERS,
         VerdictKind.PACED,
+        VerdictKind.OWN,
     }
 )
 _SAYS_NOTHING_OF_PRICES = frozenset(
@@ -100,6 +102,7 @@ class JobPlacement:
         self.pacer = Pacer(
             builder, world, self.quotes, lambda job: self._free_offers(job)[1], budget_guard, machine_verdicts
         )
+        self.own_first = OwnFirst(builder, world, market, self.pacer.time_to_wait)
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
@@ -170,11 +173,11 @@ class JobPlacement:
             return free_at is not None and self.pacer.is_pressed(job, free_at)
 
     def _choose(self, job: Job) -> None:
-        paced = self.pacer.paced(job)
-        if paced is None:
-            self._wait(job, VerdictKind.PACED, self.pacer.reason)
+        found = next((found for part in MARKET_PARTS if (found := part(self, job)) is not None), job)
+        if isinstance(found, tuple):
+            self._wait(job, *found)
             return
-        job = paced
+        job = found
         offers, best = self._free_offers(job)
         if not offers.entries:
             self._wait(
@@ -208,8 +211,8 @@ class JobPlacement:
 
     def _could_start(self, job: Job) -> Quote | None:
         """Return the machine that price, pace and budgets would let the job have at once, were one free."""
-        paced = self.pacer.paced(job)
-        if paced is None:
+        own = self.own_first.wait(job, self.catalogue, begins=False)
+        if (paced := self.pacer.paced(job) if own is None else own.job) is None:
             return None
         offers = self._free_offers(paced)[0]
         chosen = next(self._carried_quotes(paced, offers, defaultdict(int)), None)
@@ -314,19 +317,21 @@ class JobPlacement:
         return None
 
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
+        known = self.builder.job(job.id)
+        if agreed.is_own:
+            agreed = replace(agreed, on_demand=self.own_first.rent_beside(known, agreed, self.catalogue))
         item, intent = launch_rows(job, agreed, ceiling, price_max, self.policy, self.now)
         item = replace(item, save_every=advice_at_launch(job, agreed.offer, self.world, self.now))
         self.builder.put_attempt(item)
         self.builder.put_intent(intent)
         rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
-        self.builder.put_job(
-            replace(self.builder.job(job.id), attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low))
-        )
-        sentence = f"{RENTING}{quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
+        self.builder.put_job(replace(known, attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low)))
+        begins = TAKING if agreed.is_own else RENTING
+        sentence = f"{begins}{quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
         sentence += target_words(job.moves, job.attempts_made, agreed) + self.catalogue.hurry_words(agreed.offer)
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"
-        sentence = self.pacer.joined(sentence, job)
+        sentence = self._with_words(sentence, job)
         self.builder.move_job(job.id, JobState.PROVISIONING, sentence)
         self.builder.event(
             "attempt.intended",
@@ -347,7 +352,9 @@ class JobPlacement:
             job=job.id, kind=VerdictKind.PLACED, sentence=sentence, at=self.now, best=agreed, ceiling=ceiling
         )
 
-    # --- why not ---
+    def _with_words(self, sentence: str, job: Job) -> str:
+        """Return the sentence with what is to be said of own machines and of the deadline."""
+        return self.pacer.joined(self.own_first.with_words(sentence, job), job)
 
     def _wait(
         self,
@@ -364,7 +371,7 @@ class JobPlacement:
         self.verdicts[job.id] = Verdict(
             job=job.id,
             kind=kind,
-            sentence=sentence if is_over else self.pacer.joined(sentence, job),
+            sentence=sentence if is_over else self._with_words(sentence, job),
             at=self.now,
             best=best,
             ceiling=ceiling,
@@ -452,6 +459,29 @@ GATES: Final[tuple[Gate, ...]] = (
     launches_at_once,
 )
 """The first that applies is the reason why the job waits; after them come pace, offers, price, balance and budgets."""
+
+
+# Which part of the market a job may have a machine of now, one function for each reason.
+
+
+def own_machines_first(placement: JobPlacement, job: Job) -> Job | TurnWait | None:
+    """Own machines alone while the job waits for one of them (`own_first`)."""
+    own = placement.own_first.wait(job, placement.catalogue)
+    if own is None:
+        return None
+    placement.pacer.watch(job)
+    if next(placement.quotes(own.job), None) is None:
+        return VerdictKind.OWN, own.sentence, own.until
+    return own.job
+
+
+def market_in_time(placement: JobPlacement, job: Job) -> Job | TurnWait | None:
+    """Spot, on-demand or nothing yet, as its policy says of its deadline, or while it waits for spot (`pacer`)."""
+    return placement.pacer.paced(job) or (VerdictKind.PACED, placement.pacer.reason, None)
+
+
+MARKET_PARTS: Final = (own_machines_first, market_in_time)
+"""The first that says something decides: the job as it asks for that part alone, or why it waits."""
 
 
 def _state_of_waiting(job: Job, kind: VerdictKind, now: datetime) -> JobState:

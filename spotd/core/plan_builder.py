@@ -271,7 +271,8 @@ class PlanBuilder(WorkingCopy):
                 spent=MicroUsd(job.spent + paid),
                 on_demand=MicroUsd(job.on_demand + item.on_demand_settled),
                 totals=with_estimates(
-                    with_paid(job.totals, item, paid), 1 if paid and item.bill.believed is None else 0
+                    with_paid(job.totals, item, paid, item.on_demand_settled),
+                    1 if paid and item.bill.believed is None else 0,
                 ),
             )
         )

@@ -38,6 +38,8 @@ from spotd_providers.contract.values import (
 )
 
 PPM: Final = 1_000_000
+OWN: Final = "own"
+"""Stands for the market of a machine that is the user's own."""
 DEFAULT_CHECKPOINT_INTERVAL: Final = timedelta(minutes=15)
 _MINUTE: Final = timedelta(minutes=1)
 INTERVALS_MIN: Final = 2
@@ -189,7 +191,15 @@ def _fee(base: int, fee_ppm: int) -> MicroUsdPerHour:
     return MicroUsdPerHour(_up(base * (fee_ppm - PPM), PPM))
 
 
-def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime, egress_price: MicroUsdPerGb = NO_CHARGE) -> Quote:
+def quote(
+    offer: Offer,
+    needs: Needs,
+    fee_ppm: int,
+    at: datetime,
+    egress_price: MicroUsdPerGb = NO_CHARGE,
+    *,
+    is_own: bool = False,
+) -> Quote:
     """Return the offer with its effective price for these needs."""
     on_demand = offer.on_demand_price
     if on_demand is None and offer.market is Market.ON_DEMAND:
@@ -202,6 +212,7 @@ def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime, egress_price: 
         egress_price=egress_price,
         url_bytes=needs.url_bytes,
         url_cost=_elsewhere_cost(needs, offer),
+        is_own=is_own,
     )
 
 
@@ -438,9 +449,14 @@ def quote_words(quote: Quote) -> str:
     bidding = "" if floor is None else "bidding "
     wins = "" if floor is None else f" (lowest winning bid {per_gpu_words(floor)})"
     return (
-        f"{machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}{place}, {offer.market.value},"
+        f"{machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}{place}, {market_word(quote)},"
         f" {bidding}{per_gpu_words(quote.price.per_gpu)}{wins}"
     )
+
+
+def market_word(quote: Quote) -> str:
+    """Return how the machine is sold: `spot`, `on-demand`, or `own`."""
+    return OWN if quote.is_own else quote.offer.market.value
 
 
 def machine_words(gpu: str, gpu_count: int) -> str:

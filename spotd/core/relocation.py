@@ -31,6 +31,7 @@ from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.kernel.quarantine import contain
+from spotd.core.own_first import keeps_own
 from spotd.core.placement import JobPlacement
 from spotd.core.pricing import dollar_words, machine_words, repriced, span_words, upload_per_hour
 from spotd.core.ranking.candidates import agree
@@ -95,7 +96,7 @@ class Relocation:
         Up to the first one of the same kind above `rate_max`: the job would not get those that rank behind it.
         Those of the same kind above `worth_max` are left out, without an end to the others.
         """
-        here = item.quote.offer
+        here, stays_own = item.quote.offer, keeps_own(job, item, self._policy)
         for count, (candidate, ceiling) in enumerate(self._placement.quotes(job)):
             if count >= COMPARED_MAX:
                 return
@@ -104,7 +105,7 @@ class Relocation:
                 continue
             if self._awaited.get((offer.provider, offer.offer_id), job.id) != job.id:
                 continue
-            if self._verdicts.refuses(offer):
+            if self._verdicts.refuses(offer) or (stays_own and not candidate.is_own):
                 continue
             is_same_kind = (offer.gpu, offer.gpu_count) == (here.gpu, here.gpu_count)
             if rate_max is not None and is_same_kind and running_rate(candidate) > rate_max:

@@ -25,6 +25,7 @@ class ProviderSettings:
 
     Attributes:
         settings: a value of the plugin's own settings model.
+        owned: whether its machines are the user's own; `None` where the plugin says it.
         last_error: why it cannot be opened (no key, no such plugin), empty when nothing is known against it.
     """
 
@@ -34,6 +35,7 @@ class ProviderSettings:
     fee_ppm: int
     poll_every: timedelta
     machines_every: timedelta = timedelta(seconds=12)
+    owned: bool | None = None
     plugin: ProviderPlugin | None = None
     settings: Any = None
     credential: str | None = field(default=None, repr=False)
@@ -121,7 +123,7 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
 
 def _soft(one: ProviderSettings) -> tuple[object, ...]:
     """Return what a reload changes while the provider stays open."""
-    return one.enabled, one.fee_ppm, one.poll_every, one.machines_every
+    return one.enabled, one.fee_ppm, one.poll_every, one.machines_every, one.owned
 
 
 NO_LOGIN: Final = "it takes no login of a registry"
@@ -174,6 +176,7 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         bills_at_least=traits.bills_at_least,
         bills_by=traits.bills_by,
         ends_itself=bool(traits.ends_itself_by),
+        is_own=traits.owned if one.owned is None else one.owned,
         runs_images=traits.runs_images,
         no_login="" if traits.private_images.available else traits.private_images.reason or NO_LOGIN,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -30,7 +30,7 @@ from spotd.history.file import (
     pages_used,
     set_aside,
 )
-from spotd.history.reading import TooManyBuckets, ask, kinds_sold
+from spotd.history.reading import Sold, TooManyBuckets, ask, kinds_sold, last_offers
 from spotd.history.recording import Recorder, Roller
 from spotd_providers.contract.values import Offer, ProviderName
 
@@ -126,6 +126,14 @@ class History:
             HistoryUnavailable
         """
         return self._guarded(lambda: kinds_sold(self._opened()[0]))
+
+    def last_offers(self, providers: Sequence[ProviderName]) -> dict[ProviderName, dict[Sold, int]]:
+        """Return when each of these providers last offered each kind of machine, in seconds.
+
+        Raises:
+            HistoryUnavailable
+        """
+        return self._guarded(lambda: last_offers(self._opened()[0], providers))
 
     def bytes_used(self) -> int:
         """Return the size of the file.

@@ -36,6 +36,16 @@ from spotd.history.file import (
 from spotd_providers.contract.values import Market, MicroUsdPerGbMonth, MicroUsdPerGpuHour, ProviderName
 
 BUCKETS_MAX: Final = 2_000
+Sold = tuple[str, int]
+"""A canonical GPU, and how many of them."""
+_LAST_OFFERED: Final = """
+SELECT kinds.gpu, kinds.gpu_count, MAX(newest.at), MAX(newest.price IS NOT NULL)
+FROM kinds JOIN series ON series.kind = kinds.id JOIN (
+    SELECT series, MAX(at) AS at, price FROM points GROUP BY series
+) AS newest ON newest.series = series.id
+WHERE kinds.provider = ? GROUP BY kinds.gpu, kinds.gpu_count
+"""
+"""SQLite takes the price of the row that holds the highest instant."""
 EXACT_S: Final = 2 * DAY_S
 """A range of this length at most is counted from changes to the second when it is to be one bucket."""
 
@@ -62,6 +72,20 @@ _Row = tuple[int, int, int, int, int, int]
 def kinds_sold(connection: sqlite3.Connection) -> set[str]:
     """Return every GPU of which there is a price."""
     return {gpu for (gpu,) in connection.execute("SELECT DISTINCT gpu FROM kinds")}
+
+
+def last_offers(
+    connection: sqlite3.Connection, providers: Sequence[ProviderName]
+) -> dict[ProviderName, dict[Sold, int]]:
+    """Return when each of these providers last offered each kind of machine, in seconds."""
+    watches = file.watched_spans(connection)
+    found: dict[ProviderName, dict[Sold, int]] = {}
+    for provider in providers:
+        watched_until = max((until for _, until in watches.get(provider, ())), default=0)
+        for gpu, count, at, is_on_sale in connection.execute(_LAST_OFFERED, (provider,)):
+            kinds = found.setdefault(provider, {})
+            kinds[gpu, count] = max(at, watched_until if is_on_sale else 0, kinds.get((gpu, count), 0))
+    return found
 
 
 def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:

@@ -198,6 +198,7 @@ class App:
 
     async def _take_stock(self, daemon: _Daemon) -> None:
         """Allow launches once it is known what runs; a provider that is away delays them only so long."""
+        await daemon.price_recorder.recall(daemon.policy.current.own_providers, daemon.offer_cache.evidence.note_kinds)
         await daemon.control_loop.whole_cycle(seconds=STOCK_DEADLINE_S)  # only the state knows where machines may be
         late = await daemon.hosting.stock_taken(seconds=STOCK_DEADLINE_S)
         if late:

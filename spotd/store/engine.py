@@ -330,6 +330,7 @@ class Schema:
 BUNDLED: Final = Schema(
     fingerprints={
         "0015": "f22a464d38b50426",
+        "0016": "d9e49ab53043280c",
     },
     folders=(_FOLDER / "versions",),
 )

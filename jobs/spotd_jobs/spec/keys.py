@@ -281,6 +281,8 @@ KEYS: Final = (
            "--market", "MARKET", "spot, on-demand or auto; absent: spot where sold."),
     JobKey("resources.on_demand_after", _one(_span(most=30 * _DAY, words="0s and 30d")),
            "--on-demand-after", "SPAN", "With --market auto: only spot until it waited so long, say 2h."),
+    JobKey("resources.rent_after", _one(_span(most=30 * _DAY, words="0s and 30d")),
+           "--rent-after", "SPAN", "Only own machines until it waited so long for one, say 2h."),
     JobKey("resources.providers", _words('providers = ["vast"]'),
            "--provider", "NAME", "Only this provider; may be repeated.", repeated=True),
     JobKey("resources.regions", _words('regions = ["us-east-1"]'),

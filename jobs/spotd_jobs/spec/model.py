@@ -45,6 +45,8 @@ class Resources:
     """Absent: spot, and on-demand at providers without a spot market."""
     on_demand_after: timedelta | None = None
     """With `auto`: spot alone until the job has waited so long for it."""
+    rent_after: timedelta | None = None
+    """Own machines alone until the job has waited so long for one; absent: as `[own]` of the config says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

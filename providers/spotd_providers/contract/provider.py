@@ -218,6 +218,8 @@ class ProviderTraits:
         bills_by: the unit to which that time is rounded up: a second, or an hour where hours are sold; 0 for none.
         bill_open_for: how long after its end a machine's bill (`Bills`) may still grow; 0 where it is final at once,
             and is believed without being read twice.
+        owned: its machines are the user's own or come from a cluster that they may use, and are not rented in a market;
+            a user may say otherwise in the config.
     """
 
     start_script_bytes_max: int
@@ -239,6 +241,7 @@ class ProviderTraits:
     bills_at_least: timedelta = timedelta(0)
     bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
+    owned: bool = False
 
 
 class ProviderPlugin(Protocol):

@@ -369,6 +369,7 @@ def _traits(settings: SshSettings) -> ProviderTraits:
         private_images=Capability(available=False, reason=NO_LOGIN),
         ends_itself_by="file",
         bill_open_for=timedelta(0),
+        owned=True,
     )
 
 

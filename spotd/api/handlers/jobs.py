@@ -44,7 +44,7 @@ from spotd.core.domain.intents import NOTHING, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan, combine
 from spotd.core.domain.states import JobState
-from spotd.core.domain.world import RENTING, UnreadableRow, World
+from spotd.core.domain.world import RENTING, TAKING, UnreadableRow, World
 from spotd.core.enforcement import used_up
 from spotd.core.metering import compared_cost
 from spotd.core.ranking.candidates import ceilings_of
@@ -428,7 +428,10 @@ def _lately(reads: Reads, job_id: JobId) -> list[EventView]:
 def _placed_words(reads: Reads, job: JobId) -> list[str]:
     """Return for each attempt why it ran where it did, the newest ones of many."""
     chosen = reads.events_of_jobs([PLACED_KIND], [job])[-PLACED_MAX:]
-    return [f"attempt {item.event.attempt}: {item.event.message.removeprefix(RENTING)}" for item in chosen]
+    return [
+        f"attempt {item.event.attempt}: {item.event.message.removeprefix(RENTING).removeprefix(TAKING)}"
+        for item in chosen
+    ]
 
 
 def _jobs_of_array(reads: Reads, query: JobQuery) -> list[JobView]:

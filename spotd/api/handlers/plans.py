@@ -25,7 +25,7 @@ from spotd.core.domain.jobs import Chain, Checkpoint, Job
 from spotd.core.domain.market import MarketSnapshot, Quote
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import JobState
-from spotd.core.domain.world import RENTING, VerdictKind, World
+from spotd.core.domain.world import RENTING, TAKING, VerdictKind, World
 from spotd.core.pacer import deadline_warnings, infeasible
 from spotd.core.pricing import age_words
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, ceilings_of, is_admissible
@@ -157,8 +157,10 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
 
 def _conditional(sentence: str) -> str:
     """Return what would happen: a plan rents nothing."""
-    rest = sentence.removeprefix(RENTING)
-    return sentence if rest == sentence else f"would rent {rest}"
+    for begins, would in ((RENTING, "would rent "), (TAKING, "would take ")):
+        if sentence.startswith(begins):
+            return would + sentence.removeprefix(begins)
+    return sentence
 
 
 def _image_warnings(spec: JobSpec, quotes: Iterable[Quote], world: World) -> list[str]:

@@ -64,7 +64,8 @@ class PriceHandlers(ContextHandlers):
                     continue
                 ceiling = ceiling_for(gpu, count, None, policy)
                 for offer in group:
-                    priced = quote(offer, needs, rules.fee_ppm, provider_offers.at or now)
+                    at = provider_offers.at or now
+                    priced = quote(offer, needs, rules.fee_ppm, at, is_own=rules.is_own)
                     blocked = catalogue.silent.get(name, "") or catalogue.blocked(offer)
                     row = quote_response(priced, ceiling, blocked, policy.bid_headroom_ppm)
                     found.append((priced.price.per_gpu, name, offer.offer_id, row))

@@ -41,7 +41,7 @@ from spotd.core.metering import (
     spent_on_day,
     unsettled_sums,
 )
-from spotd.core.pricing import PPM, dollar_words, egress_cost, moved_cost
+from spotd.core.pricing import PPM, dollar_words, egress_cost, market_word, moved_cost
 from spotd.store import CostGroup, CostGrouping, JobView, Reads, Totals
 from spotd_providers.contract.values import MicroUsd, Power, ProviderName, as_usd
 
@@ -178,6 +178,7 @@ def _receipt(
         estimated=total != 0 and (view.is_estimated or bool(aside)),
         on_demand_usd=as_usd(compared),
         saved_usd=as_usd(compared - total),
+        own_saved_usd=_savings_of_own(view, attempts, now),
         recoveries=view.recoveries,
         lost_s=view.lost.total_seconds(),
         budget_usd=usd(job.budget) if job is not None else None,
@@ -187,6 +188,14 @@ def _receipt(
         uncompared_usd=as_usd(view.uncompared_at(now)),
         summary=view.closing_words(now),
     )
+
+
+def _savings_of_own(view: JobView, attempts: Sequence[Attempt], now: datetime) -> float | None:
+    """Return what own machines cost less than renting would have; `None` where none was used, or nothing compares."""
+    own = [item for item in attempts if item.quote.is_own and item.quote.on_demand is not None]
+    if not own or view.state is JobState.FAILED:
+        return None
+    return as_usd(sum(on_demand_spent(item, now) - spent(item, now) for item in own))
 
 
 def _sums(item: Attempt, costs: Mapping[AttemptId, CostSums], now: datetime) -> CostSums:
@@ -218,7 +227,7 @@ def _line(item: Attempt, sums: CostSums, now: datetime) -> AttemptCostResponse:
         host=offer.host_id or offer.offer_id,
         gpu=offer.gpu,
         gpu_count=offer.gpu_count,
-        market=offer.market.value,
+        market=market_word(item.quote),
         effective_usd_h=as_usd(item.quote.price.total),
         on_demand_usd_h=usd(item.quote.on_demand),
         started_at=instant(item.launched_at),

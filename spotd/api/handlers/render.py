@@ -34,7 +34,7 @@ from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import Verdict
 from spotd.core.host_reports import explain_exit, late_words
 from spotd.core.metering import is_estimate, on_demand_spent, spent
-from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
+from spotd.core.pricing import gpu_price_limit, market_word, repriced, usual_bid
 from spotd.daemon.hosts.limits import HostTransfer, TransferKind
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.reader import last_lines
@@ -187,7 +187,7 @@ def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
         provider=offer.provider,
         host=offer.host_id or offer.offer_id,
         region=offer.region,
-        market=offer.market.value,
+        market=market_word(item.quote),
         gpu=offer.gpu,
         gpu_count=offer.gpu_count,
         effective_usd_h=as_usd(item.quote.price.total),
@@ -365,7 +365,7 @@ def quote_response(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: st
         offer=offer.offer_id,
         host=offer.host_id or offer.offer_id,
         region=offer.region,
-        market=offer.market.value,
+        market=market_word(quote),
         interruption=offer.interruption.value,
         gpu=offer.gpu,
         gpu_count=offer.gpu_count,

@@ -15,7 +15,8 @@ class AttemptCostResponse(Spending):
     checkpoint store asks for those that were restored, which no provider bills.
     `gpu_usd` (the machine while it ran, with its disk), `disk_usd` (of the machine while it did not run) and `fee_usd`
     are the rest of what was booked; `corrected_usd` is what the provider's own bill then added, in `spent_usd`, too.
-    `billed_usd` is that bill; null while it is not known.
+    `billed_usd` is that bill; null while it is not known. `market` is `own` for an own machine, whose `on_demand_usd`
+    is what the best machine to rent at its launch would have cost.
     """
 
     attempt: int
@@ -61,6 +62,8 @@ class ReceiptResponse(Spending):
 
     `corrections` states, in sentences, where a provider's own bill took the place of what was booked.
     `uncompared_usd` of `spent_usd` is compared with nothing: no on-demand price was known, or the job failed.
+    `own_saved_usd` of `saved_usd` is what own machines cost less than the best machine to rent at their launch would
+    have: `on_demand_usd` holds that price for them. Null where none was used, or the job failed.
     `summary` sums the job up in a sentence; empty before its end.
     """
 
@@ -69,6 +72,7 @@ class ReceiptResponse(Spending):
     state: str
     on_demand_usd: float
     saved_usd: float
+    own_saved_usd: float | None
     recoveries: int
     lost_s: float
     budget_usd: float | None

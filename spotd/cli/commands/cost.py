@@ -17,6 +17,7 @@ from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.words import (
     NOTHING,
+    OWN,
     clean,
     compared_text,
     count,
@@ -257,11 +258,21 @@ def _compared(receipt: ReceiptResponse) -> list[tuple[str, str]]:
         return [("saved", "nothing, since it failed")]
     if uncompared and on_demand <= 0:
         return [("on demand", "not known: nothing is said of savings")]
+    own, lines = receipt.get("own_saved_usd"), receipt["attempts"]
+    hardware = "the same hardware" if own is None else "the same hardware, own machines as the best to rent then"
     known = f"; {dollars(uncompared)} more was spent on hosts whose on-demand price is not known" if uncompared else ""
     return [
-        ("on demand", f"{dollars(on_demand)} for the same hours on the same hardware{known}"),
+        ("on demand", f"{dollars(on_demand)} for the same hours on {hardware}{known}"),
         ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
+        *([] if own is None else [("own", _own_text(own, [line for line in lines if line["market"] == OWN]))]),
     ]
+
+
+def _own_text(saved: float, lines: Sequence[AttemptCostResponse]) -> str:
+    """Return where own machines ran the job, and what that saved against renting."""
+    places = ", ".join(dict.fromkeys(where_text(line) for line in lines))
+    ran = span_text(sum(line["seconds"] for line in lines))
+    return f"{ran} on {places} saved {dollars(saved)} against the best machine to rent at each launch"
 
 
 def _total_compared(shape: CostResponse) -> str:

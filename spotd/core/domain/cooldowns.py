@@ -112,9 +112,16 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
 
 
 def pacing_after(job: Job, item: Attempt, now: datetime) -> Pacing:
-    """Return what the job remembers of its pace once this attempt has ended: progress ends its wait for spot."""
-    is_over = job.pacing.spot_wanted_since is not None and got_somewhere(item, job, now)
-    return replace(job.pacing, spot_wanted_since=None) if is_over else job.pacing
+    """Return what the job remembers of its pace once this attempt has ended: progress ends what it waited for.
+
+    Progress on a rented machine does not begin the wait for own machines anew: in a market that takes machines back
+    every hour that would cost the wait each time.
+    """
+    pacing = job.pacing
+    if (pacing.spot_wanted_since is None and pacing.own_wanted_since is None) or not got_somewhere(item, job, now):
+        return pacing
+    own_wanted_since = None if item.quote.is_own else pacing.own_wanted_since
+    return replace(pacing, spot_wanted_since=None, own_wanted_since=own_wanted_since)
 
 
 def words_of_setback(back: Setback) -> str:

@@ -226,6 +226,8 @@ class RunTotals:
         preemptions: those of the recoveries where the provider took the machine back.
         uncompared: what of `spent` was paid for hosts whose on-demand price was not known at the launch.
         estimated: how many attempts cost something whose provider's own bill is not known.
+        own_saved: what own machines cost less than renting the best machine of the moment of their launch would have;
+            `None` where none was used, or nothing was to be rented.
     """
 
     ran: timedelta = timedelta(0)
@@ -233,6 +235,7 @@ class RunTotals:
     preemptions: int = 0
     uncompared: MicroUsd = NOTHING
     estimated: int = 0
+    own_saved: MicroUsd | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +261,7 @@ class Pacing:
         losses: of its recoveries those that have ended such a run already.
         is_slipping: its owner was warned that the deadline may not be met.
         spot_wanted_since: since when a job that may take on-demand later waits for spot; `None` while it does not.
+        own_wanted_since: since when a job that may rent later waits for an own machine; `None` while it does not.
     """
 
     counted_from: datetime | None = None
@@ -268,6 +272,7 @@ class Pacing:
     losses: int = 0
     is_slipping: bool = False
     spot_wanted_since: datetime | None = None
+    own_wanted_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

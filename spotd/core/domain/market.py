@@ -95,11 +95,13 @@ class MarketSnapshot:
 
     Attributes:
         lows: the lowest price of the GPU part of the last days, by canonical GPU and count.
+        seen: when each provider last offered each kind of machine.
         readings: `None` where the prices are a record: none of them can be wrong, and nothing can be away.
     """
 
     offer_cache: Mapping[ProviderName, ProviderOffers] = field(default_factory=dict)
     lows: Mapping[tuple[str, int], MicroUsdPerHour] = field(default_factory=dict)
+    seen: Mapping[ProviderName, Mapping[tuple[str, int], datetime]] = field(default_factory=dict)
     readings: Readings | None = None
 
 
@@ -218,12 +220,17 @@ class PriceBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """An offer with its effective price for one job at one time."""
+    """An offer with its effective price for one job at one time.
+
+    Attributes:
+        is_own: the machine is the user's own, and not rented.
+    """
 
     offer: Offer
     price: PriceBreakdown
     on_demand: MicroUsdPerHour | None
-    """Effective price of the same hardware on-demand, the receipt's comparison."""
+    """Effective price of the same hardware on-demand, the receipt's comparison; of an own machine that was taken, what
+    the best machine to rent would have cost at that moment for the same work."""
     at: datetime
     egress_price: MicroUsdPerGb = NO_CHARGE
     """What the owner of the checkpoint store asks for what a host there reads; in no effective price."""
@@ -231,6 +238,7 @@ class Quote:
     """What the job's machine reads elsewhere than of that store."""
     url_cost: MicroUsd = NOTHING
     """What the owners of those places ask for reading all of it from this offer's machine."""
+    is_own: bool = False
 
 
 # What a user's spelling of a GPU stands for.

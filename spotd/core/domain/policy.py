@@ -58,6 +58,7 @@ class ProviderPolicy:
         runs_images: a machine there runs the job's container image.
         no_login: why a machine there cannot be given the login of a private image's registry; empty if it can.
         ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
+        is_own: its machines are the user's own, and not rented.
     """
 
     name: ProviderName
@@ -73,6 +74,7 @@ class ProviderPolicy:
     bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
     ends_itself: bool = True
+    is_own: bool = False
     runs_images: bool = True
     no_login: str = ""
     account: str = ""
@@ -114,6 +116,8 @@ class UserLimits:
     """How long an outbid machine that is kept by its provider is waited for at most."""
     moves_max: Annotated[int, "[moves] most"] = 0
     """How often one job moves to a cheaper machine."""
+    rent_after: Annotated[timedelta, "[own] rent_after"] = timedelta(0)
+    """How long a job that says nothing else waits for an own machine before one is rented."""
     egress: Annotated[StoreEgress, "[store] egress_per_gb"] = FREE_EGRESS
     """What reading the checkpoint store costs."""
     registries: Annotated[Mapping[str, RegistryRules], "[registries]"] = field(default_factory=dict)
@@ -170,6 +174,11 @@ class Policy(UserLimits):
     """What leaps in one list has to stand in a second one; false where lists are made of recorded prices."""
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""
+
+    @property
+    def own_providers(self) -> tuple[ProviderName, ...]:
+        """Those whose machines are the user's own."""
+        return tuple(sorted(name for name, rules in self.providers.items() if rules.is_own))
 
     def words_against_image(self, rules: ProviderPolicy, image: str) -> str:
         """Why this image cannot be pulled with its registry's login at this provider; empty if it can."""

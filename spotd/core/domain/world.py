@@ -245,7 +245,8 @@ PassedOver = tuple[tuple[str, int], ...]
 
 
 RENTING: Final = "renting "
-"""How the sentence of a placed job begins."""
+TAKING: Final = "taking "
+"""How the sentence of a placed job begins; the second one where the machine is the user's own."""
 
 
 class VerdictKind(StrEnum):
@@ -271,6 +272,8 @@ class VerdictKind(StrEnum):
     WINDOW = "window"
     DEADLINE = "deadline"
     PACED = "paced"
+    OWN = "own"
+    """An own machine is waited for before one is rented."""
     AFTER = "after"
     ARRAY = "array"
 

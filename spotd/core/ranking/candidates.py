@@ -13,7 +13,7 @@ offer cache no longer holds the offer. Offers without a host are pools (a type i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -154,7 +154,7 @@ class CandidateCatalogue:
                 mismatches[why] += provider_offers.offer_index.size
                 continue
             for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
-                if self._fits_gpu(wanted, gpu, count):
+                if self.fits_gpu(wanted, gpu, count):
                     groups.append((rules, provider_offers.sells_spot, group))
                 else:
                     mismatches[ANOTHER_KIND] += len(group)
@@ -171,14 +171,21 @@ class CandidateCatalogue:
         image = job.spec.image if registry_server(job.spec.image) in self._policy.registries else ""
         return RequirementKey(resources=job.spec.resources, needs=needs, image=image, terms=terms)
 
+    def kinds_on_offer(self, provider: ProviderName) -> Collection[Kind]:
+        """Return the kinds of machine that a provider offers now."""
+        return {
+            kind for rules, shown in self._offer_indexes if rules.name == provider for kind in shown.offer_index.by_gpu
+        }
+
     def rented_now(self, wanted: Resources) -> int:
         """Return how many machines of this kind jobs have: the market does not show them."""
         if self._rented is None:
             held = (a.quote.offer for a in self._attempts if a.machine.may_compute)
             self._rented = Counter((offer.gpu, offer.gpu_count) for offer in held)
-        return sum(number for kind, number in self._rented.items() if self._fits_gpu(wanted, *kind))
+        return sum(number for kind, number in self._rented.items() if self.fits_gpu(wanted, *kind))
 
-    def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
+    def fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
+        """Whether this kind of machine is one that the job asks for."""
         if wanted.gpu:
             return any(count == a.count and gpu in self._gpu_set(a.name, gpu) for a in wanted.gpu)
         return count == wanted.gpu_count
@@ -196,9 +203,11 @@ class CandidateCatalogue:
         made = offers.quotes.get(index)
         if made is None:
             offer = offers.entries[index]
-            fee = self._policy.providers[offer.provider].fee_ppm
-            egress = self._policy.egress.price_for(offer)
-            made = offers.quotes[index] = quote(offer, offers.key.needs, fee, self._now, egress)
+            rules = self._policy.providers[offer.provider]
+            egress, is_own = self._policy.egress.price_for(offer), rules.is_own
+            made = offers.quotes[index] = quote(
+                offer, offers.key.needs, rules.fee_ppm, self._now, egress, is_own=is_own
+            )
         return made
 
     def ranked(self, offers: RankedOffers, passed_over: defaultdict[str, int] | None = None) -> Iterator[Quote]:
@@ -229,7 +238,7 @@ class CandidateCatalogue:
     def lows(self, wanted: Resources) -> Iterator[MicroUsdPerHour]:
         """Yield the lowest price of the GPU part of each kind of machine that this asks for, of the last days."""
         for (gpu, count), price in self._lows.items():
-            if self._fits_gpu(wanted, gpu, count):
+            if self.fits_gpu(wanted, gpu, count):
                 yield price
 
     def pause(self) -> tuple[str, datetime] | None:

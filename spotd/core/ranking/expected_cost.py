@@ -366,7 +366,9 @@ class RankedOffers:
             self._await(number, rules, group, position + 1)
             offer = group[position]
             self.read += 1
-            problem = mismatch(offer, self.key.resources, self.key.needs.disk_gb, sells_spot=sells_spot)
+            is_of_any = rules.is_own and not sells_spot
+            wanted, disk_gb = self.key.resources, self.key.needs.disk_gb
+            problem = mismatch(offer, wanted, disk_gb, sells_spot=sells_spot, is_of_any_market=is_of_any)
             if problem:
                 self.mismatches[problem] += 1
                 continue
@@ -379,10 +381,16 @@ class RankedOffers:
         return True
 
 
-def mismatch(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool) -> str:
-    """Why this offer cannot carry the job, apart from its GPU and price; empty if it can."""
-    if offer.market is not Market.SPOT and (
-        wanted.market is MarketChoice.SPOT or (wanted.market is None and sells_spot)
+def mismatch(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool, is_of_any_market: bool = False) -> str:
+    """Why this offer cannot carry the job, apart from its GPU and price; empty if it can.
+
+    Args:
+        is_of_any_market: it is an own machine where nothing is sold, which a job takes whatever market it asks for.
+    """
+    if (
+        not is_of_any_market
+        and offer.market is not Market.SPOT
+        and (wanted.market is MarketChoice.SPOT or (wanted.market is None and sells_spot))
     ):
         return "not a spot offer"
     if wanted.market is MarketChoice.ON_DEMAND and offer.market is not Market.ON_DEMAND:

@@ -68,6 +68,7 @@ class Evidence:
         self._credit_at: dict[ProviderName, datetime] = {}
         self._key_at: dict[ProviderName, datetime] = {}
         self._lows: dict[Kind, tuple[MicroUsdPerHour, datetime]] = {}
+        self._seen: dict[ProviderName, dict[Kind, datetime]] = {}
 
     def update(self, world: World, now: datetime, verdicts: Iterable[Verdict] = ()) -> None:
         """Note what the cool-downs of this world, and its jobs, wait for."""
@@ -118,6 +119,16 @@ class Evidence:
                 continue
             if known is None or price <= known[0] or at - known[1] > LOWS_LAST:
                 self._lows[kind] = (price, at)
+
+    def note_kinds(self, provider: ProviderName, kinds: Iterable[Kind], at: datetime) -> None:
+        """Keep when a provider last offered these kinds of machine."""
+        seen = self._seen.setdefault(provider, {})
+        for kind in kinds:
+            if kind in seen or len(seen) < KINDS_MAX:
+                seen[kind] = max(at, seen.get(kind, at))
+
+    def last_offers(self) -> Mapping[ProviderName, Mapping[Kind, datetime]]:
+        return {provider: dict(kinds) for provider, kinds in self._seen.items()}
 
     def lows(self) -> Mapping[Kind, MicroUsdPerHour]:
         return {kind: price for kind, (price, _) in self._lows.items()}
@@ -180,7 +191,9 @@ class OfferCache:
             listed_at={name: seen.listing.at for name, seen in self._machines.items() if seen.listing is not None},
             away={name: seen.error for name, seen in self._machines.items() if seen.error},
         )
-        return MarketSnapshot(offer_cache=offer_cache, lows=self.evidence.lows(), readings=readings)
+        return MarketSnapshot(
+            offer_cache=offer_cache, lows=self.evidence.lows(), seen=self.evidence.last_offers(), readings=readings
+        )
 
     def listings(self) -> Mapping[ProviderName, Listing]:
         """Return the newest listing of each provider that ever answered."""
@@ -238,6 +251,7 @@ class OfferCache:
         )
         if changed:
             self.evidence.prices_seen(offer_index, asked_at)
+        self.evidence.note_kinds(provider, offer_index.by_gpu, asked_at)
         if changed or CooldownEnd.SHOWN in self.evidence.awaited.get(provider, frozenset()):
             self._wake_event.notify()
         if self._keep is not None:

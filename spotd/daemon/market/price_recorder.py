@@ -7,9 +7,9 @@ newest of each provider counts. A file or disk that fails costs prices, one line
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar, cast
 
@@ -21,6 +21,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
 from spotd.daemon.commits import Commits, Database, Threads, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause
+from spotd.daemon.market.offer_cache import Kind
 from spotd.history import History, HistoryUnavailable
 from spotd.store import Reads, StateError
 from spotd_providers.contract.errors import ProviderError
@@ -119,6 +120,21 @@ class PriceRecorder:
             HistoryUnavailable: the file cannot be used now.
         """
         return await self._call(partial(question, self._history))
+
+    async def recall(
+        self, providers: Sequence[ProviderName], keep: Callable[[ProviderName, Iterable[Kind], datetime], None]
+    ) -> None:
+        """Hand over when these providers last offered which kinds of machine; nothing where the file cannot be read."""
+        if not providers:
+            return
+        try:
+            found = await self.ask(lambda history: history.last_offers(providers))
+        except HistoryUnavailable as exc:
+            self._log.warning("history.not_recalled", error=str(exc))
+            return
+        for provider, kinds in found.items():
+            for kind, at in kinds.items():
+                keep(provider, (kind,), datetime.fromtimestamp(at, UTC))
 
     @property
     def bytes_max(self) -> int:

@@ -379,6 +379,7 @@ def receipt(**given: Any) -> ReceiptResponse:
         "estimated": False,
         "on_demand_usd": 7.8,
         "saved_usd": 3.18,
+        "own_saved_usd": None,
         "recoveries": 1,
         "lost_s": 372.0,
         "budget_usd": 120.0,

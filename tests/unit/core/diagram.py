@@ -14,7 +14,7 @@ from spotd.core.domain.jobs import MachineVerdict
 from spotd.core.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
 from spotd.core.kernel.judgements import JUDGEMENTS, Observed
 from spotd.core.kernel.listed import RECORDS
-from spotd.core.placement import GATES
+from spotd.core.placement import GATES, MARKET_PARTS
 from spotd.core.pricing import span_words
 from spotd.core.running import PATIENCE_FIRST, VERDICTS, Need
 
@@ -101,6 +101,12 @@ def page() -> str:
             "From `spotd/core/placement.py`. The first that applies is the reason that `spotctl why` shows.",
             "",
             *(f"{number}. `{gate.__name__}`: {_purpose(gate)}." for number, gate in enumerate(GATES, 1)),
+            "",
+            "## Which machines a job may have",
+            "",
+            "From `spotd/core/placement.py`, where no gate holds it back. The first that applies decides.",
+            "",
+            *(f"{number}. `{part.__name__}`: {_purpose(part)}." for number, part in enumerate(MARKET_PARTS, 1)),
             "",
             "## What is done to a machine that runs",
             "",

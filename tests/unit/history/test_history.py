@@ -277,3 +277,17 @@ def test_ages_grow_back_when_there_is_room_again(tmp_path: Path) -> None:
         at += DAY_S // 4
     assert roller.changes_s == 7 * DAY_S
     history.close()
+
+
+def test_when_a_provider_last_offered_a_kind_outlives_a_restart(history: History) -> None:
+    watched(history, START, START + 2 * HOUR_S, offer("a"), offer("b"))
+    recorded(history, START + 2 * HOUR_S, offer("a"))
+    kind = ("RTX_4090", 1)
+    assert history.last_offers([SHOP, VAST]) == {SHOP: {kind: pytest.approx(START + 2 * HOUR_S, abs=1)}}, (
+        "up to the newest poll"
+    )
+    recorded(history, START + 3 * HOUR_S)
+    recorded(history, START + 9 * HOUR_S)
+    history.close()
+    assert history.last_offers([SHOP]) == {SHOP: {kind: START + 3 * HOUR_S}}, "until it was gone"
+    assert history.last_offers([VAST]) == {}

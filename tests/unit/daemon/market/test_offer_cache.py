@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from spotd.daemon.controllers import WakeEvent
-from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.offer_cache import Evidence, OfferCache
 from spotd_providers.contract.values import HostId, Market, Offer, OfferPage
 from tests.unit.core.builders import NOW, SHOP, offer
 
@@ -53,3 +53,11 @@ def test_another_offer_of_the_same_host_and_a_pool_stay() -> None:
     offer_cache.bought(one, at=NOW + SECOND)
     offer_cache.bought(pool, at=NOW + SECOND)
     assert shown(offer_cache) == ["b", "c"]
+
+
+def test_when_a_kind_was_last_offered_is_kept_when_it_is_gone() -> None:
+    seen = Evidence()
+    seen.note_kinds(SHOP, [("RTX_4090", 1)], NOW)
+    seen.note_kinds(SHOP, [("H100_SXM", 8)], NOW + timedelta(hours=2))
+    seen.note_kinds(SHOP, [("RTX_4090", 1)], NOW - timedelta(hours=1))  # of the history, read later
+    assert seen.last_offers() == {SHOP: {("RTX_4090", 1): NOW, ("H100_SXM", 8): NOW + timedelta(hours=2)}}

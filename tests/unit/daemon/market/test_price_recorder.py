@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -145,3 +145,15 @@ def test_the_file_is_closed_after_the_call_that_its_end_has_left_behind(tmp_path
     begun = anyio.Event()
     anyio.run(ends_during_a_step)
     assert order == ["step", "close"]
+
+
+async def test_what_was_offered_before_a_restart_is_recalled(rig: Rig) -> None:
+    seen: list[tuple[object, object, datetime]] = []
+    async with rig.ready(), anyio.create_task_group() as group:
+        group.start_soon(kept, rig)
+        await rig.clock.sleep(HOUR / 12)
+        await rig.price_recorder.recall([SHOP], lambda *one: seen.append((one[0], one[1], one[2])))
+        [(provider, kinds, at)] = seen
+        assert (provider, kinds) == (SHOP, (("RTX_4090", 1),))
+        assert timedelta(0) <= rig.clock.now() - at < HOUR / 12
+        group.cancel_scope.cancel()
