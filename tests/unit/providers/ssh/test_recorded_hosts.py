@@ -1,0 +1,58 @@
+"""What a host with a real NVIDIA H200 answered (driver 580.159.04), idle and while a training ran; its ids are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotd_jobs.runner.heartbeat import parse_gpus
+from spotd_providers.ssh.answers import facts_of, offers_of
+from spotd_providers.ssh.settings import SshHost, SshSettings
+from tests.unit.core.builders import NOW
+
+CARD = "GPU-00000000-1111-2222-3333-444444444444"
+ANSWER = f"""host\t069a37da-a0f6-4070-91cb-ee7f4ce99c55\t149\t1795848745\tann\te3b0c44298fc1c14
+cpus\t16
+memory\t131981020
+disk\t63382320
+has\tflock
+has\ttimeout
+has\tsetsid
+has\tsha256sum
+has\tpython3
+nvidia\t0
+gpu\t0, {CARD}, NVIDIA H200, 143771, 580.159.04
+more\tmig.mode.current\t{CARD}, Disabled
+more\tmemory.used\t{CARD}, USED
+more\tecc.errors.uncorrected.volatile.total\t{CARD}, 0
+listed\tGPU 0: NVIDIA H200 (UUID: {CARD})
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (ANSWER.replace("USED", "0"), ""),
+        (ANSWER.replace("USED", "7039") + f"app\t{CARD}, 667\n", "another process uses it"),
+    ],
+)
+def test_a_real_card_is_offered_while_nothing_else_uses_it(answer: str, fault: str) -> None:
+    host = SshHost(name="attic", address="10.0.0.7", user="ann", price=0.5)
+    facts = facts_of([line.split("\t") for line in answer.splitlines()], host)
+    (card,) = facts.devices
+    assert (card.id, card.gpu, card.vram_mb, card.fault) == (CARD, "H200_SXM", 143_771, fault)
+    assert (facts.cpus, facts.faults) == (16, [])
+    offers, _ = offers_of(host, facts, SshSettings(hosts=(host,)), NOW)
+    assert [(offer.gpu, offer.gpu_count) for offer in offers] == ([] if fault else [("H200_SXM", 1)])
+
+
+def test_its_figures_are_read_as_its_driver_prints_them() -> None:
+    (busy,) = parse_gpus("0, NVIDIA H200, 96, 7039, 143771, 420.16, 49\n")
+    assert busy == {
+        "index": 0,
+        "name": "NVIDIA H200",
+        "util_pct": 96.0,
+        "mem_used_mb": 7039.0,
+        "mem_total_mb": 143771.0,
+        "power_w": 420.16,
+        "temp_c": 49.0,
+    }
