@@ -1,4 +1,4 @@
-"""What a host with a real NVIDIA H200 answered (driver 580.159.04), idle and while a training ran; its ids are made up."""
+"""What a host with a real NVIDIA H200 answered (driver 580.159.04), idle and beside a training; its ids are made up."""
 
 from __future__ import annotations
 
