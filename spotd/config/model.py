@@ -210,7 +210,7 @@ class StoreSection(Section):
 
 
 class CeilingsSection(BaseModel):
-    """Highest effective price in dollars per GPU-hour, by GPU; a job's own max_price goes before it."""
+    """Highest effective $ per GPU-hour, by GPU, also of what runs; a job's own max_price goes before it."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True)
     __pydantic_extra__: dict[str, CeilingPrice] = Field(init=False)  # the keys are GPU names, checked by the reader

@@ -368,9 +368,10 @@ def is_starting(item: Attempt, policy: Policy) -> bool:
 def note_ceiling(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, is_over: bool) -> None:
     """Record whether a listing states a price above the ceiling."""
     item = builder.attempt(attempt)
-    if is_over and item.over_ceiling_at is None:
+    since = item.over_ceiling_at
+    if is_over and (since is None or since > builder.now):  # by a clock that was set back since
         builder.put_attempt(replace(item, over_ceiling_at=at))
-    elif not is_over and item.over_ceiling_at is not None:
+    elif not is_over and since is not None:
         builder.put_attempt(replace(item, over_ceiling_at=None))
 
 
@@ -378,7 +379,8 @@ def words_over_ceiling(builder: PlanBuilder, item: Attempt) -> str:
     """How far the machine's price is above what its job accepted; empty while it is not, or is borne for a while.
 
     The price of a spot market moves, so one listing is believed, but for a leap. A bid and an on-demand price do not: a
-    second listing must state it, since one may be wrong.
+    second listing must state it, since one may be wrong. One listing must be newer than a ceiling that was lowered, or
+    a fee that rose.
     """
     offer, price = item.quote.offer, item.quote.price
     total = item.meter.rate + price.upload + price.restore
@@ -387,6 +389,8 @@ def words_over_ceiling(builder: PlanBuilder, item: Attempt) -> str:
         return ""
     is_fixed = offer.market is not Market.SPOT or offer.pays_bid
     first, last = item.over_ceiling_at, item.listed_at
+    if first is not None and (last is None or last < first):
+        return ""  # ceiling or fee were changed since it was listed
     if (is_fixed or total > LEAP * price.total) and (first is None or last is None or last <= first):
         return ""
     if is_fixed and per_gpu_now <= item.ceiling_now + item.ceiling_now * FIXED_TOLERANCE_PPM // PPM:

@@ -20,6 +20,7 @@ from spotd.core.metering import job_spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import dollar_words, limit_words, per_gpu_words
 from spotd.core.ranking.candidates import ceiling_for
+from spotd.core.todays_terms import at_todays_ceiling
 from spotd_jobs.spec.model import JobSpec, PriceLimit
 from spotd_providers.contract.values import MicroUsd
 
@@ -105,12 +106,7 @@ def set_ceiling(world: World, jobs: Iterable[Job], limit: PriceLimit | None, now
 def _set_ceiling(builder: PlanBuilder, item: Attempt, limit: PriceLimit | None) -> None:
     offer = item.quote.offer
     ceiling = ceiling_for(offer.gpu, offer.gpu_count, limit, builder.policy)
-    if ceiling is None:
-        return  # no other machine is bought without one, and this one keeps what was agreed
-    changed = replace(item, ceiling=max(item.ceiling, ceiling), ceiling_set=ceiling)
-    if ceiling < item.ceiling_now and item.over_ceiling_at is None:
-        changed = replace(changed, over_ceiling_at=builder.now)  # the next listing takes it back where that is not so
-    builder.put_attempt(changed)
+    builder.put_attempt(at_todays_ceiling(item, ceiling, builder.now))
 
 
 def retry(world: World, job: Job, now: datetime) -> Plan:

@@ -3,8 +3,9 @@
 Theory. What was agreed holds for the moment at which it was decided. The call comes later: it waits for its turn and
 for the store, and meanwhile a config is reloaded, a ceiling or a budget is cut, a balance is used up, a provider is
 switched off. So each call that spends money asks here once more, in the commit that records that it is made now, and
-what fits no longer is given up with its sentence before any money is spent. The fee of a machine that runs follows the
-config, too: its costs are counted by what is known of the fee today, and held against the ceiling so.
+what fits no longer is given up with its sentence before any money is spent. A machine that runs follows the config,
+too: its costs are counted by what is known of the fee today, and held against what its job accepts today, be that its
+own `max_price` or `[ceilings]`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,20 @@ def at_todays_fee(item: Attempt, policy: Policy) -> Attempt:
     if quote.price.per_gpu <= item.ceiling:
         return replace(item, quote=quote)
     return replace(item, quote=quote, ceiling=quote.price.per_gpu, ceiling_set=item.ceiling_now)
+
+
+def at_todays_ceiling(item: Attempt, ceiling: MicroUsdPerGpuHour | None, now: datetime) -> Attempt:
+    """Return the attempt as it is judged where its job accepts this from now on.
+
+    A lowered ceiling is a price that rose. Where there is none any more, no other machine is bought, and this one keeps
+    the one that it had.
+    """
+    if ceiling is None or ceiling == item.ceiling_now:
+        return item
+    changed = replace(item, ceiling=max(item.ceiling, ceiling), ceiling_set=ceiling)
+    if ceiling < item.ceiling_now and item.over_ceiling_at is None:
+        changed = replace(changed, over_ceiling_at=now)  # the next listing takes it back where that is not so
+    return changed
 
 
 def ceiling_today(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerGpuHour:

@@ -13,13 +13,14 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from spotd.core import requests
+from spotd.core.domain.jobs import Job
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd_jobs.spec.model import PriceLimit
-from spotd_providers.contract.values import InstanceState, Interruption, Loss, Market
+from spotd_providers.contract.values import InstanceState, Interruption, Loss, Market, MicroUsdPerGpuHour
 from tests.sim.bills import ALL_STATED_AFTER, BILLS_READ_WITHIN, Manner
 from tests.sim.cloud import Cloud
 from tests.sim.daemon import CANCEL
-from tests.sim.hazards import HARSH, Hazard
+from tests.sim.hazards import HARSH, HARSH_LATER, Hazard
 from tests.sim.machines import WrongState
 from tests.sim.plans import HARMLESS, with_plans
 from tests.sim.worlds import Shape
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 HARSH_FROM: Final = 1_000_000
 """The first seed of these worlds."""
+CEILINGS_FROM: Final = 1_000_321
+"""And the first in which jobs may state no price of their own."""
+CEILING: Final = 1_000_000
+"""What the config of such a world accepts at first, per GPU-hour."""
 MINUTE: Final = timedelta(minutes=1)
 LEAP: Final = 100
 RELOADS_PER_OPENING: Final = 0.3
@@ -75,6 +80,9 @@ def harsh(seed: int) -> Shape:
     planned_shape = with_plans(shape, frozenset(planned), seed)
     limits = {**planned_shape.limits, "raise_bids": True, "moves_max": 5}
     limits["hold_max"] = MINUTE * luck.choice([5, 10, 15])
+    if seed >= CEILINGS_FROM and Random(f"{Hazard.CEILINGS} in {seed}").random() < 0.4:
+        planned |= {Hazard.CEILINGS}
+        limits["ceiling_default"] = CEILING
     return replace(
         shape, hazards=shape.hazards | planned, limits=limits, hosts=planned_shape.hosts, floors=planned_shape.floors
     )
@@ -85,11 +93,12 @@ class Deceptions:
 
     def __init__(self, weather: Weather) -> None:
         self.weather = weather
-        self.hazards = weather.shape.hazards & HARSH
+        self.hazards = weather.shape.hazards & (HARSH | HARSH_LATER)
         self.luck = Random(f"deceptions of {weather.seed}")
         self.clouds = weather.clouds
         self.daemon = weather.daemon
         self.agenda = weather.agenda
+        self.prices = Random(f"ceilings of {weather.seed}")
         self.closed: frozenset[str] = frozenset()
         """Hosts that sell nothing until the calm."""
 
@@ -120,6 +129,9 @@ class Deceptions:
                 cloud.manner = self.luck.choice([None, *Manner])
         if Hazard.RELOADS in self.hazards:
             self.daemon.orders.opened = self.maybe_reload
+        if Hazard.CEILINGS in self.hazards:
+            self.configure(100)
+            self.weather.often(PER_HOUR, self.configure_less, self.prices)
 
     def end(self) -> None:
         """The calm: nothing deceives any more."""
@@ -131,6 +143,8 @@ class Deceptions:
         if Hazard.RELOADS in self.hazards:
             self.restore_limits()
             self.restore_ceilings()
+        if Hazard.CEILINGS in self.hazards:
+            self.agenda.after(MINUTE, lambda: self.configure(100))
 
     def refusal(self) -> LaunchFailure:
         return self.luck.choice([LaunchFailure.NO_CAPACITY, LaunchFailure.OFFER_GONE, LaunchFailure.PRICE_MOVED])
@@ -245,6 +259,24 @@ class Deceptions:
             self.set_ceilings(100)
         else:
             self.agenda.after(MINUTE, self.restore_ceilings)
+
+    def priced(self, made: Job) -> Job:
+        """The job, which may leave to the config what its machines may cost."""
+        if Hazard.CEILINGS in self.hazards and self.prices.random() < 0.8:
+            return replace(made, spec=replace(made.spec, price=None))
+        return made
+
+    def configure_less(self) -> None:
+        """The config accepts less while machines run, and again more before long: less than it takes to notice it."""
+        self.configure(self.prices.choice([15, 30, 60, 97]))
+        self.agenda.after(MINUTE * self.prices.choice([0.05, 1, 30, 60]), lambda: self.configure(100))
+
+    def configure(self, percent: int) -> None:
+        accepted = MicroUsdPerGpuHour(CEILING * percent // 100)
+        self.daemon.policy.reload(replace(self.daemon.policy._policy, ceiling_default=accepted))
+        self.daemon.orders.ceilings.append((self.agenda.now, accepted))
+        if self.daemon.up:
+            self.daemon.process.wake_event.notify()
 
     def set_ceilings(self, percent: int) -> None:
         """What its owner asks for with `spotctl`: other ceilings of jobs."""

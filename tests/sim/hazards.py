@@ -109,6 +109,8 @@ class Hazard(StrEnum):
     """A market as EC2's: a minute is billed at least, prices change by the hour, losses are announced."""
     BILLS = "bills"
     """Providers bill by day, late, with credits, nothing at first, each row twice, or in another currency."""
+    CEILINGS = "ceilings"
+    """Jobs state no price of their own, and the ceilings of the config change while their machines run."""
 
 
 HARSH: Final = frozenset(
@@ -126,7 +128,9 @@ HARSH: Final = frozenset(
     }
 )
 """What deceives a daemon into stopping machines that are well. Drawn in worlds of their own: see `harsh`."""
-READY: Final = frozenset(Hazard) - HARSH
+HARSH_LATER: Final = frozenset({Hazard.CEILINGS})
+"""Of these each has a source of chance of its own, in worlds of later seeds: no older one changes."""
+READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER
 """What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""

@@ -12,6 +12,7 @@ from spotd.core.billing import GAP
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import JobState
+from spotd.core.pricing import DWELL_MAX
 from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsdPerHour, cost, shares
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
@@ -21,6 +22,8 @@ from tests.sim.run import Result
 UNIT = timedelta(minutes=1)
 """What a marketplace bills at least for; the books may be off by so much for each attempt."""
 HOUR = timedelta(hours=1)
+OLD = timedelta(minutes=5)
+"""So old a list may be that a decision rests on, beside the pace of polls."""
 UNREAD = frozenset({Hazard.SLEEP, Hazard.FULL_DISK, Hazard.ONE_SIDED, Hazard.READ_ONLY, Hazard.SILENCE})
 """With one of these a heartbeat may be read long after it was written."""
 
@@ -35,9 +38,16 @@ def effective(gpu: int, cloud: Cloud, disk_gb: int = DISK_GB, fee_ppm: int | Non
 
 
 def ceiling_of(result: Result, job: JobId) -> int:
-    """Per GPU and hour."""
+    """Per GPU and hour; the highest that its config ever states where it states none itself."""
+    return max(accepted for _, accepted in ceilings_of(result, job))
+
+
+def ceilings_of(result: Result, job: JobId) -> list[tuple[datetime, int]]:
+    """What it accepts per GPU and hour, each from when on."""
     price = result.submitted[job][0].spec.price
-    return 0 if price is None or price.per_gpu_hour is None else price.per_gpu_hour
+    if price is None:
+        return result.daemon.orders.ceilings
+    return [(result.begun_at, 0 if price.per_gpu_hour is None else price.per_gpu_hour)]
 
 
 def matched(result: Result) -> Iterator[tuple[Attempt, Machine, Cloud]]:
@@ -173,17 +183,39 @@ def above_ceiling(result: Result) -> Iterator[str]:
     policy = daemon.world.policy
     for item, m, cloud in matched(result):
         owner = result.submitted[item.id.job][0]
-        most = ceiling_of(result, item.id.job) * shares(m.host.offer.gpu_count)
+        accepted, rates = ceilings_of(result, item.id.job), [*m.rates, (result.ended_at, 0)]
+        allowed = timedelta(minutes=5) + (DWELL_MAX if len(accepted) > 1 else timedelta(0))
         over: datetime | None = None
-        for at, rate in [*m.rates, (result.ended_at, 0)]:
+        for at in sorted({at for at, _ in rates} | {at for at, _ in accepted if at > rates[0][0]}):
+            rate, most = in_force(rates, at), in_force(accepted, at) * shares(m.host.offer.gpu_count)
             if over is not None and rate <= most:
                 seen = learnt(cloud, over, result.ended_at)
                 end = seen + owner.spec.checkpoint.stop_grace + policy.save_allowance + 3 * daemon.pace
-                if at > end + timedelta(minutes=5):
+                if at > end + allowed:
                     yield f"{m.key} billed above its ceiling of {most} from {over} to {at}"
                 over = None
             elif over is None and rate > most:
                 over = at
+
+
+def in_force(steps: list[tuple[datetime, int]], at: datetime) -> int:
+    return steps[max(0, bisect_right(steps, at, key=lambda step: step[0]) - 1)][1]
+
+
+def below_ceiling(result: Result) -> Iterator[str]:
+    """No machine is stopped for its price that is not above what its job accepts then, however old its list may be."""
+    hazards = result.shape.hazards
+    if not result.shape.reachable or Hazard.TRAFFIC in hazards:
+        return
+    machines = {item.id: m for item, m, _ in matched(result)}
+    for at, identity, detail, accepted in result.daemon.orders.for_price:
+        m = machines.get(identity)
+        if m is None:
+            continue
+        since = at - 3 * result.daemon.pace - OLD
+        most = max([in_force(m.rates, since), *(rate for when, rate in m.rates if since <= when <= at)])
+        if most <= accepted:
+            yield f"{m.key} was stopped at {at} although {most} is no more than the {accepted} accepted: {detail}"
 
 
 def ambiguous_cost(result: Result) -> Iterator[str]:

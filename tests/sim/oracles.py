@@ -21,6 +21,7 @@ from tests.sim.machines import BOOT, Machine
 from tests.sim.money import (
     above_ceiling,
     ambiguous_cost,
+    below_ceiling,
     budgets,
     ceiling_of,
     effective,
@@ -355,6 +356,7 @@ CHECKS: Final = (
     spending,
     paid_for_nothing,
     above_ceiling,
+    below_ceiling,
     budgets,
     expired_too_soon,
     full_disk,

@@ -15,6 +15,7 @@ from spotd.core.domain.market import build_offer_index
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.ranking.candidates import ceiling_for
 from spotd_providers.contract.values import AttemptKey, Offer, ProviderName, shares, whole_machine
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Orders:
         self._daemon = daemon
         self.stops: list[Ordered] = []
         self.calls: list[PaidCall] = []
+        self.for_price: list[tuple[datetime, AttemptId, str, int]] = []
+        """When which machine was ordered to stop for its price, why, and what its job accepted at that moment."""
+        self.ceilings: list[tuple[datetime, int]] = []
+        """What the config accepts per GPU-hour, and from when on, where a world changes it."""
         self.bids: defaultdict[AttemptKey, list[datetime]] = defaultdict(list)
         """When changes of bids were decided."""
         self.flips: defaultdict[JobId, list[datetime]] = defaultdict(list)
@@ -114,6 +119,8 @@ class Orders:
             for i, item in plan.attempts.items()
             if item.stop is not None and i in before.attempts and before.attempts[i].stop is None
         ]
+        dear = [(item, item.stop) for item in stopped if item.stop and item.stop.reason is EndReason.PRICE_ROSE]
+        self.for_price.extend((true, i.id, stop.detail, self._accepted(i, after)) for i, stop in dear)
         chosen = [item for item in stopped if item.stop is not None and item.stop.reason in VOLUNTARY]
         if chosen:
             fooled = self._of_one_page(before, chosen)
@@ -124,6 +131,11 @@ class Orders:
                 self.opened("hold")
         if any(item.stop is not None and item.stop.reason is EndReason.MIGRATED for item in chosen):
             self.opened("move")
+
+    def _accepted(self, item: Attempt, after: World) -> int:
+        offer, limit = item.quote.offer, after.jobs[item.id.job].spec.price
+        ceiling = ceiling_for(offer.gpu, offer.gpu_count, limit, self._daemon.policy.current)
+        return 0 if ceiling is None else whole_machine(ceiling, shares(offer.gpu_count))
 
     def _note_intent(self, intent: Intent, true: datetime) -> None:
         if intent.kind is IntentKind.CHANGE_BID:
@@ -179,7 +191,8 @@ class Orders:
             return
         policy, job = daemon.policy.current, daemon.world.jobs.get(JobId(key.split("-")[-2]))
         rules, limit = policy.providers[offer.provider], None if job is None else job.spec.price
-        if job is None or limit is None or limit.per_gpu_hour is None:
+        ceiling = None if job is None else ceiling_for(offer.gpu, offer.gpu_count, limit, policy)
+        if ceiling is None:
             return
         disk = -(-offer.storage_price * disk_gb // 720)
         spent = daemon.world.spent_by_day.get(daemon.now.date(), 0)
@@ -191,7 +204,7 @@ class Orders:
                 key=key,
                 price=price,
                 most=-(-(price + disk) * rules.fee_ppm // 1_000_000),
-                ceiling=whole_machine(limit.per_gpu_hour, shares(offer.gpu_count)),  # type: ignore[arg-type]  # micro-dollars per GPU
+                ceiling=whole_machine(ceiling, shares(offer.gpu_count)),
                 refused=is_off or ("the budget of the day is used up" if over else ""),
             )
         )

@@ -8,7 +8,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import billing, budgets, enforcement, host_reports, metering, plan_builder, pricing, timeline
+from spotd.core import (
+    billing,
+    budgets,
+    enforcement,
+    host_reports,
+    metering,
+    plan_builder,
+    pricing,
+    timeline,
+    todays_terms,
+)
 from spotd.core.domain import cooldowns
 from spotd.core.domain.cooldowns import Setback
 from spotd.core.domain.intents import AttemptId
@@ -22,6 +32,7 @@ from spotd.core.ranking import candidates
 from spotd.daemon.executor import Executor
 from spotd.daemon.market import plugin_values
 from spotd_providers.contract.values import MicroUsdPerHour
+from tests.sim.harsh import CEILING
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, not_asked_again_at_the_call, patched, small
 from tests.sim.worlds import QUIET
@@ -95,6 +106,19 @@ def ceilings_of_whole_machines() -> AbstractContextManager[None]:
     return patched(
         (candidates, "gpu_price_limit", wrong), (launch_calls, "gpu_price_limit", wrong), not_asked_again_at_the_call()
     )
+
+
+def keeps_the_ceiling_that_was_agreed() -> AbstractContextManager[None]:
+    return patched((launch_calls, "at_todays_ceiling", lambda item, *_: item))
+
+
+def never_accepts_more_again() -> AbstractContextManager[None]:
+    right = todays_terms.at_todays_ceiling
+
+    def wrong(item: Any, ceiling: Any, now: datetime) -> Any:
+        return right(item, None if ceiling is None else min(ceiling, item.ceiling_now), now)
+
+    return patched((launch_calls, "at_todays_ceiling", wrong))
 
 
 # --- in metering ---
@@ -175,6 +199,10 @@ QUIET_DISK = small(QUIET, jobs=3, hosts=3, storm=timedelta(hours=4), hazards=fro
 FAULTY_PLUGIN = holding(Hazard.ROWS, storm=timedelta(hours=1))
 MIDNIGHT = small(holding(Hazard.MONTH_END), jobs=3, storm=timedelta(hours=8), need=(300, 500))
 
+CONFIGURED = holding(
+    Hazard.CEILINGS, reachable=True, faults=False, need=(120, 300), limits={"ceiling_default": CEILING}
+)
+
 PROMISES: Mapping[str, Bug] = {
     "take bytes for a length of time": Bug(
         patch=sizes_in_timedeltas,
@@ -224,6 +252,12 @@ PROMISES: Mapping[str, Bug] = {
     ),
     "hold whole machines to the ceiling of a GPU": Bug(
         patch=ceilings_of_whole_machines, rule=("launches",), shape=small(holding(Hazard.GPUS))
+    ),
+    "keep the ceiling of the launch where the config accepts less": Bug(
+        patch=keeps_the_ceiling_that_was_agreed, rule=("above_ceiling",), shape=CONFIGURED
+    ),
+    "accept no more where the config does": Bug(
+        patch=never_accepts_more_again, rule=("below_ceiling",), shape=CONFIGURED
     ),
     "meter one GPU of a machine": Bug(patch=meters_one_gpu, rule=("spending",), shape=small(holding(Hazard.GPUS))),
     "meter what was agreed and not what is listed": Bug(patch=meters_what_was_agreed, rule=("spending",), shape=CALM),

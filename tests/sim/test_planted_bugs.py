@@ -47,6 +47,8 @@ AT_ONCE = (
     oracles.machines_max,
     oracles.full_disk,
     bounds.launches_bounded,
+    money.above_ceiling,
+    money.below_ceiling,
     money.budgets,
     money.expired_too_soon,
     *schedules.RULES,

@@ -14,8 +14,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from tests.sim.bounds import waits_for_a_lower_price
-from tests.sim.harsh import HARSH_FROM
-from tests.sim.hazards import ALONE, HARSH, PLANNED, READY, Hazard
+from tests.sim.harsh import CEILINGS_FROM, HARSH_FROM
+from tests.sim.hazards import ALONE, HARSH, HARSH_LATER, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
 from tests.sim.planted_lives import CLOCKS_DIFFER
 from tests.sim.run import Result, run_world
@@ -107,6 +107,8 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
     assert {hazard for seed in DRAWN_FAST for hazard in drawn(seed).hazards} >= ALONE | PLANNED
     harsh_ones = Counter(hazard for seed in range(HARSH_FROM, HARSH_FROM + 100) for hazard in drawn(seed).hazards)
     assert min(harsh_ones[hazard] for hazard in HARSH) >= 20
+    later = Counter(hazard for seed in range(CEILINGS_FROM, CEILINGS_FROM + 100) for hazard in drawn(seed).hazards)
+    assert min(later[hazard] for hazard in HARSH_LATER) >= 20
 
 
 @pytest.mark.long

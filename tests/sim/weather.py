@@ -175,6 +175,7 @@ class Weather:
             lost = self.daemon.told.lost_jobs
             known = {i: job for i, (job, _) in self.submitted.items() if i not in lost}
             fresh, work = self.plans.planned(number, fresh, work, known)
+        fresh = self.deceptions.priced(fresh)
         self.work[fresh.id] = work
         self.submitted[fresh.id] = (fresh, work)
         self.daemon.submit(fresh)

@@ -34,14 +34,28 @@ from spotd.core.pricing import (
     on_demand_rate,
     per_gpu_words,
 )
-from spotd.core.todays_terms import at_todays_fee, ceiling_today, words_against_launch
+from spotd.core.ranking.candidates import ceiling_for
+from spotd.core.todays_terms import at_todays_ceiling, at_todays_fee, ceiling_today, words_against_launch
 from spotd_providers.contract.values import Instance, MicroUsdPerHour
 
 
-def follow_fee(builder: PlanBuilder, attempt_id: AttemptId) -> None:
-    """Count the costs of a machine by the fee of today from now on, and hold them against its ceiling."""
+def follow_terms(builder: PlanBuilder, attempt_id: AttemptId) -> None:
+    """Count the costs of a machine by the fee of today from now on, and hold them against the ceiling of today."""
+    _follow_fee(builder, builder.attempt(attempt_id))
     before = builder.attempt(attempt_id)
-    item = at_todays_fee(before, builder.policy)
+    offer, limit = before.quote.offer, builder.job(attempt_id.job).spec.price
+    today = ceiling_for(offer.gpu, offer.gpu_count, limit, builder.policy)
+    item = at_todays_ceiling(before, today, builder.now)
+    if item is before:
+        return
+    builder.put_attempt(item)
+    builder.list_again(item.provider)
+    what = f"its job accepts {per_gpu_words(item.ceiling_now)} from now on, {per_gpu_words(before.ceiling_now)} before"
+    builder.event("attempt.ceiling", f"{what}: [ceilings] were changed", attempt=attempt_id)
+
+
+def _follow_fee(builder: PlanBuilder, before: Attempt) -> None:
+    attempt_id, item = before.id, at_todays_fee(before, builder.policy)
     if item is before:
         return
     is_over = item.quote.price.per_gpu > item.ceiling_now

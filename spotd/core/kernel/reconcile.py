@@ -29,7 +29,7 @@ from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
 from spotd.core.host_reports import absorb, exited
 from spotd.core.kernel.judgements import Case, as_unknown, is_doubted, judge
-from spotd.core.kernel.launch_calls import follow_fee, record_instance
+from spotd.core.kernel.launch_calls import follow_terms, record_instance
 from spotd.core.kernel.listed import STOPPED, end_orphans, is_outdated, record
 from spotd.core.kernel.loss_evidence import InstancesByKey, LossEvidence, held_back, instances_by_key
 from spotd.core.kernel.quarantine import contain, guarded, in_words, quarantine
@@ -58,7 +58,7 @@ class _Reconciliation:
         builder = self.builder
         for item in builder.attempts():
             if item.state.counts:
-                contain(builder, item.id.job, partial(follow_fee, builder, item.id), "its price cannot be stated")
+                contain(builder, item.id.job, partial(follow_terms, builder, item.id), "its price cannot be stated")
             report = self.reports.get(item.id)
             if report is not None:
                 what = f"what the host of attempt {item.id.number} wrote cannot be judged"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,7 @@ from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, repor
 from tests.unit.core.kernel.test_launch_calls import owed
 from tests.unit.core.kernel.test_raised_bids import bid_market, bid_world, usd
 
+SECOND = timedelta(seconds=1)
 FIRST = AttemptId(job=JobId("j1"), number=1)
 Change = Callable[[World], World]
 
@@ -100,6 +101,125 @@ def test_a_launch_that_still_fits_is_made_within_what_is_allowed_today(change: C
     limit = min(500_000, most.per_gpu_hour) * PPM // item.quote.price.fee_ppm
     assert item.quote.offer.gpu_price <= item.price_max <= limit + 1
     assert not broken_rules(after)
+
+
+# --- the ceilings of the config, while a machine runs -----------------------------------------------------------------
+
+
+def configured(dollars: float | None, gpu: str = "RTX_4090") -> Change:
+    """What the config accepts from now on, under the name of a GPU or as its default."""
+    price = None if dollars is None else MicroUsdPerGpuHour(round(dollars * 1_000_000))
+    if gpu == "default":
+        return lambda world: with_policy(world, ceilings={}, ceiling_default=price)
+    return lambda world: with_policy(world, ceilings={} if price is None else {gpu: price}, ceiling_default=None)
+
+
+def by_config(world: World) -> World:
+    """The same job without a price of its own, under a config that accepts $0.50."""
+    owner = world.jobs[FIRST.job]
+    owner = replace(owner, spec=replace(owner.spec, price=None))
+    return configured(0.50)(replace(world, jobs={owner.id: owner}))
+
+
+def sold_as(**sold: Any) -> World:
+    world = world_with(AttemptState.RUNNING, listed_at=NOW - MINUTE)
+    item = world.attempts[FIRST]
+    quote = replace(item.quote, offer=replace(item.quote.offer, **sold))
+    return replace(world, attempts={FIRST: replace(item, quote=quote)})
+
+
+def polled(world: World, seconds: int, price: float = 0.40) -> World:
+    at = NOW + seconds * SECOND
+    row = replace(instance(InstanceState.RUNNING), price=MicroUsdPerHour(round(price * 1_000_000)))
+    heard = {i: replace(r, read_at=at) for i, r in report(seq=6 + seconds, phase="run").items()}
+    return applied(world, reconcile(world, listing(row, at=at), heard, at))
+
+
+def stopped(world: World, seconds: int) -> EndReason | None:
+    at = NOW + seconds * SECOND
+    stop = applied(world, decide(world, bid_market(), at)).attempts[FIRST].stop
+    return None if stop is None else stop.reason
+
+
+KINDS: dict[str, dict[str, Any]] = {"spot": {}, "bid": {"pays_bid": True}, "fixed": {"market": Market.ON_DEMAND}}
+
+
+@pytest.mark.parametrize("gpu", ["RTX_4090", "default"])
+@every("sold", KINDS.values(), ids=KINDS)
+def test_a_machine_above_a_lowered_ceiling_of_the_config_saves_and_stops_once_a_later_list_shows_it(
+    sold: dict[str, Any], gpu: str
+) -> None:
+    world = configured(0.30, gpu)(by_config(sold_as(**sold)))
+    plan = reconcile(world, {}, report(seq=6, phase="run"), NOW)
+    [event] = [e for e in plan.events if e.kind == "attempt.ceiling"]
+    assert "accepts $0.3000/GPU-h from now on, $0.5000/GPU-h before" in event.message
+    assert plan.list_again == {SHOP}
+    world = applied(world, plan)
+    assert stopped(world, 0) is None, "no list is newer than the config"
+    world = polled(world, 5)
+    at = NOW + 5 * SECOND
+    plan = decide(world, bid_market(), at)
+    item = plan.attempts[FIRST]
+    assert item.stop is not None
+    assert (item.state, item.stop.reason, item.stop.flush) == (AttemptState.STOPPING, EndReason.PRICE_ROSE, True)
+    assert item.stop.detail == "$0.4000/GPU-h, accepted are $0.3000/GPU-h"
+    assert not broken_rules(applied(world, plan))
+    assert "attempt.ceiling" not in [e.kind for e in reconcile(world, {}, {}, at).events], "and it is said once"
+
+
+def test_a_ceiling_of_the_config_that_is_raised_counts_at_once() -> None:
+    world = polled(by_config(sold_as()), 1, price=0.60)
+    assert stopped(world, 1) is EndReason.PRICE_ROSE
+    world = configured(0.70)(world)
+    world = applied(world, reconcile(world, {}, report(seq=8, phase="run"), NOW + 2 * SECOND))
+    assert stopped(world, 2) is None
+    assert world.attempts[FIRST].ceiling_now == 700_000
+
+
+def test_a_ceiling_that_was_lowered_and_is_put_back_before_the_next_list_stops_nothing() -> None:
+    world = configured(0.10)(by_config(sold_as()))
+    world = applied(world, reconcile(world, {}, report(seq=6), NOW))
+    world = configured(0.50)(world)
+    world = polled(world, 5)
+    assert stopped(world, 5) is None
+    assert world.attempts[FIRST].over_ceiling_at is None
+
+
+@pytest.mark.parametrize("dollars", [0.0, 0.30, 0.45, 9.0, 1e12])
+def test_the_price_that_a_job_states_itself_stays_its_own(dollars: float) -> None:
+    world = configured(dollars)(sold_as())
+    plan = reconcile(world, {}, report(seq=6), NOW)
+    assert applied(world, plan).attempts[FIRST].ceiling_now == 500_000
+    assert stopped(polled(applied(world, plan), 5), 5) is None
+
+
+@pytest.mark.parametrize("change", [configured(None), configured(0.10, "H100_SXM")], ids=["none", "of another GPU"])
+def test_where_the_config_has_no_ceiling_any_more_a_machine_keeps_the_one_that_it_had(change: Change) -> None:
+    world = change(by_config(sold_as()))
+    world = polled(world, 5)
+    assert world.attempts[FIRST].ceiling_now == 500_000
+    assert stopped(world, 5) is None
+
+
+@pytest.mark.parametrize("state", [AttemptState.INTENDED, AttemptState.STARTING, AttemptState.STOPPING])
+def test_the_ceiling_of_today_holds_in_every_state_of_a_machine(state: AttemptState) -> None:
+    world = configured(0.30)(by_config(world_with(state)))
+    after = applied(world, reconcile(world, {}, {}, NOW))
+    assert after.attempts[FIRST].ceiling_now == 300_000
+    assert not broken_rules(after)
+    assert after.attempts[FIRST].state is state
+
+
+def test_a_clock_that_is_set_back_hours_keeps_no_machine_above_its_ceiling() -> None:
+    world = configured(0.30)(by_config(sold_as(pays_bid=True)))
+    world = applied(world, reconcile(world, {}, report(seq=6), NOW))
+    back = -5 * 3600
+    for seconds in (back, back + 60):
+        at = NOW + seconds * SECOND
+        row = instance(InstanceState.RUNNING)
+        world = applied(world, reconcile(world, listing(row, at=at), {}, at))
+    assert world.attempts[FIRST].over_ceiling_at == NOW + back * SECOND
+    assert stopped(world, back + 60) is EndReason.PRICE_ROSE
 
 
 def left_there(dollars: float, at: datetime) -> MarketSnapshot:
