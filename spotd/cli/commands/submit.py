@@ -166,6 +166,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
 
     \b
     spotctl submit train.toml
+    spotctl submit task.yaml --image IMAGE        (a task of SkyPilot or dstack)
     spotctl submit train.toml --max-price 1.80 -- python train.py --lr 3e-4
     spotctl submit --gpu H100 --max-price 2.40 --image IMAGE --workdir . -- python train.py
     """

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 STDIN: Final = "-"
+YAML_SUFFIXES: Final = (".yaml", ".yml")
 
 _MISSING: Final = "is missing"
 _INDEX: Final = re.compile(r"\[\d+\].*")
@@ -39,6 +40,7 @@ class JobDraft:
         text: of the job file, to find lines in; empty without one.
         source: the job file as the user named it, empty without one.
         folders: what the folders hold that are sources of its data.
+        is_foreign: the file is one of another tool, in which no key of spotd's own can be written.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class JobDraft:
     source: str = ""
     base_dir: str = ""
     folders: dict[str, FolderBody] = field(default_factory=dict)
+    is_foreign: bool = False
 
     def as_json(self) -> dict[str, Any]:
         draft = {"data": self.data, "flags": self.flags, "source": self.source, "base_dir": self.base_dir}
@@ -72,10 +75,12 @@ class JobDraft:
     def _placed(self, problem: Problem | ClientProblem) -> tuple[str, str]:
         key = problem.key
         flag = FLAGS.get(_INDEX.sub("", key)) or (FLAGS["env"] if key.startswith("env.") else None)
-        if flag is not None and (not self.source or self._is_flagged(key)):
+        if flag is not None and (not self.source or self.is_foreign or self._is_flagged(key)):
             hint = problem.hint
             if problem.message == _MISSING and not self.source:
                 hint = f"give {flag}, or {key} in a job file"
+            elif problem.message == _MISSING and self.is_foreign:
+                hint = f"give {flag}: {self.source} names none"
             written = f"{_INDEX.sub('', key).rpartition('.')[2]} = "
             if hint.startswith(f"write {written}") and flag.startswith("--"):
                 # A list in a file is a flag that is repeated.
@@ -97,7 +102,7 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
     """Return the draft of a job file, which may be absent or `-` for stdin, and flags.
 
     Raises:
-        CommandFailed: the file cannot be read or is not TOML; an argument is not text.
+        CommandFailed: the file cannot be read or is not TOML, nor a task file of another tool; an argument is not text.
     """
     _refuse_bytes(flags)
     if file is None:
@@ -107,6 +112,8 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
                 hint="spotctl submit train.toml, or spotctl submit --gpu H100 --image IMAGE -- COMMAND",
             )
         return JobDraft(flags=_with_name(flags), base_dir=os.getcwd())  # noqa: PTH109 - the text, not a path to work with
+    if file.lower().endswith(YAML_SUFFIXES):
+        return _task_draft(file, flags)
     try:
         if file == STDIN:
             data, text = parse_toml(sys.stdin.buffer.read(BYTES_MAX + 1), source="stdin", refusal=SpecError)
@@ -117,6 +124,34 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
     folder = Path.cwd() if file == STDIN else Path(file).absolute().parent
     source = "stdin" if file == STDIN else file
     return JobDraft(data=json_ready(data), flags=flags, text=text, source=source, base_dir=str(folder))
+
+
+def _task_draft(file: str, flags: Mapping[str, Any]) -> JobDraft:
+    """Return the draft of a task file of another tool, and say what of it is not read.
+
+    Raises:
+        CommandFailed: the file cannot be read, or is no job of spotd.
+    """
+    from spotd.cli.inputs.task_files import read_task
+    from spotd.cli.inputs.yaml_text import BYTES_MAX as YAML_BYTES_MAX
+    from spotd.cli.inputs.yaml_text import YamlRefused, read_yaml
+
+    path = Path(file)
+    try:
+        with path.open("rb") as opened:
+            data = read_yaml(opened.read(YAML_BYTES_MAX + 1))
+    except OSError as exc:
+        raise CommandFailed(f"{file} cannot be read: {exc.strerror}", hint="check the path") from exc
+    except YamlRefused as exc:
+        place = file if exc.line is None else f"{file}:{exc.line}"
+        raise CommandFailed(f"{place} {exc.message}", hint=exc.hint) from exc
+    task = read_task(data, stem=path.stem)
+    if task.refusals:
+        rows = [(f"{file}: {one.key} {one.message}", one.hint) for one in task.refusals]
+        raise CommandFailed(f"this {task.tool} task is no job of spotd", rows=rows)
+    for key, why in task.ignored:
+        stderr.note(f"{file}: {key} is not read: {why}")
+    return JobDraft(data=task.job, flags=flags, source=file, base_dir=str(path.absolute().parent), is_foreign=True)
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
