@@ -147,7 +147,7 @@ def main() -> None:
     policy = Policy(install=InstallId("bench"), providers={SHOP: rules}, ceiling_default=MicroUsdPerGpuHour(1))
     world = World(policy=policy, jobs=jobs(rng), attempts={}, intents={})
     offer_index = build_offer_index(stock)
-    market = MarketSnapshot(offer_cache={SHOP: ProviderOffers(provider=SHOP, offer_index=offer_index, at=NOW)})
+    market = MarketSnapshot(by_provider={SHOP: ProviderOffers(provider=SHOP, offer_index=offer_index, at=NOW)})
 
     def ours(world: World = world) -> None:
         plan = decide(world, market, NOW)

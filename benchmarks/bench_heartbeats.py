@@ -136,7 +136,7 @@ async def decide_after(store: Store, reports: dict[AttemptId, HostStatus]) -> Co
         def decide_and_commit(tx: Any, at: datetime = at, statuses: dict[AttemptId, HostStatus] = statuses) -> None:
             world = tx.world(POLICY, at)
             first = reconcile(world, {}, statuses, at)
-            second = decide(applied(world, first), MarketSnapshot(offer_cache={}), at)
+            second = decide(applied(world, first), MarketSnapshot(by_provider={}), at)
             tx.commit(combine(first, second))
 
         store.tx(decide_and_commit)

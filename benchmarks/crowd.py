@@ -91,7 +91,7 @@ def history(at: datetime, *, jobs: int, running: int) -> list[Plan]:
     offers = build_offer_index(tuple(_offer(number) for number in range(running)))
     happens(
         decide(
-            world, MarketSnapshot(offer_cache={LOCAL: ProviderOffers(provider=LOCAL, offer_index=offers, at=at)}), at
+            world, MarketSnapshot(by_provider={LOCAL: ProviderOffers(provider=LOCAL, offer_index=offers, at=at)}), at
         )
     )
     for attempt in world.attempts.values():

@@ -185,7 +185,7 @@ class FolderContent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
+class JobDraft:
     """A job as the user wrote it, not validated: a `DraftBody` with all of its keys."""
 
     data: Mapping[str, Any]
@@ -199,7 +199,7 @@ class JobRequest:
 class Submission:
     """A job to be queued: a `SubmitBody` with all of its keys."""
 
-    draft: JobRequest
+    draft: JobDraft
     code_sha256: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str = ""

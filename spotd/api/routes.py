@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from starlette.requests import Request
 
-from spotd.api.requests import BudgetChange, FolderContent, JobRequest, read_query, require_known
+from spotd.api.requests import BudgetChange, FolderContent, JobDraft, read_query, require_known
 from spotd.api.responses import BodyTooLong, Invalid, RefusalCode
 from spotd.api.schemas.bodies import DraftBody, FolderBody
 from spotd_jobs.spec.data import DATA_MAX
@@ -67,7 +67,7 @@ async def read_json(request: Request, kind: type) -> Mapping[str, Any]:
     return body
 
 
-def read_draft(body: Mapping[str, Any]) -> JobRequest:
+def read_draft(body: Mapping[str, Any]) -> JobDraft:
     draft = body.get("draft")
     if not isinstance(draft, dict):
         raise Invalid("the request has no draft")
@@ -82,7 +82,7 @@ def read_draft(body: Mapping[str, Any]) -> JobRequest:
         if not isinstance(text, str) or len(text) > PATH_LENGTH_MAX:
             raise Invalid(f"{name} of a draft is text of at most {PATH_LENGTH_MAX:,} characters")
     folders = _read_folders(draft.get("folders", {}))
-    return JobRequest(data=data, flags=flags, source=source, base_dir=base_dir, folders=folders)
+    return JobDraft(data=data, flags=flags, source=source, base_dir=base_dir, folders=folders)
 
 
 def _read_folders(found: object) -> dict[str, FolderContent]:

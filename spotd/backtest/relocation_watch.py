@@ -54,7 +54,7 @@ class RelocationWatch:
         if settled is None or settled > at:
             return
         here, limits = item.quote.offer, self._limits(world.policy, job, item, at)
-        for name, sold in market.offer_cache.items():
+        for name, sold in market.by_provider.items():
             fee = world.policy.providers[name].fee_ppm
             for kind, limit in limits.items():
                 for offer in sold.offer_index.by_gpu.get(kind, ()):

@@ -116,7 +116,7 @@ class LiveMarket:
     def snapshot(self, now: datetime) -> MarketSnapshot:
         """Return the market for a decision that is made before the next change."""
         return MarketSnapshot(
-            offer_cache={
+            by_provider={
                 name: ProviderOffers(
                     provider=name,
                     offer_index=OfferIndex(

@@ -237,7 +237,7 @@ class MachineVerdicts:
         One that is only read from may take none, so a grant is written while a proposal waits (`GrantWriter`).
         """
         known, found = self._market.readings, {}
-        sold = None if target is None else self._market.offer_cache.get(target.provider)
+        sold = None if target is None else self._market.by_provider.get(target.provider)
         if target is not None and sold is not None and sold.at is not None:
             found[f"offers of {target.provider}"] = sold.at
         for item in machines:

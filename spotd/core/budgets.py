@@ -387,7 +387,7 @@ class PrepaidGuard:
         self._left: dict[ProviderName, int] = {}
         self._barren: dict[tuple[RequirementKey, PriceLimit | None], str] = {}
         since: dict[ProviderName, datetime] = {}
-        for name, provider_offers in market.offer_cache.items():
+        for name, provider_offers in market.by_provider.items():
             balance = current_balance(provider_offers, now)
             if balance is not None and provider_offers.balance_at is not None:
                 self._left[name] = balance

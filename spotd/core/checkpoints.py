@@ -22,7 +22,7 @@ from typing import Final
 from spotd.core.domain import lineage
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, FallbackRestore, Job, Outputs
+from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, FailedRestore, Job, Outputs
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
@@ -127,7 +127,7 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
     return builder.plan()
 
 
-def note_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable[FallbackRestore]) -> None:
+def note_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable[FailedRestore]) -> None:
     """Record in the job's history, and by it in the receipt, what could not be resumed from, and why."""
     for one in fallbacks:
         after = "starting afresh" if one.next is None else f"falling back to {one.next}"
@@ -141,7 +141,7 @@ def note_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable
         )
 
 
-def passed_over(world: World, attempt: AttemptId, fallbacks: Iterable[FallbackRestore], now: datetime) -> Plan:
+def passed_over(world: World, attempt: AttemptId, fallbacks: Iterable[FailedRestore], now: datetime) -> Plan:
     """Record what could not even be offered to the attempt's host."""
     builder = PlanBuilder(world, now)
     note_fallbacks(builder, attempt, fallbacks)

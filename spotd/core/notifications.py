@@ -246,7 +246,7 @@ def conditions(
 ) -> Iterator[Notification]:
     """Yield everything that a person should know of at this moment."""
     yield from _budgets(world, now)
-    for shown in market.offer_cache.values():
+    for shown in market.by_provider.values():
         yield from _balance(world, shown, now)
         yield from _away(shown, now)
     yield from _hardly_used(world, low, now)

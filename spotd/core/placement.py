@@ -119,20 +119,20 @@ class JobPlacement:
     def _leave_out_offers_that_raise_for(self, job: Job) -> None:
         if self._survey_error(job, {}) is not None:
             return
-        offer_cache = dict(self.market.offer_cache)
-        for name in sorted(offer_cache):
-            error = self._survey_error(job, {name: offer_cache[name]})
+        by_provider = dict(self.market.by_provider)
+        for name in sorted(by_provider):
+            error = self._survey_error(job, {name: by_provider[name]})
             if error is not None:
                 self.builder.note_contained(f"the offers of {name}", in_words(error))
-                del offer_cache[name]
-        self.market = replace(self.market, offer_cache=offer_cache)
+                del by_provider[name]
+        self.market = replace(self.market, by_provider=by_provider)
         self.catalogue = CandidateCatalogue(self.world, self.market, self.now)
 
-    def _survey_error(self, job: Job, offer_cache: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
+    def _survey_error(self, job: Job, by_provider: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
         """Return what reading these offers for the job raises, if anything."""
 
         def survey() -> None:
-            catalogue = CandidateCatalogue(self.world, MarketSnapshot(offer_cache=offer_cache), self.now)
+            catalogue = CandidateCatalogue(self.world, MarketSnapshot(by_provider=by_provider), self.now)
             offers = catalogue.list_for(catalogue.key_of(job))
             for candidate in catalogue.ranked(offers):
                 ceiling = self._ceiling(job, candidate) or MicroUsdPerGpuHour(0)

@@ -153,7 +153,7 @@ class Relocation:
     def _judge_bid(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
         if self._policy.raise_bids and not self._policy.launches_paused and may_change(item, self._builder):
-            sold = self._placement.market.offer_cache.get(item.provider)
+            sold = self._placement.market.by_provider.get(item.provider)
             if sold is not None and sold.changes_bids:
                 self._follow_floor(job, item)
         item = self._builder.attempt(item.id)
@@ -179,7 +179,7 @@ class Relocation:
 
     def _on_demand_today(self, item: Attempt) -> int | None:
         """Return what the same host costs on-demand by its newest offers, which may be less than at the launch."""
-        sold, here = self._placement.market.offer_cache.get(item.provider), item.quote.offer
+        sold, here = self._placement.market.by_provider.get(item.provider), item.quote.offer
         if sold is None or here.host_id is None:
             return None
         alike = sold.offer_index.by_gpu.get((here.gpu, here.gpu_count), ())

@@ -21,7 +21,7 @@ import anyio.abc
 from spotd.core.checkpoints import passed_over
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, launch_intent_id
-from spotd.core.domain.jobs import FallbackRestore, Job, disk_gb_on
+from spotd.core.domain.jobs import FailedRestore, Job, disk_gb_on
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
@@ -68,7 +68,7 @@ class Preparation(Protocol):
         """Write the grant; return the start script that reads it."""
         ...
 
-    def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
+    def passed_over(self, attempt: AttemptId) -> tuple[FailedRestore, ...]:
         """Return what should have been offered to this attempt and could not be, once."""
         ...
 

@@ -249,7 +249,7 @@ def _gpu_label(gpu: str) -> str:
 
 def _prices(reading: Reading) -> Iterator[Metric]:
     lowest: dict[tuple[str, str, str], float] = {}
-    for provider, shown in reading.market.offer_cache.items():
+    for provider, shown in reading.market.by_provider.items():
         rules = reading.policy.providers.get(provider)
         if rules is None or shown.at is None or reading.now - shown.at > rules.quote_ttl:
             continue  # there is no such offer any more

@@ -175,11 +175,11 @@ class Orders:
             return frozenset()
         daemon = self._daemon
         market = daemon.process.offer_cache.snapshot()
-        offers = dict(market.offer_cache)
+        offers = dict(market.by_provider)
         for name, rows in self.pages.items():
             offers[name] = replace(offers[name], offer_index=build_offer_index(rows))
         with_leap = _stopped(decide(before, market, daemon.now).attempts)
-        without = _stopped(decide(before, replace(market, offer_cache=offers), daemon.now).attempts)
+        without = _stopped(decide(before, replace(market, by_provider=offers), daemon.now).attempts)
         return frozenset(item.id for item in stopped) & with_leap - without
 
     # --- what is called ---

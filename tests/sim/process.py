@@ -17,7 +17,7 @@ import anyio
 
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.jobs import FallbackRestore, Job
+from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.daemon.commits import Commits, CrashPoint, Database
@@ -295,7 +295,7 @@ class Grants:
         self.prepared[attempt.key] = attempt, self.daemon.first_grant(job)
         return "a script"
 
-    def passed_over(self, _attempt: AttemptId) -> tuple[FallbackRestore, ...]:
+    def passed_over(self, _attempt: AttemptId) -> tuple[FailedRestore, ...]:
         return ()
 
     def update(self, world: World) -> None:

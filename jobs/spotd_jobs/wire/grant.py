@@ -292,7 +292,7 @@ class ArrayPlace(WireModel):
     count: Annotated[int, Field(ge=1, le=10**9)]
 
 
-class CheckpointRules(WireModel):
+class CheckpointSaving(WireModel):
     """The job's `[checkpoint]` section. A relative `path` is below the work directory; `None` is the runner's own."""
 
     path: Text | None = None
@@ -314,7 +314,7 @@ class RunSpec(WireModel):
     setup: Text | None = None
     env: dict[EnvName, Text] = Field(default_factory=dict)
     outputs: list[Text] = Field(default_factory=list)
-    checkpoint: CheckpointRules = CheckpointRules()
+    checkpoint: CheckpointSaving = CheckpointSaving()
     watch_s: PositiveSeconds | None = None
 
 

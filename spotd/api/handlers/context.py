@@ -155,7 +155,7 @@ class HandlerContext:
         return self.control_loop.state.world
 
 
-class ContextHandlers:
+class DaemonAnswers:
     """Handlers that answer from the running daemon."""
 
     def __init__(self, context: HandlerContext) -> None:

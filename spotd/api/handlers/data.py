@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.handlers.context import DaemonAnswers, HandlerContext
 from spotd.api.requests import FolderContent, utc_text
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, StateConflict
 from spotd.api.schemas.jobs import DatasetResponse
@@ -34,7 +34,7 @@ PUT_HINT = "spotctl data put NAME DIR stores a folder, spotctl data ls shows wha
 FOLDER_HINT = "submit with spotctl, which stores it; or spotctl data put NAME DIR, then the name as source"
 
 
-class DataHandlers(ContextHandlers):
+class DataHandlers(DaemonAnswers):
     def __init__(self, context: HandlerContext) -> None:
         super().__init__(context)
         self._datasets = context.datasets

@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.handlers.context import DaemonAnswers, HandlerContext
 from spotd.api.responses import NotFound
 from spotd.api.schemas.answers import ChannelTestResponse, CheckResponse, DoctorResponse
 from spotd.core.host_reports import late_words
@@ -89,7 +89,7 @@ def mounts_text() -> str:
 # The channels of notifications: a test of each, and how they are doing.
 
 
-class NotificationHandlers(ContextHandlers):
+class NotificationHandlers(DaemonAnswers):
     async def test(self, channel: str | None) -> list[ChannelTestResponse]:
         """Send a message by this channel, or by each of them.
 
@@ -127,7 +127,7 @@ CHECK_DEADLINE_S: Final = 30.0
 GRANT_TRIED: Final = timedelta(minutes=1)
 
 
-class DoctorHandlers(ContextHandlers):
+class DoctorHandlers(DaemonAnswers):
     async def report(self) -> DoctorResponse:
         """Run all checks at the same time, each with its own time limit; a finding is a row, never an exception."""
         rows: dict[int, list[CheckResponse]] = {}

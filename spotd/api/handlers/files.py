@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final, Literal
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext, get_job
+from spotd.api.handlers.context import DaemonAnswers, HandlerContext, get_job
 from spotd.api.handlers.render import checkpoint_response
 from spotd.api.responses import ApiUnavailable, NotFound, StateConflict
 from spotd.api.schemas.jobs import FileResponse, FilesResponse, KeptCheckpointResponse, VerificationResponse
@@ -44,7 +44,7 @@ PROGRESS_BYTES: Final = 32 * 1024 * 1024
 """A word about how far it is comes after so many bytes."""
 
 
-class CheckpointHandlers(ContextHandlers):
+class CheckpointHandlers(DaemonAnswers):
     async def entries(self, ref: str) -> list[KeptCheckpointResponse]:
         """Return the accepted checkpoints, newest first."""
         job = await self._job(ref)
@@ -272,7 +272,7 @@ class _Source:
     warning: str = ""
 
 
-class FileHandlers(ContextHandlers):
+class FileHandlers(DaemonAnswers):
     async def entries(self, ref: str, checkpoint: str | None) -> FilesResponse:
         """Return what `pull` can fetch: the outputs, or one checkpoint by name (`newest` is the newest).
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import ContextHandlers
+from spotd.api.handlers.context import DaemonAnswers
 from spotd.api.handlers.render import usd
 from spotd.api.requests import instant, utc_text
 from spotd.api.responses import ApiUnavailable, NotFound, StateConflict
@@ -36,7 +36,7 @@ from spotd.core.metering import spent_in_month, spent_on_day
 from spotd.core.working_copy import forget_host
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.pollers import ProviderEntry, RequestCounts
+from spotd.daemon.market.pollers import HourlyRate, ProviderEntry
 from spotd.store import Reads
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Clock, GivesShell
@@ -94,7 +94,7 @@ def notes_of(offer_cache: OfferCache, clock: Clock) -> dict[ProviderName, str]:
     """Return a sentence for every provider with an anomaly, or that does not list its machines."""
     now = clock.now()
     notes = {}
-    for name, provider_offers in offer_cache.snapshot().offer_cache.items():
+    for name, provider_offers in offer_cache.snapshot().by_provider.items():
         unlisted = offer_cache.machines(name).error
         words = [f"its machines cannot be listed: {unlisted}"] if unlisted and unlisted != provider_offers.error else []
         notes[name] = "; ".join([*words, *anomalies_of(offer_cache, name, clock, now).words])
@@ -118,7 +118,7 @@ CYCLE_DEADLINE_S: Final = 60.0
 _NOTES: Final = ("host.note", "provider.", "history.")
 
 
-class HealthHandlers(ContextHandlers):
+class HealthHandlers(DaemonAnswers):
     async def status(self) -> StatusResponse:
         """Return counts of jobs and machines, and what was spent."""
         context = self._context
@@ -163,8 +163,8 @@ class HealthHandlers(ContextHandlers):
                 capabilities=[],
             )
         now = self._context.clock.now()
-        request_counts = RequestCounts() if entry.poller is None else entry.poller.request_counts
-        provider_offers = offer_cache.snapshot().offer_cache[entry.name]
+        request_counts = HourlyRate() if entry.poller is None else entry.poller.request_counts
+        provider_offers = offer_cache.snapshot().by_provider[entry.name]
         seen = offer_cache.machines(entry.name)
         machines = 0 if seen.listing is None else sum(m.state is not InstanceState.GONE for m in seen.listing.instances)
         rules = self._context.policy.current.providers.get(entry.name)
@@ -243,7 +243,7 @@ HOSTS_MAX: Final = 200
 """So many are shown, the worst first."""
 
 
-class HostHandlers(ContextHandlers):
+class HostHandlers(DaemonAnswers):
     async def hosts(self) -> HostsResponse:
         """Return what is remembered of each host, the worst first."""
         world, now = self._context.world(), self._context.clock.now()
@@ -292,7 +292,7 @@ def _response(one: HostMemory, cools_until: datetime | None) -> HostResponse:
 # Where a job's machine gives its user a shell.
 
 
-class ShellHandlers(ContextHandlers):
+class ShellHandlers(DaemonAnswers):
     """Asks a provider for the address; spotd itself never connects and holds no key for it."""
 
     async def address(self, ref: str) -> ShellResponse:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext, find_array, get_job, require_free_names
+from spotd.api.handlers.context import DaemonAnswers, HandlerContext, find_array, get_job, require_free_names
 from spotd.api.handlers.data import gone
 from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.plans import require_due_later
@@ -75,7 +75,7 @@ class _Line:
     response: JobResponse
 
 
-class JobHandlers(ContextHandlers):
+class JobHandlers(DaemonAnswers):
     def __init__(self, context: HandlerContext) -> None:
         super().__init__(context)
         self._failures = FailureHandlers(context)

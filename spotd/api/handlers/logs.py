@@ -17,7 +17,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.handlers.context import DaemonAnswers, HandlerContext
 from spotd.api.handlers.render import event_response
 from spotd.api.requests import EventQuery, LogQuery, instant
 from spotd.api.responses import Invalid, NotFound
@@ -65,7 +65,7 @@ def parse_cursor(text: str) -> Cursor:
     return Cursor(attempt=int(attempt), name=name)
 
 
-class LogHandlers(ContextHandlers):
+class LogHandlers(DaemonAnswers):
     async def require(self, ref: str, query: LogQuery) -> JobId:
         """Return the job whose log is meant.
 
@@ -314,7 +314,7 @@ NAMES_MAX: Final = 10_000
 """Names of jobs that one stream remembers."""
 
 
-class EventHandlers(ContextHandlers):
+class EventHandlers(DaemonAnswers):
     async def require(self, query: EventQuery) -> JobId | None:
         """Return the job whose events are meant, `None` for those of all.
 

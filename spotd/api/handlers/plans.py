@@ -14,7 +14,7 @@ from typing import Final
 from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.api.handlers.files import get_checkpoint
 from spotd.api.handlers.render import offers_responses, passed_over_responses, quote_response, run_words, usd
-from spotd.api.requests import JobRequest, utc_text
+from spotd.api.requests import JobDraft, utc_text
 from spotd.api.responses import Invalid, NotFound, StateConflict
 from spotd.api.schemas.answers import PlannedDataResponse, PlanResponse, ResumeSourceResponse
 from spotd.core.checkpoints import FALLBACKS, borrowed, unprotected_words
@@ -44,7 +44,7 @@ from spotd_providers.contract.values import ProviderName, as_usd
 CANDIDATES_MAX: Final = 20
 
 
-def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[ProviderName]) -> JobSpec:
+def read_spec(draft: JobDraft, market: MarketSnapshot, known: frozenset[ProviderName]) -> JobSpec:
     """Return the job the draft describes.
 
     Raises:
@@ -73,7 +73,7 @@ def _with_standard_names(spec: JobSpec) -> JobSpec:
 
 
 def _unknown_gpus(spec: JobSpec, market: MarketSnapshot) -> list[Problem]:
-    sold = {gpu for provider_offers in market.offer_cache.values() for gpu, _ in provider_offers.offer_index.by_gpu}
+    sold = {gpu for provider_offers in market.by_provider.values() for gpu, _ in provider_offers.offer_index.by_gpu}
     found = []
     for index, one in enumerate(spec.resources.gpu):
         try:

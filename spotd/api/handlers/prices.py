@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.api.handlers.context import ContextHandlers
+from spotd.api.handlers.context import DaemonAnswers
 from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.render import offers_responses, quote_response
 from spotd.api.requests import HistoryQuery, PriceQuery, utc_text
@@ -42,20 +42,20 @@ LENGTHS_S: Final = tuple(60 * minutes for minutes in (1, 5, 15, 60, 180, 360, 72
 HINT: Final = "jobs go on without it; spotctl doctor says more"
 
 
-class PriceHandlers(ContextHandlers):
+class PriceHandlers(DaemonAnswers):
     async def quotes(self, query: PriceQuery) -> PricesResponse:
         """Return the quotes of the newest pages, the cheapest first."""
         context = self._context
         market, policy, now = context.offer_cache.snapshot(), context.policy.current, context.clock.now()
         _require_provider(query.provider, context.providers)
-        sold = {gpu for provider_offers in market.offer_cache.values() for gpu, _ in provider_offers.offer_index.by_gpu}
+        sold = {gpu for provider_offers in market.by_provider.values() for gpu, _ in provider_offers.offer_index.by_gpu}
         wanted = _resolved_gpus(query.gpu, sold)
         world = context.world()
         catalogue = CandidateCatalogue(replace(world, policy=policy), market, now)
         needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
         found: list[tuple[int, str, str, QuoteResponse]] = []
         job = None if query.job is None else world.jobs.get(await context.find(query.job))
-        for name, provider_offers in market.offer_cache.items():
+        for name, provider_offers in market.by_provider.items():
             rules = policy.providers.get(name)
             if rules is None or (query.provider is not None and name != query.provider):
                 continue

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.api.handlers.context import ContextHandlers
+from spotd.api.handlers.context import DaemonAnswers
 from spotd.api.handlers.render import usd
 from spotd.api.requests import instant, utc_text
 from spotd.api.schemas.costs import (
@@ -51,7 +51,7 @@ RECEIPTS_MAX: Final = 50
 """Receipts of one answer; the sums of older jobs are in its totals."""
 
 
-class ReceiptHandlers(ContextHandlers):
+class ReceiptHandlers(DaemonAnswers):
     async def cost(self, ref: str | None) -> CostResponse:
         """Return the receipt of one job, or of all, or of an array."""
         now = self._context.clock.now()
@@ -277,7 +277,7 @@ OTHERS: Final = "(others)"
 """What the groups beyond the largest are added up to."""
 
 
-class LedgerHandlers(ContextHandlers):
+class LedgerHandlers(DaemonAnswers):
     async def groups(self, by: CostGrouping) -> LedgerResponse:
         """Return the sums of each group and of all, from two statements however much there is."""
         now = self._context.clock.now()

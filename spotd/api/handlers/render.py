@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext
+from spotd.api.handlers.context import DaemonAnswers, HandlerContext
 from spotd.api.requests import instant, utc_text
 from spotd.api.responses import ApiUnavailable, NotFound
 from spotd.api.schemas.answers import EventResponse, PassedOverResponse
@@ -70,7 +70,7 @@ def _response(reason: str, attempt: int, exit_code: int | None, output: Sequence
     )
 
 
-class FailureHandlers(ContextHandlers):
+class FailureHandlers(DaemonAnswers):
     """Adds the last lines of output, which are in the object store, to the answers about failed jobs."""
 
     def __init__(self, context: HandlerContext) -> None:
@@ -409,7 +409,7 @@ def poll_response(provider_offers: ProviderOffers, note: str) -> PollResponse:
 
 def offers_responses(market: MarketSnapshot, notes: Mapping[ProviderName, str] | None = None) -> list[PollResponse]:
     known = notes or {}
-    return [poll_response(market.offer_cache[name], known.get(name, "")) for name in sorted(market.offer_cache)]
+    return [poll_response(market.by_provider[name], known.get(name, "")) for name in sorted(market.by_provider)]
 
 
 def passed_over_responses(rows: Iterable[tuple[str, int]]) -> list[PassedOverResponse]:

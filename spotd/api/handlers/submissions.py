@@ -15,7 +15,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.handlers.context import ContextHandlers, HandlerContext, get_job, require_free_names, require_free_views
+from spotd.api.handlers.context import DaemonAnswers, HandlerContext, get_job, require_free_names, require_free_views
 from spotd.api.handlers.data import with_data
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.handlers.plans import (
@@ -27,7 +27,7 @@ from spotd.api.handlers.plans import (
     require_future,
     resume_source_response,
 )
-from spotd.api.requests import BudgetChange, JobRequest, Submission
+from spotd.api.requests import BudgetChange, JobDraft, Submission
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.schemas.answers import CodeResponse, PlanResponse
 from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobDetailResponse, JobResponse
@@ -55,12 +55,12 @@ from spotd_providers.contract.values import MicroUsd, ProviderName, as_usd
 PLAN_ID: Final = JobId("0planned00")
 
 
-class SubmissionHandlers(ContextHandlers):
+class SubmissionHandlers(DaemonAnswers):
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
         super().__init__(context)
         self._jobs = jobs
 
-    async def plan(self, draft: JobRequest, resume_from: str = "", array: str = "") -> PlanResponse:
+    async def plan(self, draft: JobDraft, resume_from: str = "", array: str = "") -> PlanResponse:
         """Show what submitting would do; change nothing.
 
         Raises:
@@ -86,7 +86,7 @@ class SubmissionHandlers(ContextHandlers):
             plan["resume_from"] = resume_source_response(source, taken[0])
         return plan
 
-    def _spec(self, draft: JobRequest) -> JobSpec:
+    def _spec(self, draft: JobDraft) -> JobSpec:
         known = frozenset(self._context.providers)
         return read_spec(draft, self._context.offer_cache.snapshot(), known)
 
@@ -265,7 +265,7 @@ def _require_secrets(spec: JobSpec, submission: Submission) -> None:
 BUDGET_MAX = MicroUsd(10**13)
 
 
-class AmendmentHandlers(ContextHandlers):
+class AmendmentHandlers(DaemonAnswers):
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
         super().__init__(context)
         self._jobs = jobs
@@ -368,7 +368,7 @@ RETRIES_LAST_S: Final = 5.0
 REFUSALS_MAX: Final = 5
 
 
-class ArrayHandlers(ContextHandlers):
+class ArrayHandlers(DaemonAnswers):
     """Changes the jobs of an array together. Each method returns `None` where the reference means no array."""
 
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from spotd.core.domain.intents import NOTHING, AttemptId, Meter
-from spotd.core.domain.jobs import Checkpoint, FallbackRestore
+from spotd.core.domain.jobs import Checkpoint, FailedRestore
 from spotd.core.domain.market import Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd_jobs.spec.model import WatchdogPolicy
@@ -455,7 +455,7 @@ class HostStatus:
     """The daemon itself cannot write to the store, so that no host's silence says anything."""
     flood: str = ""
     """What the host wrote too much of, in words; empty while it is within its limits."""
-    fallbacks: tuple[FallbackRestore, ...] = ()
+    fallbacks: tuple[FailedRestore, ...] = ()
     unannounced: frozenset[str] = frozenset()
     """Keys of manifests among `checkpoints` that get no line of their own in the job's history."""
     outputs_sha256: str | None = None

@@ -98,7 +98,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackRestore:
+class FailedRestore:
     """A checkpoint that an attempt should have begun from and could not. `next` is what came after it, if anything."""
 
     name: str

@@ -99,7 +99,7 @@ class MarketSnapshot:
         readings: `None` where the prices are a record: none of them can be wrong, and nothing can be away.
     """
 
-    offer_cache: Mapping[ProviderName, ProviderOffers] = field(default_factory=dict)
+    by_provider: Mapping[ProviderName, ProviderOffers] = field(default_factory=dict)
     lows: Mapping[tuple[str, int], MicroUsdPerHour] = field(default_factory=dict)
     seen: Mapping[ProviderName, Mapping[tuple[str, int], datetime]] = field(default_factory=dict)
     readings: Readings | None = None

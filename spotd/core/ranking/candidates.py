@@ -80,7 +80,7 @@ class CandidateCatalogue:
         self._cooling_pressed: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
         """For a job whose deadline nothing else can meet."""
         for subject, cooldown in newest.items():
-            ends_at = cooling_until(cooldown, market.offer_cache.get(cooldown.provider))
+            ends_at = cooling_until(cooldown, market.by_provider.get(cooldown.provider))
             if ends_at > now:
                 self._cooling[subject] = (cooldown.reason, ends_at)
                 self.waits.append(ends_at)
@@ -101,10 +101,10 @@ class CandidateCatalogue:
         self.size = 0
         self._offer_indexes = []
         for name, known in policy.providers.items():
-            if name not in market.offer_cache and known.unusable:
+            if name not in market.by_provider and known.unusable:
                 self.silent[name] = known.unusable
-        for name in sorted(market.offer_cache):
-            provider_offers = market.offer_cache[name]
+        for name in sorted(market.by_provider):
+            provider_offers = market.by_provider[name]
             rules = policy.providers.get(name)
             if rules is None:
                 continue

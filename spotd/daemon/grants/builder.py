@@ -19,7 +19,7 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.jobs import FallbackRestore, Job
+from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
@@ -34,7 +34,7 @@ from spotd_jobs.wire.client.sinks import is_printable
 from spotd_jobs.wire.grant import (
     ArrayPlace,
     Blob,
-    CheckpointRules,
+    CheckpointSaving,
     EndMethod,
     Grant,
     GrantStopOrder,
@@ -114,7 +114,7 @@ class GrantBuilder:
         self._crash = crash
         self._there: set[str] = set()
         self._there_lock = threading.Lock()
-        self._passed_over: dict[AttemptId, tuple[FallbackRestore, ...]] = {}
+        self._passed_over: dict[AttemptId, tuple[FailedRestore, ...]] = {}
         self._datasets = DataGrants(objects, remote)
         self._newest: set[AttemptId] = set()
         """Which were the newest of their jobs when the store was asked: later ones are made by this process only."""
@@ -141,7 +141,7 @@ class GrantBuilder:
         self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))
         return self._grant_url(attempt.id, self._wall.now() + LIFE)
 
-    def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
+    def passed_over(self, attempt: AttemptId) -> tuple[FailedRestore, ...]:
         """Return what should have been offered to this attempt and could not be, once."""
         return self._passed_over.pop(attempt, ())
 
@@ -255,7 +255,7 @@ class GrantBuilder:
             setup=spec.setup,
             env=dict(spec.env),
             outputs=list(spec.outputs),
-            checkpoint=CheckpointRules(
+            checkpoint=CheckpointSaving(
                 path=rules.path,
                 every_s=None if every is None else self._clock.real_seconds(every),
                 keep=rules.keep,

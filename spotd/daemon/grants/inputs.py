@@ -15,7 +15,7 @@ from urllib.parse import quote as url_quote
 
 from spotd.core.checkpoints import FALLBACKS, offered
 from spotd.core.domain.intents import AttemptId, JobId
-from spotd.core.domain.jobs import FallbackRestore, Job
+from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints, Database
 from spotd.daemon.datasets import Datasets
@@ -58,7 +58,7 @@ class RestorePoints:
         self._objects = objects
         self._expires = expires
         self._first: dict[str, Mapping[str, str]] = {}
-        self.passed_over: tuple[FallbackRestore, ...] = ()
+        self.passed_over: tuple[FailedRestore, ...] = ()
         """What would have come before the newest that is offered."""
 
     def restores(self, job: Job) -> list[Restore]:
@@ -82,7 +82,7 @@ class RestorePoints:
             names = [*left_out[1:], choices[0].name if choices else None]
             why = "its manifest in the store is not the one that was accepted"
             self.passed_over = tuple(
-                FallbackRestore(name=name, reason=why, next=after) for name, after in zip(left_out, names, strict=True)
+                FailedRestore(name=name, reason=why, next=after) for name, after in zip(left_out, names, strict=True)
             )
         return choices
 

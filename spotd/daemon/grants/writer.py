@@ -20,7 +20,7 @@ import anyio.from_thread
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.jobs import FallbackRestore, Job
+from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
@@ -101,7 +101,7 @@ class GrantWriter:
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
         return self._start_script(attempt.provider, url)
 
-    def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
+    def passed_over(self, attempt: AttemptId) -> tuple[FailedRestore, ...]:
         """Return once what should have been offered to this attempt and could not be."""
         return self._grants.passed_over(attempt)
 

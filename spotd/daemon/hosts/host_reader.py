@@ -15,7 +15,7 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.jobs import Checkpoint, FallbackRestore, Job, Outputs
+from spotd.core.domain.jobs import Checkpoint, FailedRestore, Job, Outputs
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.limits import HostRation, HostShare, TransferMeter
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
@@ -301,7 +301,7 @@ class MissingChunk:
 
 
 @dataclass(slots=True, kw_only=True)
-class HostReader:
+class HostMemory:
     """What is remembered of one attempt's host between reads. Only one read at a time may use it."""
 
     is_unread: bool = True
@@ -347,7 +347,7 @@ class HostReader:
     """When all that it wrote was last counted, by the wall clock."""
     flood: str = ""
     notes: list[str] = field(default_factory=list)
-    fallbacks: list[FallbackRestore] = field(default_factory=list)
+    fallbacks: list[FailedRestore] = field(default_factory=list)
     marker: ObjectInfo | None = None
     """The liveness marker, as it was listed last."""
     marker_at: datetime | None = None
@@ -385,11 +385,11 @@ class HostReader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostReading:
+class ReadScope:
     """One reading of what one host wrote: where, of which attempt, at which instant, and what it may cost."""
 
     objects: ObjectStore
-    view: HostReader
+    view: HostMemory
     attempt: Attempt
     job: Job
     share: HostShare

@@ -24,7 +24,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.lineage import host_name
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostReader, HostReading, MissingChunk, digest
+from spotd.daemon.hosts.host_reader import HostMemory, MissingChunk, ReadScope, digest
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
 from spotd_jobs.wire.client.sinks import MANIFEST_BYTES_MAX
 from spotd_jobs.wire.grant import WireError
@@ -120,7 +120,7 @@ class _Found:
     uploaded: int
 
 
-def read_manifests(reading: HostReading) -> None:
+def read_manifests(reading: ReadScope) -> None:
     """Take in what is new, as far as the share goes.
 
     Raises:
@@ -157,7 +157,7 @@ def read_manifests(reading: HostReading) -> None:
     )
 
 
-def _read_one(reading: HostReading, info: ObjectInfo, lookup: _Chunks, found: list[_Found]) -> bool:
+def _read_one(reading: ReadScope, info: ObjectInfo, lookup: _Chunks, found: list[_Found]) -> bool:
     """Read one manifest; return whether the share allowed it."""
     view, attempt, at = reading.view, reading.attempt, reading.at
     if not reading.share.take(info.size):
@@ -192,7 +192,7 @@ def _read_one(reading: HostReading, info: ObjectInfo, lookup: _Chunks, found: li
     return True
 
 
-def _judge(reading: HostReading, info: ObjectInfo, lookup: _Chunks) -> AcceptedManifest | BadManifest | None:
+def _judge(reading: ReadScope, info: ObjectInfo, lookup: _Chunks) -> AcceptedManifest | BadManifest | None:
     """Return what a manifest is; `None` for one that is older than what is known, and therefore no news."""
     known, attempt = reading.view.serial_known, reading.attempt.id
     try:
@@ -211,7 +211,7 @@ def _judge(reading: HostReading, info: ObjectInfo, lookup: _Chunks) -> AcceptedM
     return verdict
 
 
-def _still_lacks(objects: ObjectStore, view: HostReader, info: ObjectInfo) -> bool:
+def _still_lacks(objects: ObjectStore, view: HostMemory, info: ObjectInfo) -> bool:
     """Whether the chunk that it lacked at the last read is absent still, so that it need not be read again."""
     known = view.lacking.get(info.key)
     if known is None or known.etag != info.etag:
@@ -227,7 +227,7 @@ def _still_lacks(objects: ObjectStore, view: HostReader, info: ObjectInfo) -> bo
     return True
 
 
-def _refuse(view: HostReader, info: ObjectInfo, verdict: BadManifest, lacked: str, *, at: datetime) -> None:
+def _refuse(view: HostMemory, info: ObjectInfo, verdict: BadManifest, lacked: str, *, at: datetime) -> None:
     """Report it once; one that only lacks chunks is read again a few times, since a store may list late."""
     name = info.key.rpartition("/")[2].removesuffix(".json")
     view.complain(info.key, f"checkpoint {name} is not accepted: {verdict.reason}", at)
@@ -241,7 +241,7 @@ def _refuse(view: HostReader, info: ObjectInfo, verdict: BadManifest, lacked: st
         view.left = True
 
 
-def _pass_over(view: HostReader, unread: list[ObjectInfo], newest: datetime, *, at: datetime) -> None:
+def _pass_over(view: HostMemory, unread: list[ObjectInfo], newest: datetime, *, at: datetime) -> None:
     """Pass over what is older than what was accepted: it is no news, and need not be read to know it."""
     older = [i for i in unread if view.settled.get(i.key) != i.etag and i.modified < newest - SAME_TIME]
     for info in older:
@@ -253,7 +253,7 @@ def _pass_over(view: HostReader, unread: list[ObjectInfo], newest: datetime, *, 
         )
 
 
-def _serial_of_newest_known(reading: HostReading) -> int:
+def _serial_of_newest_known(reading: ReadScope) -> int:
     """Return the serial at and below which nothing is news after a restart, nor the chunks of that checkpoint."""
     newest = next((c for c in reading.job.checkpoints if c.attempt == reading.attempt.id.number), None)
     if newest is None:
@@ -278,7 +278,7 @@ def _parsed(data: bytes) -> Manifest | None:
 class _Chunks:
     """Sizes of chunks in the store; those proved before are not asked for again, many new ones are listed at once."""
 
-    def __init__(self, objects: ObjectStore, view: HostReader, attempt: Attempt) -> None:
+    def __init__(self, objects: ObjectStore, view: HostMemory, attempt: Attempt) -> None:
         self._objects = objects
         self._view = view
         self._ours = re.compile(re.escape(f"jobs/{attempt.id.job}/attempts/") + "[1-9][0-9]{0,8}/data/")

@@ -17,10 +17,10 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt, HostSample, HostStatus
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.jobs import FallbackRestore, Job
+from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.states import EndReason, require_rows
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import Dating, HostReader, HostReading, OutputsSeen, outputs_of, with_lost
+from spotd.daemon.hosts.host_reader import Dating, HostMemory, OutputsSeen, ReadScope, outputs_of, with_lost
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.manifests import read_manifests
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
@@ -66,7 +66,7 @@ _SENTENCES: Final = {
 """Events worth a line in the job's own history; the others show in its state."""
 
 
-def read_heartbeat(reading: HostReading) -> None:
+def read_heartbeat(reading: ReadScope) -> None:
     """Take in the newest heartbeat.
 
     Raises:
@@ -95,7 +95,7 @@ def read_heartbeat(reading: HostReading) -> None:
         view.exit, view.exit_at = heartbeat.exit, view.exit_at or heartbeat.at
 
 
-def read_events(reading: HostReading, *, is_new: bool) -> None:
+def read_events(reading: ReadScope, *, is_new: bool) -> None:
     """Take in what happened since the last read, as far as the share goes.
 
     Args:
@@ -121,7 +121,7 @@ def read_events(reading: HostReading, *, is_new: bool) -> None:
             _take_event(view, event, is_new=is_new, at=reading.at)
 
 
-def _find_exit(reading: HostReading, prefix: str) -> None:
+def _find_exit(reading: ReadScope, prefix: str) -> None:
     """Take in the exit, if one of the events of the highest numbers states it."""
     last = _highest_number(reading.objects, prefix)
     before = f"{prefix}{max(0, last - LAST_EVENTS):016d}.json"
@@ -145,7 +145,7 @@ def _highest_number(objects: ObjectStore, prefix: str) -> int:
     return low
 
 
-def _event(reading: HostReading, key: str) -> HostEvent | None:
+def _event(reading: ReadScope, key: str) -> HostEvent | None:
     data = _get(reading, key, EVENT_BYTES_MAX, "event")
     if data is None:
         return None
@@ -156,7 +156,7 @@ def _event(reading: HostReading, key: str) -> HostEvent | None:
         return None
 
 
-def _take_event(view: HostReader, event: HostEvent, *, is_new: bool, at: datetime) -> None:
+def _take_event(view: HostMemory, event: HostEvent, *, is_new: bool, at: datetime) -> None:
     ended = event.exit()
     if ended is not None:
         view.exit, view.exit_at = ended, event.at
@@ -178,9 +178,9 @@ def _seconds(stated: object) -> float | None:
     return float(stated)
 
 
-def _fallback(event: HostEvent) -> FallbackRestore:
+def _fallback(event: HostEvent) -> FailedRestore:
     name, reason, after = (event.data.get(key) for key in ("name", "reason", "next"))
-    return FallbackRestore(name=str(name or "?"), reason=str(reason or "?"), next=None if after is None else str(after))
+    return FailedRestore(name=str(name or "?"), reason=str(reason or "?"), next=None if after is None else str(after))
 
 
 class _Blank(dict[str, object]):
@@ -194,7 +194,7 @@ def _is_name(key: str, prefix: str) -> bool:
     return _NAME.fullmatch(key.removeprefix(prefix)) is not None
 
 
-def _get(reading: HostReading, key: str, bytes_max: int, what: str) -> bytes | None:
+def _get(reading: ReadScope, key: str, bytes_max: int, what: str) -> bytes | None:
     try:
         return reading.objects.get(key, bytes_max=bytes_max)
     except ObjectMissing:
@@ -228,14 +228,14 @@ ANSWERS_STOP: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOP
 
 
 def read_host(
-    objects: ObjectStore, view: HostReader, attempt: Attempt, job: Job, *, at: datetime, dated: Dating
+    objects: ObjectStore, view: HostMemory, attempt: Attempt, job: Job, *, at: datetime, dated: Dating
 ) -> HostStatus:
     """Return everything that the host wrote until now.
 
     Raises:
         StoreError: the store does not answer, or refuses to, so nothing can be said.
     """
-    reading = HostReading(objects=objects, view=view, attempt=attempt, job=job, share=HostShare(), at=at, dated=dated)
+    reading = ReadScope(objects=objects, view=view, attempt=attempt, job=job, share=HostShare(), at=at, dated=dated)
     read_news(reading)
     for _ in range(SHARES_OF_ONE_READ):
         read_published(replace(reading, share=HostShare()))
@@ -244,7 +244,7 @@ def read_host(
     return report_of(view, attempt, job, at=at, dated=dated)
 
 
-def read_news(reading: HostReading) -> None:
+def read_news(reading: ReadScope) -> None:
     """Read the short part: that it lives, what happened, how it ended.
 
     Raises:
@@ -261,7 +261,7 @@ def read_news(reading: HostReading) -> None:
     view.relearns = view.relearns and view.left
 
 
-def read_published(reading: HostReading) -> None:
+def read_published(reading: ReadScope) -> None:
     """Read the long part: what it published, and its outputs once it has ended well.
 
     Raises:
@@ -279,7 +279,7 @@ def read_published(reading: HostReading) -> None:
 
 
 def report_of(
-    view: HostReader, attempt: Attempt, job: Job, *, at: datetime, dated: Dating, liveness_check: bool = False
+    view: HostMemory, attempt: Attempt, job: Job, *, at: datetime, dated: Dating, liveness_check: bool = False
 ) -> HostStatus:
     """Return what is known of the host, without asking the store for anything."""
     known = {c.manifest_key for c in job.checkpoints} if view.accepted else frozenset()
@@ -400,7 +400,7 @@ def _exit_code(ended: Exit | None) -> int | None:
     return ended.exit_code
 
 
-def drop_committed(view: HostReader, report: HostStatus) -> None:
+def drop_committed(view: HostMemory, report: HostStatus) -> None:
     """Drop the report's notes and checkpoints, which are durable: they are not reported again."""
     view.notes = view.notes[len(report.notes) :]
     view.fallbacks = view.fallbacks[len(report.fallbacks) :]

@@ -161,7 +161,7 @@ class OfferCache:
         self._wake_event = wake_event
         self._keep = keep
         """Handed every answer with its instant, for the history; must return at once."""
-        self._offer_cache: dict[ProviderName, ProviderOffers] = {}
+        self._by_provider: dict[ProviderName, ProviderOffers] = {}
         self._machines: dict[ProviderName, ObservedInstances] = {}
         self._pages: dict[ProviderName, OfferPage] = {}
         self._shown: dict[ProviderName, tuple[Offer, ...]] = {}
@@ -182,17 +182,17 @@ class OfferCache:
 
     def open(self, provider: ProviderName) -> None:
         """Give the provider an empty entry until its first answer."""
-        self._offer_cache[provider] = ProviderOffers(provider=provider)
+        self._by_provider[provider] = ProviderOffers(provider=provider)
         self._machines[provider] = ObservedInstances()
 
     def snapshot(self) -> MarketSnapshot:
-        offer_cache = {name: self.evidence.on(provider_offers) for name, provider_offers in self._offer_cache.items()}
+        by_provider = {name: self.evidence.on(provider_offers) for name, provider_offers in self._by_provider.items()}
         readings = Readings(
             listed_at={name: seen.listing.at for name, seen in self._machines.items() if seen.listing is not None},
             away={name: seen.error for name, seen in self._machines.items() if seen.error},
         )
         return MarketSnapshot(
-            offer_cache=offer_cache, lows=self.evidence.lows(), seen=self.evidence.last_offers(), readings=readings
+            by_provider=by_provider, lows=self.evidence.lows(), seen=self.evidence.last_offers(), readings=readings
         )
 
     def listings(self) -> Mapping[ProviderName, Listing]:
@@ -234,7 +234,7 @@ class OfferCache:
     ) -> None:
         self._bought = {k: sale for k, sale in self._bought.items() if k[0] != provider or asked_at <= sale[1]}
         shown = self._unsold(provider, page)
-        provider_offers = self._offer_cache[provider]
+        provider_offers = self._by_provider[provider]
         changed = (
             self._shown.get(provider) != shown
             or bool(provider_offers.error)
@@ -242,7 +242,7 @@ class OfferCache:
         )
         self._pages[provider], self._shown[provider] = page, shown
         offer_index = build_offer_index(shown) if changed else provider_offers.offer_index
-        self._offer_cache[provider] = ProviderOffers(
+        self._by_provider[provider] = ProviderOffers(
             provider=provider,
             offer_index=offer_index,
             at=asked_at,
@@ -266,8 +266,8 @@ class OfferCache:
             return
         self._bought[offer.provider, offer.offer_id] = offer, at
         shown = self._shown[offer.provider] = self._unsold(offer.provider, self._pages[offer.provider])
-        self._offer_cache[offer.provider] = replace(
-            self._offer_cache[offer.provider], offer_index=build_offer_index(shown)
+        self._by_provider[offer.provider] = replace(
+            self._by_provider[offer.provider], offer_index=build_offer_index(shown)
         )
 
     def _unsold(self, provider: ProviderName, page: OfferPage) -> tuple[Offer, ...]:
@@ -282,8 +282,8 @@ class OfferCache:
 
     def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
         """Record the error. The last offers stay until their time-to-live ends."""
-        provider_offers = self._offer_cache[provider]
-        self._offer_cache[provider] = replace(
+        provider_offers = self._by_provider[provider]
+        self._by_provider[provider] = replace(
             provider_offers, error=error, error_since=provider_offers.error_since or at
         )
 

@@ -39,7 +39,7 @@ SAMPLES_MAX: Final = 4_000
 """More than an hour's polls at the shortest pace; older ones leave first."""
 
 
-class RequestCounts:
+class HourlyRate:
     """The counts of the last hour, from samples of a number that only rises while the provider is open."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Poller:
         self._machines_failures = 0
         self._listing_done = anyio.Event()
         self._asked_for = OfferQuery()
-        self.request_counts = RequestCounts()
+        self.request_counts = HourlyRate()
         self.pace = pace
         self.offers = Controller(
             f"offers-{self.name}", self.poll_offers, interval_s=clock.real_seconds(pace.poll_every)

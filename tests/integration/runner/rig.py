@@ -21,7 +21,7 @@ from typing import Any, Self
 from spotd_jobs.start import build_runner
 from spotd_jobs.wire.grant import (
     Blob,
-    CheckpointRules,
+    CheckpointSaving,
     EndMethod,
     Grant,
     GrantStopOrder,
@@ -180,7 +180,7 @@ class Rig:
                 setup=setup,
                 env=env or {},
                 outputs=outputs or [],
-                checkpoint=CheckpointRules(
+                checkpoint=CheckpointSaving(
                     path=checkpoint_path,
                     every_s=every_s,
                     keep=keep,

@@ -43,4 +43,4 @@ def snapshot(recorded: RecordedMarket, prices: list[int], now: int) -> MarketSna
             sells_spot=name in recorded.spot_providers(),
             changes_bids=name in recorded.bid_providers(),
         )
-    return MarketSnapshot(offer_cache=cache, lows=recorded.lows())
+    return MarketSnapshot(by_provider=cache, lows=recorded.lows())

@@ -71,7 +71,7 @@ def offer(name: str = "o1", *, price: int = 400_000, **changes: Any) -> Offer:
 
 def market(*offers: Offer, at: datetime = NOW, sells_spot: bool = True) -> MarketSnapshot:
     provider_offers = ProviderOffers(provider=SHOP, offer_index=build_offer_index(offers), at=at, sells_spot=sells_spot)
-    return MarketSnapshot(offer_cache={SHOP: provider_offers})
+    return MarketSnapshot(by_provider={SHOP: provider_offers})
 
 
 def job(number: int = 1, *, ceiling: int | None = 500_000, budget: int | None = None, **changes: Any) -> Job:

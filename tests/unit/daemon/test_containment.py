@@ -12,7 +12,7 @@ from spotd.api.requests import JobQuery
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, InvariantBroken, JobState
 from spotd.core.kernel.quarantine import QUARANTINE_MARK
-from spotd.daemon.hosts.host_reader import HostReading
+from spotd.daemon.hosts.host_reader import ReadScope
 from spotd.daemon.hosts.reader import read_news
 from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Launched, LaunchRequest
 from tests.unit.core.builders import job, offer
@@ -172,7 +172,7 @@ async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, m
 
     real = read_news
 
-    def look(reading: HostReading) -> None:
+    def look(reading: ReadScope) -> None:
         if reading.job.id == "j1":
             raise RecursionError("nested a thousand deep")
         real(reading)

@@ -136,7 +136,7 @@ async def test_a_queue_of_jobs_is_not_refused_what_its_own_jobs_bought(rig: Rig)
     rig.shop.offer_index = [offer(f"o{number}", price=400_000 + number) for number in range(4)]
     rig.shop.sells_once = True
     async with rig.running():
-        await rig.until(lambda: rig.offer_cache.snapshot().offer_cache[rig.shop.name].offer_index.size == 4)
+        await rig.until(lambda: rig.offer_cache.snapshot().by_provider[rig.shop.name].offer_index.size == 4)
         for number in range(1, 4):
             await rig.submit(job(number))
             await rig.until(partial(_sold, rig, number))
@@ -332,7 +332,7 @@ async def test_one_provider_that_hangs_delays_nobody_else(tmp_path: object) -> N
         await rig.until(lambda: bool(rig.shop.alive()))
         assert rig.clock.now() - asked_at <= timedelta(seconds=2)
         await rig.clock.sleep(timedelta(minutes=3))
-        provider_offers = rig.offer_cache.snapshot().offer_cache[ProviderName("second")]
+        provider_offers = rig.offer_cache.snapshot().by_provider[ProviderName("second")]
     assert "no answer within" in provider_offers.error
     assert rig.kinds().count("provider.away") == 1
 

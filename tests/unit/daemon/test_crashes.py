@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.api.requests import JobRequest, Submission
+from spotd.api.requests import JobDraft, Submission
 from spotd.api.responses import StateConflict
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
@@ -48,8 +48,8 @@ def deaths() -> list[tuple[CrashPoint, ...]]:
     return [ADOPTS if set(points) < set(ADOPTS) and len(points) > 1 else tuple(points) for points in steps.values()]
 
 
-def draft(name: str) -> JobRequest:
-    return JobRequest(
+def draft(name: str) -> JobDraft:
+    return JobDraft(
         data={
             "name": name,
             "run": "train",

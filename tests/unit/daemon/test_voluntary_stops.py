@@ -135,12 +135,12 @@ def stop_reasons(rig: Rig, name: JobId) -> list[EndReason]:
 
 async def show(rig: Rig, offers: Sequence[Offer], *, pages: int) -> None:
     """Let so many polls read these offers."""
-    before = rig.offer_cache.snapshot().offer_cache[SHOP].at
+    before = rig.offer_cache.snapshot().by_provider[SHOP].at
     seen: set[datetime | None] = set()
     rig.shops[0].offer_index = list(offers)
     while len(seen) < pages:
         await rig.clock.sleep(timedelta(seconds=1))
-        at = rig.offer_cache.snapshot().offer_cache[SHOP].at
+        at = rig.offer_cache.snapshot().by_provider[SHOP].at
         if at != before and rig.offer_cache.page(SHOP) is not None:
             seen.add(at)
 

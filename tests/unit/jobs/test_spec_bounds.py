@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotd.api.handlers.plans import read_spec
-from spotd.api.requests import JobRequest
+from spotd.api.requests import JobDraft
 from spotd.api.responses import Invalid, dumps, refusal_body
 from spotd.config.credentials import InstalledPlugins
 from spotd.config.load import understand
@@ -69,7 +69,7 @@ def test_the_api_answers_any_job_file_with_a_bounded_search_and_answer(
     searches.clear()
     parts: dict[str, Any] = {"data": {}, "flags": {}, side: data}
     with pytest.raises(Invalid) as refused:
-        read_spec(JobRequest(**parts, source="train.toml", base_dir=""), MarketSnapshot(), frozenset())
+        read_spec(JobDraft(**parts, source="train.toml", base_dir=""), MarketSnapshot(), frozenset())
     assert len(searches) <= 2 * PROBLEMS_MAX
     assert all(len(word) <= 300 for word in searches)
     assert 0 < len(refused.value.problems) <= PROBLEMS_MAX

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from spotd.api.requests import JobRequest, Submission
+from spotd.api.requests import JobDraft, Submission
 from spotd.api.responses import Invalid, NotFound, StateConflict
 from spotd.api.schemas.jobs import VerificationResponse
 from spotd.core.checkpoints import find_checkpoint, kept
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.daemon.hosts.host_reader import HostReader
+from spotd.daemon.hosts.host_reader import HostMemory
 from spotd.daemon.hosts.manifests import FILE_BYTES_MAX
 from spotd.daemon.hosts.reader import read_host
 from spotd_jobs.objects.api import ObjectStore, StoreUnavailable
@@ -171,7 +171,7 @@ def test_a_name_that_two_attempts_wrote_means_the_newest_unless_the_attempt_is_n
 
 def to_submit(resume_from: str) -> Submission:
     data = {"name": "next", "run": "true", "image": "scratch", "resources": {"gpu": "RTX_4090:1"}}
-    return Submission(draft=JobRequest(data={**data, "price": {"max_price": 1.0}}), resume_from=resume_from)
+    return Submission(draft=JobDraft(data={**data, "price": {"max_price": 1.0}}), resume_from=resume_from)
 
 
 async def begun_from(rig: Rig, resume_from: str) -> JobId:
@@ -319,10 +319,10 @@ def of_host(objects: ObjectStore, files: dict[str, bytes]) -> Host:
     return host
 
 
-def seen(objects: ObjectStore, view: HostReader | None = None) -> list[float | None]:
+def seen(objects: ObjectStore, view: HostMemory | None = None) -> list[float | None]:
     item = job(spec={"checkpoint": CheckpointPolicy(metric="loss")}, attempts_made=1)
     (running,) = world_with(AttemptState.RUNNING).attempts.values()
-    report = read_host(objects, view or HostReader(), running, item, at=NOW, dated=lambda at: at)
+    report = read_host(objects, view or HostMemory(), running, item, at=NOW, dated=lambda at: at)
     return [c.metric for c in report.checkpoints]
 
 
@@ -384,7 +384,7 @@ def test_a_store_that_goes_away_in_the_middle_of_a_look_makes_no_checkpoint_old_
     of_host(rig.objects, {"metrics.json": b'{"loss": 0.5}'})
     objects = Flaky(rig.folder / "objects")
     objects.away_for = hashlib.sha256(b'{"loss": 0.5}').hexdigest()
-    view = HostReader()
+    view = HostMemory()
     with pytest.raises(StoreUnavailable):
         seen(objects, view)
     assert seen(objects, view) == [0.5]
@@ -395,7 +395,7 @@ def test_a_checkpoint_judged_before_the_store_went_away_is_judged_again(rig: Rig
     host.checkpoint("c2", b"more")
     objects = Flaky(rig.folder / "objects")
     objects.away_for = "checkpoints/c2.json"
-    view = HostReader()
+    view = HostMemory()
     with pytest.raises(StoreUnavailable):
         seen(objects, view)
     assert len(seen(objects, view)) == 2

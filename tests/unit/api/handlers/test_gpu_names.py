@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from spotd.api.handlers.plans import read_spec
-from spotd.api.requests import JobRequest, Submission
+from spotd.api.requests import JobDraft, Submission
 from spotd.config.load import load
 from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
@@ -57,11 +57,11 @@ def policy_of(name: str, folder: Path) -> Policy:
     return replace(shop_policy(), ceilings=known, ceiling_default=DEFAULT)
 
 
-def request(gpu: str, *, as_flag: bool = False, **more: Any) -> JobRequest:
+def request(gpu: str, *, as_flag: bool = False, **more: Any) -> JobDraft:
     data: dict[str, Any] = {"name": "train", "run": "true", "image": "scratch", **more}
     if not as_flag:
         data["resources"] = {"gpu": f"{gpu}:1"}
-    return JobRequest(data=data, flags={"resources": {"gpu": [f"{gpu}:1"]}} if as_flag else {}, source="train.toml")
+    return JobDraft(data=data, flags={"resources": {"gpu": [f"{gpu}:1"]}} if as_flag else {}, source="train.toml")
 
 
 def test_every_spelling_has_the_ceiling_of_the_config_in_every_place(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_every_spelling_has_the_ceiling_of_the_config_in_every_place(tmp_path: P
     for name in SPELLINGS:
         policy, meant = policy_of(name, tmp_path), gpus.resolve(name)
         specs = [
-            read_spec(request(name, as_flag=flag), MarketSnapshot(offer_cache={}), frozenset())
+            read_spec(request(name, as_flag=flag), MarketSnapshot(by_provider={}), frozenset())
             for flag in (False, True)
         ]
         for spec in specs:
@@ -93,7 +93,7 @@ def test_every_spelling_has_the_ceiling_of_the_config_in_every_place(tmp_path: P
 def test_every_spelling_in_speed_is_that_of_the_machine() -> None:
     for name in SPELLINGS:
         table = {name: 0.5, "T4" if gpus.resolve(name) != gpus.resolve("T4") else "L4": 1.0}
-        spec = read_spec(request("T4", speed=table), MarketSnapshot(offer_cache={}), frozenset())
+        spec = read_spec(request("T4", speed=table), MarketSnapshot(by_provider={}), frozenset())
         for gpu in gpus.resolve(name):
             assert Speeds(per_gpu=spec.speed).of(gpu, 1) == 500_000, name
 
@@ -103,7 +103,7 @@ def test_an_agent_is_held_to_the_same_ceiling(name: str, tmp_path: Path) -> None
     policy = replace(
         policy_of("h100", tmp_path), agent_job_budget=MicroUsd(9_000_000), agent_day_budget=MicroUsd(9_000_000)
     )
-    spec = read_spec(request(name), MarketSnapshot(offer_cache={}), frozenset({SHOP}))
+    spec = read_spec(request(name), MarketSnapshot(by_provider={}), frozenset({SHOP}))
     assert not isinstance(within_limits(replace(spec, price=PriceLimit(per_gpu_hour=OWN)), policy), str)
     assert "above the $2.2000/GPU-h" in str(
         within_limits(replace(spec, price=PriceLimit(per_gpu_hour=OWN + 1)), policy)
@@ -139,7 +139,7 @@ async def test_show_plan_and_verdict_state_the_ceiling_of_the_decision(name: str
 async def test_a_waiting_job_shows_every_machine_that_it_would_take(rig: Rig) -> None:
     async with rig.ready():
         handlers = rig.handlers()
-        draft = JobRequest(
+        draft = JobDraft(
             data={"name": "train", "run": "true", "image": "scratch", "resources": {"gpu": ["rtx4090:4", "l40s:4"]}},
             source="train.toml",
         )

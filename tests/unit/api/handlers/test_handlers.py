@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotd.api.handlers.logs import parse_cursor
-from spotd.api.requests import EventQuery, JobQuery, JobRequest, LogQuery, PriceQuery, Submission, utc_text
+from spotd.api.requests import EventQuery, JobDraft, JobQuery, LogQuery, PriceQuery, Submission, utc_text
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import JobState
@@ -21,7 +21,7 @@ from tests.unit.daemon.rig import Rig
 pytestmark = pytest.mark.anyio
 
 
-def draft(**changes: Any) -> JobRequest:
+def draft(**changes: Any) -> JobDraft:
     data: dict[str, Any] = {
         "name": "train",
         "run": "python train.py",
@@ -29,7 +29,7 @@ def draft(**changes: Any) -> JobRequest:
         "resources": {"gpu": "RTX_4090:1"},
         "price": {"max_price": 1.0},
     }
-    return JobRequest(data={**data, **changes}, source="train.toml")
+    return JobDraft(data={**data, **changes}, source="train.toml")
 
 
 async def submitted(rig: Rig, **changes: Any) -> JobId:
@@ -300,7 +300,7 @@ async def test_prices_are_shown_by_the_names_people_use(rig: Rig) -> None:
 async def test_a_provider_that_is_away_is_named_by_providers_doctor_and_why(rig: Rig) -> None:
     rig.shop.always["offers"] = ProviderDown("connection refused")
     async with rig.running():
-        await rig.until(lambda: bool(rig.offer_cache.snapshot().offer_cache[rig.shop.name].error))
+        await rig.until(lambda: bool(rig.offer_cache.snapshot().by_provider[rig.shop.name].error))
         handlers = rig.handlers()
         (shop,) = await handlers.health.providers()
         assert (shop["ok"], shop["detail"]) == (False, "connection refused")

@@ -33,9 +33,9 @@ def waiting(*numbers: int) -> World:
 
 def with_balance(stage: MarketSnapshot, balance: int | None, age: timedelta = MINUTE) -> MarketSnapshot:
     stated = replace(
-        stage.offer_cache[SHOP], balance=None if balance is None else MicroUsd(balance), balance_at=NOW - age
+        stage.by_provider[SHOP], balance=None if balance is None else MicroUsd(balance), balance_at=NOW - age
     )
-    return replace(stage, offer_cache={**stage.offer_cache, SHOP: stated})
+    return replace(stage, by_provider={**stage.by_provider, SHOP: stated})
 
 
 def test_a_launch_that_the_balance_does_not_carry_waits_with_a_sentence() -> None:
@@ -72,7 +72,7 @@ def test_a_bid_is_carried_as_it_would_be_placed() -> None:
 def test_a_balance_that_is_not_known_now_changes_nothing(balance: int | None, age: timedelta) -> None:
     stage = market(offer())
     assert decide(waiting(), with_balance(stage, balance, age), NOW) == decide(waiting(), stage, NOW)
-    assert current_balance(with_balance(stage, balance, age).offer_cache[SHOP], NOW) is None
+    assert current_balance(with_balance(stage, balance, age).by_provider[SHOP], NOW) is None
 
 
 def test_a_balance_that_comes_while_a_decision_is_made_holds_in_it() -> None:
@@ -106,9 +106,9 @@ def test_another_provider_is_taken_where_one_has_no_money_left() -> None:
     policy = replace(policy, providers={**policy.providers, OTHER: replace(policy.providers[SHOP], name=OTHER)})
     stage = with_balance(market(offer()), 0)
     costs_more = replace(offer("o9", price=450_000), provider=OTHER)
-    elsewhere = replace(stage.offer_cache[SHOP], provider=OTHER, balance=None, balance_at=None)
+    elsewhere = replace(stage.by_provider[SHOP], provider=OTHER, balance=None, balance_at=None)
     elsewhere = replace(elsewhere, offer_index=build_offer_index((costs_more,)))
-    stage = replace(stage, offer_cache={**stage.offer_cache, OTHER: elsewhere})
+    stage = replace(stage, by_provider={**stage.by_provider, OTHER: elsewhere})
     plan = decide(replace(waiting(), policy=policy), stage, NOW)
     assert [item.provider for item in plan.attempts.values()] == [OTHER]
     sentence = plan.verdicts[JOB].sentence

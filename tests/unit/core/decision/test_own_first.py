@@ -73,9 +73,9 @@ def shown(
     error: str = "",
 ) -> MarketSnapshot:
     """What both providers offer; an own machine of this kind was seen so long before."""
-    by_provider = {name: [one for one in offers if one.provider == name] for name in (SHOP, HOME)}
+    by_name = {name: [one for one in offers if one.provider == name] for name in (SHOP, HOME)}
     return MarketSnapshot(
-        offer_cache={
+        by_provider={
             name: ProviderOffers(
                 provider=name,
                 offer_index=build_offer_index(tuple(found)),
@@ -83,7 +83,7 @@ def shown(
                 error=error if name == HOME else "",
                 sells_spot=name == SHOP,
             )
-            for name, found in by_provider.items()
+            for name, found in by_name.items()
         },
         seen={} if seen is None else {HOME: {kind: NOW - seen}},
     )

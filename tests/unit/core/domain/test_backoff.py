@@ -49,14 +49,14 @@ def lived(
 ) -> tuple[World, list[datetime]]:
     """The world after so long, in which every launch is answered at once; and when the launches were."""
     now, calls = NOW, []
-    listed = market(*offers).offer_cache[SHOP]
+    listed = market(*offers).by_provider[SHOP]
     while now < NOW + timedelta(hours=hours):
         cooling = tuple(c for c in world.cooldowns if c.until > now - COOLDOWNS_REMEMBERED)
         world = replace(world, cooldowns=cooling)
         job_ended = JOB not in world.jobs or world.jobs[JOB].state.is_final
         if job_ended:
             break
-        plan = decide(world, MarketSnapshot(offer_cache={SHOP: replace(listed, at=now)}), now)
+        plan = decide(world, MarketSnapshot(by_provider={SHOP: replace(listed, at=now)}), now)
         world = applied(world, plan)
         for identity, item in plan.attempts.items():
             if item.state is AttemptState.INTENDED:
@@ -279,7 +279,7 @@ def test_a_retry_forgets_the_failed_starts() -> None:
 
 def provider_offers(*offers: Offer, at: datetime, **seen: Any) -> MarketSnapshot:
     return MarketSnapshot(
-        offer_cache={SHOP: ProviderOffers(provider=SHOP, offer_index=build_offer_index(offers), at=at, **seen)}
+        by_provider={SHOP: ProviderOffers(provider=SHOP, offer_index=build_offer_index(offers), at=at, **seen)}
     )
 
 

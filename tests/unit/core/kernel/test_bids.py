@@ -34,7 +34,7 @@ def bought(*offers: Offer, policy: Policy | None = None, ceiling: int = 2_000_00
         )
         for name in {o.provider for o in offers}
     }
-    (item,) = decide(world, MarketSnapshot(offer_cache=offer_cache), NOW).attempts.values()
+    (item,) = decide(world, MarketSnapshot(by_provider=offer_cache), NOW).attempts.values()
     return item
 
 

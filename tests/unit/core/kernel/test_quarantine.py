@@ -147,12 +147,12 @@ def test_a_job_that_cannot_be_placed_is_quarantined_and_the_next_is_launched() -
 
 
 def test_a_board_with_an_offer_that_cannot_be_priced_is_left_out_and_the_jobs_buy_elsewhere() -> None:
-    good, bad = market(offer()).offer_cache[SHOP], market(offer("bad", price=1, upload_price=HOSTILE)).offer_cache[SHOP]
+    good, bad = market(offer()).by_provider[SHOP], market(offer("bad", price=1, upload_price=HOSTILE)).by_provider[SHOP]
     other = ProviderName("other")
     rules = world_with(AttemptState.RUNNING).policy.providers[SHOP]
     world = replace(two_jobs(), jobs={J: job(1, checkpoints=CHECKPOINTS), K: job(2)}, attempts={}, intents={})
     world = replace(world, policy=replace(world.policy, providers={SHOP: rules, other: replace(rules, name=other)}))
-    plan = decide(world, MarketSnapshot(offer_cache={SHOP: good, other: replace(bad, provider=other)}), NOW)
+    plan = decide(world, MarketSnapshot(by_provider={SHOP: good, other: replace(bad, provider=other)}), NOW)
     assert J in placed(plan)
     assert [c.subject for c in plan.contained] == ["the offers of other"]
     assert not [e for e in plan.events if e.kind == "job.quarantined"]

@@ -61,7 +61,7 @@ def bid_world(
 
 def bid_market(*offers: Offer) -> MarketSnapshot:
     shown = market(*offers)
-    return replace(shown, offer_cache={SHOP: replace(shown.offer_cache[SHOP], changes_bids=True)})
+    return replace(shown, by_provider={SHOP: replace(shown.by_provider[SHOP], changes_bids=True)})
 
 
 def raised(world: World, *offers: Offer) -> tuple[MicroUsdPerHour | None, Plan]:
@@ -157,9 +157,9 @@ def test_no_bid_ever_breaks_a_limit(floor: float, bid: float, on_demand: float |
 @pytest.mark.parametrize(("balance", "bid"), [(None, 0.473), (1, 0.473), (0.001, None)])
 def test_a_raise_that_a_known_balance_does_not_carry_is_not_made(balance: float | None, bid: float | None) -> None:
     shown = bid_market()
-    shop = replace(shown.offer_cache[SHOP], balance_at=NOW, balance=None if balance is None else MicroUsd(usd(balance)))
+    shop = replace(shown.by_provider[SHOP], balance_at=NOW, balance=None if balance is None else MicroUsd(usd(balance)))
     plan = decide(
-        bid_world(running_at=NOW - 2 * HOUR, intended_at=NOW - 2 * HOUR), replace(shown, offer_cache={SHOP: shop}), NOW
+        bid_world(running_at=NOW - 2 * HOUR, intended_at=NOW - 2 * HOUR), replace(shown, by_provider={SHOP: shop}), NOW
     )
     assert [item.price_max for item in plan.attempts.values()] == ([] if bid is None else [usd(bid)])
 

@@ -224,7 +224,7 @@ def test_a_clock_that_is_set_back_hours_keeps_no_machine_above_its_ceiling() -> 
 
 def left_there(dollars: float, at: datetime) -> MarketSnapshot:
     known = ProviderOffers(provider=SHOP, at=at, balance=MicroUsd(round(dollars * 1_000_000)), balance_at=at)
-    return MarketSnapshot(offer_cache={SHOP: known})
+    return MarketSnapshot(by_provider={SHOP: known})
 
 
 def test_a_launch_that_the_balance_carries_no_longer_is_not_made() -> None:

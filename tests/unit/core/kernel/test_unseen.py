@@ -165,8 +165,8 @@ def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_st
     world = replace(world, policy=replace(world.policy, providers={**world.policy.providers, other: rules}))
     cheap = replace(
         market(replace(offer("x"), provider=other), at=late),
-        offer_cache={
-            other: replace(market(replace(offer("x"), provider=other), at=late).offer_cache[SHOP], provider=other)
+        by_provider={
+            other: replace(market(replace(offer("x"), provider=other), at=late).by_provider[SHOP], provider=other)
         },
     )
     placed = decide(world, cheap, late + timedelta(seconds=30))

@@ -169,7 +169,7 @@ def test_another_day_another_limit_and_another_job_are_other_news() -> None:
 
 
 def market_of(**changes: Any) -> MarketSnapshot:
-    return MarketSnapshot(offer_cache={SHOP: ProviderOffers(provider=SHOP, **changes)})
+    return MarketSnapshot(by_provider={SHOP: ProviderOffers(provider=SHOP, **changes)})
 
 
 @pytest.mark.parametrize(

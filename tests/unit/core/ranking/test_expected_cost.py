@@ -60,7 +60,7 @@ def policy() -> Policy:
 
 def snapshot(offers: list[Offer]) -> MarketSnapshot:
     return MarketSnapshot(
-        offer_cache={
+        by_provider={
             name: ProviderOffers(
                 provider=name, offer_index=build_offer_index(tuple(o for o in offers if o.provider == name)), at=NOW
             )

@@ -49,8 +49,8 @@ POLL: Final = 30 * timedelta(seconds=1)
 def facts(*offers: Offer, at: datetime = NOW, listed_at: datetime | None = None, **away: Any) -> MarketSnapshot:
     """The market as the daemon reads it: offers of this instant, and a list of our machines."""
     shown = market(*offers, at=at)
-    sold = replace(shown.offer_cache[SHOP], changes_bids=True)
-    return replace(shown, offer_cache={SHOP: sold}, readings=Readings(listed_at={SHOP: listed_at or at}, **away))
+    sold = replace(shown.by_provider[SHOP], changes_bids=True)
+    return replace(shown, by_provider={SHOP: sold}, readings=Readings(listed_at={SHOP: listed_at or at}, **away))
 
 
 def stops(plan: Plan) -> list[EndReason]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotd.core.domain.attempts import HostStatus
-from spotd.core.domain.jobs import FallbackRestore
+from spotd.core.domain.jobs import FailedRestore
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -166,7 +166,7 @@ async def test_a_fallback_on_restore_is_told_with_its_reason(host_monitor: HostM
     host.event("restored", name="u8", step=8, bytes=1, seconds=0.1, key="k")
     report = await look(host_monitor)
     assert report.resumed_from == "u8"
-    assert report.fallbacks == (FallbackRestore(name="u9", reason="chunk is corrupt", next="u8"),)
+    assert report.fallbacks == (FailedRestore(name="u9", reason="chunk is corrupt", next="u8"),)
     assert report.notes == ()
 
 

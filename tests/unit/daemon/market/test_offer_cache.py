@@ -13,7 +13,7 @@ SECOND = timedelta(seconds=1)
 
 
 def shown(offer_cache: OfferCache) -> list[str]:
-    offer_index = offer_cache.snapshot().offer_cache[SHOP].offer_index
+    offer_index = offer_cache.snapshot().by_provider[SHOP].offer_index
     return sorted(o.offer_id for group in offer_index.by_gpu.values() for o in group)
 
 

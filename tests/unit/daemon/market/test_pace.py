@@ -16,7 +16,7 @@ import pytest
 from spotd.daemon.commits import never
 from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.pollers import Poller, PollPace, RequestCounts
+from spotd.daemon.market.pollers import HourlyRate, Poller, PollPace
 from spotd.daemon.market.supervisor import ProviderSupervisor
 from spotd.daemon.policy import ProviderSettings, Settings
 from spotd_jobs.objects.folder import FolderStore
@@ -238,7 +238,7 @@ def test_a_provider_is_asked_as_often_as_the_config_says_and_as_seldom_as_its_pl
 
 def test_requests_are_counted_by_the_hour_and_projected_before_one_has_passed() -> None:
     at = datetime(2026, 3, 2, tzinfo=UTC)
-    request_counts = RequestCounts()
+    request_counts = HourlyRate()
     for minute in range(10):
         request_counts.note(5 * (minute + 1), at=at + minute * MINUTE)
     now = at + 10 * MINUTE

@@ -218,7 +218,7 @@ async def test_the_balance_of_a_former_key_holds_nothing_back(monkeypatch: pytes
     offer_cache.evidence.balance_stated(SHOP, Balance(available=MicroUsd(0)), clock.now())
     shop.always["balance"] = AuthFailed("this key may not read the account")
     await CauseWatch(shop, offer_cache=offer_cache, clock=clock, ask_again=lambda: None).reconcile_once()
-    assert offer_cache.snapshot().offer_cache[SHOP].balance is None
+    assert offer_cache.snapshot().by_provider[SHOP].balance is None
 
 
 def test_a_balance_counts_as_risen_only_when_it_has() -> None:
@@ -233,9 +233,9 @@ def test_a_balance_counts_as_risen_only_when_it_has() -> None:
 def test_the_lowest_price_of_a_kind_is_kept_for_a_week() -> None:
     seen = Evidence()
     for usd, day in ((4, 0), (1, 1), (3, 2)):
-        seen.prices_seen(market(offer(price=usd)).offer_cache[SHOP].offer_index, NOW + timedelta(days=day))
+        seen.prices_seen(market(offer(price=usd)).by_provider[SHOP].offer_index, NOW + timedelta(days=day))
     assert seen.lows() == {("RTX_4090", 1): MicroUsdPerHour(1)}
-    seen.prices_seen(market(offer(price=3)).offer_cache[SHOP].offer_index, NOW + timedelta(days=9))
+    seen.prices_seen(market(offer(price=3)).by_provider[SHOP].offer_index, NOW + timedelta(days=9))
     assert seen.lows() == {("RTX_4090", 1): MicroUsdPerHour(3)}
     assert job().budget is None
 

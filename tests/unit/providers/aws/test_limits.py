@@ -67,7 +67,7 @@ class Buyer:
             await self.poll()
         index = build_offer_index(self.page.offers)
         board = ProviderOffers(provider=self.provider.name, offer_index=index, at=self.page.at)
-        plan = decide(self.world, MarketSnapshot(offer_cache={self.provider.name: board}), self.now)
+        plan = decide(self.world, MarketSnapshot(by_provider={self.provider.name: board}), self.now)
         if not plan.attempts:
             return None
         (attempt,) = plan.attempts.values()

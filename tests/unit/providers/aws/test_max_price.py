@@ -111,8 +111,8 @@ def test_a_machine_without_a_limit_is_stopped_in_order_when_its_price_passes_the
     (offer,) = offers
     dearer, too_expensive = listings
     world = _running(offer, dearer)
-    assert not decide(world, MarketSnapshot(offer_cache={}), dearer.at).attempts, "dearer, and within the ceiling"
-    plan = decide(_running(offer, too_expensive), MarketSnapshot(offer_cache={}), too_expensive.at)
+    assert not decide(world, MarketSnapshot(by_provider={}), dearer.at).attempts, "dearer, and within the ceiling"
+    plan = decide(_running(offer, too_expensive), MarketSnapshot(by_provider={}), too_expensive.at)
     (item,) = plan.attempts.values()
     assert item.state is AttemptState.STOPPING
     assert item.stop is not None
