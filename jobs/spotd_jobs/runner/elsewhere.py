@@ -270,8 +270,9 @@ class ListedRun(DataRun):
         """
         if one.kind == ETAG:
             return
-        # SHA-1 is what git names its objects by; the commit that was listed is named by it, too.
-        hashing: Any = hashlib.sha1(b"blob %d\0" % one.size) if one.kind == GIT else hashlib.sha256()  # noqa: S324
+        hashing: Any = hashlib.sha256()
+        if one.kind == GIT:
+            hashing = hashlib.sha1(b"blob %d\0" % one.size)  # noqa: S324 - by it git names objects, and the commit listed
         place = os.path.join(self._tree, one.path)
         if self._hash_of(place, hashing, 0, one.size) != one.check:
             remove(self._tree)

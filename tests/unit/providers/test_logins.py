@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, RequestRejected
-from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, MicroUsdPerHour, RegistryLogin, Secret
+from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, MicroUsdPerHour, Secret
 from spotd_providers.kit.boundary import keep_contract
 from spotd_providers.testkit.harness import LOGIN
 from spotd_providers.testkit.serve import Call
@@ -112,7 +112,7 @@ def test_vast_is_given_the_login_of_a_private_image_and_of_no_other(tmp_path: Pa
 @pytest.mark.parametrize("odd", ["two words", "a;b", "$HOME", "`id`", "'a'", '"a"', "-p", "a\\b", "", "a\nb", "\u00e9"])
 @pytest.mark.parametrize("part", ["username", "password"])
 def test_what_could_be_split_differently_by_vast_is_refused_and_not_quoted(tmp_path: Path, part: str, odd: str) -> None:
-    login: RegistryLogin = replace(LOGIN, **{part: Secret(odd) if part == "password" else odd})  # type: ignore[arg-type]
+    login = replace(LOGIN, password=Secret(odd)) if part == "password" else replace(LOGIN, username=odd)
 
     async def story(h: VastHarness, provider: VastProvider) -> None:
         with pytest.raises(RequestRejected, match=f"the {part} of a registry holds only") as refused:

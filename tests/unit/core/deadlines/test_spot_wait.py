@@ -188,10 +188,11 @@ def test_the_jobs_of_an_array_wait_together() -> None:
 
 
 def test_a_task_whose_turn_comes_later_waits_for_itself() -> None:
-    first = replace(patient(), array=ArrayTask(id=JobId("a"), name="a", index=0, count=2, at_once=1))
+    place = ArrayTask(id=JobId("a"), name="a", index=0, count=2, at_once=1)
+    first = replace(patient(), array=place)
     base = world_with(AttemptState.RUNNING)
     running = replace(first, state=JobState.RUNNING, attempts_made=1, pacing=Pacing(spot_wanted_since=NOW - 9 * HOUR))
-    second = replace(first, id=JobId("j2"), array=replace(first.array, index=1, at_once=2))  # type: ignore[type-var]
+    second = replace(first, id=JobId("j2"), array=replace(place, index=1, at_once=2))
     world = replace(base, jobs={running.id: running, second.id: second})
     world, plan = decided(world, DEAR_SPOT, on_demand())
     assert placed(plan) is None

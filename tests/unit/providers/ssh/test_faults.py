@@ -290,7 +290,7 @@ def test_a_card_that_its_owner_uses_is_not_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("off", [timedelta(hours=-5), timedelta(days=9000)])
 def test_a_wrong_clock_of_a_host_changes_no_age(off: timedelta, tmp_path: Path) -> None:
     async def story(h: SshHarness, provider: SshProvider) -> None:
-        h.faults._now = lambda: (h.clock.now() + off).timestamp()  # type: ignore[attr-defined]
+        h.faults._now = lambda: (h.clock.now() + off).timestamp()  # type: ignore[attr-defined]  # the harness's own clock
         made = await provider.launch(h.request(await offer_of(provider, h, "titan:RTX_4090:1")))
         (found,) = await provider.find(made.instance.key)
         assert found.created_at is not None
