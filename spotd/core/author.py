@@ -34,14 +34,23 @@ from spotd_providers.contract.values import MicroUsdPerHour, Offer, ProviderName
 READ_IS_FRESH: Final = timedelta(minutes=1)
 """A machine that had not spoken so long ago has saved nothing yet."""
 SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
-OF_ITS_PROVIDER: Final = timedelta(minutes=30)
-"""An end that failed for longer concerns that machine and not its provider, while lists are answered."""
 LIST_IS_RECENT: Final = timedelta(minutes=5)
 """A provider answers while its newest list of our machines is younger, however often it is asked."""
 _OF_OFFERS: Final = frozenset(
     {CooldownScope.OFFER, CooldownScope.HOST, CooldownScope.POOL, CooldownScope.QUOTA, CooldownScope.PROVIDER}
 )
+_STILL_THERE: Final = "a machine is still there after its end was accepted"
 _AWAITED: Final = "it waits for a second reading of what is sold and of its machine"
+
+
+def _ended_nothing(intent: Intent) -> bool:
+    """Whether this end failed, or was given again because it had no effect, for however long that lasts.
+
+    A provider that does not end one machine may end none, and what is stopped then bills on beside what follows.
+    """
+    if intent.kind is not IntentKind.TERMINATE:
+        return False
+    return intent.is_open and intent.tries > (intent.state is IntentState.ACCEPTED)
 
 
 def order_stop(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str, *, flush: bool = True) -> None:
@@ -112,9 +121,7 @@ class MachineVerdicts:
         cooling = [c for c in world.cooldowns if c.until > builder.now]
         self._refusing = {(c.provider, c.subject) for c in cooling if c.scope is CooldownScope.TARGET}
         self._cooling = {(c.provider, c.scope, c.subject): c for c in cooling if c.scope in _OF_OFFERS}
-        tried = (i for i in world.intents.values() if i.kind is IntentKind.TERMINATE and i.tries > 0)
-        owed = (i for i in tried if i.state is IntentState.OPEN and builder.now - i.created_at < OF_ITS_PROVIDER)
-        self._ends_nothing = {i.provider: i.error for i in owed}
+        self._ends_nothing = {i.provider: i.error or _STILL_THERE for i in world.intents.values() if _ended_nothing(i)}
 
     @cached_property
     def _machines_in_use(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.author import LIST_IS_RECENT, OF_ITS_PROVIDER, MachineVerdicts, order_stop
+from spotd.core.author import LIST_IS_RECENT, MachineVerdicts, order_stop
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Bidding, StopOrder
 from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope
@@ -34,7 +34,8 @@ from spotd.core.running import (
     patience_left,
 )
 from spotd.core.timeline import redated
-from spotd_providers.contract.values import Market, MicroUsdPerHour, Offer
+from spotd_providers.contract.values import Market, MicroUsdPerHour, Offer, ProviderName
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 from tests.unit.core.deadlines.test_pacer import _HOUR, _SPOT, _running, _sold
 from tests.unit.core.decision.test_moves import FIRST, running
@@ -212,8 +213,24 @@ def test_nothing_healthy_is_stopped_while_its_provider_is_away(scene: Scene, rea
     assert [one for one in polls(scene, *away, *back)[30:] if one] == [[reason]]
 
 
+ENDS: dict[str, tuple[dict[str, Any], bool]] = {
+    "never tried": ({"tries": 0}, True),
+    "failed once": ({"tries": 1, "error": "HTTP 500"}, False),
+    "fails for hours": ({"tries": 200, "error": "HTTP 500", "created_at": NOW - timedelta(hours=5)}, False),
+    "fails since another clock": ({"tries": 2, "error": "HTTP 500", "created_at": NOW + timedelta(days=9)}, False),
+    "accepted": ({"tries": 1, "state": IntentState.ACCEPTED}, True),
+    "accepted again": ({"tries": 2, "state": IntentState.ACCEPTED}, False),
+    "given again": ({"tries": 1, "created_at": NOW - timedelta(hours=5)}, False),
+    "gone": ({"tries": 9, "state": IntentState.DONE}, True),
+    "of another provider": ({"tries": 9, "provider": ProviderName("else")}, True),
+}
+
+
 @every_scene
-def test_nothing_healthy_is_stopped_while_its_provider_ends_nothing(scene: Scene, reason: EndReason) -> None:
+@every(("known", "stops_it"), ENDS.values(), ids=ENDS)
+def test_nothing_healthy_is_stopped_while_its_provider_ends_nothing(
+    scene: Scene, reason: EndReason, known: dict[str, Any], *, stops_it: bool
+) -> None:
     world, offers = scene()
     [item, *_] = world.attempts.values()
     owed = Intent(
@@ -223,19 +240,14 @@ def test_nothing_healthy_is_stopped_while_its_provider_ends_nothing(scene: Scene
         key=item.key,
         state=IntentState.OPEN,
         created_at=NOW - MINUTE,
-        tries=1,
-        error="HTTP 500",
         attempt=None,
     )
 
-    def refusing() -> tuple[World, tuple[Offer, ...]]:
-        return replace(world, intents={owed.id: owed}), offers
+    def owing() -> tuple[World, tuple[Offer, ...]]:
+        return replace(world, intents={owed.id: replace(owed, **known)}), offers
 
     readings = [facts(*offers, at=NOW + n * POLL) for n in range(4)]
-    assert polls(refusing, *readings) == [[]] * 4
-    owed = replace(owed, created_at=NOW - OF_ITS_PROVIDER)
-    assert [reason] in polls(refusing, *readings), "one machine that cannot be ended says nothing of the others"
-    assert [reason] in polls(scene, *readings)
+    assert ([reason] in polls(owing, *readings)) is stops_it
 
 
 @every_scene
