@@ -194,7 +194,8 @@ class JobPlacement:
         if chosen is None or ceiling is None:
             passed_over = all_too_expensive(self.catalogue, offers, compared)
             short = self.prepaid_guard.short
-            why = (VerdictKind.BALANCE, short) if short else too_expensive(job, offers, best, ceiling)
+            why = (VerdictKind.BALANCE, short) if short else self.catalogue.refusal_of(job, best.offer)
+            why = why or too_expensive(job, offers, best, ceiling)
             self._wait(job, *why, best=best, ceiling=ceiling, passed_over=passed_over)
             return
         agreed, price_max = agree(job, chosen, ceiling, self._runner_up(job, offers, chosen), self.policy)
@@ -292,7 +293,7 @@ class JobPlacement:
     ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Each free quote at or under its ceiling, best first."""
         limit = offers.highest_rank(highest_ceiling(job, self.policy), ceilings_of_kinds(job, offers, self.policy))
-        for candidate in self.catalogue.ranked(offers, passed_over):
+        for candidate in self.catalogue.ranked(offers, passed_over, job.id):
             ceiling = self._ceiling(job, candidate)
             if ceiling is not None and is_admissible(candidate, ceiling, job.spec.price):
                 yield candidate, ceiling

@@ -124,11 +124,11 @@ IN_A_ROW: Final = timedelta(minutes=2)
 """A refusal may take so long to be answered, and is one of the same row all the same."""
 
 
-def _in_a_row(before: Cooldown, now: datetime) -> bool:
+def _in_a_row(before: Cooldown, now: datetime, memory: timedelta) -> bool:
     """Whether a new refusal belongs to this one: it came while it lasted, or soon after it had."""
     if before.since is None or before.since > now:
         return False
-    return now - before.until <= max(IN_A_ROW, before.until - before.since)
+    return now - before.until <= max(memory, before.until - before.since)
 
 
 class PlanBuilder(WorkingCopy):
@@ -146,6 +146,8 @@ class PlanBuilder(WorkingCopy):
         ends: CooldownEnd = CooldownEnd.TIME,
         most: timedelta = COOLDOWN_MAX,
         asked_at: datetime | None = None,
+        at_once: int = 0,
+        memory: timedelta = IN_A_ROW,
     ) -> None:
         """Nothing of this is bought for a while, and for twice as long each time in a row, up to `longest`.
 
@@ -153,16 +155,19 @@ class PlanBuilder(WorkingCopy):
 
         Args:
             asked_at: when the call was decided; one that was decided before the last refusal met the same cause.
+            at_once: so many in a row are followed by no pause.
+            memory: one that comes so soon after the end of a pause, or as soon as that was long, is another in a row.
         """
         known = self.cooldowns()
         same = [c for c in known if c.subject == subject and c.scope is scope and c.provider == provider]
         before = same[-1] if same else None
         strikes = 0
-        if before is not None and before.ends is ends and _in_a_row(before, self.now):
+        if before is not None and before.ends is ends and _in_a_row(before, self.now, memory):
             is_same = asked_at is not None and before.since is not None and asked_at < before.since
             strikes = before.strikes if is_same else before.strikes + 1
         span = span_within(span, most)
-        until = self.now + doubled(span, strikes, span_within(max(span, longest or span), most))
+        pause = doubled(span, strikes - at_once, span_within(max(span, longest or span), most))
+        until = self.now + pause if strikes >= at_once else self.now
         if before is not None:
             until = max(until, before.until)  # it may be prolonged, never cut short
         self._cooldowns.append(
@@ -177,6 +182,12 @@ class PlanBuilder(WorkingCopy):
                 ends=ends,
             )
         )
+
+    def forgive(self, provider: ProviderName, scope: CooldownScope, subject: str) -> None:
+        """End a row of refusals, since it was sold after all."""
+        same = [c for c in self.cooldowns() if (c.provider, c.scope, c.subject) == (provider, scope, subject)]
+        if same and same[-1].since is not None:
+            self._cooldowns.append(replace(same[-1], until=min(same[-1].until, self.now), since=None, strikes=0))
 
     def set_rate(
         self,

@@ -13,10 +13,11 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import ProviderOffers
 from spotd.core.domain.states import Counted, EndReason
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.values import Market, ProviderName
 
 # What an attempt that came to nothing costs its job: when it is tried again, and when it is given up.
 #
@@ -182,16 +183,29 @@ class CooldownScope(StrEnum):
     """A machine for which a healthy one was stopped, and that could not be had; others may be launched there."""
     BID = "bid"
     """A bid for a machine of ours that is gone, by host: its host may go on stating it as the lowest that wins."""
+    JOB = "job"
+    """A market of a provider for one job, which it refused again and again, each time under another offer."""
     BUDGET = "budget"
     """A budget of all jobs together is used up for its day or month."""
 
 
+REFUSED_AT_ONCE: Final = 10
+"""So many launches in a row a market of a provider may refuse one job before it is left alone by that job."""
+REFUSED_FIRST: Final = timedelta(minutes=4)
+REFUSED_MAX: Final = timedelta(minutes=20)
+REFUSED_IN_A_ROW: Final = COOLDOWNS_REMEMBERED
+"""Refusals of one job follow each other ever more slowly, and are counted together for so long after a pause."""
 ECHO_LASTS: Final = timedelta(hours=1)
 """What a host states as its lowest winning bid is up to so old."""
 ECHOES_MAX: Final = 12
 """Of the bids for one machine that is gone, so many of the newest are remembered for `ECHO_LASTS`."""
 EVERYWHERE: Final = ProviderName("")
 """The provider of a cool-down that concerns all of them."""
+
+
+def refusal_subject(job: JobId, market: Market) -> str:
+    """Return what names a market of a provider for one job."""
+    return f"{job} {market.value}"
 
 
 def bid_subject(host: str, gpus: int, bid: int) -> str:

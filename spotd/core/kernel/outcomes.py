@@ -12,7 +12,16 @@ from typing import Final, assert_never
 from spotd.core import bids
 from spotd.core.billing import began
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.cooldowns import EVERYWHERE, CooldownEnd, CooldownScope
+from spotd.core.domain.cooldowns import (
+    EVERYWHERE,
+    REFUSED_AT_ONCE,
+    REFUSED_FIRST,
+    REFUSED_IN_A_ROW,
+    REFUSED_MAX,
+    CooldownEnd,
+    CooldownScope,
+    refusal_subject,
+)
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, launch_intent_id
 from spotd.core.domain.jobs import span_within
 from spotd.core.domain.plan import Plan
@@ -116,6 +125,15 @@ _REFUSAL_TRAITS: Final[Mapping[LaunchFailure, RefusalTraits]] = {
 require_rows(LaunchFailure, _REFUSAL_TRAITS)
 
 
+_OF_ITS_OFFERS: Final = frozenset(
+    {
+        LaunchFailure.NO_CAPACITY,
+        LaunchFailure.OFFER_GONE,
+        LaunchFailure.PRICE_MOVED,
+        LaunchFailure.QUOTA,
+        LaunchFailure.CONTRACT,
+    }
+)
 _NOT_FOR_SALE: Final = frozenset({LaunchFailure.NO_CAPACITY, LaunchFailure.OFFER_GONE, LaunchFailure.PRICE_MOVED})
 
 
@@ -210,6 +228,20 @@ def _cool_down(
         case _:
             assert_never(failure)
     builder.cool(provider, scope, subject, span, detail, longest=longest, ends=ends, asked_at=item.intended_at)
+    if failure in _OF_ITS_OFFERS:
+        # Each may be another offer, which none of the pauses above has met before.
+        subject, market = refusal_subject(item.id.job, offer.market), offer.market.value
+        why = f"{offer.provider} has refused {REFUSED_AT_ONCE} launches of it in a row or more ({market}): {detail}"
+        builder.cool(
+            offer.provider,
+            CooldownScope.JOB,
+            subject,
+            REFUSED_FIRST,
+            why,
+            longest=REFUSED_MAX,
+            at_once=REFUSED_AT_ONCE - 1,
+            memory=REFUSED_IN_A_ROW,
+        )
     if failure in _NOT_FOR_SALE:
         # A launch may try it again soon, which costs nothing; a machine that runs is not stopped for it.
         why = f"it was not sold: {detail}"

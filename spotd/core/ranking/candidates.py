@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, Quote, resolve_gpu
 from spotd.core.domain.policy import Policy, ProviderPolicy, registry_server
@@ -34,6 +35,7 @@ from spotd.core.pricing import (
     per_gpu_words,
     quote,
     repriced,
+    span_words,
     usual_bid,
     wanted_words,
 )
@@ -87,6 +89,12 @@ class CandidateCatalogue:
                 sooner = min(ends_at, pressed_until(cooldown))
                 if sooner > now:
                     self._cooling_pressed[subject] = (cooldown.reason, sooner)
+        self._refusing: defaultdict[JobId, dict[tuple[ProviderName, str], tuple[str, datetime]]] = defaultdict(dict)
+        """By job, which markets have refused it so often that it leaves them alone, in words, and until when."""
+        for (provider, scope, name), found in self._cooling.items():
+            if scope is CooldownScope.JOB:
+                job, _, market_name = name.rpartition(" ")
+                self._refusing[JobId(job)][provider, market_name] = found
         self.has_lost_hosts = self._cooling != self._cooling_pressed
         """Whether a job whose deadline nothing else can meet has more offers than others."""
         self._taken: set[tuple[ProviderName, HostId]] = set()
@@ -210,11 +218,19 @@ class CandidateCatalogue:
             )
         return made
 
-    def ranked(self, offers: RankedOffers, passed_over: defaultdict[str, int] | None = None) -> Iterator[Quote]:
-        """Every quote of the key that is neither cooling nor taken, best first; counts the others if asked to."""
-        index = offers.walked
+    def ranked(
+        self, offers: RankedOffers, passed_over: defaultdict[str, int] | None = None, job: JobId | None = None
+    ) -> Iterator[Quote]:
+        """Every quote of the key that is neither cooling nor taken, best first; counts the others if asked to.
+
+        Args:
+            job: which leaves alone what refused it again and again; `None`: any job.
+        """
+        index, refusing = offers.walked, {} if job is None else self._refusing.get(job, {})
         while (offer := offers.at(index)) is not None:
             why = self.blocked(offer)
+            if refusing and not why and (refused := refusing.get((offer.provider, offer.market.value))):
+                why = refused[0]
             if not why:
                 yield self.quote_at(offers, index)
             elif passed_over is not None:
@@ -244,6 +260,13 @@ class CandidateCatalogue:
     def pause(self) -> tuple[str, datetime] | None:
         """Why nothing can be launched anywhere for now, and until when."""
         return self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""))
+
+    def refusal_of(self, job: Job, offer: Offer) -> tuple[VerdictKind, str] | None:
+        """Return why this job leaves alone what sells the offer, which may be free for others, and until when."""
+        found = self._refusing.get(job.id, {}).get((offer.provider, offer.market.value))
+        if found is None:
+            return None
+        return VerdictKind.COOLING, f"{found[0]}; asked again in {span_words(found[1] - self._now)}"
 
     def free_at(self, offers: RankedOffers) -> datetime | None:
         """When the first of these offers cools down no more, `None` where none of them cools down."""

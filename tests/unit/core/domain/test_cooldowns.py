@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope, cooling_until
-from spotd.core.domain.market import ProviderOffers
+from spotd.core.domain.cooldowns import (
+    REFUSED_AT_ONCE,
+    REFUSED_MAX,
+    Cooldown,
+    CooldownEnd,
+    CooldownScope,
+    cooling_until,
+    refusal_subject,
+)
+from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.domain.plan import applied
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.kernel.outcomes import LaunchFailure, launch_refused
-from spotd_providers.contract.values import Offer, PoolId, QuotaId
-from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
+from spotd.core.kernel.outcomes import LaunchFailure, launch_refused, launched
+from spotd_jobs.spec.model import MarketChoice
+from spotd_providers.contract.values import InstanceState, Market, Offer, PoolId, ProviderName, QuotaId
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, market, offer, shop_policy
 
 EAST_G = QuotaId("east spot G")
 EAST = QuotaId("east volumes")
@@ -31,7 +43,8 @@ def refused(
     world = applied(world, decide(world, market(first), NOW))
     (tried,) = world.attempts
     world = applied(world, launch_refused(world, tried, failure, "no", NOW, wait, quota))
-    return world, [(c.scope, c.subject, c.until - NOW) for c in world.cooldowns]
+    of_job = CooldownScope.JOB
+    return world, [(c.scope, c.subject, c.until - NOW) for c in world.cooldowns if c.scope is not of_job]
 
 
 def next_offers(world: World, *offers: Offer, after: timedelta = timedelta(0)) -> list[str]:
@@ -110,3 +123,98 @@ def test_an_account_that_was_filled_a_moment_before_it_was_refused_is_asked_agai
     assert filled(timedelta(0), 5 * second) == 15 * second
     assert filled(timedelta(0), 2 * MINUTE) == 2 * MINUTE
     assert filled(timedelta(0), 11 * MINUTE) == 15 * MINUTE
+
+
+# --- ever new offers, each of which is refused -----------------------------------------------------------------------
+
+OTHER = ProviderName("other")
+REFUSALS = [
+    LaunchFailure.NO_CAPACITY,
+    LaunchFailure.OFFER_GONE,
+    LaunchFailure.PRICE_MOVED,
+    LaunchFailure.QUOTA,
+    LaunchFailure.CONTRACT,
+]
+
+
+def baited(count: int, at: datetime, *others: Offer, **sold: Any) -> MarketSnapshot:
+    """A list of one offer that no list had before, and what another provider sells."""
+    bait = offer(f"bait{count}", price=100_000, quotas=(QuotaId(f"q{count}"),), **sold)
+    shown = market(bait, at=at)
+    known = ProviderOffers(provider=OTHER, offer_index=build_offer_index(others), at=at, sells_spot=True)
+    return replace(shown, by_provider={**shown.by_provider, OTHER: known})
+
+
+def two_shops() -> World:
+    policy = shop_policy()
+    rules = replace(policy.providers[SHOP], name=OTHER)
+    return replace(empty(), policy=replace(policy, providers={**policy.providers, OTHER: rules}))
+
+
+def refusing_all(
+    world: World, failure: LaunchFailure, hours: float, *others: Offer, **sold: Any
+) -> tuple[World, list[tuple[timedelta, str]]]:
+    """Every launch at SHOP is refused, and there is another offer each time; when which provider was asked."""
+    asked: list[tuple[timedelta, str]] = []
+    for count in range(int(hours * 120)):
+        now = NOW + count * MINUTE / 2
+        plan = decide(world, baited(count, now, *others, **sold), now)
+        world = applied(world, replace(plan, verdicts={}))
+        for identity, item in plan.attempts.items():
+            asked.append((now - NOW, item.provider))
+            if item.provider == OTHER:
+                return world, asked
+            world = applied(world, launch_refused(world, identity, failure, "no", now))
+    return world, asked
+
+
+@pytest.mark.parametrize("failure", REFUSALS)
+def test_ever_new_offers_that_are_refused_are_asked_for_ever_more_seldom(failure: LaunchFailure) -> None:
+    asked = [at for at, _ in refusing_all(empty(), failure, 12)[1]]
+    gaps = [b - a for a, b in pairwise(asked)]
+    assert max(gaps[: REFUSED_AT_ONCE - 1]) <= 3 * MINUTE, "a few may be refused, and the next one sold"
+    assert min(gaps[REFUSED_AT_ONCE + 3 :]) >= REFUSED_MAX
+    assert len(asked) < 60
+
+
+def test_what_another_provider_sells_is_had_as_soon_as_one_has_refused_often_enough() -> None:
+    dear = offer("well", price=450_000, provider=OTHER)
+    _, asked = refusing_all(two_shops(), LaunchFailure.OFFER_GONE, 12, dear)
+    assert [name for _, name in asked] == [SHOP] * REFUSED_AT_ONCE + [OTHER]
+    assert asked[-1][0] - asked[-2][0] <= 3 * MINUTE
+
+
+def test_why_names_the_provider_that_refuses_and_when_it_is_asked_again() -> None:
+    world, asked = refusing_all(empty(), LaunchFailure.NO_CAPACITY, 0.5)
+    now = NOW + timedelta(minutes=30)
+    assert len(asked) < 14
+    [verdict] = decide(world, baited(999, now), now).verdicts.values()
+    assert verdict.kind is VerdictKind.COOLING
+    assert f"shop has refused {REFUSED_AT_ONCE} launches of it in a row or more (spot): no; asked again in" in (
+        verdict.sentence
+    )
+
+
+def test_another_job_and_another_market_are_not_kept_from_it() -> None:
+    world, _ = refusing_all(empty(), LaunchFailure.NO_CAPACITY, 0.5)
+    now = NOW + timedelta(minutes=30)
+    second = job(2)
+    beside = replace(world, jobs={**world.jobs, second.id: second})
+    assert [i.job for i in decide(beside, baited(998, now), now).attempts] == [second.id]
+    wanted = replace(job().spec.resources, market=MarketChoice.AUTO)
+    asked = world.jobs[job().id]
+    both = replace(world, jobs={asked.id: replace(asked, spec=replace(asked.spec, resources=wanted))})
+    assert decide(both, baited(998, now, market=Market.ON_DEMAND), now).attempts
+
+
+def test_a_machine_that_is_sold_ends_the_row() -> None:
+    world, _ = refusing_all(empty(), LaunchFailure.NO_CAPACITY, 0.3)
+    owner = world.jobs[job().id]
+    plan = decide(world, baited(77, NOW + 90 * MINUTE), NOW + 90 * MINUTE)
+    [identity] = plan.attempts
+    world = applied(world, plan)
+    made = replace(instance(InstanceState.PENDING), key=plan.attempts[identity].key)
+    world = applied(world, launched(world, identity, made, NOW + 90 * MINUTE))
+    [row] = [c for c in world.cooldowns if c.scope is CooldownScope.JOB][-1:]
+    assert (row.subject, row.strikes, row.since) == (refusal_subject(owner.id, Market.SPOT), 0, None)
+    assert row.until <= NOW + 90 * MINUTE
