@@ -115,6 +115,7 @@ def _longest_gap(rows: Sequence[ProviderCharge]) -> timedelta:
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 READ_AFTER: Final = (
     *(hours * _HOUR for hours in (0, 1, 2, 3, 4, 6, 8, 12)),
     *(days * _DAY for days in (1, 2, 3, 4, 6, 8, 10, 12)),
@@ -217,7 +218,25 @@ def _is_whole(item: Attempt, bill: Bill) -> bool:
     last = item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at
     first = min(item.running_at or last, last)
     lacks = min(LACKS_MAX, max(LACKS_MIN, (last - first) / 10))
-    return bill.is_certain and bill.since <= first + lacks and bill.until >= last - lacks and bill.gap <= lacks
+    if not bill.is_certain or bill.gap > lacks:
+        return False
+    return (bill.since <= first + lacks and bill.until >= last - lacks) or _is_whole_by_its_length(item, bill, lacks)
+
+
+def _is_whole_by_its_length(item: Attempt, bill: Bill, lacks: timedelta) -> bool:
+    """Whether its rows lie where the machine never was by our clock, and are as long as its life: a clock is wrong.
+
+    A clock that is set is followed, and every instant of an attempt moves with it, so spans are right on either clock.
+    Rows that begin and end with an hour may be those of hours or days, whose length is not that of a machine.
+    """
+    last = item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at
+    over = max(item.ended_at or last, last)
+    if bill.since >= item.intended_at - lacks and bill.until <= over + lacks:
+        return False
+    if not (bill.since - _EPOCH) % _HOUR and not (bill.until - _EPOCH) % _HOUR:
+        return False
+    begun = min(item.launched_at or item.intended_at, item.intended_at + LACKS_MAX)
+    return last - begun - lacks <= bill.until - bill.since <= over - item.intended_at + lacks
 
 
 def _most(item: Attempt) -> int:

@@ -171,6 +171,33 @@ async def test_a_bill_that_covers_the_machine_is_what_was_spent(tmp_path: Path, 
     assert "attempt.bill_refused" not in rig.kinds(job_id)
 
 
+OFF = 0.11  # hours: the machine of these rows was launched a while after the full hour
+OTHER_CLOCKS: Mapping[str, tuple[Rows, int | None]] = {
+    f"{words} by {hours} h": (tuple((begin + OFF - hours, end + OFF - hours, n) for begin, end, n in rows), amount)
+    for hours in (5, -5, 20, -20)
+    for words, rows, amount in (
+        ("whole", [(0.0, 30.0, 11_000_000)], 11_000_000),
+        ("whole in two rows", [(0.0, 12.0, 4_000_000), (12.0, 30.0, 7_000_000)], 11_000_000),
+        ("without its end", [(0.0, 29.5, 10_800_000)], None),
+        ("without its begin", [(0.5, 30.0, 10_800_000)], None),
+        ("with a hole", [(0.0, 12.0, 4_000_000), (13.0, 30.0, 6_600_000)], None),
+        ("for longer than it lived", [(0.0, 30.5, 11_000_000)], None),
+        ("in full hours", [(-OFF, 30 - OFF, 11_000_000)], None),
+        ("a row of nothing at its end", [(0.0, 20.0, 7_000_000), (20.0, 30.0, 0)], None),
+    )
+}
+
+
+@pytest.mark.parametrize("case", OTHER_CLOCKS)
+async def test_a_whole_and_lower_bill_is_known_by_its_length_where_a_clock_is_wrong(tmp_path: Path, case: str) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    shop.rows, amount = OTHER_CLOCKS[case]
+    await read_for(5, rig, bills)
+    assert spent(rig, job_id) == (booked if amount is None else amount)
+    assert rig.attempts(job_id)[0].bill.believed == amount
+
+
 async def test_a_later_bill_corrects_one_that_was_believed_up_and_down(tmp_path: Path) -> None:
     rig, shop, bills, job_id = await ended(tmp_path)
     for amount in (11_000_000, 14_000_000, 10_500_000):
