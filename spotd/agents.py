@@ -47,7 +47,10 @@ class AgentTools:
         with _refusals():
             page = self._daemon.jobs({"active": int(active_only), "limit": max(1, min(limit, LIST_MAX))})
         jobs = page["jobs"][: max(1, min(limit, LIST_MAX))]
-        return {"jobs": [_part(job, (*_IN_LIST, "submitted_by")) for job in jobs], "paused": _bounded(page["paused"])}
+        return {
+            "jobs": [_part(job, (*_IN_LIST, "submitted_by")) for job in jobs],
+            "paused": _printable(page["paused"]),
+        }
 
     def show_job(self, job: str, commands: bool = False) -> Answer:  # noqa: FBT001, FBT002 - a field of JSON
         """Show one job by its id or name: its keys, attempts, checkpoint, ceiling, budget and cost.
@@ -56,7 +59,7 @@ class AgentTools:
         typed a key, are shown with `commands`.
         """
         with _refusals():
-            found: Answer = _bounded(self._daemon.job(job))
+            found: Answer = _printable(self._daemon.job(job))
         hidden = () if commands else ("run", "setup")
         spec = {key: value for key, value in found["spec"].items() if key not in hidden}
         return found | {"spec": spec | {"env": sorted(spec.get("env", {}))}}
@@ -150,17 +153,17 @@ def _refusals() -> Iterator[None]:
 
 
 def _part(found: Mapping[str, Any], keys: tuple[str, ...]) -> Answer:
-    return {key: _bounded(found[key]) for key in keys}
+    return {key: _printable(found[key]) for key in keys}
 
 
-def _bounded(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """Return the same with each text on one line, without control characters, and not longer than it should be."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, list):
-        return [_bounded(one) for one in value[:LIST_MAX]]
+        return [_printable(one) for one in value[:LIST_MAX]]
     if isinstance(value, dict):
-        return {str(key): _bounded(one) for key, one in value.items()}
+        return {str(key): _printable(one) for key, one in value.items()}
     return value
 
 

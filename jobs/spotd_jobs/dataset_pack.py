@@ -187,7 +187,7 @@ class _Packing:
                 if len(self._buffer) == self._chunk_bytes:
                     self._flush()
             after = os.fstat(file.fileno())
-            if os.read(file.fileno(), 1) or _changed(before, after):
+            if os.read(file.fileno(), 1) or _differs(before, after):
                 raise _changed_error(node.path)
         executable = bool(before.st_mode & stat.S_IXUSR)
         self._open.entries.append(DataEntry(node.path, FILE, size, executable, None, tuple(pieces)))
@@ -281,7 +281,7 @@ class _opened:  # noqa: N801 - a context manager that is used as a function
         return self._descriptor
 
 
-def _changed(before: os.stat_result, after: os.stat_result) -> bool:
+def _differs(before: os.stat_result, after: os.stat_result) -> bool:
     return (before.st_size, before.st_mtime_ns, before.st_ino) != (after.st_size, after.st_mtime_ns, after.st_ino)
 
 

@@ -214,7 +214,7 @@ def _checked_files(
     if not workdir.is_dir():
         what = "is not a folder" if workdir.exists() else "does not exist"
         raise PackError(f"the workdir {workdir} {what}", hint="set workdir to the folder that holds the code")
-    wanted = [_included(workdir, name) for name in include]
+    wanted = [_archive_name(workdir, name) for name in include]
     members = sorted({**dict(_walk(workdir)), **_all_below(workdir, wanted)}.items())
     skipped = tuple(name for name, mode in members if not _travels(mode))
     files = sorted((name, mode) for name, mode in members if _travels(mode))
@@ -278,7 +278,7 @@ def _rules_above(workdir: Path) -> tuple[str, list[_Rules]]:
     return f"{folder.relative_to(top).as_posix()}/", rules
 
 
-def _included(workdir: Path, name: str) -> str:
+def _archive_name(workdir: Path, name: str) -> str:
     """Return the name, as the archive has it.
 
     Raises:

@@ -186,9 +186,9 @@ class _Api(RequestEdge):
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._code_bytes_max:
             raise self._code_too_large()
-        return {"code": await self._handlers.submissions.put_code(known, self._bounded(request))}
+        return {"code": await self._handlers.submissions.put_code(known, self._body_within(request))}
 
-    async def _bounded(
+    async def _body_within(
         self, request: Request, most: int | None = None, refusal: Callable[[], BodyTooLong] | None = None
     ) -> AsyncIterator[bytes]:
         taken, limit = 0, self._code_bytes_max if most is None else most
@@ -221,14 +221,14 @@ class _Api(RequestEdge):
     async def put_data_chunk(self, sha256: str, request: Request) -> StoredAnswer:
         """Store a chunk of a dataset under its hash."""
         known = read_sha256(sha256)
-        chunk = self._bounded(request, CHUNK_BYTES, _data_too_large)
+        chunk = self._body_within(request, CHUNK_BYTES, _data_too_large)
         return {"bytes": await self._handlers.data.put_chunk(known, chunk)}
 
     @serving("PUT", "/v1/data/parts/{sha256}")
     async def put_data_part(self, sha256: str, request: Request) -> StoredAnswer:
         """Store a list of files of a dataset under its hash."""
         known = read_sha256(sha256)
-        text = self._bounded(request, DOCUMENT_TEXT_MAX, _data_too_large)
+        text = self._body_within(request, DOCUMENT_TEXT_MAX, _data_too_large)
         return {"bytes": await self._handlers.data.put_part(known, text)}
 
     @serving("POST", "/v1/data/{name}", status=201)

@@ -82,7 +82,7 @@ def _operation(route: ApiRoute, schemas: dict[str, Json]) -> Json:
     ]
     if "query" in route.takes:
         known = query_parameters(route.takes["query"])
-        words = _described(route.takes["query"])[1]
+        words = _description(route.takes["query"])[1]
         parameters += [_query_parameter(one, words.get(name, "")) for name, one in known.items()]
     found: Json = {"operationId": route.name, "summary": route.about}
     if parameters:
@@ -94,12 +94,12 @@ def _operation(route: ApiRoute, schemas: dict[str, Json]) -> Json:
         found["requestBody"] = {"required": True, "content": {BYTES_TYPE: {"schema": {"format": "binary"}}}}
     found["responses"] = {
         str(route.status): {"description": "the answer", "content": _answer(route.answer, schemas)},
-        **{str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(_refused(route))},
+        **{str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(_refusal_statuses(route))},
     }
     return found
 
 
-def _refused(route: ApiRoute) -> set[int]:
+def _refusal_statuses(route: ApiRoute) -> set[int]:
     """Return the status of each refusal that is possible: a job may be unknown, a body too long, the store away."""
     codes = {RefusalCode.INVALID, RefusalCode.UNAVAILABLE, *route.refuses}
     if "ref" in route.takes:
@@ -170,7 +170,7 @@ def _schema(kind: Any, schemas: dict[str, Json], *, is_closed: bool = False) -> 
 
 
 def _object(kind: Any, schemas: dict[str, Json], *, is_closed: bool) -> Json:
-    about, words = _described(kind)
+    about, words = _description(kind)
     properties: dict[str, Json] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         schema = _schema(hint, schemas, is_closed=is_closed)
@@ -184,7 +184,7 @@ def _object(kind: Any, schemas: dict[str, Json], *, is_closed: bool) -> Json:
     return {**found, "description": about} if about else found
 
 
-def _described(kind: type) -> tuple[str, Mapping[str, str]]:
+def _description(kind: type) -> tuple[str, Mapping[str, str]]:
     """Return what the docstring of a class says of it, and of each of its attributes."""
     text = "\n".join(line.strip() for line in (kind.__doc__ or "").splitlines())
     about, *rest = _ATTRIBUTES.split(text)

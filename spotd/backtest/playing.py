@@ -213,7 +213,7 @@ def _in_processes(question: Question, shares: Sequence[Sequence[int]], progress:
             for ready in wait(open_ends):
                 if not isinstance(ready, Connection):
                     continue
-                message = _received(ready)
+                message = _next_message(ready)
                 if isinstance(message, int):
                     progress(message)
                     continue
@@ -232,7 +232,7 @@ def _in_processes(question: Question, shares: Sequence[Sequence[int]], progress:
     return [parts[ours] for _, ours in workers]
 
 
-def _received(connection: Connection) -> int | str | Outcomes:
+def _next_message(connection: Connection) -> int | str | Outcomes:
     try:
         message: int | str | Outcomes = connection.recv()
     except EOFError:

@@ -296,7 +296,7 @@ class Reader:
         """
         number = 0
         try:
-            with _opened(path) as file:
+            with _open(path) as file:
                 while True:
                     number += 1
                     line = file.readline(LINE_MAX + 1)
@@ -325,7 +325,7 @@ class Reader:
             BacktestRefused: naming the file.
         """
         try:
-            with _opened(path) as file:
+            with _open(path) as file:
                 data = file.read(DOCUMENT_MAX + 1)
             if len(data) > DOCUMENT_MAX:
                 raise BacktestRefused(f"{path} is longer than {DOCUMENT_MAX:,} bytes", hint="cut the trace into parts")
@@ -352,7 +352,7 @@ class Reader:
             )
 
 
-def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     if path.suffix == ".gz":
         return gzip.GzipFile(path, "rb")
     return path.open("rb")

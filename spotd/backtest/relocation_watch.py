@@ -81,7 +81,7 @@ class RelocationWatch:
         """Whether more may be bid for the machine, be it that something holds that back for now."""
         if not policy.raise_bids or not pays_bid(item):
             return False
-        return raised_bid(_as_listed(item, machine), job, policy) is not None
+        return raised_bid(_after_listing(item, machine), job, policy) is not None
 
     def may_lower(self, policy: Policy, job: Job, item: Attempt, machine: ReplayedMachine, now: int) -> bool:
         """Whether less may be bid for it now."""
@@ -95,7 +95,7 @@ class RelocationWatch:
         """Return what the machine would cost by a lower bid that may be worth the loss which it may bring."""
         if not policy.raise_bids or not pays_bid(item):
             return None
-        lower = lowered_bid(_as_listed(item, machine), job, policy)
+        lower = lowered_bid(_after_listing(item, machine), job, policy)
         if lower is None:
             return None
         until = instant(_grows_until(job, item, now))
@@ -150,7 +150,7 @@ class RelocationWatch:
         return found
 
 
-def _as_listed(item: Attempt, machine: ReplayedMachine) -> Attempt:
+def _after_listing(item: Attempt, machine: ReplayedMachine) -> Attempt:
     """Return the attempt as it is once the next listing has stated the lowest bid that wins."""
     if machine.floor is None:
         return item

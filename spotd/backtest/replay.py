@@ -191,7 +191,7 @@ class MarketReplay:
             if now > self._recorded.ends_at:
                 return
             position, lowest, touched = self._apply(position, now)
-            concerned = self._concerned(lowest, touched)
+            concerned = self._runs_of(lowest, touched)
             woken = concerned | self._due(now)
             if not woken:
                 continue
@@ -246,7 +246,7 @@ class MarketReplay:
             position += 1
         return position, lowest, touched
 
-    def _concerned(self, lowest: int | None, touched: set[int]) -> set[int]:
+    def _runs_of(self, lowest: int | None, touched: set[int]) -> set[int]:
         """Return the runs to which a change of the market matters."""
         found = set(touched)
         if lowest is not None:

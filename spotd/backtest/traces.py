@@ -101,7 +101,7 @@ class _Trace:
             notes.append(f"{self._path.name} does not say when it began: taken to be 2020-01-01")
         else:
             begins_at = instant_of(str(began))
-        on_demand = self._stated("on_demand_price_usd_h", self._defaults.on_demand_price)
+        on_demand = self._amount_at("on_demand_price_usd_h", self._defaults.on_demand_price)
         place = partial(
             recorded_offer, provider=PROVIDER, gpu=gpu.name, count=gpu.count, on_demand=on_demand, region=zone
         )
@@ -142,12 +142,12 @@ class _Trace:
             )
         return GpuAlternative(name=str(name)[:80], count=count)
 
-    def _stated(self, key: str, default: int | None) -> int | None:
+    def _amount_at(self, key: str, default: int | None) -> int | None:
         value = self._metadata.get(key)
         return default if value is None else micro_dollars(key, str(value))
 
     def _flat_price(self) -> int:
-        price = self._stated("spot_price_usd_h", self._defaults.spot_price)
+        price = self._amount_at("spot_price_usd_h", self._defaults.spot_price)
         if price is None:
             raise BacktestRefused(
                 f"{self._path} holds no prices", hint="give the price of a machine: --spot-price 0.97"

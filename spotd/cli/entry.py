@@ -130,10 +130,10 @@ def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -
         stderr.error(f"cannot write the output: {exc}")
         return ExitCode.LOCAL_IO
     except Exception as exc:  # noqa: BLE001 - the outermost frame: whatever is left is ours to explain, not to show raw
-        return _unexpected(exc)
+        return _report_defect(exc)
 
 
-def _unexpected(exc: Exception) -> int:
+def _report_defect(exc: Exception) -> int:
     # Imported here: only commands that spoke to the daemon can have failed this way, and those loaded it already.
     from spotd.client.transport import ClientError, DaemonRefused
 

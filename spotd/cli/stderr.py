@@ -36,11 +36,11 @@ def can_ask() -> bool:
     return is_terminal() and sys.stdin is not None and sys.stdin.isatty()
 
 
-def _fitted(text: str) -> str:
+def _fit(text: str) -> str:
     return folded(text, width(), 2) if is_terminal() else text
 
 
-def _styled(text: str, style: str) -> str:
+def _with_style(text: str, style: str) -> str:
     return f"{style}{text}{_PLAIN}" if colour() else text
 
 
@@ -59,9 +59,9 @@ def block(text: str) -> None:
 def error(message: str, *, hint: str = "", rows: Sequence[tuple[str, str]] = ()) -> None:
     """`error: ...`, and below it `hint: ...`; rows stand, each with its own hint, in place of the message."""
     if not rows:
-        line(_fitted(f"error: {clean(message)}").replace("error:", _styled("error:", _RED), 1))
+        line(_fit(f"error: {clean(message)}").replace("error:", _with_style("error:", _RED), 1))
     for row, own_hint in rows:
-        line(f"{_styled('error:', _RED)} {clean(row)}")
+        line(f"{_with_style('error:', _RED)} {clean(row)}")
         if own_hint:
             line(f"  hint: {clean(own_hint)}")
     if hint:
@@ -69,12 +69,12 @@ def error(message: str, *, hint: str = "", rows: Sequence[tuple[str, str]] = ())
 
 
 def warning(message: str) -> None:
-    line(_fitted(f"warning: {clean(message)}"))
+    line(_fit(f"warning: {clean(message)}"))
 
 
 def note(message: str) -> None:
     """Print a note, dim on a terminal."""
-    line(_styled(_fitted(clean(message)), _DIM))
+    line(_with_style(_fit(clean(message)), _DIM))
 
 
 def ask(question: str) -> bool:

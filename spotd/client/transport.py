@@ -159,7 +159,7 @@ class Transport:
         Raises:
             DaemonUnreachable, DaemonRefused
         """
-        return self._parsed(self.json_bytes(method, target, query=query, body=body, timeout_s=timeout_s))
+        return self._parse(self.json_bytes(method, target, query=query, body=body, timeout_s=timeout_s))
 
     def upload(self, target: str, content: IO[bytes], size: int) -> Json:
         """Return the answer to a PUT of so many bytes from the file.
@@ -169,7 +169,7 @@ class Transport:
         """
         headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
         with self._exchange("PUT", target, body=content, headers=headers, timeout_s=PATIENT_S) as response:
-            return self._parsed(self._whole(response))
+            return self._parse(self._whole(response))
 
     def lines(self, target: str, *, query: Query | None = None) -> Iterator[Json]:
         """Yield the records of a stream as they come, without the empty lines that keep it alive.
@@ -184,7 +184,7 @@ class Transport:
                 if not line.endswith(b"\n") or empty > _EMPTY_LINES_MAX:
                     raise self._garbled()
                 if not empty:
-                    yield self._parsed(line)
+                    yield self._parse(line)
 
     def chunks(self, target: str, *, query: Query | None = None) -> Iterator[bytes]:
         """Yield the bytes of a file as they come.
@@ -209,7 +209,7 @@ class Transport:
         timeout_s: float,
     ) -> Iterator[http.client.HTTPResponse]:
         connection = _UnixConnection(self.path, timeout_s=timeout_s)
-        url = f"{target}?{text}" if (text := _encoded(query)) else target
+        url = f"{target}?{text}" if (text := _query_text(query)) else target
         try:
             # A server that refuses an upload early answers and closes: that answer is worth more than the broken pipe.
             try:
@@ -229,7 +229,7 @@ class Transport:
             connection.close()
 
     def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
-        body = self._parsed(self._whole(response), check_error=False)
+        body = self._parse(self._whole(response), check_error=False)
         error = body.get("error")
         return refused(error) if isinstance(error, dict) else self._garbled()
 
@@ -241,7 +241,7 @@ class Transport:
             raise http.client.IncompleteRead(body, response.length)  # which a bounded read does not raise
         return body
 
-    def _parsed(self, raw: bytes, *, check_error: bool = True) -> Json:
+    def _parse(self, raw: bytes, *, check_error: bool = True) -> Json:
         try:
             body = json.loads(raw)
         except ValueError as exc:
@@ -308,7 +308,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _encoded(query: Query | None) -> str:
+def _query_text(query: Query | None) -> str:
     pairs: list[tuple[str, str]] = []
     for name, value in (query or {}).items():
         if isinstance(value, list):

@@ -223,7 +223,7 @@ class MachineVerdicts:
         if away:
             return away
         current = self._readings(target, machines, reading)
-        first = dict(self._noted(job, verdict, current).readings)
+        first = dict(self._with_lists(job, verdict, current).readings)
         return "" if all(at > first[name] for name, at in current.items()) else _AWAITED
 
     def _provider_away(self, provider: ProviderName) -> str:
@@ -257,7 +257,7 @@ class MachineVerdicts:
             found["grants of the store"] = known.stored_at
         return found
 
-    def _noted(self, job: Job, verdict: MachineVerdict, current: dict[str, datetime]) -> Proposal:
+    def _with_lists(self, job: Job, verdict: MachineVerdict, current: dict[str, datetime]) -> Proposal:
         """Return the proposal as it is known, with the lists that it rests on for the first time now."""
         known = job.moves.proposed
         if known is None or known.verdict is not verdict or known.attempt != job.attempts_made:

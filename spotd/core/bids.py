@@ -273,7 +273,7 @@ def owed_bid(item: Attempt) -> MicroUsdPerHour:
 def bid_sent(world: World, attempt_id: AttemptId, now: datetime, market: MarketSnapshot = NOTHING_KNOWN) -> Plan:
     """Record that the call is made now; or that it never is, where the machine is not wanted any more."""
     builder = PlanBuilder(world, now)
-    item, intent = _owed(builder, world, attempt_id)
+    item, intent = _bid_change_of(builder, world, attempt_id)
     if item is None or intent is None or intent.state is not IntentState.OPEN:
         return builder.plan()
     paused = world.policy.launches_paused
@@ -290,7 +290,7 @@ def bid_sent(world: World, attempt_id: AttemptId, now: datetime, market: MarketS
 def bid_changed(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
     """Record that the provider took the bid."""
     builder = PlanBuilder(world, now)
-    item, intent = _owed(builder, world, attempt_id)
+    item, intent = _bid_change_of(builder, world, attempt_id)
     if item is not None and intent is not None:
         _took_it(builder, item, intent)
         builder.list_again(item.provider)
@@ -300,7 +300,7 @@ def bid_changed(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
 def bid_refused(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
     """Record that the bid is what it was."""
     builder = PlanBuilder(world, now)
-    item, intent = _owed(builder, world, attempt_id)
+    item, intent = _bid_change_of(builder, world, attempt_id)
     if item is not None and intent is not None:
         _give_up(builder, item, intent, detail)
     return builder.plan()
@@ -309,13 +309,13 @@ def bid_refused(world: World, attempt_id: AttemptId, detail: str, now: datetime)
 def bid_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
     """Record that only a list can show what the bid is now; the higher one counts until then."""
     builder = PlanBuilder(world, now)
-    _, intent = _owed(builder, world, attempt_id)
+    _, intent = _bid_change_of(builder, world, attempt_id)
     if intent is not None:
         doubt_bid(builder, intent, detail)
     return builder.plan()
 
 
-def _owed(builder: PlanBuilder, world: World, attempt_id: AttemptId) -> tuple[Attempt | None, Intent | None]:
+def _bid_change_of(builder: PlanBuilder, world: World, attempt_id: AttemptId) -> tuple[Attempt | None, Intent | None]:
     """Return the attempt, and the change of its bid that is not settled yet."""
     item = world.attempts.get(attempt_id)
     intent = None if item is None else builder.intent(bid_intent_id(item.key))

@@ -429,10 +429,10 @@ def meter_traffic(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) 
     # What was uploaded for a checkpoint that never became complete is in no manifest, and was paid for.
     added = max(added, bytes_within(report.stored_bytes) - item.uploaded_bytes)
     uploaded = min(added, MOVED_MAX - item.uploaded_bytes)
-    restored = max(item.restored_bytes, _restored(item, builder.job(attempt.job), report))
+    restored = max(item.restored_bytes, _restored_bytes(item, builder.job(attempt.job), report))
     if not uploaded and restored == item.restored_bytes:
         return
-    meter = _add_moved(builder, item, uploaded, restored)
+    meter = _add_traffic(builder, item, uploaded, restored)
     if meter.traffic >= BOOKED_AT:
         builder.set_rate(attempt, meter.rate, meter.on_demand_rate)
     if uploaded:
@@ -444,10 +444,10 @@ def meter_outputs(builder: PlanBuilder, attempt: AttemptId, size: int) -> None:
     item = builder.attempt(attempt)
     uploaded = min(bytes_within(size), MOVED_MAX - item.uploaded_bytes)
     if uploaded:
-        _add_moved(builder, item, uploaded, item.restored_bytes)
+        _add_traffic(builder, item, uploaded, item.restored_bytes)
 
 
-def _add_moved(builder: PlanBuilder, item: Attempt, uploaded: int, restored: int) -> Meter:
+def _add_traffic(builder: PlanBuilder, item: Attempt, uploaded: int, restored: int) -> Meter:
     """Meter so many bytes uploaded besides, and so many restored in all."""
     total = item.uploaded_bytes + uploaded
     before = moved_cost(item.quote, item.uploaded_bytes, item.restored_bytes)
@@ -457,7 +457,7 @@ def _add_moved(builder: PlanBuilder, item: Attempt, uploaded: int, restored: int
     return meter
 
 
-def _restored(item: Attempt, job: Job, report: HostStatus) -> int:
+def _restored_bytes(item: Attempt, job: Job, report: HostStatus) -> int:
     """Return what was downloaded of the checkpoints that this attempt was offered, of code, inputs and data."""
     offered = [saved for saved in job.checkpoints if saved.attempt != item.id.number]
     size = max((saved.bytes for saved in offered), default=0)

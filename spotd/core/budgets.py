@@ -143,7 +143,7 @@ class BudgetGuard:
         """Return the budget that would be broken unless every machine is stopped now."""
         for one in self._budgets:
             if one.spent + self._committed > one.limit:
-                return one.kind, _used(one.period, one.limit, one.spent)
+                return one.kind, _spending_words(one.period, one.limit, one.spent)
         return None
 
     def job_shortage(self, job: Job) -> str:
@@ -154,7 +154,7 @@ class BudgetGuard:
         total = job_spent(self._world, job, self._now)
         if total + self._committed_by_job[job.id] <= budget:
             return ""
-        return _used("job", budget, total)
+        return _spending_words("job", budget, total)
 
     def carries_save(self, item: Attempt) -> bool:
         """Whether every budget carries the save of this machine, which is stopped in this decision.
@@ -191,11 +191,11 @@ class BudgetGuard:
         if budget is not None:
             total = job_spent(self._world, job, self._now)
             if total + needed > budget:
-                why = f"{_used('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
+                why = f"{_spending_words('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
                 why += f"{_traffic_words(job, quote)}; waits for a lower price"
                 return VerdictKind.BUDGET_JOB, f"{why}, or for spotctl budget {job.name} +USD", None
         for one in self._budgets:
-            why = _used(one.period, one.limit, one.spent)
+            why = _spending_words(one.period, one.limit, one.spent)
             begins = _begins_anew(_subject(one.kind, one.limit), self._now)
             if self.is_held(one.kind, one.limit):
                 why += f", and machines were stopped for it; waits for {one.until}, or for a larger budget"
@@ -266,7 +266,7 @@ class BudgetGuard:
         needed = self._needed(job, None, MicroUsdPerHour(lowest or 0))
         if total < budget and total + needed <= budget:
             return ""
-        return f"{_used('job', budget, total)}; a useful run needs ${as_usd(needed):.4f} even at a low price"
+        return f"{_spending_words('job', budget, total)}; a useful run needs ${as_usd(needed):.4f} even at a low price"
 
     def _needed(self, job: Job, quote: Quote | None, rate: MicroUsdPerHour) -> MicroUsd:
         offer = None if quote is None else quote.offer
@@ -334,7 +334,7 @@ def _subject(kind: VerdictKind, limit: MicroUsd) -> str:
     return f"{'day' if kind is VerdictKind.BUDGET_DAY else 'month'}:{limit}"
 
 
-def _used(what: str, budget: MicroUsd, total: MicroUsd) -> str:
+def _spending_words(what: str, budget: MicroUsd, total: MicroUsd) -> str:
     return f"${as_usd(total):.4f} of the {what}'s {dollar_words(budget)} is spent"
 
 

@@ -144,7 +144,7 @@ def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes:
     kept = replace(work, time=max(timedelta(0), work.time - unsaved))
     whole = max(work.time, job.spec.work.time or work.time)
     task_s = _seconds(_on(job, replace(work, time=whole), offer))
-    holds, pending = _held(job, item, world, now)
+    holds, pending = _market_in_use(job, item, world, now)
     used = held if holds is Action.SPOT else None
     up = _zone(job, None if is_paused else used or spot, offer, policy, now)
     seen = Observation(
@@ -225,7 +225,7 @@ def _past(job: Job) -> dict[str, int]:
     return {"past_up_s": _seconds(job.pacing.past_up), "past_runs": job.pacing.past_runs}
 
 
-def _held(job: Job, item: Attempt | None, world: World, now: datetime) -> tuple[Action, int]:
+def _market_in_use(job: Job, item: Attempt | None, world: World, now: datetime) -> tuple[Action, int]:
     if item is None:
         return Action.WAIT, 0
     action = Action.SPOT if item.quote.offer.market is Market.SPOT else Action.ON_DEMAND

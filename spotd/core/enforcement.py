@@ -208,7 +208,7 @@ class Preemption:
         if ending + stopped >= self._waiting:
             return why[0], f"{why[1]}; it waits for one of those that end", None
         victim = next(iter(self._victims(job)), None)
-        return self._stopped(job, [] if victim is None else [victim], target, why)
+        return self._make_room(job, [] if victim is None else [victim], target, why)
 
     def money_for(self, job: Job, quote: Quote, why: TurnWait) -> TurnWait:
         """Stop as many machines as free what the job lacks of a budget of all jobs; none where all do not."""
@@ -230,7 +230,7 @@ class Preemption:
         if left > 0:
             return why
         self._freed += lacking
-        return self._stopped(job, chosen, quote, why)
+        return self._make_room(job, chosen, quote, why)
 
     def _goes_on(self, item: Attempt) -> bool:
         return item.state.counts and item.stop is None
@@ -256,7 +256,7 @@ class Preemption:
             return False
         return not self._machine_verdicts.held_back(item, MachineVerdict.MAKE_ROOM)
 
-    def _stopped(self, job: Job, victims: list[Attempt], target: Quote, why: TurnWait) -> TurnWait:
+    def _make_room(self, job: Job, victims: list[Attempt], target: Quote, why: TurnWait) -> TurnWait:
         if not victims:
             none = f"no job of lower priority and without a deadline had its machine for {span_words(DWELL)}"
             return why[0], f"{why[1]}; {none}", why[2]

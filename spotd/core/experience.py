@@ -144,7 +144,7 @@ class Hazards:
     def _estimate(self, offer: Offer, stated: int) -> int:
         """Return the estimate of the offer's host, or of its pool where hosts have no names."""
         of_provider, *_, finest = loss_records(offer)
-        prior, own = max(stated, self._of_others(of_provider)), self._seen(finest)
+        prior, own = max(stated, self._of_others(of_provider)), self._losses_and_ticks(finest)
         rest = self._rest_of_provider(of_provider, finest, own)
         estimate = _posterior(_posterior(prior, rest), own)
         return min(HAZARD_PPM_MAX, estimate * self._time_factor(offer.provider, offer.market) // PPM)
@@ -156,7 +156,7 @@ class Hazards:
         counts from `PROOF_LOSSES_MIN` losses on, so that one bad host proves nothing of its provider.
         """
         of_provider, *_, finest = loss_records(offer)
-        return max(_proved(self._weighed(of_provider)), _proved(self._seen(finest)))
+        return max(_hazard_bound(self._evidence_of(of_provider)), _hazard_bound(self._losses_and_ticks(finest)))
 
     def _rest_of_provider(self, of_provider: RecordId, finest: RecordId, own: _Evidence) -> _Evidence:
         """Return what was seen of this provider and market outside the finest record.
@@ -164,13 +164,13 @@ class Hazards:
         What a pool counts of its bad hosts is not known, so that a pool is compared with all that was seen.
         """
         if finest.kind is RecordKind.LOSSES_HOST:
-            return _without(self._weighed(of_provider), _held_to(own, HOST_LOSSES_MAX))
-        return _without(self._seen(of_provider), own)
+            return _without(self._evidence_of(of_provider), _held_to(own, HOST_LOSSES_MAX))
+        return _without(self._losses_and_ticks(of_provider), own)
 
-    def _weighed(self, of_provider: RecordId) -> _Evidence:
+    def _evidence_of(self, of_provider: RecordId) -> _Evidence:
         """Return what was seen of this provider and market, each host with no more than its weight."""
         beyond = self._beyond.get((of_provider.provider, of_provider.subject))
-        seen = self._seen(of_provider)
+        seen = self._losses_and_ticks(of_provider)
         return seen if beyond is None else _without(seen, beyond)
 
     @cached_property
@@ -180,7 +180,7 @@ class Hazards:
         for identity, record in self._experience.items():
             if identity.kind is not RecordKind.LOSSES_HOST or record.count <= HOST_LOSSES_MAX:
                 continue
-            own = self._seen(identity)
+            own = self._losses_and_ticks(identity)
             count, ticks = _without(own, _held_to(own, HOST_LOSSES_MAX))
             level = identity.provider, identity.subject.partition(" ")[0]
             before = found.get(level, (0, 0))
@@ -189,7 +189,7 @@ class Hazards:
 
     def evidence_of(self, offer: Offer) -> tuple[int, timedelta]:
         """Return the losses, in millionths, and machine time at this offer's provider in its market."""
-        count, ticks = self._seen(loss_records(offer)[0])
+        count, ticks = self._losses_and_ticks(loss_records(offer)[0])
         return count, ticks * _TICK
 
     def _of_others(self, of_provider: RecordId) -> int:
@@ -197,7 +197,7 @@ class Hazards:
         found = self._others.get(of_provider)
         if found is None:
             same_market = (i for i in self._providers if i.subject == of_provider.subject)
-            others = [self._weighed(i) for i in same_market if i != of_provider]
+            others = [self._evidence_of(i) for i in same_market if i != of_provider]
             total = (sum(count for count, _ in others), sum(ticks for _, ticks in others))
             prior = self._prior_ppm if of_provider.subject == Market.SPOT.value else 0
             found = self._others[of_provider] = _posterior(prior, total)
@@ -217,20 +217,20 @@ class Hazards:
 
     def _factor(self, provider: ProviderName, market: Market) -> int:
         own = RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=provider, subject=market.value)
-        count, span = self._seen(own)
+        count, span = self._losses_and_ticks(own)
         if not count or not span:
             return PPM
-        weighed, first = self._weighed(own)[0], slot_of(self._now)
+        weighed, first = self._evidence_of(own)[0], slot_of(self._now)
         losses, expected = 0, 0
         for slot in {(first + n) % SLOTS for n in range(AHEAD_SLOTS)}:
             subject = time_subject(market, slot)
-            seen = self._seen(RecordId(kind=RecordKind.LOSSES_TIME, provider=provider, subject=subject))
+            seen = self._losses_and_ticks(RecordId(kind=RecordKind.LOSSES_TIME, provider=provider, subject=subject))
             losses += seen[0] * weighed // count
             expected += weighed * seen[1] // span
         factor = (TIME_PRIOR + losses) * PPM // (TIME_PRIOR + expected)
         return max(PPM // TIME_FACTOR_MAX, min(factor, TIME_FACTOR_MAX * PPM))
 
-    def _seen(self, identity: RecordId) -> _Evidence:
+    def _losses_and_ticks(self, identity: RecordId) -> _Evidence:
         """Return losses and ticks of this record as of now, with those of machines that run."""
         found = self._evidence.get(identity)
         if found is None:
@@ -253,8 +253,8 @@ class Hazards:
         levels: dict[tuple[ProviderName, str], tuple[int, _Evidence, _Evidence]] = {
             (one.provider, one.subject): (
                 max(STATED_PPM_MAX, self._of_others(one)),
-                self._seen(one),
-                self._weighed(one),
+                self._losses_and_ticks(one),
+                self._evidence_of(one),
             )
             for one in (
                 RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=name, subject=market.value)
@@ -300,7 +300,7 @@ def _without(whole: _Evidence, part: _Evidence) -> _Evidence:
     return max(0, whole[0] - part[0]), max(0, whole[1] - part[1])
 
 
-def _proved(evidence: _Evidence) -> int:
+def _hazard_bound(evidence: _Evidence) -> int:
     """Return the hazard that was exceeded with 95 %, by the gamma quantile of Wilson and Hilferty."""
     count, ticks = evidence
     if count < PROOF_LOSSES_MIN:

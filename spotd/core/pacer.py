@@ -206,7 +206,7 @@ class Pacer:
         if ahead is None:
             self._words[job.id] = f"{self.words(job)}; {UNKNOWN_WORK}"
             return None
-        barred = self._barred(job, ahead)
+        barred = self._why_no_on_demand(job, ahead)
         if barred and ahead.on_demand is not None:
             ahead = replace(ahead, on_demand=None, seen=replace(ahead.seen, on_demand=None))
         if is_auto:
@@ -245,7 +245,7 @@ class Pacer:
         self._words[job.id] = f"{self._words[job.id]}; {chosen.sentence}"
         return chosen
 
-    def _barred(self, job: Job, ahead: Outlook) -> str:
+    def _why_no_on_demand(self, job: Job, ahead: Outlook) -> str:
         """Why no on-demand machine may be used, whatever the deadline needs; empty where one may."""
         market = job.spec.resources.market
         if market is not MarketChoice.AUTO:

@@ -400,12 +400,12 @@ class PlanBuilder(WorkingCopy):
             pacing=pacing_after(job, item, self.now),
             disk_gb_seen=disk_gb_after(job, reason),
             recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
-            lost=job.lost + (self._repeated(job, item) if traits.is_recovery else timedelta(0)),
+            lost=job.lost + (self._time_to_repeat(job, item) if traits.is_recovery else timedelta(0)),
             exit_code=item.exit_code if traits.kind is EndKind.COMMAND else job.exit_code,
             totals=with_run(job.totals, item, reason, self.now),
         )
 
-    def _repeated(self, job: Job, item: Attempt) -> timedelta:
+    def _time_to_repeat(self, job: Job, item: Attempt) -> timedelta:
         return repeated_time(job, item, self.now, self.policy.silence_max)
 
     def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:

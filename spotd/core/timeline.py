@@ -68,7 +68,7 @@ class Dated:
 def dated(known: Anchor | None, newest: datetime | None, boot_id: str, boot_s: float, wall: datetime) -> Dated:
     """Date the timeline by what was known of it, the newest instant in the state, and the two clocks."""
     if known is not None and boot_id and known.boot_id == boot_id and boot_s >= known.boot_s:
-        return _continued(known, boot_s, wall)
+        return _continuation(known, boot_s, wall)
     ahead = timedelta(0) if known is None else known.issued_ahead
     last = max((at for at in (newest, None if known is None else known.at) if at is not None), default=wall)
     if wall >= last - TOLERANCE:
@@ -78,7 +78,7 @@ def dated(known: Anchor | None, newest: datetime | None, boot_id: str, boot_s: f
     return Dated(anchor=Anchor(boot_id=boot_id, boot_s=boot_s, at=last, unset_since=last, issued_ahead=ahead))
 
 
-def _continued(known: Anchor, boot_s: float, wall: datetime) -> Dated:
+def _continuation(known: Anchor, boot_s: float, wall: datetime) -> Dated:
     now = known.at + timedelta(seconds=boot_s - known.boot_s)
     here = replace(known, boot_s=boot_s, at=now)
     step = wall - now
@@ -87,11 +87,11 @@ def _continued(known: Anchor, boot_s: float, wall: datetime) -> Dated:
     if known.unset_since is not None and step < timedelta(0):
         if now - known.unset_since < UNSET_FOR or wall < OLDEST:
             return Dated(anchor=here)
-        return _moved(here, step, None)
-    return _moved(here, step, known.unset_since)
+        return _with_step(here, step, None)
+    return _with_step(here, step, known.unset_since)
 
 
-def _moved(here: Anchor, step: timedelta, only_after: datetime | None) -> Dated:
+def _with_step(here: Anchor, step: timedelta, only_after: datetime | None) -> Dated:
     ahead = here.issued_ahead + max(timedelta(0), -step)
     return Dated(
         anchor=replace(here, at=here.at + step, unset_since=None, issued_ahead=ahead), step=step, only_after=only_after
@@ -101,7 +101,7 @@ def _moved(here: Anchor, step: timedelta, only_after: datetime | None) -> Dated:
 def wants_new_date(anchor: Anchor, now: datetime, wall: datetime) -> bool:
     """Whether the wall clock was set, so that `dated` would move something now."""
     elapsed = (now - anchor.at).total_seconds()
-    return _continued(anchor, anchor.boot_s + elapsed, wall).step != timedelta(0)
+    return _continuation(anchor, anchor.boot_s + elapsed, wall).step != timedelta(0)
 
 
 def redated(world: World, step: timedelta, now: datetime, only_after: datetime | None = None) -> Plan:
@@ -123,27 +123,27 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
             until = now if item.missing_since is None else min(now, max(since, item.missing_since))
             after, booked = settled(item, until, item.meter.rate, item.meter.on_demand_rate)
             charges.extend(booked)
-        attempts.append(_shifted(after, moved))
+        attempts.append(_shift(after, moved))
     return Plan(
         jobs={job.id: _job(job, moved) for job in world.jobs.values() if not job.state.is_final},
         attempts={item.id: item for item in attempts},
-        intents={intent.id: _shifted(intent, moved) for intent in world.intents.values()},
+        intents={intent.id: _shift(intent, moved) for intent in world.intents.values()},
         cooldowns=tuple(_cooling(cooldown, moved, _plus(now, step)) for cooldown in world.cooldowns),
         charges=tuple(charges),
         events=(_event(step, now),),
     )
 
 
-def _shifted(value: _T, moved: Callable[[datetime], datetime]) -> _T:
+def _shift(value: _T, moved: Callable[[datetime], datetime]) -> _T:
     """Return the value with every instant in it moved, those of a quote and of a job's specification left out."""
     result: Any = value
     if isinstance(value, datetime):
         result = moved(value)
     elif isinstance(value, tuple):
-        result = tuple(_shifted(one, moved) for one in value)
+        result = tuple(_shift(one, moved) for one in value)
     elif is_dataclass(value) and not isinstance(value, (type, Quote, JobSpec)):
         held = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        changed = {name: after for name, one in held.items() if (after := _shifted(one, moved)) != one}
+        changed = {name: after for name, one in held.items() if (after := _shift(one, moved)) != one}
         result = replace(value, **changed) if changed else value
     return result  # type: ignore[no-any-return]  # of the type it was given, which `replace` cannot tell
 
@@ -152,12 +152,12 @@ def _job(job: Job, moved: Callable[[datetime], datetime]) -> Job:
     """Return the job; what it proposed begins anew, since the readings that the proposal rests on keep their dates."""
     if job.moves.proposed is not None:
         job = replace(job, moves=replace(job.moves, proposed=None))
-    return _shifted(job, moved)
+    return _shift(job, moved)
 
 
 def _cooling(cooldown: Cooldown, moved: Callable[[datetime], datetime], fresh: datetime) -> Cooldown:
     """Return the cool-down: a pause lasts as long as before; a hold on a budget lasts up to a date."""
-    after = _shifted(cooldown, moved)
+    after = _shift(cooldown, moved)
     return replace(after, until=redated_hold(cooldown, fresh)) if cooldown.scope is CooldownScope.BUDGET else after
 
 

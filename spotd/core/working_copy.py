@@ -36,7 +36,7 @@ _Id = TypeVar("_Id")
 _Row = TypeVar("_Row")
 
 
-def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, _Row]:
+def _changes(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, _Row]:
     # Identity first: comparing two rows field by field costs more than everything else a quiet cycle does.
     return {i: row for i, row in rows.items() if (old := before.get(i)) is not row and old != row}
 
@@ -73,11 +73,11 @@ class WorkingCopy:
 
     def plan(self) -> Plan:
         return Plan(
-            jobs=_changed(self._jobs, self._world.jobs),
-            attempts=_changed(self._attempts, self._world.attempts),
-            intents=_changed(self._intents, self._world.intents),
+            jobs=_changes(self._jobs, self._world.jobs),
+            attempts=_changes(self._attempts, self._world.attempts),
+            intents=_changes(self._intents, self._world.intents),
             cooldowns=tuple(self._cooldowns),
-            experience=_changed(self._learnt, self._world.experience),
+            experience=_changes(self._learnt, self._world.experience),
             charges=tuple(self._charges),
             events=tuple(self._events),
             wake_at=self._wake_at,

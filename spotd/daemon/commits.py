@@ -209,7 +209,7 @@ class Commits:
         chosen: list[Points] = []
 
         def work(tx: Tx) -> Committed:
-            committed = self._planned(tx, decide, refused, contain=contain)
+            committed = self._plan_and_world(tx, decide, refused, contain=contain)
             if committed.plan.is_empty:
                 return committed
             pair = points(committed.plan) if callable(points) else points
@@ -223,7 +223,7 @@ class Commits:
             self._crash(pair[1])
         return committed
 
-    def _planned(self, tx: Tx, decide: DecideWith, refused: Mapping[JobId, str], *, contain: bool) -> Committed:
+    def _plan_and_world(self, tx: Tx, decide: DecideWith, refused: Mapping[JobId, str], *, contain: bool) -> Committed:
         """Return the plan, and the world it leads to, which breaks no rule.
 
         Raises:
@@ -263,7 +263,7 @@ class Commits:
         touched: list[JobId] = []
 
         def list_jobs(tx: Tx) -> None:
-            touched.extend(parts(self._planned(tx, decide, refused, contain=True).plan))
+            touched.extend(parts(self._plan_and_world(tx, decide, refused, contain=True).plan))
 
         await self._database.tx(list_jobs)
         await search(touched)
@@ -273,7 +273,7 @@ class Commits:
         """Why the state refuses what the plan holds for these jobs; nothing of it is kept."""
 
         def work(tx: Tx) -> None:
-            pieces = parts(self._planned(tx, decide, refused, contain=True).plan)
+            pieces = parts(self._plan_and_world(tx, decide, refused, contain=True).plan)
             tx.commit(reduce(combine, (pieces[job] for job in jobs if job in pieces), Plan()))
             raise _TrialOver
 

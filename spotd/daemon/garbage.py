@@ -105,7 +105,7 @@ def live_garbage(
         if info.key in needed:
             continue
         left -= info.size
-        manifest = _parsed(objects, info.key) if left >= 0 else None
+        manifest = _parse(objects, info.key) if left >= 0 else None
         is_news = manifest is not None and manifest.serial > accepted.serial
         if place >= WINDOW and info.modified < horizon and not is_news and left >= 0:
             garbage.append(info)
@@ -119,7 +119,7 @@ def live_garbage(
     return [*garbage, *(info for info in written if info.key not in needed and info.modified < horizon)]
 
 
-def _parsed(objects: ObjectStore, key: str) -> Manifest | None:
+def _parse(objects: ObjectStore, key: str) -> Manifest | None:
     try:
         return parse_manifest(objects.get(key, bytes_max=MANIFEST_BYTES_MAX))
     except StoreUnavailable:
@@ -196,7 +196,7 @@ def sweep(
                 break
         # A daemon that died may have left its grant, which holds the job's secrets.
         objects.delete([object_keys.grant_key(attempt)])
-        deleted = _deleted(objects, garbage)
+        deleted = _delete(objects, garbage)
         left += len(garbage) - len(deleted)
         gone += len(deleted)
         freed += sum(info.size for info in deleted)
@@ -211,7 +211,7 @@ def sweep(
         found = live_garbage(objects, attempt, needed, accepted, settled=settled)
         left_behind = [info for info in found if _can_be_deleted(info.key)]
         some = left_behind[: deleted_max - gone]
-        deleted = _deleted(objects, some)
+        deleted = _delete(objects, some)
         gone += len(deleted)
         freed += sum(info.size for info in deleted)
         if len(some) < len(left_behind):
@@ -310,7 +310,7 @@ def _can_be_deleted(key: str) -> bool:
     return True
 
 
-def _deleted(objects: ObjectStore, garbage: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+def _delete(objects: ObjectStore, garbage: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """Delete these and return what is gone; one that the store refuses to delete keeps no other.
 
     Raises:

@@ -302,7 +302,7 @@ class _Daemon:
         )
         self.surveyor = RecoverySurvey(objects, commits=commits, clock=clock, log=logs.get("survey"))
         self.policy.gates += [lambda: leasing.hold, lambda: self.surveyor.hold]
-        self.policy.owned = self._owned
+        self.policy.owned = self._with_identity
         shared_by = objects.shared_with_hosts_by
         read_every_s = read_pace_s(clock, shared_by)
         host_monitor = HostMonitor(
@@ -482,7 +482,7 @@ class _Daemon:
             self._app.log.error("provider.other_account", provider=provider, error=words)
         self.wake_event.notify()
 
-    def _owned(self, policy: Policy) -> Policy:
+    def _with_identity(self, policy: Policy) -> Policy:
         """Call no machine a stray before it is known that the state is no older than the store."""
         mine = self.leasing.owned(policy)
         return mine if self.surveyor.done else replace(mine, identity_sure=False)

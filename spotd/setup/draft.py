@@ -325,7 +325,7 @@ def write_setup(config: Path, text: str, keys: Mapping[Path, str], *, others_rea
     made: list[Path] = []
     folders: list[Path] = []
     at = config
-    with _uninterrupted():
+    with _without_interrupts():
         try:
             for at in (config, *keys):
                 folders += _folders(at.parent, 0o755 if others_read and at is config else 0o700)
@@ -352,7 +352,7 @@ def _folders(folder: Path, mode: int) -> list[Path]:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _without_interrupts() -> Iterator[None]:
     """Put off Ctrl-C and SIGTERM until the block is done, which takes milliseconds."""
     signals = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)

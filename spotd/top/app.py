@@ -245,7 +245,7 @@ class Top(App[None]):
         if is_line_of_array(job):
             machine = ": every job of the array"
         question = f"cancel {job['name']} ({job['id']}){machine}? {money_words(job)}; its checkpoints stay"
-        self._ask(question, lambda: _changed(self._daemon.cancel(job["id"])))
+        self._ask(question, lambda: _outcome_text(self._daemon.cancel(job["id"])))
 
     def action_ceiling(self) -> None:
         job = self._job()
@@ -257,7 +257,7 @@ class Top(App[None]):
                 return
             before = "" if (usd := job.get("ceiling_usd_gpu_h")) is None else f" from ${price(usd)} per GPU-hour"
             question = f"change the ceiling of {job['name']} ({job['id']}){before} to {limit}?"
-            self._ask(question, lambda: f"ceiling {limit}: {_changed(self._daemon.set_ceiling(job['id'], limit))}")
+            self._ask(question, lambda: f"ceiling {limit}: {_outcome_text(self._daemon.set_ceiling(job['id'], limit))}")
 
         self.push_screen(NewCeiling(job), chosen)
 
@@ -310,7 +310,7 @@ def money_words(job: Any) -> str:
     return f"{dollars(job['spent_usd'])} is spent"
 
 
-def _changed(answer: Any) -> str:
+def _outcome_text(answer: Any) -> str:
     if "array" in answer:
         return f"every job of array {answer['array']['name']}"
     job = answer["job"]

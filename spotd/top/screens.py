@@ -195,13 +195,13 @@ class LogReader:
                 break
             self._cursor = record["cursor"]
             if record["kind"] == "log":
-                parts.append(self._bounded(self._controls.feed(record["text"])))
+                parts.append(self._cut(self._controls.feed(record["text"])))
             elif record["text"]:
                 parts.append(("\n" if self._column else "") + f"--- {clean(record['text'])} ---\n")
                 self._column = 0
         return "".join(parts)
 
-    def _bounded(self, text: str) -> str:
+    def _cut(self, text: str) -> str:
         """Cut lines that no screen shows, also where they come in parts."""
         lines = text.split("\n")
         kept = []
@@ -274,7 +274,7 @@ class Questions:
         """Return the newest answers; where the daemon is away those of before, and why."""
         began = self._ticks()
         try:
-            self._newest = self._asked(began)
+            self._newest = self._ask(began)
         except ClientError as exc:
             return self.failed(exc.message, exc.hint)
         self._failures = 0
@@ -286,7 +286,7 @@ class Questions:
         pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(self._failures - 1, 10))
         return replace(self._newest, error=error, hint=hint, retry_s=pause)
 
-    def _asked(self, began: float) -> Snapshot:
+    def _ask(self, began: float) -> Snapshot:
         status = self._daemon.status()
         page = self._daemon.jobs({"limit": ENDED_MAX})
         query: dict[str, Any] = {"limit": EVENTS_MAX}

@@ -45,7 +45,7 @@ def check_code(archive: Path, name: str) -> None:
     Raises:
         PackError: it cannot be unpacked safely, or `spotctl submit` would refuse the folder in it.
     """
-    with _unpacked(archive, name) as folder:
+    with _unpack(archive, name) as folder:
         require_packable(folder, bytes_max=CODE_BYTES_MAX)
 
 
@@ -56,7 +56,7 @@ def send_code(daemon: Daemon, archive: Path, name: str) -> str:
         ClientError
         PackError: as `check_code` does.
     """
-    with _unpacked(archive, name) as folder, TemporaryFile(dir=folder.parent) as file:
+    with _unpack(archive, name) as folder, TemporaryFile(dir=folder.parent) as file:
         sha256 = pack_into(file, folder, bytes_max=CODE_BYTES_MAX)
         if not daemon.has_code(sha256):
             size = file.seek(0, 2)
@@ -66,7 +66,7 @@ def send_code(daemon: Daemon, archive: Path, name: str) -> str:
 
 
 @contextmanager
-def _unpacked(archive: Path, name: str) -> Iterator[Path]:
+def _unpack(archive: Path, name: str) -> Iterator[Path]:
     """Give the folder that the archive holds; every error names the archive instead of the temporary folder."""
     with TemporaryDirectory(prefix="spotd-web-") as own:
         folder = Path(own) / "code"

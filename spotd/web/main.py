@@ -240,7 +240,7 @@ def _pages(poller: SharedPoller, *, has_login: bool) -> None:
                 build(page, request)
 
     add("/", "Overview", lambda page, _request: market.overview_page(page))
-    add("/jobs", "Jobs", lambda page, request: jobs.jobs_page(page, *_asked(request)))
+    add("/jobs", "Jobs", lambda page, request: jobs.jobs_page(page, *_request_of(request)))
     add("/market", "Market", lambda page, _request: market.market_page(page))
     add("/providers", "Providers", lambda page, _request: market.providers_page(page))
     add("/events", "Events", lambda page, _request: market.events_page(page))
@@ -266,7 +266,7 @@ def _pages(poller: SharedPoller, *, has_login: bool) -> None:
         return client.build_response(request, 404)
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _request_of(request: Request) -> tuple[str, str]:
     """Return which group of jobs and which array are asked for."""
     return request.query_params.get("show", "all"), request.query_params.get("array", "")[:_PATH_SHOWN]
 

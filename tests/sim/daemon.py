@@ -246,7 +246,7 @@ class Daemon:
         if not self.off:
             return value
         off = self.off
-        return timeline._shifted(value, lambda at: at - off)
+        return timeline._shift(value, lambda at: at - off)
 
     # --- the process ---
 

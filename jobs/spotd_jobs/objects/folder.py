@@ -77,7 +77,7 @@ class FolderStore:
             return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), create_only=False)
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:  # noqa: ARG002  # a folder has none
-        with self._store_errors("read"), self._opened(key) as file:
+        with self._store_errors("read"), self._open(key) as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
             raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
@@ -176,7 +176,7 @@ class FolderStore:
         return Path(folder, name)
 
     @contextmanager
-    def _opened(self, key: str) -> Iterator[IO[bytes]]:
+    def _open(self, key: str) -> Iterator[IO[bytes]]:
         path = self._path(key)
         missing = f"there is no object {key} in {self._root}"
         try:

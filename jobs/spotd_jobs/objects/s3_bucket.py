@@ -95,7 +95,7 @@ class S3Bucket:
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
         try:
-            with self._opened(key, version, f"bytes=0-{bytes_max}") as body:
+            with self._open(key, version, f"bytes=0-{bytes_max}") as body:
                 data = body.read(bytes_max + 1)
         except Empty:
             return b""
@@ -259,7 +259,7 @@ class S3Bucket:
         raise StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
 
     @contextmanager
-    def _opened(self, key: str, version: str | None, asked: str) -> Iterator[IO[bytes]]:
+    def _open(self, key: str, version: str | None, asked: str) -> Iterator[IO[bytes]]:
         more = {"Range": asked} if version is None else {"Range": asked, "VersionId": version}
         full = self._full(key)
         with self._store_errors(key):

@@ -119,7 +119,7 @@ class AttemptRun:
         try:
             ended = self._run_job(grant)
             stop = self._shutdown_watch.stop
-            halt = _Halt(stop.outcome, stop.reason, ended) if stop is not None else self._judged(ended)
+            halt = _Halt(stop.outcome, stop.reason, ended) if stop is not None else self._judge(ended)
         except _Halt as early:
             halt = early
         except Exception as error:  # noqa: BLE001 - whatever broke, it must be reported and the machine must end
@@ -162,7 +162,7 @@ class AttemptRun:
             lambda pid: self._store.events.add("started", pid=pid, resume=self._restored and self._restored.name),
         )
 
-    def _judged(self, ended: process.ProcessEnd) -> _Halt:
+    def _judge(self, ended: process.ProcessEnd) -> _Halt:
         """How the attempt ends when its command has ended by itself."""
         if ended.succeeded:
             return _Halt("succeeded", ended.words(), ended)

@@ -124,7 +124,7 @@ def judge(folder: str, tree: Tree, around: CompletenessContext) -> Completeness:
     missing = _missing_mark(tree, inside, around)
     if missing:
         return _not_yet(missing)
-    finished = _finished(folder, tree, inside, around)
+    finished = _why_finished(folder, tree, inside, around)
     if not finished:
         return _not_yet(_MAY_BE_WRITTEN)
     unsound = _unsound(folder, tree, inside)
@@ -153,7 +153,7 @@ def _missing_mark(tree: Tree, inside: dict[str, Node], around: CompletenessConte
     return ""
 
 
-def _finished(folder: str, tree: Tree, inside: dict[str, Node], around: CompletenessContext) -> str:
+def _why_finished(folder: str, tree: Tree, inside: dict[str, Node], around: CompletenessContext) -> str:
     """Why nothing more will be written; empty if that is not known."""
     if around.stable_s >= around.settle_s:
         return "unchanged for the settle time"

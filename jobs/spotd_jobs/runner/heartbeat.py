@@ -254,8 +254,8 @@ class HeartbeatWriter:
             runner=VERSION,
             grant_issued_at=status.grant_issued_at,
             order_checkpoint=status.order_checkpoint,
-            seen=_seen(status.uploader, "seen"),
-            stored=_seen(status.uploader, "stored"),
+            seen=_row_of(status.uploader, "seen"),
+            stored=_row_of(status.uploader, "stored"),
             upload=self._upload(status.uploader),
             restore=None
             if restore is None or restore.name is None
@@ -301,7 +301,7 @@ def _news_of(document: dict[str, Any], every_s: float, watch_s: float | None = N
     return news
 
 
-def _seen(uploader: Any, which: str) -> dict[str, Any] | None:
+def _row_of(uploader: Any, which: str) -> dict[str, Any] | None:
     seen = getattr(uploader, which) if uploader is not None else None
     if seen is None:
         return None

@@ -279,7 +279,7 @@ class RestoreRun:
         began = steady()
         self.name, self.done, self.total = str(self._offer["name"]), 0, 0
         pinned = self._offer["manifest"]["sha256"]
-        document = _checked(self._fetch("its manifest", self._get_manifest, pinned), self.name)
+        document = _check(self._fetch("its manifest", self._get_manifest, pinned), self.name)
         self.total = document["bytes"]
         entry_name = str(document.get("entry") or self.name)
         work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
@@ -473,7 +473,7 @@ class RestoreRun:
                 raise Cancelled()
 
 
-def _checked(data: bytes, name: str) -> dict[str, Any]:
+def _check(data: bytes, name: str) -> dict[str, Any]:
     """Return the manifest, if writing it out stays inside. The daemon has checked far more; this host checks again."""
     try:
         document = manifest.read(data)

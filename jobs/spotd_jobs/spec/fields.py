@@ -175,7 +175,7 @@ class Table:
         """Return the converted value; `default` where the key is absent or, with a problem kept, wrong."""
         if key not in self._data:
             return default
-        return self._converted((key,), self._data[key], convert, default)
+        return self._convert((key,), self._data[key], convert, default)
 
     def take_list(
         self, key: str, convert: Convert[T], *, count_min: int = 0, count_max: int, example: str, lone: bool = False
@@ -201,7 +201,7 @@ class Table:
             return ()
         results: list[T] = []
         for place, item in zip(places, value, strict=True):
-            result = self._converted(place, item, convert, None)
+            result = self._convert(place, item, convert, None)
             if result in results:
                 self.report(place, f"{shown(item)} is given twice", "remove one of them")
             elif result is not None:
@@ -219,7 +219,7 @@ class Table:
             return ()
         pairs = []
         for name, content in value.items():
-            if self._converted((key, name), name, env_name, None) is None:
+            if self._convert((key, name), name, env_name, None) is None:
                 continue
             if not isinstance(content, str):
                 spelled = shown(content)
@@ -288,7 +288,7 @@ class Table:
         """
         self._problems += unknown_keys(self._data, known, self._path, elsewhere=elsewhere)
 
-    def _converted(self, place: tuple[str | int, ...], value: object, convert: Convert[T], default: D) -> T | D:
+    def _convert(self, place: tuple[str | int, ...], value: object, convert: Convert[T], default: D) -> T | D:
         try:
             return convert(value)
         except BadValue as exc:
@@ -437,7 +437,7 @@ def parse_deadline(value: object) -> Deadline:
         BadValue: neither of them, an instant without a zone, or one that no job can mean.
     """
     if isinstance(value, datetime):
-        return Deadline(at=_checked(value, value.isoformat()))
+        return Deadline(at=_utc_within(value, value.isoformat()))
     if not isinstance(value, str):
         raise BadValue(f"must be text, not {kind(value)}", hint=DEADLINE_HINT)
     if len(value) <= _DEADLINE_TEXT_MAX and _INSTANT.fullmatch(value):
@@ -445,7 +445,7 @@ def parse_deadline(value: object) -> Deadline:
             at = datetime.fromisoformat(value.strip().upper())
         except ValueError as exc:
             raise BadValue(f"{shown(value)} is no instant that a calendar has", hint=DEADLINE_HINT) from exc
-        return Deadline(at=_checked(at, value))
+        return Deadline(at=_utc_within(at, value))
     try:
         span = parse_duration(value)
     except UnitError as exc:
@@ -455,7 +455,7 @@ def parse_deadline(value: object) -> Deadline:
     return Deadline(span=span)
 
 
-def _checked(at: datetime, written: str) -> datetime:
+def _utc_within(at: datetime, written: str) -> datetime:
     if at.tzinfo is None:
         raise BadValue(f"{shown(written)} has no time zone", hint=DEADLINE_HINT)
     try:

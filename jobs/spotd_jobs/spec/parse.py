@@ -148,7 +148,7 @@ def merge(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     A flag that is `None` was not given. A flag that names one of two alternatives (GPU names or a minimum of VRAM)
     puts the other one out of the file.
     """
-    merged = _merged(file, flags)
+    merged = _merge(file, flags)
     for one, other in (_EXCLUSIVE, _EXCLUSIVE[::-1]):
         if any(_find(flags, path) is not None for path in one) and not any(
             _find(flags, path) is not None for path in other
@@ -159,7 +159,7 @@ def merge(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _merged(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in file.items()}
     for key, value in flags.items():
         if value is None:
@@ -167,7 +167,7 @@ def _merged(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(value, Mapping):
             below = result.get(key, {})
             if isinstance(below, Mapping):  # else the file is wrong here, and parse_job reports it
-                merged = _merged(below, value)
+                merged = _merge(below, value)
                 if merged or key in result:
                     result[key] = merged
         else:

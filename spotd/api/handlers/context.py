@@ -208,7 +208,7 @@ def require_free_views(views: Collection[JobView]) -> None:
         StateConflict: there is one.
     """
     for view in views:
-        raise _name_taken(f"a job named {view.name} is {view.state.value} already", view.id)
+        raise _name_conflict(f"a job named {view.name} is {view.state.value} already", view.id)
 
 
 def require_free_names(world: World, names: Collection[str], array: str = "") -> None:
@@ -224,11 +224,11 @@ def require_free_names(world: World, names: Collection[str], array: str = "") ->
         if job.state.is_final:
             continue
         if job.name in names or job.name == array:
-            raise _name_taken(f"a job named {job.name} is {job.state.value} already", job.id)
+            raise _name_conflict(f"a job named {job.name} is {job.state.value} already", job.id)
         if job.array is not None and job.array.name in {array, *names}:
-            raise _name_taken(f"an array named {job.array.name} has not ended yet", job.array.id)
+            raise _name_conflict(f"an array named {job.array.name} has not ended yet", job.array.id)
 
 
-def _name_taken(sentence: str, ref: JobId) -> StateConflict:
+def _name_conflict(sentence: str, ref: JobId) -> StateConflict:
     hint = f"wait for it, cancel it (spotctl cancel {ref}), or give this one another name"
     return StateConflict(f"{sentence} ({ref})", hint=hint)

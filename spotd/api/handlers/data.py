@@ -167,7 +167,7 @@ async def with_data(
             data.append(replace(one, bytes=content.bytes, files=content.files))
             continue
         if one.is_listed:
-            listed = await context.stored(partial(_listed, context.datasets, one, is_plan=is_plan))
+            listed = await context.stored(partial(_with_listing, context.datasets, one, is_plan=is_plan))
             if isinstance(listed, DataSource):
                 data.append(listed)
             else:
@@ -206,7 +206,7 @@ def _content_of(datasets: Datasets, one: DataSource, content: FolderContent | No
     return stored if stored is not None else (f"the folder {one.source} is not stored completely", "submit it again")
 
 
-def _listed(datasets: Datasets, one: DataSource, *, is_plan: bool) -> DataSource | Problem:
+def _with_listing(datasets: Datasets, one: DataSource, *, is_plan: bool) -> DataSource | Problem:
     """Return the source with what it holds now, or what is wrong and a way out.
 
     Raises:

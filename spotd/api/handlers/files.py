@@ -222,7 +222,7 @@ async def get_outputs(context: HandlerContext, job_id: JobId) -> AcceptedManifes
     """
     job = await context.read(lambda reads: get_job(reads, job_id))
     if job.outputs is None and job.state is JobState.SUCCEEDED:
-        return await _unpinned(context, job)
+        return await _outputs_before_pins(context, job)
     if job.outputs is None or job.outputs.sha256 is None:
         raise _none(job)
     pinned = job.outputs
@@ -245,7 +245,7 @@ def _none(job: Job) -> NotFound:
     return NotFound(f"job {job.name} has no outputs (yet)", hint="outputs are stored on success, if the job names any")
 
 
-async def _unpinned(context: HandlerContext, job: Job) -> AcceptedManifest:
+async def _outputs_before_pins(context: HandlerContext, job: Job) -> AcceptedManifest:
     """Return those of a job that ended before outputs were pinned: of the attempt that ended well, and of no other."""
     attempts = await context.read(lambda reads: reads.attempts_of(job.id))
     done: list[Attempt] = [a for a in attempts if a.end_reason is EndReason.DONE]

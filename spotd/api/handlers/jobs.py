@@ -95,7 +95,7 @@ class JobHandlers(DaemonAnswers):
             if query.state:
                 views = [view for view in views if view.state in query.state]
             words = self._provider_words()
-            lines = {view.id: self._listed(reads, view, words) for view in views}
+            lines = {view.id: self._line_of(reads, view, words) for view in views}
             self._lines = lines
             return JobPageResponse(
                 jobs=[line.response for line in lines.values()],
@@ -141,7 +141,7 @@ class JobHandlers(DaemonAnswers):
             )
         return found
 
-    def _listed(self, reads: Reads, view: JobView, words: Words) -> _Line:
+    def _line_of(self, reads: Reads, view: JobView, words: Words) -> _Line:
         """Return the line of a job; the one shown last where nothing in it has changed, as while a machine runs."""
         sentence = self._sentence(view.id)
         known = self._lines.get(view.id)

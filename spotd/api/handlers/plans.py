@@ -129,7 +129,7 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
         ceilings={name: as_usd(most) for name, most in named.items()},
         budget_usd=usd(spec.job_budget),
         resume_from=None,
-        data=[_planned(one) for one in spec.data],
+        data=[_source_response(one) for one in spec.data],
         data_cost=data_words(job, next((q for q, _ in shown), None)),
         candidates=[
             quote_response(
@@ -376,7 +376,7 @@ def resume_source_response(source: ResumeSource, first: Checkpoint) -> ResumeSou
     )
 
 
-def _planned(one: DataSource) -> PlannedDataResponse:
+def _source_response(one: DataSource) -> PlannedDataResponse:
     planned = PlannedDataResponse(
         source=one.source, path=one.path, sha256=one.sha256 or "", bytes=one.bytes, files=one.files
     )

@@ -280,7 +280,7 @@ class AmendmentHandlers(DaemonAnswers):
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             job = get_job(reads, job_id, world)
-            return requests.set_budget(world, job, _changed(job, change), now)
+            return requests.set_budget(world, job, _budget_after(job, change), now)
 
         await self._context.commit(decide)
         self._context.log.info("job.budget_changed", job=job_id)
@@ -339,7 +339,7 @@ class AmendmentHandlers(DaemonAnswers):
         return await self._context.stored(lambda: monitor.read_alone(item, job))
 
 
-def _changed(job: Job, change: BudgetChange) -> MicroUsd:
+def _budget_after(job: Job, change: BudgetChange) -> MicroUsd:
     if not change.is_added:
         return MicroUsd(change.amount)
     if job.budget is None:

@@ -119,7 +119,7 @@ _GROUP_COLUMNS: Sequence[Column[CostGroupResponse]] = (
     Column("FEE", lambda group: money(group["fee_usd"]), right=True, drop=4),
     Column("FREE", lambda group: money(group["free_usd"]), right=True, drop=8),
     Column("BOOKED", lambda group: money(group["booked_usd"]), right=True, drop=3),
-    Column("BILLS", lambda group: _signed(group["corrected_usd"]), right=True, drop=3),
+    Column("BILLS", lambda group: _with_sign(group["corrected_usd"]), right=True, drop=3),
     Column("SPENT", spent_text, right=True),
     Column("ON-DEMAND", on_demand_text, right=True, drop=2),
     Column("SAVED", lambda group: compared_text(group, group["saved_usd"]), right=True, drop=1),
@@ -178,7 +178,7 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
             others = count(shape["more"], "older job" if ref is None else "job")
             stdout.line(f"{others} not shown, but in the total: spotctl cost JOB")
         stdout.line(
-            f"total: spent {spent_words(shape)}, {_total_compared(shape)}"
+            f"total: spent {spent_words(shape)}, {_total_on_demand(shape)}"
             f"{count(shape['recoveries'], 'preemption')}, {_minutes(shape['lost_s'])} lost"
         )
     for stray in shape.get("strays", []):
@@ -224,7 +224,7 @@ def _show_calibration(answer: Mapping[str, Any], output: str) -> None:
             stdout.line(f"fee_multiplier = {row['suggested']:.2f}")
 
 
-def _signed(usd: float) -> str:
+def _with_sign(usd: float) -> str:
     return f"+{money(usd)}" if usd > 0 else money(usd) if usd else NOTHING
 
 
@@ -233,7 +233,7 @@ def _show_receipt(receipt: ReceiptResponse) -> None:
         ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
         ("spent", spent_words(receipt)
             + ("" if receipt["budget_usd"] is None else f" of {dollars(receipt['budget_usd'])}")),
-        *_compared(receipt),
+        *_on_demand_cost(receipt),
         ("preempted", count(receipt["recoveries"], "time")),
         ("lost", f"{_minutes(receipt['lost_s'])} of work repeated after preemptions"),
     ]  # fmt: skip
@@ -250,7 +250,7 @@ def _show_receipt(receipt: ReceiptResponse) -> None:
         show_table(_ATTEMPT_COLUMNS, receipt["attempts"])
 
 
-def _compared(receipt: ReceiptResponse) -> list[tuple[str, str]]:
+def _on_demand_cost(receipt: ReceiptResponse) -> list[tuple[str, str]]:
     """Return what on-demand would have cost, as far as that price is known."""
     saved, uncompared = receipt["saved_usd"], receipt.get("uncompared_usd", 0)
     on_demand = receipt["on_demand_usd"] - uncompared
@@ -275,7 +275,7 @@ def _own_text(saved: float, lines: Sequence[AttemptCostResponse]) -> str:
     return f"{ran} on {places} saved {dollars(saved)} against the best machine to rent at each launch"
 
 
-def _total_compared(shape: CostResponse) -> str:
+def _total_on_demand(shape: CostResponse) -> str:
     """Return what on-demand would have cost and what was saved, as far as that is known."""
     uncompared = shape.get("uncompared_usd", 0)
     on_demand, saved = shape["on_demand_usd"] - uncompared, shape["saved_usd"]

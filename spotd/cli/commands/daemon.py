@@ -58,7 +58,7 @@ def demo(*, seed: int, keep: bool, plain: bool, quick: bool) -> int:
 @_config_option
 def migrate(*, config_path: Path | None) -> None:
     """Bring the state database to this version; `spotd run` does the same when it starts."""
-    loaded = _loaded(config_path)
+    loaded = _load_config(config_path)
     from spotd.service.main import StateError, migrate_state
 
     try:
@@ -78,7 +78,7 @@ def config() -> None:
 @_config_option
 def check(*, file: Path | None, config_path: Path | None) -> None:
     """Say what is wrong with the configuration, or that nothing is. FILE is the same as --config FILE."""
-    loaded = _loaded(file or config_path)
+    loaded = _load_config(file or config_path)
     for problem in loaded.warnings:
         stderr.warning(problem.sentence("" if loaded.path is None else str(loaded.path)))
         if problem.hint:
@@ -107,7 +107,7 @@ def example() -> None:
     stdout.write(example_text())
 
 
-def _loaded(path: Path | None) -> Loaded:
+def _load_config(path: Path | None) -> Loaded:
     """Return the configuration in force.
 
     Raises:

@@ -199,7 +199,7 @@ def checkpoints(
         _remove(ref, names, yes=yes, output=output)
     else:
         answer = Daemon().pin_checkpoints(ref, names, pinned=action == "pin")
-        _show_changed(answer, output, "pinned" if action == "pin" else "not pinned any more")
+        _show_changes(answer, output, "pinned" if action == "pin" else "not pinned any more")
     return None
 
 
@@ -275,10 +275,10 @@ def _remove(ref: str, names: Sequence[str], *, yes: bool, output: str) -> None:
         words = ", ".join(clean(name) for name in names)
         question = f"remove {words}? The job will not resume from it, and its content is deleted"
         require_yes(question, otherwise="nothing was removed")
-    _show_changed(Daemon().remove_checkpoints(ref, names), output, "removed")
+    _show_changes(Daemon().remove_checkpoints(ref, names), output, "removed")
 
 
-def _show_changed(answer: CheckpointsAnswer, output: str, words: str) -> None:
+def _show_changes(answer: CheckpointsAnswer, output: str, words: str) -> None:
     rows = answer["checkpoints"]
     if not show_data(answer, output, [row["name"] for row in rows]):
         stdout.write("".join(f"{clean(row['name'])} ({size_text(row['bytes'])}) is {words}\n" for row in rows))

@@ -86,7 +86,7 @@ def _columns(now: str, *, money: bool) -> Sequence[Column[ProviderResponse]]:
         Column("HEALTH", _health),
         Column("OFFERS", lambda row: str(row["offers"]), right=True),
         Column("MACHINES", lambda row: str(row["machines"]), right=True),
-        Column("POLLED", lambda row: _polled(row, now), right=True),
+        Column("POLLED", lambda row: _poll_age(row, now), right=True),
         Column("REQ/H", lambda row: str(row["requests_h"]), right=True, drop=3),
         Column("REQ/MIN", lambda row: str(row["requests_min"]), right=True, drop=4),
         *(balance if money else ()),
@@ -100,7 +100,7 @@ def _health(row: ProviderResponse) -> Cell:
     return Cell("off", "dim") if not row["enabled"] else Cell("ok", "green") if row["ok"] else Cell("failing", "red")
 
 
-def _polled(row: ProviderResponse, now: str) -> str:
+def _poll_age(row: ProviderResponse, now: str) -> str:
     polled = seconds_between(row["last_poll_at"], now)
     return NOTHING if polled is None else f"{short_span(polled)} ago"
 

@@ -214,7 +214,7 @@ class _Questions:
 
     def _ceilings(self, text: str) -> None:
         self._draft.ceilings = {gpu.strip(): usd.strip() for gpu, usd in _pairs(text.split(","), "--ceiling").items()}
-        self._checked("ceilings", {})
+        self._check_draft("ceilings", {})
 
     def ask_budget(self, given: str | None) -> None:
         question = f"Most dollars a day, from midnight to midnight UTC [{_USUAL_BUDGET}]"
@@ -224,9 +224,9 @@ class _Questions:
 
     def _budget(self, text: str) -> None:
         self._draft.budget_day = text
-        self._checked("budget_day", "")
+        self._check_draft("budget_day", "")
 
-    def _checked(self, key: str, empty: object) -> None:
+    def _check_draft(self, key: str, empty: object) -> None:
         """Have the draft read as a configuration; take the answer out again if it is refused."""
         try:
             require_figures(self._draft)

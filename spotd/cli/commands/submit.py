@@ -186,7 +186,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
     draft = replace(draft, folders=measure_folders(spec))
     daemon = Daemon()
     resume_from: str = given["resume_from"]
-    answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from, array=array))
+    answer = _ask_daemon(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from, array=array))
     plan: PlanResponse = answer["plan"]
     if given["include"] and plan["workdir"] is None:
         raise CommandFailed(
@@ -204,13 +204,13 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         raise CommandFailed(plan["unprotected"], hint=UNPROTECTED_HINT)
     if given["dry_run"]:
         if plan["workdir"] is not None:
-            _packed(Path(plan["workdir"]), given["include"])
+            _pack_workdir(Path(plan["workdir"]), given["include"])
         return ExitCode.OK
     if not given["yes"] and stderr.can_ask():
         require_yes("submit this job?", otherwise="nothing was submitted")
     draft = replace(draft, folders=store_folders(daemon, draft.folders))
     code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]), given["include"])
-    job = _submitted(daemon, draft, code, secrets, resume_from, array, i_know=given["i_know"])
+    job = _submit(daemon, draft, code, secrets, resume_from, array, i_know=given["i_know"])
     return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
 
 
@@ -258,7 +258,7 @@ def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
     return replace(draft, flags=flags)
 
 
-def _asked(draft: JobDraft, call: Callable[[], Json]) -> Json:
+def _ask_daemon(draft: JobDraft, call: Callable[[], Json]) -> Json:
     """Return the daemon's answer; what it finds wrong in the job is shown at its place in the draft."""
     try:
         return call()
@@ -299,7 +299,7 @@ def _require_workdir(workdir: Path, include: tuple[str, ...]) -> None:
         raise CommandFailed(str(exc), hint=exc.hint) from exc
 
 
-def _packed(workdir: Path, include: tuple[str, ...]) -> Packed:
+def _pack_workdir(workdir: Path, include: tuple[str, ...]) -> Packed:
     """Pack the workdir as it would be sent.
 
     Raises:
@@ -320,7 +320,7 @@ def _packed(workdir: Path, include: tuple[str, ...]) -> Packed:
 
 def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
     """Upload the packed workdir; return the hash under which the store holds it."""
-    packed = _packed(workdir, include)
+    packed = _pack_workdir(workdir, include)
     if daemon.has_code(packed.sha256):
         return packed.sha256
     with stderr.ProgressLine("upload", packed.size) as progress:
@@ -342,7 +342,7 @@ class _Watched(io.BytesIO):
         return chunk
 
 
-def _submitted(
+def _submit(
     daemon: Daemon,
     draft: JobDraft,
     code: str | None,
@@ -363,7 +363,7 @@ def _submitted(
         )
 
     try:
-        answer = _asked(draft, call)
+        answer = _ask_daemon(draft, call)
     except DaemonUnreachable as exc:
         raise DaemonUnreachable(exc.message, hint="the job may or may not be queued; see spotctl ls") from exc
     job: JobResponse = answer["job"]

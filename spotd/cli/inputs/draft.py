@@ -70,9 +70,9 @@ class JobDraft:
         self, problems: Sequence[Problem | ClientProblem], *, message: str = "the job was refused"
     ) -> CommandFailed:
         """Return the mistakes with the flag, or file and line, that each is in."""
-        return CommandFailed(message, rows=[self._placed(problem) for problem in problems])
+        return CommandFailed(message, rows=[self._words_of(problem) for problem in problems])
 
-    def _placed(self, problem: Problem | ClientProblem) -> tuple[str, str]:
+    def _words_of(self, problem: Problem | ClientProblem) -> tuple[str, str]:
         key = problem.key
         flag = FLAGS.get(_INDEX.sub("", key)) or (FLAGS["env"] if key.startswith("env.") else None)
         if flag is not None and (not self.source or self.is_foreign or self._is_flagged(key)):
@@ -260,7 +260,7 @@ def read_file(path: Path) -> dict[str, str]:
                 f"{path}:{number}: not a line of the form NAME=value",
                 hint="one secret a line; lines that begin with # are comments",
             )
-        values[match["name"]] = _unquoted(match["value"])
+        values[match["name"]] = _without_quotes(match["value"])
     return values
 
 
@@ -273,6 +273,6 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _unquoted(value: str) -> str:
+def _without_quotes(value: str) -> str:
     quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if quoted else value

@@ -53,15 +53,15 @@ def show(result: Result) -> None:
         Column("STOPPED", lambda one: f"{one.price_stops:.1f}", right=True, drop=2),
         Column("WAITING", lambda one: f"{one.waiting:.0%}", right=True),
         Column("REPEATED", lambda one: span_words(round(one.repeated_s)), right=True, drop=1),
-        Column("SAVED", _saved, right=True, drop=3),
+        Column("SAVED", _saving, right=True, drop=3),
     ]
     show_table(columns, result.summaries)
-    stdout.write("\n" + "".join(_wrapped(key, clean(text)) for key, text in _lines(result)))
+    stdout.write("\n" + "".join(_wrap(key, clean(text)) for key, text in _lines(result)))
     for note in result.notes:
         stderr.note(note)
 
 
-def _wrapped(key: str, text: str) -> str:
+def _wrap(key: str, text: str) -> str:
     """Return one line, or on a terminal as many as it takes, indented."""
     first = f"{key:<{_INDENT}}"
     if not stdout.is_terminal():
@@ -70,7 +70,7 @@ def _wrapped(key: str, text: str) -> str:
     return "\n".join(wrap(text, room, initial_indent=first, subsequent_indent=" " * _INDENT)) + "\n"
 
 
-def _saved(one: Summary) -> str:
+def _saving(one: Summary) -> str:
     return "-" if one.on_demand <= one.paid else f"{1 - one.paid / one.on_demand:.0%}"
 
 

@@ -97,7 +97,7 @@ def drawn(
 def mark(number: int, canvas: Canvas, *, alone: bool) -> str:
     """Return what stands for a series in the legend."""
     if canvas.dots and (canvas.colour or alone):
-        return _coloured("\u2501", number, canvas)
+        return _with_colour("\u2501", number, canvas)
     return LETTERS[number]
 
 
@@ -154,11 +154,11 @@ def _row_text(bits: Sequence[int], owners: Sequence[int], canvas: Canvas, *, let
     text = ""
     for number, run in groupby(zip(bits, owners, strict=True), key=lambda cell: cell[1]):
         cells = "".join(" " if not dots else LETTERS[number] if letters else chr(_BRAILLE + dots) for dots, _ in run)
-        text += cells if number < 0 else _coloured(cells, number, canvas)
+        text += cells if number < 0 else _with_colour(cells, number, canvas)
     return text
 
 
-def _coloured(text: str, number: int, canvas: Canvas) -> str:
+def _with_colour(text: str, number: int, canvas: Canvas) -> str:
     return f"\x1b[{COLOURS[number]}m{text}\x1b[0m" if canvas.colour else text
 
 

@@ -120,12 +120,12 @@ def widths_for(columns: Columns, natural: Sequence[int], *, room: int) -> Mappin
             return widths
         droppable = [place for place in widths if columns[place].drop]
         if not droppable:
-            return _squeezed(widths, room)
+            return _squeeze(widths, room)
         del widths[max(droppable, key=lambda place: columns[place].drop)]
         widths = {place: natural[place] for place in widths}
 
 
-def _squeezed(widths: Mapping[int, int], room: int) -> Mapping[int, int]:
+def _squeeze(widths: Mapping[int, int], room: int) -> Mapping[int, int]:
     """Cut what must be shown where nothing else is left: a line that wraps is worse."""
     squeezed = dict(widths)
     while sum(squeezed.values()) + _GAP_NARROW * (len(squeezed) - 1) > room and max(squeezed.values()) > 1:
@@ -151,9 +151,9 @@ def fitted(columns: Columns, rows: Sequence[Row], *, width: int, colour: bool) -
         cells = [(sized(row[place].text, room, right=columns[place].right), place) for place, room in widths.items()]
         if not columns[cells[-1][1]].right:
             cells[-1] = (cells[-1][0].rstrip(), cells[-1][1])
-        lines.append(gap.join(_coloured(words, row[place].style if colour else "") for words, place in cells) + "\n")
+        lines.append(gap.join(_with_colour(words, row[place].style if colour else "") for words, place in cells) + "\n")
     return "".join(lines), tuple(column.title for place, column in enumerate(columns) if place not in widths)
 
 
-def _coloured(words: str, style: str) -> str:
+def _with_colour(words: str, style: str) -> str:
     return f"\x1b[{SGR[style]}m{words}\x1b[0m" if style else words

@@ -108,7 +108,7 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
         idle_launches=idle,
         failed_starts=starts,
         not_before=now + pause if pause else None,
-        gives_up=traits.is_failed_start and starts >= _starts_allowed(job, item, reason),
+        gives_up=traits.is_failed_start and starts >= _start_limit(job, item, reason),
     )
 
 
@@ -140,7 +140,7 @@ def words_of_giving_up(job: Job, back: Setback) -> str:
     return f"; {starts} starts in a row failed, {MUTE_FACTOR} times [retry] starts, which is {allowed}"
 
 
-def _starts_allowed(job: Job, item: Attempt, reason: EndReason) -> int:
+def _start_limit(job: Job, item: Attempt, reason: EndReason) -> int:
     silent = reason.traits.counted is Counted.SILENT_START and item.heartbeat_seen_at is None
     return job.spec.retry_starts * (MUTE_FACTOR if silent and job.checkpoints else 1)
 

@@ -27,10 +27,10 @@ _LOGIN_REFUSED: Final = re.compile(
 def registry_server(image: str) -> str:
     """Return the server of an image's registry, as docker finds it: Docker Hub, unless the first part names a host."""
     first, slash, _ = image.partition("/")
-    return _as_named(first) if slash and (first == "localhost" or "." in first or ":" in first) else DOCKER_HUB
+    return _canonical(first) if slash and (first == "localhost" or "." in first or ":" in first) else DOCKER_HUB
 
 
-def _as_named(server: str) -> str:
+def _canonical(server: str) -> str:
     server = server.lower()
     return DOCKER_HUB if server in ("index.docker.io", "registry-1.docker.io") else server
 

@@ -82,10 +82,10 @@ class Case:
 
 def judge(case: Case) -> None:
     """Apply the rule of the attempt's state and of what was observed."""
-    JUDGEMENTS[case.item.state][_observed(case)](case)
+    JUDGEMENTS[case.item.state][_observation(case)](case)
 
 
-def _observed(case: Case) -> Observed:
+def _observation(case: Case) -> Observed:
     item, listing, mine = case.item, case.listing, case.mine
     absent = listing is not None and listing.complete and mine is None and proves_absence(case.builder, item, listing)
     if not item.state.counts:

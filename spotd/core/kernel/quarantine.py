@@ -58,11 +58,11 @@ def quarantine(builder: PlanBuilder, job_id: JobId, why: str) -> None:
     if job is None:
         return
     job = replace(job, attempts_made=max(job.attempts_made, *numbers))
-    builder.put_job(job if job.state.is_final else _failed(builder, job, why))
+    builder.put_job(job if job.state.is_final else _failure_of(builder, job, why))
     builder.event("job.quarantined", f"spotd could not go on with this job safely: {why}", job=job_id)
 
 
-def _failed(builder: PlanBuilder, job: Job, why: str) -> Job:
+def _failure_of(builder: PlanBuilder, job: Job, why: str) -> Job:
     reason = f"{QUARANTINE_MARK}{why}; spotctl retry {job.name} tries again, and please report it with the log"
     return replace(job, state=JobState.FAILED, reason=reason, state_since=builder.now, ended_at=builder.now)
 

@@ -127,8 +127,8 @@ class Staying:
         restored = restore_cost(job, there)
         more_losses = 0
         if offer.interruption is not Interruption.NEVER:
-            fresh = _raised(expected_losses(timedelta(0), there_left), hazard_there_ppm)
-            more_losses = max(0, fresh - _raised(expected_losses(self._age, there_left), hazard_here_ppm))
+            fresh = _raise_losses(expected_losses(timedelta(0), there_left), hazard_there_ppm)
+            more_losses = max(0, fresh - _raise_losses(expected_losses(self._age, there_left), hazard_here_ppm))
         each_loss = cost(rate_there, self._repeats + start) + restored
         fixed = self._ends_for + cost(rate_there, start) + restored + more_losses * each_loss // PPM
         return Comparison(
@@ -168,7 +168,7 @@ def expected_losses(age: timedelta, span: timedelta) -> int:
     return _losses_until(age + span) - _losses_until(age)
 
 
-def _raised(losses: int, hazard_ppm: int) -> int:
+def _raise_losses(losses: int, hazard_ppm: int) -> int:
     """Return the losses by the table, raised by how far what was seen is above its mean."""
     return losses * max(hazard_ppm, HAZARD_MEAN) // HAZARD_MEAN
 
@@ -180,7 +180,7 @@ def _losses_until(age: timedelta) -> int:
     return before + rate * (ticks - begun) // _HOUR_TICKS
 
 
-def _summed() -> Iterator[tuple[int, int, int]]:
+def _sums() -> Iterator[tuple[int, int, int]]:
     """Yield each step of the table: when it begins, its hazard, and the losses before it."""
     total, begun = 0, 0
     for ends, rate in _HAZARD:
@@ -190,7 +190,7 @@ def _summed() -> Iterator[tuple[int, int, int]]:
     yield begun, _HAZARD_LATER, total
 
 
-_SUMMED: Final = tuple(_summed())
+_SUMMED: Final = tuple(_sums())
 """A machine that may move is compared with many others: the sums are made once."""
 _ENDS: Final = tuple(ends // _TICK for ends, _ in _HAZARD)
 

@@ -84,7 +84,7 @@ def speeds_of(job: Job) -> Speeds:
         return Speeds(per_gpu=job.spec.speed)
     if len(job.paces) < 2:
         return UNKNOWN
-    return _measured(job.paces)
+    return _speeds_of(job.paces)
 
 
 def machine_speed_ppm(job: Job, gpu: str, count: int) -> int:
@@ -106,7 +106,7 @@ def pace_of(sample: PaceSample) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _measured(samples: tuple[PaceSample, ...]) -> Speeds:
+def _speeds_of(samples: tuple[PaceSample, ...]) -> Speeds:
     paces = paces_per_hour(samples)
     if len(paces) < 2:
         return UNKNOWN
@@ -200,7 +200,7 @@ def remaining_on(job: Job, gpu: str, count: int) -> timedelta | None:
 
 def time_on(job: Job, left: RemainingWork, gpu: str, count: int) -> timedelta:
     """Return how long so much work takes on a machine of this kind."""
-    return _scaled(left.time, PPM / machine_speed_ppm(job, gpu, count))
+    return _scale(left.time, PPM / machine_speed_ppm(job, gpu, count))
 
 
 def saved_work(job: Job) -> timedelta:
@@ -212,7 +212,7 @@ def saved_work(job: Job) -> timedelta:
 def unsaved_work(job: Job, item: Attempt, now: datetime) -> timedelta:
     """Return the work of this attempt, on a machine of speed 1.0, that its loss now would repeat."""
     span, offer = lineage.unsaved_time(job, item, metered_until(item.meter, now)), item.quote.offer
-    return _scaled(span, machine_speed_ppm(job, offer.gpu, offer.gpu_count) / PPM)
+    return _scale(span, machine_speed_ppm(job, offer.gpu, offer.gpu_count) / PPM)
 
 
 def with_work(job: Job, item: Attempt, fresh: Collection[Checkpoint], now: datetime) -> tuple[Checkpoint, ...]:
@@ -223,7 +223,7 @@ def with_work(job: Job, item: Attempt, fresh: Collection[Checkpoint], now: datet
     before = timedelta(0) if source is None or source.worked is None else source.worked
     speed = machine_speed_ppm(job, item.quote.offer.gpu, item.quote.offer.gpu_count)
     return tuple(
-        replace(one, worked=min(LEFT_MAX, before + _scaled(_ran(item, one, now), speed / PPM))) for one in fresh
+        replace(one, worked=min(LEFT_MAX, before + _scale(_ran(item, one, now), speed / PPM))) for one in fresh
     )
 
 
@@ -266,10 +266,10 @@ def _left_by_steps(job: Job, total: int) -> RemainingWork | None:
     left = max(0, total - _steps_done(job))
     pace = _pace_at_speed_one(job)
     if pace is not None:
-        return RemainingWork(time=_scaled(_HOUR, left / pace), source=WorkSource.STEPS)
+        return RemainingWork(time=_scale(_HOUR, left / pace), source=WorkSource.STEPS)
     if job.spec.work.time is None:
         return None
-    return RemainingWork(time=_scaled(job.spec.work.time, left / total), source=WorkSource.STATED_PACE)
+    return RemainingWork(time=_scale(job.spec.work.time, left / total), source=WorkSource.STATED_PACE)
 
 
 def _steps_done(job: Job) -> int:
@@ -315,6 +315,6 @@ def _pace_at_speed_one(job: Job) -> int | None:
     return max(1, median_low([pace * PPM // machine_speed_ppm(job, *kind) for kind, pace in paces.items()]))
 
 
-def _scaled(span: timedelta, factor: float) -> timedelta:
+def _scale(span: timedelta, factor: float) -> timedelta:
     """Return so many times the span, held to what an instant can be moved by."""
     return timedelta(hours=min(span / _HOUR * factor, LEFT_MAX / _HOUR))

@@ -148,7 +148,7 @@ def submit_page(page: Page) -> None:
         except DraftRefused as exc:
             answer.show(plan_view.refusals(exc.message, [*exc.rows, *await archive_problems()]))
         except ClientError as exc:
-            answer.show(_refused(exc, unsent))
+            answer.show(_refusal(exc, unsent))
         else:
             if unsent:
                 answer.show(plan_view.refusals("this job cannot be queued so", unsent))
@@ -175,7 +175,7 @@ def submit_page(page: Page) -> None:
             refused.show(problem(str(exc), exc.hint))
             return
         except ClientError as exc:
-            refused.show(_refused(exc))
+            refused.show(_refusal(exc))
             return
         finally:
             secrets.ask_for(())
@@ -198,7 +198,7 @@ def submit_page(page: Page) -> None:
     field.on_value_change(changed)
 
 
-def _refused(exc: ClientError, others: Sequence[tuple[str, str]] = ()) -> Node:
+def _refusal(exc: ClientError, others: Sequence[tuple[str, str]] = ()) -> Node:
     return plan_view.refusals(exc.message, [*exc.rows, *others], "" if exc.rows else exc.hint)
 
 

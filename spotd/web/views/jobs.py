@@ -192,7 +192,7 @@ def summary(detail: Mapping[str, Any], now: datetime) -> Node:
             "Spent",
             spent_words(job) + ("" if detail["budget_usd"] is None else f" of {dollars(detail['budget_usd'])}"),
         ),
-        ("Saved", _saved(job)),
+        ("Saved", _saving(job)),
         ("Preemptions", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
         ("Checkpoint", checkpoint),
         ("Now", "" if job["stage"] is None else clean(stage_text(job["stage"], now.isoformat()))),
@@ -208,7 +208,7 @@ def summary(detail: Mapping[str, Any], now: datetime) -> Node:
     )
 
 
-def _saved(job: Mapping[str, Any]) -> str:
+def _saving(job: Mapping[str, Any]) -> str:
     if job["state"] == "FAILED":
         return ""
     return f"{dollars(job['saved_usd'])} against on-demand" if job["spent_usd"] else NOTHING

@@ -268,7 +268,7 @@ def figures(
         figure("$/h now", dollars(rate) if rate else "$0", "all machines, effective"),
         _spent("Spent today", "day", "spent_day_usd", status, cost),
         _spent("Spent this month", "month", "spent_month_usd", status, cost),
-        _saved(cost),
+        _saving(cost),
         figure("Waiting", str(waiting) if status else NOTHING, _job_counts(counts)),
         cls="figures",
     )
@@ -301,7 +301,7 @@ def _spent(title: str, budget: str, key: str, status: Mapping[str, Any] | None, 
     return figure(title, dollars(spent), note, share=spent / limit)
 
 
-def _saved(cost: Mapping[str, Any] | None) -> Node:
+def _saving(cost: Mapping[str, Any] | None) -> Node:
     if cost is None:
         return figure("Saved so far", NOTHING)
     compared = cost["on_demand_usd"] - cost["uncompared_usd"]
@@ -319,7 +319,7 @@ def _job_counts(counts: Mapping[str, int]) -> str:
 
 def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
     running = [job for job in jobs if job["state"] in ON_MACHINES]
-    shown = _folded(running)
+    shown = _fold(running)
     columns = "Job | State:s | GPU | Where | $/h:n | Spent:n | Saved:n | Checkpoint:n"
     rows = [
         [
@@ -355,7 +355,7 @@ def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
     for job in shown:
         groups.setdefault((job["state"], clean(job["verdict"])), []).append(job)
     items = [
-        el("li", el("div", *_names(_folded(of)), state(name), cls="who"), el("p", sentence or "not decided yet"))
+        el("li", el("div", *_names(_fold(of)), state(name), cls="who"), el("p", sentence or "not decided yet"))
         for (name, sentence), of in islice(groups.items(), REASONS_MAX)
     ]
     content = (
@@ -368,7 +368,7 @@ def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
     return section("What waits, and why", content, more, note=str(len(shown)) if shown else "")
 
 
-def _folded(jobs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _fold(jobs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     return cast("Sequence[Mapping[str, Any]]", with_arrays_as_one(cast("Any", jobs)))
 
 
