@@ -260,7 +260,7 @@ class OwnSection(Section):
     rent_after: OwnSpan = timedelta(0)
     """How long a job waits for an own machine that it could use before one is rented for it; a job's own rent_after
     goes before it, and a deadline that would be missed before both. "0s": the cheapest machine is taken at once,
-    whoever owns it."""
+    be it an own one or not."""
 
 
 class McpSection(Section):

@@ -4,12 +4,12 @@ Theory. What an own machine costs is a price like any other (electricity, a shar
 `rent_after` a job besides takes no rented machine while it waits for an own one. It waits where one can be expected: a
 provider of own machines that the job accepts has offered such a machine within `EXPECTED_FOR`, or one of our jobs has
 it, whether or not that provider answers now. An own machine that is offered and that the job cannot use (its disk, its
-price) is not waited for, nor one that nobody has seen.
+price) is not waited for, nor one that was never seen.
 
 The time counts as it does for `on_demand_after`: from the first decision in which nothing but the market kept the job
 from a machine, within its windows, over launches that come to nothing. It counts anew after an own machine got the job
 further, for instance when its owner's hours have begun: then an own machine is tried first again. A rented machine that
-is lost does not begin it anew. Once it is over the cheapest machine is taken, whoever owns it, and a rented one is left
+is lost does not begin it anew. Once it is over the cheapest machine is taken, own or rented, and a rented one is left
 for an own one only as a move (`relocation`). A job that runs on an own machine is never moved to a rented one.
 
 A deadline comes first: a job waits no longer than it could still be in time on a machine that is started then, with the
@@ -40,7 +40,7 @@ from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.values import MicroUsdPerHour, ProviderName
 
 EXPECTED_FOR: Final = timedelta(days=7)
-"""An own machine that nobody has seen for longer is not waited for."""
+"""An own machine that was not seen for longer is not waited for."""
 COMPARED_MAX: Final = 200
 """So many own offers are compared for one that the job could use."""
 PLACES_MAX: Final = 3

@@ -18,7 +18,7 @@ from spotd.core.recovery import LaunchRecord, Survey, Unknown, attempt_of, recor
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits, CrashPoint, StoreThreads
 from spotd.daemon.controllers import Controller, Outage
-from spotd.daemon.hosts.host_reader import HostMemory
+from spotd.daemon.hosts.host_reader import ReadMemory
 from spotd.daemon.hosts.reader import read_host
 from spotd.store import StateError as StateError
 from spotd.store.values import from_json, to_json
@@ -137,7 +137,7 @@ class RecoverySurvey:
 def _read(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
     if next(iter(objects.list(object_keys.prefix_of(attempt.id))), None) is None:
         return None  # no machine of it ever wrote
-    return read_host(objects, HostMemory(), attempt, job, at=now, dated=lambda real: real)
+    return read_host(objects, ReadMemory(), attempt, job, at=now, dated=lambda real: real)
 
 
 def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]:

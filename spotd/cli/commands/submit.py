@@ -15,7 +15,7 @@ from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
 from spotd.cli.commands.orders import job_or_array, show_changed
 from spotd.cli.entry import CommandFailed, ExitCode
-from spotd.cli.inputs.draft import JobDraft, collect, nested, read_draft
+from spotd.cli.inputs.draft import WrittenJob, collect, nested, read_draft
 from spotd.cli.inputs.options import ID, JSON, TABLE, complete_file, job_argument, output, require_yes, show_data
 from spotd.cli.transfers import measure_folders, store_folders
 from spotd.cli.views.table import Column, per_gpu_cell
@@ -248,7 +248,7 @@ def _variable(ctx: click.Context, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
+def _with_secrets(draft: WrittenJob, names: tuple[str, ...]) -> WrittenJob:
     """Return the draft with these secrets beside those of its file."""
     if not names:
         return draft
@@ -258,7 +258,7 @@ def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
     return replace(draft, flags=flags)
 
 
-def _ask_daemon(draft: JobDraft, call: Callable[[], Json]) -> Json:
+def _ask_daemon(draft: WrittenJob, call: Callable[[], Json]) -> Json:
     """Return the daemon's answer; what it finds wrong in the job is shown at its place in the draft."""
     try:
         return call()
@@ -344,7 +344,7 @@ class _Watched(io.BytesIO):
 
 def _submit(
     daemon: Daemon,
-    draft: JobDraft,
+    draft: WrittenJob,
     code: str | None,
     secrets: Mapping[str, str],
     resume_from: str,

@@ -33,7 +33,7 @@ _LIST: Final = re.compile(r"\[(\"[^\[\]]*\")\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDraft:
+class WrittenJob:
     """What the user wrote.
 
     Attributes:
@@ -98,7 +98,7 @@ class JobDraft:
         return value is not None
 
 
-def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
+def read_draft(file: str | None, flags: Mapping[str, Any]) -> WrittenJob:
     """Return the draft of a job file, which may be absent or `-` for stdin, and flags.
 
     Raises:
@@ -111,7 +111,7 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
                 "there is no job to submit",
                 hint="spotctl submit train.toml, or spotctl submit --gpu H100 --image IMAGE -- COMMAND",
             )
-        return JobDraft(flags=_with_name(flags), base_dir=os.getcwd())  # noqa: PTH109 - the text, not a path to work with
+        return WrittenJob(flags=_with_name(flags), base_dir=os.getcwd())  # noqa: PTH109 - the text, not a path to work with
     if file.lower().endswith(YAML_SUFFIXES):
         return _task_draft(file, flags)
     try:
@@ -123,10 +123,10 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
         raise unusable("the job file cannot be used", exc) from exc
     folder = Path.cwd() if file == STDIN else Path(file).absolute().parent
     source = "stdin" if file == STDIN else file
-    return JobDraft(data=json_ready(data), flags=flags, text=text, source=source, base_dir=str(folder))
+    return WrittenJob(data=json_ready(data), flags=flags, text=text, source=source, base_dir=str(folder))
 
 
-def _task_draft(file: str, flags: Mapping[str, Any]) -> JobDraft:
+def _task_draft(file: str, flags: Mapping[str, Any]) -> WrittenJob:
     """Return the draft of a task file of another tool, and say what of it is not read.
 
     Raises:
@@ -151,7 +151,7 @@ def _task_draft(file: str, flags: Mapping[str, Any]) -> JobDraft:
         raise CommandFailed(f"this {task.tool} task is no job of spotd", rows=rows)
     for key, why in task.ignored:
         stderr.note(f"{file}: {key} is not read: {why}")
-    return JobDraft(data=task.job, flags=flags, source=file, base_dir=str(path.absolute().parent), is_foreign=True)
+    return WrittenJob(data=task.job, flags=flags, source=file, base_dir=str(path.absolute().parent), is_foreign=True)
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ _DSTACK_KINDS: Final = "only type: task is a job; a dev-environment, service, fl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class UnreadableKey:
     """A key with which the file is no job of spotd, why, and the way out."""
 
     key: str
@@ -96,7 +96,7 @@ class TaskFile:
     tool: str
     job: dict[str, Any] = field(default_factory=dict)
     ignored: list[tuple[str, str]] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[UnreadableKey] = field(default_factory=list)
 
     def put(self, path: str, value: Any) -> None:
         """Set a key of the job file, written with its table."""
@@ -107,7 +107,7 @@ class TaskFile:
         self.ignored.append((key, why))
 
     def refuse(self, key: str, message: str, hint: str = "") -> None:
-        self.refusals.append(Refusal(key=key, message=message, hint=hint))
+        self.refusals.append(UnreadableKey(key=key, message=message, hint=hint))
 
 
 def read_task(data: Tables, *, stem: str) -> TaskFile:

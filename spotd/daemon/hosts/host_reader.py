@@ -301,7 +301,7 @@ class MissingChunk:
 
 
 @dataclass(slots=True, kw_only=True)
-class HostMemory:
+class ReadMemory:
     """What is remembered of one attempt's host between reads. Only one read at a time may use it."""
 
     is_unread: bool = True
@@ -389,7 +389,7 @@ class ReadScope:
     """One reading of what one host wrote: where, of which attempt, at which instant, and what it may cost."""
 
     objects: ObjectStore
-    view: HostMemory
+    view: ReadMemory
     attempt: Attempt
     job: Job
     share: HostShare

@@ -22,7 +22,7 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.world import World
-from spotd.daemon.hosts.host_reader import HostMemory
+from spotd.daemon.hosts.host_reader import ReadMemory
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError
 from spotd_jobs.wire.grant import LIVENESS_PREFIX, MARKER_BYTES_MAX, attempt_of_marker
 
@@ -58,7 +58,7 @@ def delete_strays(
             objects.delete(some)
 
 
-def note_marker(view: HostMemory, found: ObjectInfo | None, *, at: datetime) -> None:
+def note_marker(view: ReadMemory, found: ObjectInfo | None, *, at: datetime) -> None:
     """Note what the newest listing showed for the host."""
     before = view.marker
     if before is not None and found is not None and _mark(found) != _mark(before):
@@ -68,7 +68,7 @@ def note_marker(view: HostMemory, found: ObjectInfo | None, *, at: datetime) -> 
     view.marker = found
 
 
-def is_quiet(view: HostMemory, *, at: datetime, silence_max: timedelta) -> bool:
+def is_quiet(view: ReadMemory, *, at: datetime, silence_max: timedelta) -> bool:
     """Whether nothing is known to have been written since the last full read, by a host that surely lives."""
     marker = view.marker
     return (

@@ -24,7 +24,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.lineage import host_name
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostMemory, MissingChunk, ReadScope, digest
+from spotd.daemon.hosts.host_reader import MissingChunk, ReadMemory, ReadScope, digest
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
 from spotd_jobs.wire.client.sinks import MANIFEST_BYTES_MAX
 from spotd_jobs.wire.grant import WireError
@@ -211,7 +211,7 @@ def _judge(reading: ReadScope, info: ObjectInfo, lookup: _Chunks) -> AcceptedMan
     return verdict
 
 
-def _still_lacks(objects: ObjectStore, view: HostMemory, info: ObjectInfo) -> bool:
+def _still_lacks(objects: ObjectStore, view: ReadMemory, info: ObjectInfo) -> bool:
     """Whether the chunk that it lacked at the last read is absent still, so that it need not be read again."""
     known = view.lacking.get(info.key)
     if known is None or known.etag != info.etag:
@@ -227,7 +227,7 @@ def _still_lacks(objects: ObjectStore, view: HostMemory, info: ObjectInfo) -> bo
     return True
 
 
-def _refuse(view: HostMemory, info: ObjectInfo, verdict: BadManifest, lacked: str, *, at: datetime) -> None:
+def _refuse(view: ReadMemory, info: ObjectInfo, verdict: BadManifest, lacked: str, *, at: datetime) -> None:
     """Report it once; one that only lacks chunks is read again a few times, since a store may list late."""
     name = info.key.rpartition("/")[2].removesuffix(".json")
     view.complain(info.key, f"checkpoint {name} is not accepted: {verdict.reason}", at)
@@ -241,7 +241,7 @@ def _refuse(view: HostMemory, info: ObjectInfo, verdict: BadManifest, lacked: st
         view.left = True
 
 
-def _pass_over(view: HostMemory, unread: list[ObjectInfo], newest: datetime, *, at: datetime) -> None:
+def _pass_over(view: ReadMemory, unread: list[ObjectInfo], newest: datetime, *, at: datetime) -> None:
     """Pass over what is older than what was accepted: it is no news, and need not be read to know it."""
     older = [i for i in unread if view.settled.get(i.key) != i.etag and i.modified < newest - SAME_TIME]
     for info in older:
@@ -278,7 +278,7 @@ def _parsed(data: bytes) -> Manifest | None:
 class _Chunks:
     """Sizes of chunks in the store; those proved before are not asked for again, many new ones are listed at once."""
 
-    def __init__(self, objects: ObjectStore, view: HostMemory, attempt: Attempt) -> None:
+    def __init__(self, objects: ObjectStore, view: ReadMemory, attempt: Attempt) -> None:
         self._objects = objects
         self._view = view
         self._ours = re.compile(re.escape(f"jobs/{attempt.id.job}/attempts/") + "[1-9][0-9]{0,8}/data/")

@@ -34,7 +34,7 @@ from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Threads
 from spotd.daemon.controllers import Outage
-from spotd.daemon.hosts.host_reader import GpuSample, HostMemory, ReadScope, unreadable
+from spotd.daemon.hosts.host_reader import GpuSample, ReadMemory, ReadScope, unreadable
 from spotd.daemon.hosts.limits import FloodLimits, HostShare, HostTransfer, count
 from spotd.daemon.hosts.liveness import STRAYS_KEPT, WriteProbe, delete_strays, is_quiet, list_markers, note_marker
 from spotd.daemon.hosts.reader import drop_committed, read_host, read_news, read_published, report_of, with_job
@@ -84,7 +84,7 @@ class HostMonitor:
         self._log = log
         self._inline = inline
         self._deadline_s = deadline_s
-        self._views: dict[AttemptId, HostMemory] = {}
+        self._views: dict[AttemptId, ReadMemory] = {}
         self._busy: set[AttemptId] = set()
         """Whose host a thread is reading at this moment."""
         self._auditing = False
@@ -150,7 +150,7 @@ class HostMonitor:
         with self._busy_lock:
             free = [a for a in counting if a.id not in self._busy]
         for attempt in (*free, *over):
-            self._views.setdefault(attempt.id, HostMemory())
+            self._views.setdefault(attempt.id, ReadMemory())
         if self._inline:
             self._list(pass_, world)
             for batch in self._batches(pass_, free, world, closely):
@@ -180,7 +180,7 @@ class HostMonitor:
         """
         pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock))
         try:
-            return read_host(self._objects, HostMemory(), attempt, job, at=pass_.at, dated=pass_.dated)
+            return read_host(self._objects, ReadMemory(), attempt, job, at=pass_.at, dated=pass_.dated)
         except StoreUnavailable:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever the host wrote, its owner must be able to give it up
@@ -327,7 +327,7 @@ class HostMonitor:
         pass_.read = True
         self._report(pass_, attempt, job, liveness_check=False)
 
-    def _unreadable(self, pass_: _Pass, view: HostMemory, attempt: Attempt, job: Job, error: Exception) -> None:
+    def _unreadable(self, pass_: _Pass, view: ReadMemory, attempt: Attempt, job: Job, error: Exception) -> None:
         """Leave the host without a report for a while; then it is judged by what is known of it."""
         view.failures += 1
         view.complain("all", f"what the host wrote cannot be read: {type(error).__name__}", pass_.at)
@@ -375,7 +375,7 @@ class HostMonitor:
             with self._busy_lock:
                 self._auditing = False
 
-    def _audit_is_due(self, pass_: _Pass, view: HostMemory, attempt: Attempt) -> bool:
+    def _audit_is_due(self, pass_: _Pass, view: ReadMemory, attempt: Attempt) -> bool:
         every = self._limits.audit_every if attempt.state.counts else self._limits.audit_every / COUNTED_OFTENER
         view.audited_at = view.audited_at or (pass_.real - every * (1 - _share(attempt.id)))
         return not view.flood and pass_.real - view.audited_at >= every

@@ -20,7 +20,7 @@ from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.states import EndReason, require_rows
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import Dating, HostMemory, OutputsSeen, ReadScope, outputs_of, with_lost
+from spotd.daemon.hosts.host_reader import Dating, OutputsSeen, ReadMemory, ReadScope, outputs_of, with_lost
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.manifests import read_manifests
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
@@ -156,7 +156,7 @@ def _event(reading: ReadScope, key: str) -> HostEvent | None:
         return None
 
 
-def _take_event(view: HostMemory, event: HostEvent, *, is_new: bool, at: datetime) -> None:
+def _take_event(view: ReadMemory, event: HostEvent, *, is_new: bool, at: datetime) -> None:
     ended = event.exit()
     if ended is not None:
         view.exit, view.exit_at = ended, event.at
@@ -228,7 +228,7 @@ ANSWERS_STOP: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOP
 
 
 def read_host(
-    objects: ObjectStore, view: HostMemory, attempt: Attempt, job: Job, *, at: datetime, dated: Dating
+    objects: ObjectStore, view: ReadMemory, attempt: Attempt, job: Job, *, at: datetime, dated: Dating
 ) -> HostStatus:
     """Return everything that the host wrote until now.
 
@@ -279,7 +279,7 @@ def read_published(reading: ReadScope) -> None:
 
 
 def report_of(
-    view: HostMemory, attempt: Attempt, job: Job, *, at: datetime, dated: Dating, liveness_check: bool = False
+    view: ReadMemory, attempt: Attempt, job: Job, *, at: datetime, dated: Dating, liveness_check: bool = False
 ) -> HostStatus:
     """Return what is known of the host, without asking the store for anything."""
     known = {c.manifest_key for c in job.checkpoints} if view.accepted else frozenset()
@@ -400,7 +400,7 @@ def _exit_code(ended: Exit | None) -> int | None:
     return ended.exit_code
 
 
-def drop_committed(view: HostMemory, report: HostStatus) -> None:
+def drop_committed(view: ReadMemory, report: HostStatus) -> None:
     """Drop the report's notes and checkpoints, which are durable: they are not reported again."""
     view.notes = view.notes[len(report.notes) :]
     view.fallbacks = view.fallbacks[len(report.fallbacks) :]

@@ -14,7 +14,7 @@ import pytest
 
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState
-from spotd.daemon.hosts.host_reader import HostMemory
+from spotd.daemon.hosts.host_reader import ReadMemory
 from spotd.daemon.hosts.limits import TransferMeter
 from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, read_host
 from spotd_jobs.objects.folder import FolderStore, _info
@@ -188,7 +188,7 @@ def test_a_notice_for_a_year_far_away_is_never_far_from_now(stated: str, speed: 
         except OverflowError:
             return NOW
 
-    report = read_host(host.objects, HostMemory(), attempt, world.jobs[attempt_id.job], at=NOW, dated=virtual)
+    report = read_host(host.objects, ReadMemory(), attempt, world.jobs[attempt_id.job], at=NOW, dated=virtual)
     assert report.notice_at is not None
     assert abs(report.notice_at - NOW) <= NOTICE_SPAN_MAX
 

@@ -14,7 +14,7 @@ from spotd.api.schemas.jobs import VerificationResponse
 from spotd.core.checkpoints import find_checkpoint, kept
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, JobState
-from spotd.daemon.hosts.host_reader import HostMemory
+from spotd.daemon.hosts.host_reader import ReadMemory
 from spotd.daemon.hosts.manifests import FILE_BYTES_MAX
 from spotd.daemon.hosts.reader import read_host
 from spotd_jobs.objects.api import ObjectStore, StoreUnavailable
@@ -319,10 +319,10 @@ def of_host(objects: ObjectStore, files: dict[str, bytes]) -> Host:
     return host
 
 
-def seen(objects: ObjectStore, view: HostMemory | None = None) -> list[float | None]:
+def seen(objects: ObjectStore, view: ReadMemory | None = None) -> list[float | None]:
     item = job(spec={"checkpoint": CheckpointPolicy(metric="loss")}, attempts_made=1)
     (running,) = world_with(AttemptState.RUNNING).attempts.values()
-    report = read_host(objects, view or HostMemory(), running, item, at=NOW, dated=lambda at: at)
+    report = read_host(objects, view or ReadMemory(), running, item, at=NOW, dated=lambda at: at)
     return [c.metric for c in report.checkpoints]
 
 
@@ -384,7 +384,7 @@ def test_a_store_that_goes_away_in_the_middle_of_a_look_makes_no_checkpoint_old_
     of_host(rig.objects, {"metrics.json": b'{"loss": 0.5}'})
     objects = Flaky(rig.folder / "objects")
     objects.away_for = hashlib.sha256(b'{"loss": 0.5}').hexdigest()
-    view = HostMemory()
+    view = ReadMemory()
     with pytest.raises(StoreUnavailable):
         seen(objects, view)
     assert seen(objects, view) == [0.5]
@@ -395,7 +395,7 @@ def test_a_checkpoint_judged_before_the_store_went_away_is_judged_again(rig: Rig
     host.checkpoint("c2", b"more")
     objects = Flaky(rig.folder / "objects")
     objects.away_for = "checkpoints/c2.json"
-    view = HostMemory()
+    view = ReadMemory()
     with pytest.raises(StoreUnavailable):
         seen(objects, view)
     assert len(seen(objects, view)) == 2

@@ -16,7 +16,7 @@ from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.host_reader import HostMemory, ProvedChunks
+from spotd.daemon.hosts.host_reader import ProvedChunks, ReadMemory
 from spotd.daemon.hosts.limits import LARGE, LINES_AT_ONCE, MANIFESTS_PER_READ, HostRation
 from spotd.daemon.hosts.monitor import FAILURES_MAX, HostMonitor
 from spotd_jobs.objects.api import ObjectInfo, StoreError
@@ -78,7 +78,7 @@ class Watch:
         self.host_monitor.committed(reports)
         return [reports.get(attempt) for attempt in self.world.attempts]
 
-    def view(self, number: int = 0) -> HostMemory:
+    def view(self, number: int = 0) -> ReadMemory:
         return self.host_monitor._views[[*self.world.attempts][number]]
 
     def publish(self, number: int, name: str, *, padding: int = 0, serial: int | None = None) -> str:
