@@ -49,8 +49,8 @@ docs: $(VENV)/.dev ## build the documentation as a site, into site/; any warning
 	@echo "open site/index.html, or serve it: $(BIN)/mkdocs serve"
 
 ##@ Longer
-swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
-	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m slow $(ARGS)
+swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills, new examples of each property
+	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m "slow or hypothesis" $(ARGS)
 
 frameworks: $(VENV)/.frameworks ## real checkpoints of real training frameworks, killed and resumed (installs torch)
 	@$(BIN)/python -m pytest --timeout=1800 tests/integration/frameworks $(ARGS)

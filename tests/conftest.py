@@ -1,7 +1,8 @@
 """What holds for every test.
 
 Hypothesis: the machine may be busy, so slowness is no failure; and `make test` draws the same examples every time, so
-that what failed for one fails for all. The longer targets draw new ones: HYPOTHESIS_PROFILE=search.
+that what failed for one fails for all. `make swarm` runs these tests too and draws ten times as many new ones:
+HYPOTHESIS_PROFILE=search.
 
 Tiers: a test is `quick` by its folder, unless it is marked `process`, `long`, `slow` or `system`. A quick test
 that starts a process or really sleeps fails, whatever runs it.
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 inherited.settle()
 settings.register_profile(
     "same",
-    max_examples=50,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("search", settings.get_profile("same"), max_examples=100, derandomize=False, print_blob=True)
+settings.register_profile("search", settings.get_profile("same"), max_examples=200, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 _TESTS: Final = Path(__file__).parent

@@ -301,8 +301,8 @@ BUGS: Mapping[str, Bug] = {
         limit=timedelta(hours=8),
         until=timedelta(hours=1),
     ),
-    "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",), shape=ROUGH_SMALL),
-    "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",), shape=IMPATIENT),
+    "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",), shape=ROUGH_SMALL, seed=7),
+    "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",), shape=IMPATIENT, seed=3),
     "believe a list against a heartbeat": Bug(
         daemon=BelievesEveryListing, patch=lists_alone, rule=("healthy_machines_killed", "doubles"), shape=ROUGH_SMALL
     ),
@@ -335,6 +335,6 @@ BUGS: Mapping[str, Bug] = {
         patch=forgets_what_it_owed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)
     ),
     "take a silent store for silent hosts": Bug(
-        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), shape=ROUGH_SMALL, seed=10
+        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), shape=ROUGH_SMALL, seed=2
     ),
 }

@@ -128,7 +128,7 @@ LIVES: Mapping[str, Bug] = {
         daemon=UsesNumbersAgain, rule=("launches",), shape=RESTORED, seed=1, until=timedelta(hours=2)
     ),
     "end the machines that a restored state does not know": Bug(
-        daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=12
+        daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=2
     ),
     "renew the grant of an attempt that a restored state takes for the newest": Bug(
         daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=53, until=timedelta(hours=8)

@@ -266,6 +266,7 @@ PROMISES: Mapping[str, Bug] = {
         patch=an_accepted_order_is_an_end,
         rule=("forgotten_machines", "doubles"),
         shape=small(ROUGH, storm=timedelta(hours=4), hazards=frozenset({Hazard.RETRY_AFTER, Hazard.LISTS})),
+        seed=6,
     ),
     "take any list for a proof": Bug(patch=any_list_is_proof, rule=("doubles",), shape=ROUGH),
     "take a label for an install": Bug(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 import pytest
@@ -33,3 +36,16 @@ def _statements_compiled_once() -> Iterator[None]:
         patch.setattr("spotd.store.engine.create_engine", alike)
         yield
     model.dispose()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plugins_found_once() -> Iterator[None]:
+    """Each config asks which plugins are installed, and to search all distributions takes longer than to read it."""
+
+    @cache
+    def found(_paths: tuple[str, ...], group: str) -> EntryPoints:
+        return entry_points(group=group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spotd.config.credentials.entry_points", lambda *, group: found(tuple(sys.path), group))
+        yield

@@ -113,17 +113,17 @@ FOREIGN: Final = frozenset({"providers/spotd_providers/vastai/offers.py", "spotd
 
 def _texts(file: Path) -> Iterator[str]:
     """Yield the texts of a source file that are no docstrings, each f-string as a whole with its values as `{}`."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
     parts: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+    plain: list[ast.Constant] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            plain.append(node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             parts.add(id(node.value))
         elif isinstance(node, ast.JoinedStr):
             parts.update(id(one) for one in node.values)
             yield "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            yield node.value
+    yield from (str(node.value) for node in plain if id(node) not in parts)
 
 
 @cache

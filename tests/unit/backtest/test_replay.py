@@ -12,8 +12,9 @@ import pytest
 
 from spotd.backtest.recorded import Assumptions, RecordedMarket, VanishedRule
 from spotd.backtest.replay import MarketReplay, PlannedRun
-from spotd.backtest.run import JobRun, RunOutcome, policy_of, series_key
+from spotd.backtest.run import JobRun, RunOutcome, SeriesKey, policy_of, series_key
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import Experience
 from spotd_jobs.spec.model import (
@@ -34,9 +35,12 @@ from tests.unit.backtest.builders import FEES, START, job, random_market
 Seen = tuple[RunOutcome, Job, Experience]
 
 
-def some_of(cases: Iterable[Any], quick: int) -> list[Any]:
-    """Every case; so many are quick, and the others run with the longer tests."""
-    return [case if n < quick else pytest.param(case, marks=pytest.mark.long) for n, case in enumerate(cases)]
+def some_of(cases: Iterable[Any], quick: int, long: int) -> list[Any]:
+    """Every case; so many are quick, so many more run with the longer tests, and the others with `make swarm`."""
+    return [
+        case if n < quick else pytest.param(case, marks=pytest.mark.long if n < quick + long else pytest.mark.slow)
+        for n, case in enumerate(cases)
+    ]
 
 
 def seen(run: JobRun, recorded: RecordedMarket) -> Seen:
@@ -52,26 +56,38 @@ def seen(run: JobRun, recorded: RecordedMarket) -> Seen:
 def both(
     recorded: RecordedMarket, planned: list[tuple[JobSpec, int]], terms: Assumptions, *, per_gpu: bool = True
 ) -> tuple[list[Seen], list[Seen]]:
-    policy = policy_of(terms, recorded.providers, paced=planned[0][0].schedule.deadline is not None)
-    numbers = {series_key(one): number for number, one in enumerate(recorded.series)}
+    policy = policy_for(recorded, planned, terms)
     slow: list[Seen] = []
-    fast: list[Seen] = []
     for spec, start in planned:
-        run = JobRun(spec, policy, terms, numbers, start)
+        run = JobRun(spec, policy, terms, numbers_of(recorded), start)
         plain.played(run, recorded, start, terms.step_s)
         slow.append(seen(run, recorded))
+    return slow, replayed(recorded, planned, terms, per_gpu=per_gpu)
+
+
+def replayed(
+    recorded: RecordedMarket, planned: list[tuple[JobSpec, int]], terms: Assumptions, *, per_gpu: bool = True
+) -> list[Seen]:
+    policy = policy_for(recorded, planned, terms)
     runs = []
     for spec, start in planned:
         assert spec.price is not None
         limit = (spec.price.per_gpu_hour if per_gpu else spec.price.machine_hour) or 0
-        runs.append(PlannedRun(JobRun(spec, policy, terms, numbers, start), start, limit))
+        runs.append(PlannedRun(JobRun(spec, policy, terms, numbers_of(recorded), start), start, limit))
     replay = MarketReplay(recorded, runs, step_s=terms.step_s, fees=FEES, per_gpu=per_gpu)
     list(replay.advance())
-    fast.extend(seen(one.run, recorded) for one in runs)
-    return slow, fast
+    return [seen(one.run, recorded) for one in runs]
 
 
-@pytest.mark.parametrize("seed", some_of(range(12), 3))
+def policy_for(recorded: RecordedMarket, planned: list[tuple[JobSpec, int]], terms: Assumptions) -> Policy:
+    return policy_of(terms, recorded.providers, paced=planned[0][0].schedule.deadline is not None)
+
+
+def numbers_of(recorded: RecordedMarket) -> dict[SeriesKey, int]:
+    return {series_key(one): number for number, one in enumerate(recorded.series)}
+
+
+@pytest.mark.parametrize("seed", some_of(range(12), 2, 4))
 def test_the_replay_equals_the_plain_one(seed: int) -> None:
     rng = Random(seed)
     recorded = random_market(seed, offers=rng.choice((1, 3, 6)))
@@ -92,7 +108,7 @@ def test_the_replay_equals_the_plain_one(seed: int) -> None:
     assert fast == slow
 
 
-@pytest.mark.parametrize("seed", some_of(range(40), 5))
+@pytest.mark.parametrize("seed", some_of(range(40), 1, 7))
 def test_bids_holds_and_moves_change_nothing_of_that(seed: int) -> None:
     rng = Random(seed + 1000)
     kinds = rng.choice(((("RTX_4090", 1),), (("RTX_4090", 1), ("H100_SXM", 2))))
@@ -136,14 +152,13 @@ def test_such_markets_raise_and_lower_bids_wait_for_machines_and_move_jobs() -> 
     outcomes = []
     for seed in range(6):
         recorded = random_market(seed + 300, offers=5, hours=16)
-        _, fast = both(recorded, [(job(560_000), START)], terms)
-        outcomes.append(fast[0][0])
+        outcomes.append(replayed(recorded, [(job(560_000), START)], terms)[0][0])
     assert sum(one.bids for one in outcomes) > 0
     assert sum(one.returns for one in outcomes) > 0
     assert sum(one.moves for one in outcomes) > 0
 
 
-@pytest.mark.parametrize("seed", some_of(range(6), 2))
+@pytest.mark.parametrize("seed", some_of(range(6), 1, 5))
 def test_windows_limits_of_time_and_several_kinds_of_machine_change_nothing_of_that(seed: int) -> None:
     rng = Random(seed)
     recorded = random_market(seed + 80, offers=8, kinds=(("RTX_4090", 1), ("H100_SXM", 2)))
@@ -167,7 +182,7 @@ def test_windows_limits_of_time_and_several_kinds_of_machine_change_nothing_of_t
     assert fast == slow
 
 
-@pytest.mark.parametrize("policy", some_of(PolicyName, 2))
+@pytest.mark.parametrize("policy", some_of(PolicyName, 1, 9))
 def test_a_job_with_a_deadline_is_decided_at_every_step(policy: PolicyName) -> None:
     seed = [*PolicyName].index(policy)
     recorded = random_market(seed + 50, offers=5)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.cli import stdout
@@ -67,7 +67,6 @@ SPANS = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(
     many=st.lists(SPANS, max_size=SERIES_MAX + 2),
     width=st.integers(1, 300),

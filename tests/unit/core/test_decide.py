@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
@@ -356,7 +356,6 @@ def test_config_ceilings_apply_per_gpu_where_the_job_sets_none() -> None:
     assert launched(decide(world(job(1, ceiling=None), policy=rules), market(offer()), NOW))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_permuting_jobs_and_offers_changes_nothing_and_no_launch_breaks_a_rule(data: st.DataObject) -> None:
     offers = [

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.domain.intents import AttemptId
@@ -148,7 +148,6 @@ contents = st.binary(max_size=40).map(lambda b: b * 60)
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
 @given(files=st.dictionaries(st.lists(names, min_size=1, max_size=3).map(b"/".join), contents, max_size=25))
 def test_every_tree_arrives_as_it_was(files: dict[bytes, bytes]) -> None:
     paths = set(files)
@@ -634,7 +633,6 @@ def test_content_of_an_upload_in_progress_stays(place: Place, tmp_path: Path) ->
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
 @given(steps=st.lists(st.sampled_from(["put", "rm", "submit", "end", "day", "collect", "restart"]), max_size=30))
 def test_whatever_happens_in_which_order_nothing_that_is_needed_goes(steps: list[str]) -> None:
     folder = Path(tempfile.mkdtemp())

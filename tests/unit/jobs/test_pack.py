@@ -113,7 +113,7 @@ RULES = st.lists(
 
 
 @pytest.mark.process
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.sets(PATHS, min_size=1, max_size=6), top=RULES, nested=RULES)
 def test_what_is_packed_is_what_git_would_add(
     tmp_path_factory: pytest.TempPathFactory, files: set[str], top: str, nested: str

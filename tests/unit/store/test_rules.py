@@ -13,10 +13,12 @@ from spotd.core.domain.states import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
     AttemptState,
+    EndReason,
     IllegalTransition,
     InvariantBroken,
     JobState,
 )
+from spotd.core.domain.world import UnreadableRow
 from spotd.store import Store
 from spotd.store.tables import COUNTING_WHERE
 from spotd_providers.contract.values import MicroUsd
@@ -232,6 +234,19 @@ def test_a_stranger_under_our_label_can_be_ended_although_its_job_is_unknown(sto
     order = v.launch_of(v.attempt("lost"), kind=IntentKind.TERMINATE, attempt=None, ref=v.ref())
     commit(store, v.plan(order))
     assert store.read(lambda r: r.world(v.POLICY, v.NOW)).intents == {order.id: order}
+
+
+def test_a_row_that_cannot_be_understood_is_closed_alone(store: Store) -> None:
+    """Neither the other attempt of its job nor the attempts of other jobs that have its number end with it."""
+    other = v.job("j2", state=JobState.RUNNING)
+    later = v.attempt(number=2, state=AttemptState.ENDING, end_reason=EndReason.OUTBID)
+    commit(store, v.running_job(), v.plan(later), v.plan(other, v.attempt("j2"), *v.told(other)))
+    commit(store, Plan(sealed=(UnreadableRow(job=J1, attempt=1, error="ValueError: x"),)))
+    first, second = store.read(lambda r: r.attempts_of(J1))
+    assert (first.state, first.end_reason) == (AttemptState.ENDED, EndReason.QUARANTINED)
+    assert second == later
+    (beside,) = store.read(lambda r: r.attempts_of(v.job_id("j2")))
+    assert beside == v.attempt("j2")
 
 
 def test_a_charge_of_an_attempt_that_is_not_stored_is_refused(store: Store) -> None:

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("textual", reason="needs the extra tui")
@@ -49,7 +49,6 @@ def test_events_are_asked_for_once_and_prices_only_where_they_are_shown(ctl: Ctl
     assert len(asked) == 1
 
 
-@settings(max_examples=60)
 @given(room=st.integers(1, 300))
 def test_no_row_is_wider_than_its_terminal(room: int) -> None:
     for columns in (job_columns(str), machine_columns(str), MARKET_COLUMNS, EVENT_COLUMNS):
@@ -57,7 +56,6 @@ def test_no_row_is_wider_than_its_terminal(room: int) -> None:
         assert len(widths) == 1 or sum(widths.values()) + len(widths) - 1 <= max(room, 2 * len(widths) - 1)
 
 
-@settings(max_examples=50)
 @given(text=st.text(max_size=40), room=st.integers(0, 30), right=st.booleans())
 def test_a_cell_has_exactly_its_width(text: str, room: int, right: bool) -> None:
     from rich.cells import cell_len

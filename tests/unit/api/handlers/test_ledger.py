@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 from starlette.requests import Request
@@ -100,7 +100,6 @@ def sums_by(store: Store, by: CostGrouping, now: datetime) -> CostSums:
 
 
 @pytest.mark.long
-@settings(max_examples=40)
 @given(histories())
 def test_any_grouping_adds_up_to_the_charges_to_the_micro_dollar(history: tuple[list[Any], list[Charge]]) -> None:
     rows, booked = history

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.checkpoints import (
@@ -75,7 +75,6 @@ def test_nothing_is_advised_before_a_save_was_measured() -> None:
     assert advised_interval(None, 200_000) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.floats(-1e6, 1e8), st.integers(0, 10**12))
 def test_whatever_is_stated_the_advice_is_a_span_up_to_an_hour(save: float, hazard: int) -> None:
     found = advised_interval(timedelta(seconds=save), hazard)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core import relocation
@@ -165,7 +165,6 @@ def test_a_launch_says_that_the_machine_it_moved_for_is_gone() -> None:
     assert target_words(MOVED, 2, other) == ""
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     price=st.integers(1, 1_000_000),
     hours=st.floats(0, 5000),

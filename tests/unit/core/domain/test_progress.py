@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.domain.attempts import SHARE, HostSample, Watch, watched
@@ -106,7 +106,6 @@ def test_a_runner_that_was_started_again_counts_anew_and_what_is_known_stays() -
 _SPANS = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(_SPANS, st.builds(

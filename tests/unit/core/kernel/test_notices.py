@@ -90,7 +90,7 @@ def test_no_notice_keeps_its_machine_as_it_is_for_long(
     at: Callable[[datetime], datetime | None], by_host: bool
 ) -> None:
     seen = Noticed()
-    item = seen.run(8 * HOUR, at, by_host=by_host)
+    item = seen.run(4 * HOUR, at, by_host=by_host)
     assert item.state is AttemptState.RUNNING
     assert item.notice_at is None
     assert seen.held_back <= LAPSED_MAX * (AHEAD_MAX + LAPSES_AFTER + MINUTE)

@@ -11,15 +11,17 @@ import pytest
 
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import HostStatus, MachineState
-from spotd.core.domain.intents import AttemptId, IntentKind, JobId
+from spotd.core.domain.intents import AttemptId, IntentId, IntentKind, IntentState, JobId, launch_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.kernel.launch_calls import LaunchOutcome, end_contained, launch_contained
 from spotd.core.kernel.quarantine import QUARANTINE_MARK, guarded, sound
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import (
     InstanceId,
     InstanceRef,
@@ -29,7 +31,7 @@ from spotd_providers.contract.values import (
     MicroUsdPerGpuHour,
     ProviderName,
 )
-from tests.unit.core.builders import INSTALL, NOW, SHOP, instance, job, listing, market, offer, report, world_with
+from tests.unit.core.builders import INSTALL, NOW, REF, SHOP, instance, job, listing, market, offer, report, world_with
 
 J, K = JobId("j1"), JobId("j2")
 FIRST, SECOND = AttemptId(job=J, number=1), AttemptId(job=K, number=1)
@@ -247,3 +249,81 @@ def test_what_a_job_costs_that_is_left_out_of_a_decision_still_counts_in_it() ->
     assert second.id not in {i.job for i in guarded(think, short, NOW).attempts}
     full = replace(stage, policy=replace(stage.policy, machines_max=1))
     assert second.id not in {i.job for i in guarded(think, full, NOW).attempts}
+
+
+def test_what_is_owed_for_a_job_that_is_left_out_is_left_out_with_it_and_no_other_order_is() -> None:
+    """Its orders are written by its quarantine; those of the others, and for machines without a job, are judged on."""
+    world = two_jobs(meter=HOSTILE)
+    builder = PlanBuilder(world, NOW)
+    builder.owe_termination(REF, world.attempts[FIRST].key, FIRST, why="mine")
+    builder.owe_termination(world.attempts[SECOND].ref or REF, world.attempts[SECOND].key, SECOND, why="another's")
+    foreign = InstanceRef(provider=SHOP, instance_id=InstanceId("m9"))
+    builder.owe_termination(foreign, attempt_key(INSTALL, JobId("j9"), 1), None, why="of no attempt")
+    world = applied(world, builder.plan())
+    judged: list[World] = []
+
+    def think(part: World) -> Plan:
+        if J in part.jobs:
+            raise ValueError("a value that cannot be added up")
+        judged.append(part)
+        return Plan()
+
+    guarded(think, world, NOW)
+    assert {t.ref for t in judged[-1].intents.values()} == {world.attempts[SECOND].ref, foreign}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (LaunchOutcome.NOT_MADE, IntentState.FAILED),
+        (LaunchOutcome.MADE, IntentState.DONE),
+        (LaunchOutcome.UNKNOWN, IntentState.UNKNOWN),
+    ],
+)
+def test_the_launch_of_a_job_that_cannot_be_judged_is_settled_once(outcome: LaunchOutcome, state: IntentState) -> None:
+    world = world_with(AttemptState.INTENDED)
+    launch = launch_intent_id(world.attempts[FIRST].key)
+    made = instance(InstanceState.RUNNING) if outcome is LaunchOutcome.MADE else None
+
+    def settled(before: IntentState) -> dict[IntentId, IntentState]:
+        known = replace(world, intents={launch: replace(world.intents[launch], state=before)})
+        plan = launch_contained(known, FIRST, outcome, made, "it raises", NOW)
+        return {i: one.state for i, one in plan.intents.items() if one.kind is IntentKind.LAUNCH}
+
+    assert settled(IntentState.SENT) == {launch: state}
+    assert settled(IntentState.DONE) == settled(IntentState.FAILED) == {}
+
+
+def test_an_end_that_the_provider_accepted_is_recorded_at_the_first_answer() -> None:
+    """The list that must lack the machine is one begun after that instant: a later answer must not move it."""
+    world = world_with(AttemptState.ENDING)
+    (order,) = world.intents.values()
+    owed = replace(order, state=IntentState.OPEN, accepted_at=None, error="away")
+    accepted = applied(world, end_contained(replace(world, intents={order.id: owed}), order.id, NOW))
+    assert accepted.intents[order.id] == replace(
+        owed, state=IntentState.ACCEPTED, accepted_at=NOW, tries=owed.tries + 1, error=""
+    )
+    assert end_contained(accepted, order.id, NOW + timedelta(minutes=1)).is_empty
+    assert end_contained(replace(world, intents={}), order.id, NOW).is_empty
+
+
+@pytest.mark.parametrize(
+    ("ref", "settled", "words"),
+    [
+        (REF, 0, "it cost $0.0000"),
+        (REF, 250_000, "it cost $0.2500"),
+        (None, 250_000, "it cost $0.2500"),
+        (None, 0, "no machine was made for this attempt; it cost nothing"),
+    ],
+)
+def test_what_is_said_of_a_closed_attempt_is_what_it_cost_or_that_it_had_no_machine(
+    ref: InstanceRef | None, settled: int, words: str
+) -> None:
+    world = world_with(AttemptState.ENDING, ref=ref)
+    (item,) = world.attempts.values()
+    meter = replace(item.meter, since=None, settled=MicroUsd(settled))
+    world = replace(world, attempts={FIRST: replace(item, meter=meter)})
+    builder = PlanBuilder(world, NOW)
+    builder._close(builder.attempt(FIRST))
+    (gone,) = [event for event in builder.plan().events if event.kind == "machine.gone"]
+    assert gone.message.endswith(words)

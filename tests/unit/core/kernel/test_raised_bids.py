@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core import bids
@@ -132,7 +132,6 @@ def test_a_raise_stops_below_the_on_demand_price_and_at_the_ceiling() -> None:
     assert raised(bid_world(0.48))[0] == usd(0.50)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     floor=st.floats(0.01, 2.0),
     bid=st.floats(0.01, 0.5),
@@ -222,7 +221,6 @@ def test_a_bid_is_not_lowered(world: World) -> None:
     assert FIRST not in decide(world, bid_market(), NOW).attempts
 
 
-@settings(max_examples=80, deadline=None)
 @given(floor=st.floats(0.001, 2.0), bid=st.floats(0.01, 0.5), on_demand=st.none() | st.floats(0.01, 2.0))
 def test_no_lowered_bid_is_below_the_floor_or_above_any_limit(
     floor: float, bid: float, on_demand: float | None

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.domain.intents import AttemptId, JobId
@@ -105,7 +105,6 @@ def test_every_topic_has_a_source() -> None:
     assert {rule.topic for rule in RULES.values()} | stated == set(CHOICES)
 
 
-@settings(max_examples=40)
 @given(
     st.text(alphabet=st.characters(codec="utf-8")), st.text(alphabet="\x1b[2J\r\n\t@<!everyonehere\u202e\U000e0041a")
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.bids import keep_outbid
@@ -306,7 +306,6 @@ HOSTS, POOLS = ["h0", "h1"], ["p0", "p1"]
 POD = ProviderName("pod")
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     known=experiences([SHOP, POD], HOSTS, POOLS),
     provider=st.sampled_from([SHOP, POD]),
@@ -350,3 +349,13 @@ def test_hosts_are_listed_worst_first_and_can_be_named() -> None:
     assert records_of_host(known, "pod/b") == ()
     assert [i.kind for i in records_of_host(known, "a")] == [K.FAILED_STARTS]
     assert RecordId(kind=K.LOSSES_POOL, provider=SHOP, subject="spot a") not in records_of_host(known, "a")
+
+
+def test_a_machine_that_did_not_start_is_remembered_of_its_host_and_no_other_end_is() -> None:
+    """A machine that fell silent while it started may have failed to start; one that was taken or refused has not."""
+    remembered = {
+        reason
+        for reason in EndReason
+        if K.FAILED_STARTS in counts(ended(reason, state=AttemptState.STARTING, heartbeat_seen_at=None).experience)
+    }
+    assert remembered == {EndReason.PROVISION_TIMEOUT, EndReason.HOST_LOST, EndReason.CONTRACT_BROKEN}

@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.policies import POLICIES, Action, Choice, Observation, Rule, is_safe, shielded
@@ -63,14 +63,12 @@ def _random_rule(seed: int) -> Rule:
     return rule
 
 
-@settings(max_examples=60)
 @given(_games(), st.integers(0, 2**32))
 def test_a_random_policy_inside_the_shield_is_never_late(game: tuple[ReplayTerms, list[ZoneTrace]], seed: int) -> None:
     terms, zones = game
     assert not replay(partial(shielded, _random_rule(seed)), zones, terms).is_late
 
 
-@settings(max_examples=60)
 @given(_games(), st.sampled_from(sorted(POLICIES)))
 def test_each_policy_of_the_library_inside_the_shield_is_never_late(
     game: tuple[ReplayTerms, list[ZoneTrace]], name: str
@@ -79,7 +77,6 @@ def test_each_policy_of_the_library_inside_the_shield_is_never_late(
     assert not replay(partial(shielded, POLICIES[name]), zones, terms).is_late
 
 
-@settings(max_examples=60)
 @given(_games(), st.sampled_from(sorted(POLICIES)), st.randoms(use_true_random=False))
 def test_the_order_of_zones_changes_nothing(game: tuple[ReplayTerms, list[ZoneTrace]], name: str, rng: Random) -> None:
     terms, zones = game
@@ -88,7 +85,6 @@ def test_the_order_of_zones_changes_nothing(game: tuple[ReplayTerms, list[ZoneTr
     assert replay(rule, other, terms) == replay(rule, zones, terms)
 
 
-@settings(max_examples=60)
 @given(_games(), st.integers(0, 2**32))
 def test_where_work_is_lost_the_shield_is_never_milder(game: tuple[ReplayTerms, list[ZoneTrace]], seed: int) -> None:
     terms, zones = game

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.author import MachineVerdicts
@@ -163,7 +163,6 @@ def by_hand(state: World, wanted: Job, offers: list[Offer]) -> list[tuple[int, i
     return sorted(found)
 
 
-@settings(max_examples=50, deadline=None)
 @given(OFFERS, JOBS, PRICES, experiences([SHOP, POD], HOSTS, POOLS), EGRESS)
 def test_what_is_found_by_reading_little_is_what_reading_all_finds(
     offers: list[Offer], wanted: Job, price: PriceLimit, known: Experience, egress: StoreEgress
@@ -191,7 +190,6 @@ def test_what_is_found_by_reading_little_is_what_reading_all_finds(
     assert [(o.provider, o.offer_id) for o in found] == admissible
 
 
-@settings(max_examples=40, deadline=None)
 @given(OFFERS, JOBS, experiences([SHOP, POD], HOSTS, POOLS), EGRESS)
 def test_the_bounds_of_a_rank_hold_for_every_offer(
     offers: list[Offer], wanted: Job, known: Experience, egress: StoreEgress
@@ -217,7 +215,6 @@ def todays_rank(one: Offer, wanted: Job, limits: Policy) -> tuple[int, int, str,
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
 @given(OFFERS, JOBS.filter(lambda j: not j.spec.speed and not j.paces))
 def test_where_nothing_is_known_offers_rank_as_they_always_did(offers: list[Offer], wanted: Job) -> None:
     state = world(wanted)
@@ -226,7 +223,6 @@ def test_where_nothing_is_known_offers_rank_as_they_always_did(offers: list[Offe
     assert ranked == [row[2:] for row in sorted(todays_rank(o, wanted, state.policy) for o in offers)]
 
 
-@settings(max_examples=40, deadline=None)
 @given(OFFERS, JOBS, PRICES, experiences([SHOP, POD], HOSTS, POOLS), st.randoms(use_true_random=False))
 def test_the_order_of_offers_and_jobs_changes_nothing(
     offers: list[Offer], wanted: Job, price: PriceLimit, known: Experience, random: object
@@ -250,7 +246,6 @@ def of_price_alone(one: Offer) -> Offer:
     return replace(one, capacity_score=None, hazard_ppm=None, pays_bid=False, download_price=free)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     OFFERS.map(lambda some: [of_price_alone(o) for o in some]),
     JOBS,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.domain.attempts import Attempt
@@ -223,7 +223,6 @@ SAMPLES = st.builds(
 STEPS = st.none() | st.integers(-(10**18), 10**18)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     paces=st.lists(SAMPLES, max_size=6).map(tuple),
     steps=st.lists(STEPS, max_size=4),

@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd_providers.local.market.series import BadPriceFile, PriceSource, Replay, Seeded, price_source
@@ -64,7 +64,6 @@ def test_seed_and_host_each_make_another_series(other: dict[str, Any]) -> None:
     assert [_seeded().at(i).price for i in instants] != [_seeded(**other).at(i).price for i in instants]
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), number=st.integers(-(10**6), 10**6))
 def test_deviations_and_prices_stay_within_their_bounds(seed: int, number: int) -> None:
     source = _seeded(seed=seed, volatility=0.5, spikes=1, stock_outs=1)
