@@ -117,9 +117,14 @@ def scan(folder: str, name: str) -> Tree:
     return Tree(name, tuple(sorted(nodes)))
 
 
+def is_too_deep(path: str) -> bool:
+    """Whether no manifest can hold this path, which begins with the tree's own name."""
+    return path.count("/") >= DEPTH_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX
+
+
 def _scan_at(folder: str, path: str, nodes: list[Node]) -> list[str]:
     """Read what lies directly below this path and is still to be read. Recursion would end where folders are deep."""
-    if path.count("/") >= DEPTH_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX:
+    if is_too_deep(path):
         raise Unfit("it is more than %d folders deep, or a path in it is too long" % DEPTH_MAX)
     full = os.path.join(folder, path)
     facts = os.lstat(full)

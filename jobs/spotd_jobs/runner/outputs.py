@@ -287,6 +287,8 @@ def _matches(folder: str, parts: list[str], left_out: LeftOut) -> Iterator[str]:
         last = at == len(parts) - 1
         if parts[at] == _EVERYWHERE:
             waiting.append((path, at + 1))
+            if last and path:
+                continue  # all that lies below a folder that matches is an output
         for name, is_dir in _entries(folder, path, left_out):
             below = os.path.join(path, name)
             if parts[at] == _EVERYWHERE:
@@ -349,7 +351,7 @@ def gather(
         place, original = os.path.join(into, path), os.path.realpath(os.path.join(source, path))
         if os.path.lexists(place):
             continue
-        why = _why_not(original)
+        why = "it is too deep" if manifest.is_too_deep(place[len(os.path.dirname(into)) + 1 :]) else _why_not(original)
         if why:
             left_out.add(path, why)
             continue

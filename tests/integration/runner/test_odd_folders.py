@@ -411,16 +411,47 @@ def test_a_tree_that_no_manifest_can_hold_is_refused_in_words(depth: int, name: 
     remove(str(tmp_path / "t"))
 
 
-def test_outputs_with_a_deep_folder_are_stored_without_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [manifest.DEPTH_MAX - 3, manifest.DEPTH_MAX, 2 * manifest.DEPTH_MAX, 1200])
+@pytest.mark.parametrize("pattern", ["out/**", "**", "out", "o*/**"])
+def test_outputs_with_a_deep_folder_are_stored_without_it(depth: int, pattern: str, tmp_path: Path) -> None:
     work = tmp_path / "work"
     (work / "out").mkdir(parents=True)
     (work / "out/a").write_bytes(b"a")
-    deep_folder(work / "out/deep", 1200)
+    deep_folder(work / "out/deep", depth)
     left_out = outputs.LeftOut()
-    found = outputs.gather(str(work), ["out/**"], str(tmp_path / "none"), str(tmp_path / "g"), left_out)
+    found = outputs.gather(str(work), [pattern], str(tmp_path / "none"), str(tmp_path / "g"), left_out)
     assert [one.path for one in found.files] == ["g/out/a"]
     assert left_out.count >= 1
     remove(str(work))
+
+
+def test_a_deep_output_folder_costs_no_other_output(tmp_path: Path) -> None:
+    work, own = tmp_path / "work", tmp_path / "own"
+    work.mkdir()
+    own.mkdir()
+    (own / "a").write_bytes(b"a")
+    deep_folder(own / "deep", manifest.DEPTH_MAX - 2)
+    left_out = outputs.LeftOut()
+    found = outputs.gather(str(work), [], str(own), str(tmp_path / "a-long-name"), left_out)
+    assert [one.path for one in found.files] == ["a-long-name/a"]
+    assert left_out.count == 1
+    remove(str(own))
+
+
+def test_a_tree_of_outputs_is_read_once_however_deep_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    deep_folder(tmp_path / "out/deep", 100)
+    read: list[str] = []
+    scandir = os.scandir
+
+    def counted(place: str) -> Any:
+        read.append(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    found = outputs.find_outputs(str(tmp_path), ["out/**"], outputs.LeftOut())
+    assert [path.count("/") for path in found] == [102]
+    assert len(read) == len(set(read))
 
 
 @pytest.mark.parametrize(
