@@ -3,8 +3,8 @@
 Theory. What an own machine costs is a price like any other (electricity, a share, nothing), and offers rank by it. With
 `rent_after` a job besides takes no rented machine while it waits for an own one. It waits where one can be expected: a
 provider of own machines that the job accepts has offered such a machine within `EXPECTED_FOR`, or one of our jobs has
-it, whether or not that provider answers now. An own machine that is offered and that the job cannot use (its disk, its
-price) is not waited for, nor one that was never seen.
+it, whether or not that provider answers now; or nothing is known of that provider yet, as at the first start. An own
+machine that is offered and that the job cannot use (its disk, its price) is not waited for, nor one that was not seen.
 
 The time counts as it does for `on_demand_after`: from the first decision in which nothing but the market kept the job
 from a machine, within its windows, over launches that come to nothing. It counts anew after an own machine got the job
@@ -171,6 +171,8 @@ class OwnFirst:
             fitting = [kind for kind in sorted({*kinds, *held}) if catalogue.fits_gpu(job.spec.resources, *kind)]
             silent, on_offer = catalogue.silent.get(name), catalogue.kinds_on_offer(name)
             usable = self._usable(job, name, catalogue) if any(kind in on_offer for kind in fitting) else {}
+            if silent and not self._seen.get(name) and not held:
+                yield f"{name}, of which nothing is known yet: {silent}"
             for kind in fitting:
                 what = f"{machine_words(*kind)} at {name}"
                 if kind in on_offer:

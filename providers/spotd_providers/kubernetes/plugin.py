@@ -358,6 +358,8 @@ def _traits(settings: KubernetesSettings) -> ProviderTraits:
         private_images=Capability(available=True, reason=_LOGIN),
         bills_from_running=True,
         bills_from_script=True,
+        # What an autoscaler makes for a pod is rented by the hour.
+        owned=not settings.pools,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +20,15 @@ from spotd.cli.inputs.ranges import PURCHASE, number
 from spotd.cli.views.size_view import MONEY, PARAMS, RENT, Sizing, cheapest_rows, document, show
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
-from spotd.estimates.breakeven import CARD_WATTS, HOURS_PER_WEEK, MONTHS_PER_YEAR, BreakEven, Purchase, break_even
+from spotd.estimates.breakeven import (
+    CARD_WATTS,
+    HOURS_PER_WEEK,
+    MONTHS_PER_YEAR,
+    WEEKS_PER_MONTH,
+    BreakEven,
+    Purchase,
+    break_even,
+)
 from spotd.estimates.fitting import MemoryNeeds, Spread, gpu_fits, layout_for, rule_of_thumb
 from spotd.estimates.memory import TARGETS, WorkloadError, memory_parts
 from spotd.estimates.model_config import WAY_OUT, ModelConfigError, architecture_of
@@ -34,7 +42,7 @@ from spotd.estimates.workload import (
     Workload,
     typical_architecture,
 )
-from spotd.words import clean, count, dollars, gpu_text, price, silence_texts, where_text
+from spotd.words import OWN, clean, count, dollars, gpu_text, price, silence_texts, where_text
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import nearest
 from spotd_providers.contract import gpus
@@ -275,6 +283,8 @@ _MICRO: Final = 1_000_000
 _WATTS: Final = number(unit="W", most=1_000_000)
 _PERCENT: Final = number(unit="%", most=100)
 _HOURS: Final = number(unit="h", most=HOURS_PER_WEEK, above=True)
+MEASURED_LEAST_H: Final = 10
+"""Rented GPU-hours of this daemon's jobs before their price counts in place of today's."""
 _YEARS: Final = number(most=50, above=True)
 
 
@@ -361,7 +371,10 @@ def _rented(rent: PriceLimit | None, names: frozenset[str] | None, cards: int) -
         raise CommandFailed(
             f"today's price is not known: {silence}", code=ExitCode.UNREACHABLE, hint="give --rent 0.35"
         )
-    fitting = [quote for quote in quotes if quote["gpu_count"] >= cards and gpus.matches(names, quote["gpu"])]
+    if (measured := _measured_rent(names)) is not None:
+        return replace(measured, hour=measured.hour * cards)
+    rented = (quote for quote in quotes if quote["market"] != OWN)
+    fitting = [quote for quote in rented if quote["gpu_count"] >= cards and gpus.matches(names, quote["gpu"])]
     if not fitting:
         raise CommandFailed(
             f"nothing with {cards} of this GPU is offered now", code=ExitCode.NOT_FOUND, hint="give --rent 0.35"
@@ -369,6 +382,23 @@ def _rented(rent: PriceLimit | None, names: frozenset[str] | None, cards: int) -
     quote = min(fitting, key=lambda quote: quote["effective_usd_h"])
     source = f"{gpu_text(quote)} {quote['market']} at {where_text(quote)}"
     return _Rent(hour=round(quote["effective_usd_h"] * _MICRO), source=source, quote=quote)
+
+
+def _measured_rent(names: frozenset[str]) -> _Rent | None:
+    """Return what a rented card of this name has cost this daemon's jobs per hour; `None` below `MEASURED_LEAST_H`."""
+    receipts = Daemon().cost()["receipts"]
+    lines = [
+        line
+        for receipt in receipts
+        for line in receipt["attempts"]
+        if line["market"] != OWN and line["gpu_count"] and gpus.matches(names, line["gpu"])
+    ]
+    hours = sum(line["seconds"] * line["gpu_count"] for line in lines) / 3600
+    if hours < MEASURED_LEAST_H:
+        return None
+    spent = sum(line["spent_usd"] for line in lines)
+    source = f"as {count(round(hours), 'rented GPU-hour')} of your jobs cost"
+    return _Rent(hour=round(spent / hours * _MICRO), source=source, quote=None)
 
 
 def _usd(micro: Fraction | int) -> float:
@@ -389,7 +419,7 @@ def _lines(purchase: Purchase, rented: _Rent, hours: Fraction, result: BreakEven
         (
             "however much it is used, buying does not pay within that time"
             if least is None
-            else f"buying pays from {_figure(least)} hours a week"
+            else f"buying pays from {_figure(least)} hours a week, {_figure(least * WEEKS_PER_MONTH)} a month"
         ),
     )
 

@@ -366,9 +366,8 @@ class RankedOffers:
             self._await(number, rules, group, position + 1)
             offer = group[position]
             self.read += 1
-            is_of_any = rules.is_own and not sells_spot
             wanted, disk_gb = self.key.resources, self.key.needs.disk_gb
-            problem = mismatch(offer, wanted, disk_gb, sells_spot=sells_spot, is_of_any_market=is_of_any)
+            problem = mismatch(offer, wanted, disk_gb, sells_spot=sells_spot, is_own=rules.is_own)
             if problem:
                 self.mismatches[problem] += 1
                 continue
@@ -381,19 +380,19 @@ class RankedOffers:
         return True
 
 
-def mismatch(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool, is_of_any_market: bool = False) -> str:
+def mismatch(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool, is_own: bool = False) -> str:
     """Why this offer cannot carry the job, apart from its GPU and price; empty if it can.
 
     Args:
-        is_of_any_market: it is an own machine where nothing is sold, which a job takes whatever market it asks for.
+        is_own: it is an own machine, which is neither spot nor on-demand: a job takes it whatever market it asks for.
     """
     if (
-        not is_of_any_market
+        not is_own
         and offer.market is not Market.SPOT
         and (wanted.market is MarketChoice.SPOT or (wanted.market is None and sells_spot))
     ):
         return "not a spot offer"
-    if wanted.market is MarketChoice.ON_DEMAND and offer.market is not Market.ON_DEMAND:
+    if not is_own and wanted.market is MarketChoice.ON_DEMAND and offer.market is not Market.ON_DEMAND:
         return "not an on-demand offer"
     if wanted.min_vram_mb is not None and (offer.gpu_vram_mb or 0) < wanted.min_vram_mb:
         return "too little GPU memory"

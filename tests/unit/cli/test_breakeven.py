@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from spotd.api.schemas.costs import AttemptCostResponse
 from tests.cases import every
 from tests.unit.api import made_responses
 from tests.unit.cli.conftest import Ctl
@@ -20,8 +21,25 @@ def market(ctl: Ctl) -> Ctl:
         )
         for count, price in ((1, 0.35), (2, 0.6), (4, 1.1))
     ]  # fmt: skip
+    quotes.append(made_responses.quote(gpu="RTX_4090", gpu_count=1, effective_usd_h=0.0, market="own", host="titan"))
     ctl.place.answers("prices.quotes", {"quotes": quotes, "offers": [], "more": False})
+    ctl.place.answers("receipts.cost", made_responses.cost())
     return ctl
+
+
+def ran(hours: float, spent: float, **given: object) -> AttemptCostResponse:
+    return made_responses.attempt_cost(seconds=hours * 3600, spent_usd=spent, gpu="RTX_4090", **given)
+
+
+def test_what_rented_cards_have_cost_goes_before_the_price_of_today_and_own_ones_do_not_count(market: Ctl) -> None:
+    few = [ran(4, 1.6, gpu_count=2), ran(500, 0.0, gpu_count=1, market="own")]
+    market.place.answers("receipts.cost", made_responses.cost(made_responses.receipt(attempts=few)))
+    assert json.loads(market(*BUY, "--gpu", "4090", "-o", "json").out)["rent_usd_h"] == 0.35, "8 hours are too few"
+    enough = [*few, ran(12, 2.4, gpu_count=1), ran(100, 500.0, gpu_count=8) | {"gpu": "H100_SXM"}]
+    market.place.answers("receipts.cost", made_responses.cost(made_responses.receipt(attempts=enough)))
+    body = json.loads(market(*BUY, "--gpu", "4090", "--cards", "2", "-o", "json").out)
+    assert (body["rent_usd_h"], body["quote"]) == (0.4, None)
+    assert body["rent_source"] == "as 20 rented GPU-hours of your jobs cost"
 
 
 def test_the_rent_of_today_is_compared_with_the_purchase(market: Ctl) -> None:
@@ -33,7 +51,7 @@ def test_the_rent_of_today_is_compared_with_the_purchase(market: Ctl) -> None:
         "purchase:   $1900.00 for 1 card, of which $1140.00 are lost after 36 months\n"
         "break-even: 15.5 months or 4035 hours of use, before the machine is sold: buying is cheaper\n"
         "owned:      $0.1889 per GPU-hour with everything in it\n"
-        "use:        buying pays from 25.8 hours a week\n"
+        "use:        buying pays from 25.8 hours a week, 112.1 a month\n"
     )
 
 

@@ -209,6 +209,14 @@ def test_a_provider_that_does_not_answer_is_waited_for_and_named() -> None:
     assert "at home, prices are 3600 s old: no route to host; one is rented" in plan.verdicts[FIRST].sentence
 
 
+def test_a_provider_that_never_answered_is_waited_for_since_nothing_is_known_of_it() -> None:
+    """As at the first start, where a market answers before the own host does."""
+    _, plan = decided(alone(wanting()), RENTED, seen=None, home_at=NOW - HOUR, error="no route to host")
+    assert taken(plan) == []
+    assert "waits for an own machine: home, of which nothing is known yet: prices are" in plan.verdicts[FIRST].sentence
+    assert taken(decided(alone(wanting()), RENTED, seen=None)[1]) == [SHOP], "it answers, and has none"
+
+
 def test_an_own_machine_that_cools_down_is_waited_for() -> None:
     cooling = Cooldown(
         provider=HOME,
