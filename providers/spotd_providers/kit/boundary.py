@@ -19,15 +19,24 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer
 
 from spotd_providers.contract import errors
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, Unavailable
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
-from spotd_providers.contract.values import Capability, LaunchRequest, OfferPage, Power, ProviderName, Secret
+from spotd_providers.contract.values import (
+    MICRO,
+    Capability,
+    LaunchRequest,
+    OfferPage,
+    Power,
+    ProviderName,
+    Secret,
+    micro_usd,
+)
 from spotd_providers.kit.shapes import listed_reasons
 
 LEAVES: Final[tuple[type[ProviderError], ...]] = tuple(
@@ -126,6 +135,20 @@ def duration(text: str, *, example: str) -> timedelta:
         raise ValueError(f"write it like {example}")
     days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
     return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+
+
+def _money(value: Any) -> Any:
+    return micro_usd(value) if isinstance(value, str | float | int) else value
+
+
+def _span(value: Any) -> Any:
+    return duration(value, example='"2m"') if isinstance(value, str) else value
+
+
+Dollars = Annotated[int, BeforeValidator(_money), Field(ge=0), PlainSerializer(lambda value: value / MICRO)]
+"""In an annotation of settings: dollars as a user writes them, kept as micro-dollars."""
+Span = Annotated[timedelta, BeforeValidator(_span)]
+"""The same of a duration."""
 
 
 def is_loopback(url: str) -> bool:

@@ -1,5 +1,7 @@
 """Calls of a host over SSH: one connection that is kept, a host key that was pinned, and answers that are whole.
 
+The same calls can be made of this computer, where what SSH leads to is here (`LocalShell`).
+
 A command runs in the user's login shell, whose profile may print what it likes. So a script is sent on standard input,
 its answer stands between two marks that were drawn for this call, and without the second one it was cut off. What a
 script does begins with its last line, since a shell runs what it has read so far when a connection breaks.
@@ -11,8 +13,13 @@ pinned one, is refused: it is added by a person, who compares its fingerprint.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
+import shlex
+import signal
+import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +35,7 @@ from spotd_providers.kit.http import AnswerLost
 
 if TYPE_CHECKING:
     import asyncssh
+    from anyio.abc import Process
 
 CONNECT_S: Final = 10.0
 KEEPALIVE_S: Final = 15
@@ -131,11 +139,7 @@ class SshLink:
             except (library.Error, OSError, TimeoutError) as exc:
                 self._drop(connection)
                 raise AnswerLost(f"the answer of {self._target.name} was lost") from exc
-            if process.exit_status == BUSY_STATUS:
-                wait = _ASK_AGAIN.search(text)
-                span = timedelta(seconds=int(wait[1])) if wait is not None else BUSY_WAIT
-                raise RateLimited(f"{self._target.name} is busy", retry_after=min(span, RETRY_AFTER_MAX))
-            return self._between(text.decode("utf-8", "replace"), token)
+            return _lines(text, process.exit_status, token, who=self._target.name)
 
     async def _session(self, command: str, *, patient: bool) -> tuple[asyncssh.SSHClientConnection, Any]:
         """Start the command; a connection that turns out to be dead is made anew once, since nothing ran on it."""
@@ -153,13 +157,6 @@ class SshLink:
                 cause = exc
                 self._drop(connection)
         raise Unavailable(f"{self._target.name} does not answer") from cause
-
-    def _between(self, text: str, token: str) -> Lines:
-        _, begin, rest = text.partition(f"{token} begin\n")
-        answer, end, _ = rest.partition(f"{token} end\n")
-        if not begin or not end:
-            raise AnswerLost(f"the answer of {self._target.name} is not whole")
-        return [line.split("\t") for line in answer.splitlines() if line]
 
     async def _reach(self, *, patient: bool) -> asyncssh.SSHClientConnection:
         """Return the connection, made anew if there is none."""
@@ -235,6 +232,76 @@ class SshLink:
             connection.abort()
             with anyio.move_on_after(CONNECT_S, shield=True):
                 await connection.wait_closed()
+
+
+class LocalShell:
+    """The same of this computer: no connection, and no environment of the daemon but the way home."""
+
+    def __init__(self) -> None:
+        self._calls = anyio.CapacityLimiter(CALLS_MAX)
+        self.requests_sent = 0
+
+    async def ask(self, command: str, script: str, *, timeout_s: float, patient: bool = False) -> Lines:
+        """Run a script as `SshLink.ask` does.
+
+        Raises:
+            Unavailable, RateLimited: it certainly did not run.
+            AnswerLost: it may have run.
+        """
+        del patient
+        async with self._calls:
+            token = secrets.token_hex(16)
+            self.requests_sent += 1
+            environ = {"HOME": str(Path.home()), "PATH": os.defpath, "LANG": "C.UTF-8"}
+            try:
+                process = await anyio.open_process(
+                    shlex.split(command), stderr=subprocess.STDOUT, env=environ, start_new_session=True
+                )
+            except OSError as exc:
+                raise Unavailable(f"no shell can be started here ({type(exc).__name__})") from exc
+            try:
+                with anyio.fail_after(timeout_s):
+                    text = await _exchange(process, _frame(script, token).encode())
+                    status = await process.wait()
+            except (OSError, TimeoutError, anyio.BrokenResourceError) as exc:
+                raise AnswerLost("the answer of this computer was lost") from exc
+            finally:
+                with anyio.CancelScope(shield=True):
+                    if process.returncode is None:
+                        with suppress(ProcessLookupError):
+                            os.killpg(process.pid, signal.SIGKILL)
+                    await process.aclose()
+            return _lines(text, status, token, who="this computer")
+
+    async def aclose(self) -> None:
+        """Do nothing: a shell lives for one call."""
+
+
+async def _exchange(process: Process, script: bytes) -> bytes:
+    """Send the script and return what it prints."""
+    if process.stdin is None or process.stdout is None:
+        raise OSError("the shell has no pipes")
+    async with process.stdin as given:
+        await given.send(script)
+    text = bytearray()
+    async for piece in process.stdout:
+        text += piece
+        if len(text) > ANSWER_BYTES_MAX:
+            raise OSError("the answer is larger than any that makes sense")
+    return bytes(text)
+
+
+def _lines(text: bytes, status: int | None, token: str, *, who: str) -> Lines:
+    """Return the lines between the marks."""
+    if status == BUSY_STATUS:
+        wait = _ASK_AGAIN.search(text)
+        span = timedelta(seconds=int(wait[1])) if wait is not None else BUSY_WAIT
+        raise RateLimited(f"{who} is busy", retry_after=min(span, RETRY_AFTER_MAX))
+    _, begin, rest = text.decode("utf-8", "replace").partition(f"{token} begin\n")
+    answer, end, _ = rest.partition(f"{token} end\n")
+    if not begin or not end:
+        raise AnswerLost(f"the answer of {who} is not whole")
+    return [line.split("\t") for line in answer.splitlines() if line]
 
 
 def printer(name: str, text: str) -> str:

@@ -195,7 +195,7 @@ class ProviderTemplate(ABC):
                 rejected.append(Rejected(offer_id="unreadable", reason="the row does not show whose machine it is"))
         confirmed = [await self._confirm_listed(instance) for instance in found.values()]
         return Listing(
-            instances=await self._explained(tuple(confirmed)),
+            instances=await self._explain(tuple(confirmed)),
             complete=whole and not rejected,
             at=self._services.clock.now(),
             rejected=listed_reasons(rejected),
@@ -258,7 +258,7 @@ class ProviderTemplate(ABC):
         digest = hashlib.sha256((self._services.credential or "").encode()).hexdigest()
         return f"key {digest[:KEY_NAME_DIGITS]}"
 
-    async def _explained(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
+    async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
         """Return the listed machines with what only further requests show of them; none by default."""
         return instances
 

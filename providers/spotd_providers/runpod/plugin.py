@@ -233,7 +233,7 @@ class RunpodProvider(ProviderTemplate):
         super()._own(instance)
         self._pod_keys.record(instance.ref.instance_id, instance.key)
 
-    async def _explained(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
+    async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
         return await self._losses.explain(instances)
 
     async def _buy(self, request: LaunchRequest) -> Instance:

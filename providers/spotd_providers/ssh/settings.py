@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from spotd_providers.contract.values import MICRO, MicroUsdPerHour, micro_usd
-from spotd_providers.kit.boundary import duration, is_loopback
+from spotd_providers.contract.values import MicroUsdPerHour
+from spotd_providers.kit.boundary import Dollars, Span, is_loopback
 from spotd_providers.kit.hours import WeeklyHours, weekly_hours
-
-
-def _money(value: Any) -> Any:
-    return micro_usd(value) if isinstance(value, str | float | int) else value
-
-
-def _duration(value: Any) -> Any:
-    return duration(value, example='"2m"') if isinstance(value, str) else value
-
-
-Dollars = Annotated[int, BeforeValidator(_money), Field(ge=0), PlainSerializer(lambda value: value / MICRO)]
 
 
 class SshHost(BaseModel):
@@ -74,7 +63,7 @@ class SshSettings(BaseModel):
 
     hosts: tuple[SshHost, ...] = Field(default=(), max_length=64, description="Tables [[providers.ssh.hosts]].")
     electricity: Dollars = Field(default=0, description="$ per kWh; with a host's watts it is part of its price.")
-    grace: Annotated[timedelta, BeforeValidator(_duration)] = Field(
+    grace: Span = Field(
         default=timedelta(minutes=5),
         ge=timedelta(seconds=1),
         le=timedelta(days=1),

@@ -307,7 +307,7 @@ class VastProvider(ProviderTemplate):
             raise Unavailable(str(exc)) from exc
         return True
 
-    async def _explained(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
+    async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
         """Work in what no row says: an empty account, and an image that cannot start our script."""
         if any(_stopped_somehow(i) for i in instances) and await self._is_out_of_credit():
             instances = tuple(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import asyncssh
 
@@ -30,12 +30,13 @@ from spotd_providers.testkit.serve import (
     Send,
     Served,
 )
-from tests.fakes.ssh.host import FakeHost
 
 _CALLS = {
     "probe": Call.OFFERS,
+    "offers": Call.OFFERS,
     "launch": Call.LAUNCH,
     "list": Call.LIST,
+    "find": Call.LIST,
     "show": Call.LIST,
     "end": Call.TERMINATE,
 }
@@ -46,10 +47,18 @@ def classify(request: RecordedRequest) -> Call:
     return _CALLS.get(request.path.removeprefix("/"), Call.OTHER)
 
 
+class LoginHost(Protocol):
+    """What a command runs on: a home, what its login shell does first, and the file of its clock."""
+
+    home: Path
+    profile: str
+    clock: Path
+
+
 class SshFaults(Faults):
     """`Faults` over hosts; a program runs in a shell of the user who logged in."""
 
-    def __init__(self, hosts: Mapping[str, FakeHost], now: Callable[[], float]) -> None:
+    def __init__(self, hosts: Mapping[str, LoginHost], now: Callable[[], float]) -> None:
         super().__init__(self._run, classify=classify)
         self._hosts = hosts
         self._now = now
