@@ -73,6 +73,42 @@ def socket_path(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(given) if given else runtime_dir(environ) / SOCKET_NAME
 
 
+@contextmanager
+def starting(socket: Path) -> Iterator[None]:
+    """State beside the socket that this process is going to listen there, so that a client may wait for it.
+
+    Nothing depends on it but that wait: a place that cannot be written is no reason not to start.
+    """
+    beside = _starting_path(socket)
+    with suppress(OSError):
+        before = os.umask(0o077)
+        try:
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(f"{os.getpid()}\n", encoding="ascii")
+        finally:
+            os.umask(before)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+
+
+def is_starting(socket: Path) -> bool:
+    """Whether a process that lives has stated that it is going to listen there."""
+    try:
+        os.kill(max(1, int(_starting_path(socket).read_text(encoding="ascii"))), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _starting_path(socket: Path) -> Path:
+    return socket.with_name(f"{socket.name}.starting")
+
+
 def user_config(environ: Mapping[str, str] = os.environ) -> Path:
     """`config.toml` of this user, whether it exists or not."""
     return _base(environ, "XDG_CONFIG_HOME", _home(environ) / ".config") / APP / "config.toml"

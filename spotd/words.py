@@ -18,7 +18,8 @@ FINAL_STATES: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 LOSSES: Final = frozenset(
     {
         "preempted", "outbid", "host_lost", "lease_expired", "price_rose", "provider_balance", "stalled",
-        "provision_timeout", "image_error", "code_error", "input_error", "disk_full", "forgotten",
+        "provision_timeout", "image_error", "code_error", "input_error", "input_away",
+        "disk_full", "forgotten",
     }
 )  # fmt: skip
 """Why an attempt ended that its job did not want to end."""

@@ -374,7 +374,8 @@ def _refuse_too_much(workdir: Path, files: list[tuple[str, int]], bytes_max: int
     named = ", ".join(f"{name} ({_megabytes(sizes[name])})" for name in largest)
     raise PackError(
         f"the workdir {workdir} holds {_megabytes(total)}, more than the {_megabytes(bytes_max)} that may be packed",
-        hint=f"ignore what the job does not need in a {_RULES}; the largest are {named}",
+        hint=f"ignore what the job does not need in a {_RULES}, and hand a dataset over as [[data]] "
+        f"(spotctl data put); the largest are {named}",
     )
 
 

@@ -15,6 +15,7 @@ import filecmp
 import io
 import os
 import secrets
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -391,12 +392,14 @@ class _Uploading:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._counting = threading.Lock()
         self.sent = 0
 
     def put_chunk(self, sha256: str, data: bytes | bytearray) -> None:
         if not self._daemon.has_data_chunk(sha256):
             self._daemon.put_data_chunk(sha256, io.BytesIO(data), len(data))
-            self.sent += len(data)
+            with self._counting:
+                self.sent += len(data)
 
     def put_part(self, sha256: str, text: bytes) -> None:
         self._daemon.put_data_part(sha256, io.BytesIO(text), len(text))

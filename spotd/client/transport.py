@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ def refused(error: Mapping[str, Any]) -> DaemonRefused:
 
 
 CONNECT_S: Final = 5.0
+START_S: Final = 30.0
+"""The longest wait for a daemon that is starting."""
+NOTICE_S: Final = 0.4
+"""The longest wait for its notice that it does."""
 ANSWER_S: Final = 40.0
 """Above the longest that the daemon lets a query of rows take, so that its own message arrives."""
 PATIENT_S: Final = 180.0
@@ -117,6 +122,16 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(CONNECT_S)
         self.sock.connect(os.fspath(self._path))
         self.sock.settimeout(self._timeout_s)
+
+
+def _wait_for_start(path: Path) -> None:
+    """Wait while a daemon that is starting does not listen yet: `spotd run &` and a command come in one breath."""
+    begin = time.monotonic()
+    while not _exists(path):
+        passed = time.monotonic() - begin
+        if passed > (START_S if paths.is_starting(path) else NOTICE_S):
+            return
+        time.sleep(0.05)
 
 
 class Transport:
@@ -208,6 +223,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout_s: float,
     ) -> Iterator[http.client.HTTPResponse]:
+        _wait_for_start(self.path)
         connection = _UnixConnection(self.path, timeout_s=timeout_s)
         url = f"{target}?{text}" if (text := _query_text(query)) else target
         try:

@@ -338,8 +338,14 @@ _BY_CODE: Final = {
 _SIGNALS: Final = 128
 
 
-def explain_exit(exit_code: int | None, output: Sequence[str], name: str) -> ExitExplanation:
-    """Return what the end of a failed job means. What the command wrote last says more than its code."""
+def explain_exit(
+    exit_code: int | None, output: Sequence[str], name: str, *, is_retried: bool = False
+) -> ExitExplanation:
+    """Return what the end of a failed command means. What the command wrote last says more than its code.
+
+    Args:
+        is_retried: the job has a retry left, which it takes by itself.
+    """
     text = "\n".join(output)
     code = None if exit_code is None else exit_code if exit_code >= 0 else _SIGNALS - exit_code
     found = next((known for pattern, known in _BY_OUTPUT if pattern.search(text)), None)
@@ -347,7 +353,12 @@ def explain_exit(exit_code: int | None, output: Sequence[str], name: str) -> Exi
         found = _BY_CODE.get(code) or ExitExplanation(_signal_words(code), _READ)
     if found is None:
         found = ExitExplanation("", _READ)
-    return ExitExplanation(found.meaning, found.step.format(name=name))
+    step = found.step.format(name=name)
+    if is_retried:
+        step = f"nothing if it may pass next time; else spotctl cancel {name}" + (
+            "" if found.step == _READ else f" and {step}"
+        )
+    return ExitExplanation(found.meaning, step)
 
 
 def _signal_words(code: int) -> str:

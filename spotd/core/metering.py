@@ -24,7 +24,7 @@ from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import AttemptState, EndKind, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.pricing import PPM, dollar_words, halted_rate, moved_cost
-from spotd_providers.contract.values import Instance, Loss, MicroUsd, MicroUsdPerHour, cost
+from spotd_providers.contract.values import Instance, Loss, MicroUsd, MicroUsdPerHour, as_usd, cost
 
 _TICK: Final = timedelta(microseconds=1)
 
@@ -332,22 +332,31 @@ def _ran_words(totals: RunTotals) -> str:
     return f"ran {_span(totals.ran)} on {hosts}"
 
 
+_FEW_CENTS: Final = 100_000
+
+
 def _money_words(spent: MicroUsd, on_demand: MicroUsd, totals: RunTotals) -> str:
     """Return what was spent; compared with on-demand as far as that price was known at each launch."""
     uncompared = totals.uncompared
     paid, other = spent - uncompared, on_demand - uncompared
-    words = dollar_words(spent) + (" (estimated)" if totals.estimated and spent else "")
+    # Two sums of a few cents would read as equal in cents, beside a share that was saved.
+    text = _finer_words if max(paid, other) < _FEW_CENTS <= 10 * min(paid, other) else dollar_words
+    words = text(spent) + (" (estimated)" if totals.estimated and spent else "")
     if other <= 0:
         return words
     if uncompared:
-        words += f", {dollar_words(MicroUsd(paid))} of it"
+        words += f", {text(MicroUsd(paid))} of it"
     if paid == other:
         return f"{words} as on demand" if totals.own_saved is None else f"{words} as rented"
     # The machines of an on-demand market would have started and repeated less: these are the hours that were paid for.
     percent = (100 * abs(other - paid) + other // 2) // other
     saved = f"saved {percent} %" if other > paid else f"{percent} % more"
     how = "on demand" if totals.own_saved is None else "on demand, own machines as rented,"
-    return f"{words} instead of {dollar_words(MicroUsd(other))} {how} for the same machine hours: {saved}"
+    return f"{words} instead of {text(MicroUsd(other))} {how} for the same machine hours: {saved}"
+
+
+def _finer_words(amount: MicroUsd) -> str:
+    return f"${as_usd(amount):.3f}"
 
 
 def _span(span: timedelta) -> str:

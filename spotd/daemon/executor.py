@@ -32,7 +32,7 @@ from spotd.core.kernel.quarantine import in_words
 from spotd.daemon.calls import BidChanges, LaunchRefusal, refusal_of
 from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Decide, Points
 from spotd.daemon.controllers import WakeEvent, backoff_s
-from spotd.daemon.grants.inputs import InputsMissing, SecretsMissing
+from spotd.daemon.grants.inputs import InputsAway, InputsMissing, SecretsMissing
 from spotd.daemon.market.guarded import GuardedProvider, guarded
 from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import StoreError as ObjectsError
@@ -265,6 +265,8 @@ class Executor:
             script = await self._grants.prepare(attempt, job)
         except (SecretsMissing, InputsMissing, ScriptTooLong) as exc:
             answer = LaunchRefusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
+        except InputsAway as exc:
+            answer = LaunchRefusal(failure=LaunchFailure.INPUT_AWAY, detail=str(exc))
         except ObjectsError as exc:
             answer = LaunchRefusal(failure=LaunchFailure.STORE_AWAY, detail=str(exc))
         except Exception as exc:  # noqa: BLE001 - one job's values must not end the daemon

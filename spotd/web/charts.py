@@ -129,6 +129,7 @@ def prices(found: Sequence[Series], ceilings: Sequence[CeilingLine], kind: str) 
     lines: list[Options] = []
     words: list[str] = []
     highest = 0.0
+    is_of_several = len({group["gpu"] for _, answer in found for group in answer["prices"] if group["buckets"]}) > 1
     for provider, answer in found:
         for group in answer["prices"]:
             points = [[bucket["at"], bucket[field]] for bucket in group["buckets"]]
@@ -137,7 +138,9 @@ def prices(found: Sequence[Series], ceilings: Sequence[CeilingLine], kind: str) 
             values = [point[1] for point in points]
             highest = max(highest, *values)
             name = f"{provider} {group['gpu']} {group['market']}"
-            lines.append(line(name, points, len(lines), step="end"))
+            # A phone has room for short names only, and the title of the picture has the GPU where there is one.
+            short = name if is_of_several else f"{provider} {group['market']}"
+            lines.append(line(short, points, len(lines), step="end"))
             words.append(f"{name}: from ${price(min(values))} to ${price(max(values))}, now ${price(values[-1])}")
     if not lines:
         return {}, ""
@@ -206,6 +209,7 @@ def week(answer: Mapping[str, Any], zone: tzinfo | None = None) -> tuple[Options
         y={"type": "category", "data": list(DAYS), "inverse": True},
         legend=False,
         visualMap={
+            "show": low < high,
             "min": round(low, 4),
             "max": round(max(high, low * 1.0001), 4),
             "calculable": False,
@@ -219,7 +223,8 @@ def week(answer: Mapping[str, Any], zone: tzinfo | None = None) -> tuple[Options
             "inRange": {"color": list(_SHADES)},
         },
     )
-    chart["grid"]["bottom"] = 40
+    if low < high:
+        chart["grid"]["bottom"] = 40
     chart["tooltip"] = {**chart["tooltip"], "trigger": "item", "formatter": "{c}"}
     named = ", ".join(f"{DAYS[day]} {hour:02d}:00 at ${price(means[day, hour])}" for day, hour in cheapest)
     return chart, f"Cheapest hours: {named}. The costliest hour is at ${price(high)}."

@@ -44,7 +44,12 @@ _SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
-_UNUSABLE = {"CodeUnusable": "code_unusable", "InputUnusable": "input_unusable", "DataUnusable": "input_unusable"}
+_UNUSABLE = {
+    "CodeUnusable": "code_unusable",
+    "InputUnusable": "input_unusable",
+    "DataUnusable": "input_unusable",
+    "DataAway": "input_away",
+}
 _FULL_BYTES = 16 * 1024 * 1024
 """A disk with less room than this was full for every process that wrote to it."""
 

@@ -37,7 +37,36 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 
-class UrlRun(DataRun):
+AWAY_S = 600.0
+"""A source of which no byte arrived for so long is away."""
+NOTHING_BROUGHT_S = 3_600.0
+"""So is one that breaks off every answer for so long: what arrives of a span counts once all of it did."""
+
+
+class DataAway(Exception):
+    """The place of a dataset does not answer. The machine is billed meanwhile, so it is not waited for without end."""
+
+
+class _ElsewhereRun(DataRun):
+    """A dataset of a place that may be away while the store, and with it the daemon, can be reached."""
+
+    _bytes_at = _brought_at = 0.0
+
+    def _fetch_all(self, loads: list[Load]) -> None:
+        self._bytes_at = self._brought_at = steady()
+        super()._fetch_all(loads)
+
+    def _bring(self, load: Load, block: memoryview) -> None:
+        super()._bring(load, block)
+        self._brought_at = steady()
+
+    def _note_silence(self, why: str) -> None:
+        now = steady()
+        if now - self._bytes_at > AWAY_S or now - self._brought_at > NOTHING_BROUGHT_S:
+            raise DataAway("%s: %s" % (self.source, why))
+
+
+class UrlRun(_ElsewhereRun):
     """One file of a server that is not the store: read in spans, several at once, and believed once its hash is right.
 
     The list of what is complete names a span by where it begins, as a number of as many digits as a hash has.
@@ -108,7 +137,12 @@ class UrlRun(DataRun):
 
         def get(_: _Hash) -> None:
             places.begin()
-            web.read_blocks(self.source, span.size, block, places.write, span)
+
+            def take(data: memoryview) -> None:
+                self._bytes_at = steady()
+                places.write(data)
+
+            web.read_blocks(self.source, span.size, block, take, span)
             if places.written != span.size:
                 raise web.WebError("the answer was cut short")
 
@@ -131,7 +165,7 @@ class UrlRun(DataRun):
                 hashing.update(data)
 
 
-class ListedRun(DataRun):
+class ListedRun(_ElsewhereRun):
     """The files of a listing, each read at a URL of its own.
 
     The list of what is complete names a span by its file and where it begins, and has the hash of what arrived: an
@@ -229,6 +263,7 @@ class ListedRun(DataRun):
             places.begin()
 
             def take(data: memoryview) -> None:
+                self._bytes_at = steady()
                 hashing.update(data)
                 places.write(data)
 

@@ -466,11 +466,15 @@ class RestoreRun:
                 why, denied = "%s may not be read" % what, denied + (1 if self._permitted() else 0)
             except web.WebError as error:
                 why = "%s: %s" % (what, error)
+                self._note_silence(why)
             if bad >= _BAD_TRIES or denied >= _DENIED_TRIES:
                 raise BadCheckpoint(why)
             pause_s = pauses.next_s()
             if self._pause(pause_s if not bad else _PAUSE_S / 4):
                 raise Cancelled()
+
+    def _note_silence(self, why: str) -> None:
+        """Take note of a try that had no answer. The store is waited for until the lease of the attempt ends."""
 
 
 def _check(data: bytes, name: str) -> dict[str, Any]:

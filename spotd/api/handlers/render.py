@@ -30,7 +30,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import ArrayTask, Checkpoint
 from spotd.core.domain.market import MarketSnapshot, PriceBreakdown, ProviderOffers, Quote
-from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Verdict
 from spotd.core.host_reports import explain_exit, late_words
 from spotd.core.metering import is_estimate, on_demand_spent, spent
@@ -51,15 +51,24 @@ LISTED_MAX: Final = 5
 _KNOWN_MAX: Final = 256
 
 
+_COMMAND_FAILED: Final = EndReason.USER_ERROR.sentence("{").partition("{")[0]
+
+
 def failure_response(view: JobView, output: Sequence[str] = ()) -> FailureResponse | None:
-    """Return why a job failed; `None` for one that did not."""
-    if view.state is not JobState.FAILED:
-        return None
-    return _response(view.reason, view.attempts_made, view.exit_code, output, view.name)
+    """Return why a job failed, or why its command did and is about to be tried again; `None` for all others."""
+    if view.state is JobState.FAILED or _is_retried(view.state, view.reason):
+        return _response(view.state, view.reason, view.attempts_made, view.exit_code, output, view.name)
+    return None
 
 
-def _response(reason: str, attempt: int, exit_code: int | None, output: Sequence[str], name: str) -> FailureResponse:
-    known = explain_exit(exit_code, output, name)
+def _is_retried(state: JobState, reason: str) -> bool:
+    return state is JobState.RECOVERING and reason.startswith(_COMMAND_FAILED)
+
+
+def _response(
+    state: JobState, reason: str, attempt: int, exit_code: int | None, output: Sequence[str], name: str
+) -> FailureResponse:
+    known = explain_exit(exit_code, output, name, is_retried=state is JobState.RECOVERING)
     return FailureResponse(
         attempt=attempt,
         reason=reason,
@@ -85,7 +94,12 @@ class FailureHandlers(DaemonAnswers):
             if failure is not None and failure["attempt"]:
                 output = await self.output_of(AttemptId(job=JobId(job["id"]), number=failure["attempt"]))
                 job["failure"] = _response(
-                    failure["reason"], failure["attempt"], failure["exit_code"], output, job["name"]
+                    JobState(job["state"]),
+                    failure["reason"],
+                    failure["attempt"],
+                    failure["exit_code"],
+                    output,
+                    job["name"],
                 )
 
     async def output_of(self, attempt: AttemptId) -> list[str]:
@@ -114,7 +128,7 @@ DETAIL_CHARS_MAX: Final = 160
 
 _OF_PHASE: Final = {
     Phase.BOOT: ("boot", "the runner begins"),
-    Phase.CODE: ("code", "fetches and unpacks the code"),
+    Phase.CODE: ("fetch", "fetches the code, and the data and the checkpoint where there are any"),
     Phase.SETUP: ("set-up", "runs the job's set-up command"),
     Phase.RESTORE: ("restore", "restores the checkpoint"),
     Phase.SAVE: ("save", "was asked to stop; the job may be writing its last checkpoint"),

@@ -138,7 +138,8 @@ class WhyResponse(TypedDict):
     """The answer to `why`, never empty. `kind` is a VerdictKind value or null for a final job.
 
     `costs` are sentences on what finishing the job is expected to cost, empty for a final job. `placed` states for each
-    attempt of an ended job why it ran where it did; `failure` is null for a job that did not fail.
+    attempt of an ended job why it ran where it did; `failure` is null for a job that neither failed nor is tried again
+    because its command did.
     """
 
     id: str

@@ -181,7 +181,8 @@ class FailureResponse(TypedDict):
     """Why a job failed.
 
     Attributes:
-        attempt: the number of its last attempt, 0 where it had none.
+        attempt: the number of its last attempt, 0 where it had none. A job whose command failed and is about to be
+            tried again states that failure, too.
         meaning: what its exit code and its output usually mean; empty where they mean nothing in particular.
         output: the last lines that this attempt wrote, at most ten; a list states them of its newest failures.
         next_step: what its owner can do.
@@ -209,7 +210,7 @@ class JobResponse(Spending):
     `ceiling_usd_gpu_h` is the one of its machine, else of the newest decision about it; null where neither is known.
     `stage` is null while its command runs, and without a machine.
     `moves` is how often it was moved to a cheaper machine.
-    `failure` is null for a job that did not fail.
+    `failure` is null for a job that neither failed nor is tried again because its command did.
     `submitted_by` is `agent` for a job that an agent queued, else empty.
     """
 

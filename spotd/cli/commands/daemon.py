@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spotd import paths
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import CommandFailed, ExitCode, unusable
 from spotd.setup import SetupRefused
@@ -34,12 +35,13 @@ _config_option = click.option(
 @_config_option
 def run(*, config_path: Path | None) -> int:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C; machines go on and the next start adopts them."""
-    from spotd.service import memory
+    with paths.starting(paths.socket_path()):  # before the imports below, which take most of a start
+        from spotd.service import memory
 
-    memory.postpone_gc()
-    from spotd.service.main import run as run_daemon
+        memory.postpone_gc()
+        from spotd.service.main import run as run_daemon
 
-    return run_daemon(config_path, {})
+        return run_daemon(config_path, {})
 
 
 @click.command()

@@ -324,7 +324,7 @@ def put(*, name: str, folder: Path, follow: bool, output: str) -> int:
     if not show_data(answer, output, [name]):
         stdout.line(
             f"{clean(name)}: {count(made['files'], 'file')}, {size_text(made['bytes'])}"
-            + (f"; sent {size_text(sent)}, the rest was stored before" if sent < made["bytes"] else "")
+            + (f"; sent {size_text(sent)}, the rest is in the store" if sent < made["bytes"] else "")
         )
     return ExitCode.OK
 

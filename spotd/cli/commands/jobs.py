@@ -401,7 +401,7 @@ def why(*, ref: str, output: str) -> None:
     state = "HELD" if shape["kind"] == "held" else shape["state"]
     lines = [clean(f"{shape['name']} ({shape['id']}) is {state}: {shape['sentence']}")]
     if shape["failure"] is not None:
-        lines = [clean(f"{shape['name']} ({shape['id']}) is {state}:")]
+        lines = lines if shape["state"] in WAITING else [clean(f"{shape['name']} ({shape['id']}) is {state}:")]
         lines += [f"  {line}" for line in failure_lines(shape["failure"])]
     lines += [f"  ran there {clean(sentence)}" for sentence in shape["placed"]]
     if missing := missing_text(shape):

@@ -51,6 +51,9 @@ BOUGHT_MAX: Final = timedelta(minutes=6)
 """The same where a machine was bought and billed, whatever took it: a market that takes each one soon is left alone."""
 FAULT_FIRST: Final = timedelta(seconds=5)
 FAULT_MAX: Final = timedelta(minutes=10)
+AWAY_FIRST: Final = timedelta(minutes=2)
+AWAY_MAX: Final = timedelta(hours=1)
+"""Where the place of its data does not answer: each machine that waits for it is billed for minutes."""
 LAUNCHES_PER_HOUR_MAX: Final = 40
 """No job is launched more often within any hour without progress; follows from the pauses above."""
 BOUGHT_PER_HOUR_MAX: Final = 12
@@ -98,7 +101,7 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
     idle = 0 if is_further else job.idle_launches + 1
     starts = 0 if did_start(item, job, now) else job.failed_starts + int(traits.is_failed_start)
     faults = starts if traits.is_failed_start else job.errors + 1 if traits.counted is Counted.ERROR else 0
-    pause = timedelta(0)
+    pause = doubled(AWAY_FIRST, idle - 1, AWAY_MAX) if traits.counted is Counted.AWAY and idle else timedelta(0)
     if not is_further and faults > 0:
         pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)
     if idle > TRIES_AT_ONCE:
@@ -150,7 +153,7 @@ def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:
 
     An instant further ahead than any pause can be was written by a clock that ran ahead, and is not waited for.
     """
-    if job.not_before is None or job.not_before - now > max(FAULT_MAX, longest):
+    if job.not_before is None or job.not_before - now > max(FAULT_MAX, AWAY_MAX, longest):
         return timedelta(0)
     return max(timedelta(0), job.not_before - now)
 

@@ -179,14 +179,15 @@ class Counted(StrEnum):
     """Which count of the job an end adds to; see `backoff`.
 
     START: the job itself may be at fault if its command did not run for a while. SILENT_START: the same, but a machine
-    that gave no sign of life is more likely at fault. ERROR: a retry is used up, since the job would do the same on
-    every machine.
+    that gave no sign of life is more likely at fault. AWAY: nothing is at fault, but the next machine waits for longer
+    each time. ERROR: a retry is used up, since the job would do the same on every machine.
     """
 
     NOTHING = "nothing"
     LAUNCH = "a launch without progress"
     START = "a failed start"
     SILENT_START = "a failed start, unless silent"
+    AWAY = "a launch without progress, and a pause"
     ERROR = "an error"
 
 
@@ -265,6 +266,7 @@ class EndReason(StrEnum):
     FLOODED = "flooded"
     CODE_ERROR = "code_error"
     INPUT_ERROR = "input_error"
+    INPUT_AWAY = "input_away"
     DISK_FULL = "disk_full"
     NOT_PREPARED = "not_prepared"
     FORGOTTEN = "forgotten"
@@ -361,6 +363,10 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.INPUT_ERROR: EndTraits(
         JobState.RECOVERING, EndKind.GIVEN_UP, Blame.HOST_BRIEFLY, Counted.START, EndEvidence.NONE,
         "what it reads could not be brought to the machine: {detail}"),
+    # Neither the job nor the host is at fault, and a machine that waits for a hub is billed: it ends, a pause follows.
+    EndReason.INPUT_AWAY: EndTraits(
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.NONE, Counted.AWAY, EndEvidence.NONE,
+        "the place of its data does not answer: {detail}"),
     EndReason.DISK_FULL: EndTraits(
         JobState.RECOVERING, EndKind.GIVEN_UP, Blame.NONE, Counted.START, EndEvidence.NONE,
         "the disk was full: {detail}"),

@@ -74,6 +74,8 @@ class LaunchFailure(StrEnum):
     CONTRACT = "contract"
     NOT_PREPARED = "not_prepared"
     """Something of the job's own is missing or wrong, so the provider was never asked."""
+    INPUT_AWAY = "input_away"
+    """The bucket or hub that holds the job's data did not answer, so the provider was never asked."""
     STORE_AWAY = "store_away"
     """The checkpoint store took no grant, so the provider was never asked."""
 
@@ -120,6 +122,7 @@ _REFUSAL_TRAITS: Final[Mapping[LaunchFailure, RefusalTraits]] = {
     LaunchFailure.UNAVAILABLE: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
     LaunchFailure.CONTRACT: RefusalTraits(EndReason.CONTRACT_BROKEN, Affects.THIS_JOB, ReadAgain.INSTANCES),
     LaunchFailure.NOT_PREPARED: RefusalTraits(EndReason.NOT_PREPARED, Affects.THIS_JOB, ReadAgain.NOTHING),
+    LaunchFailure.INPUT_AWAY: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.NOTHING),
     LaunchFailure.STORE_AWAY: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
 }
 require_rows(LaunchFailure, _REFUSAL_TRAITS)
@@ -196,8 +199,8 @@ def _cool_down(
     provider, scope, subject, ends = offer.provider, CooldownScope.OFFER, str(offer.offer_id), CooldownEnd.TIME
     longest: timedelta | None = None
     match failure:
-        case LaunchFailure.NOT_PREPARED:
-            return  # the job's own fault, which cools down the job alone
+        case LaunchFailure.NOT_PREPARED | LaunchFailure.INPUT_AWAY:
+            return  # a matter of this job, which cools down the job alone
         case LaunchFailure.NO_CAPACITY:
             scope, subject, span = CooldownScope.POOL, str(offer.pool), builder.policy.pool_cooldown
             longest = POOL_COOLDOWNS_MAX * span

@@ -23,7 +23,7 @@ from spotd.daemon.hosts.host_reader import accepted_manifest
 from spotd.daemon.hub import SourceAway, SourceRefused
 from spotd.daemon.log import Redactor
 from spotd.daemon.remote_data import RemoteData
-from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreUnavailable
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.model import DataSource
 from spotd_jobs.wire.client.dataset import CHUNKS_MAX, PARTS_MAX, data_chunk_key, data_root_key
@@ -49,6 +49,10 @@ INPUT_CHUNKS_MAX: Final = 20_000
 
 class InputsMissing(Exception):
     """Outputs of other jobs that a job reads are not there: its own matter, while the store answers everybody else."""
+
+
+class InputsAway(Exception):
+    """The bucket or hub beside the store that holds a job's data does not answer: other jobs do without it."""
 
 
 class RestorePoints:
@@ -291,7 +295,7 @@ class DataGrants:
                 if signed is not None:
                     return  # what was signed before is good for a while, and this is no failure of the store
                 if isinstance(exc, SourceAway):
-                    raise StoreUnavailable(f"{one.source}: {exc}") from exc
+                    raise InputsAway(f"{one.source}: {exc}") from exc
                 raise InputsMissing(f"{one.source} {exc}; {exc.hint}") from exc
             keys = self._keys_of(one)
             for page, start in enumerate(range(0, len(keys), PAGE_KEYS)):

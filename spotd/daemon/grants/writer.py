@@ -27,7 +27,7 @@ from spotd.core.domain.world import World
 from spotd.daemon.commits import StoreThreads
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
-from spotd.daemon.grants.inputs import InputsMissing, SecretsMissing
+from spotd.daemon.grants.inputs import InputsAway, InputsMissing, SecretsMissing
 from spotd_jobs.objects.api import StoreError
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import ProviderName
@@ -92,7 +92,7 @@ class GrantWriter:
         """Write the grant and return the start script that reads it.
 
         Raises:
-            StoreError, SecretsMissing, InputsMissing, ScriptTooLong: nothing may be launched.
+            StoreError, SecretsMissing, InputsMissing, InputsAway, ScriptTooLong: nothing may be launched.
         """
         if self._forbidden():
             raise StoreError(self._forbidden())
@@ -201,7 +201,7 @@ class GrantWriter:
         except StoreError as exc:
             self.store_error = str(exc)
             return str(exc)
-        except (SecretsMissing, InputsMissing) as exc:
+        except (SecretsMissing, InputsMissing, InputsAway) as exc:
             return str(exc)
         except Exception as exc:  # noqa: BLE001 - one grant that cannot be written must not keep all others from it
             return f"a grant cannot be written: {type(exc).__name__}: {exc}"

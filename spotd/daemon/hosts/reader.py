@@ -214,6 +214,7 @@ _REASONS: Final[Mapping[Outcome, EndReason]] = {
     Outcome.SETUP_FAILED: EndReason.USER_ERROR,
     Outcome.CODE_UNUSABLE: EndReason.CODE_ERROR,
     Outcome.INPUT_UNUSABLE: EndReason.INPUT_ERROR,
+    Outcome.INPUT_AWAY: EndReason.INPUT_AWAY,
     Outcome.DISK_FULL: EndReason.DISK_FULL,
     Outcome.PREEMPTED: EndReason.PREEMPTED,
     Outcome.STOPPED: EndReason.PREEMPTED,

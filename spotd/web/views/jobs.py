@@ -119,7 +119,7 @@ def listing(
 
 def _why(job: Mapping[str, Any]) -> str:
     """Return why it is so; of an array what its most urgent job states, where that is not only how it ended."""
-    if job["failure"]:
+    if job["failure"] and job["state"] == "FAILED":
         return clean(failure_lines(job["failure"])[0])
     return clean(job["verdict"] if is_line_of_array(job) else job["summary"] or job["verdict"])
 
@@ -163,7 +163,8 @@ def heading(detail: Mapping[str, Any], why: Mapping[str, Any] | None) -> Node:
         "div",
         el("p", state(job["state"]), el("code", job["id"]), cls="who"),
         el("p", missing, cls="missing") if (missing := missing_text(why) if why else "") else None,
-        el("p", clean(sentence), cls="sentence") if job["failure"] is None else _failure(job["failure"]),
+        el("p", clean(sentence), cls="sentence") if job["state"] != "FAILED" else None,
+        _failure(job["failure"]) if job["failure"] is not None else None,
         *(el("p", clean(text), cls="muted") for text in (why["placed"] if why else ())),
         *(el("p", clean(text), cls="muted") for text in costs if text),
         *(el("p", clean(text), cls="problem") for text in notices if text),
@@ -221,7 +222,7 @@ def _failure(failure: Mapping[str, Any]) -> Node:
     return el(
         "div",
         el("p", first, cls="problem", role="status"),
-        el("pre", lines, cls="command", tabindex=0, aria_label="The last lines of its output") if lines else None,
+        el("pre", lines, cls="output", tabindex=0, aria_label="The last lines of its output") if lines else None,
         el("p", step, cls="sentence"),
     )
 

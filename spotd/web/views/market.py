@@ -244,7 +244,9 @@ def hosts(answer: Mapping[str, Any], now: datetime) -> Node:
         ]
         for one in answer["hosts"][:50]
     ]
-    return section("Hosts that are remembered", table("Hosts", columns, rows, empty="No host was used yet."))
+    return section(
+        "Hosts that are remembered", table("Hosts", columns, rows, empty="Nothing is remembered of any host yet.")
+    )
 
 
 # The overview: what runs, what it costs, what waits and why, what happened last.

@@ -16,9 +16,11 @@ from typing import IO
 
 import pytest
 
+from spotd import paths
 from spotd.cli import entry
 from spotd.cli.client import COMMANDS
 from spotd.cli.daemon import COMMANDS as DAEMON_COMMANDS
+from spotd.client import transport
 from tests.cases import every
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
@@ -93,6 +95,35 @@ def test_a_mistyped_command_line_is_exit_2_with_a_way_out(
     assert message in result.err
     assert hint in result.err
     assert "Traceback" not in result.err
+
+
+def test_a_command_right_behind_the_start_of_the_daemon_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pauses = tmp_path / "run" / "s", list[float]()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    now = iter(range(1_000))
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 20:
+            listening.bind(os.fspath(path))
+
+    monkeypatch.setattr("spotd.client.transport.time.sleep", pause)
+    monkeypatch.setattr("spotd.client.transport.time.monotonic", lambda: float(next(now)))
+    with paths.starting(path):
+        transport._wait_for_start(path)
+        assert len(pauses) == 20
+        path.unlink()
+        transport._wait_for_start(path)
+        assert len(pauses) < 60  # a start that hangs is not waited for without end
+    pauses.clear()
+    transport._wait_for_start(path)
+    assert pauses == []  # no daemon is starting
+    path.with_name("s.starting").write_text("999999999\n")
+    transport._wait_for_start(path)
+    assert pauses == []  # what a killed start left behind
+    listening.close()
 
 
 @contextmanager

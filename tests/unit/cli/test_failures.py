@@ -76,6 +76,29 @@ def test_the_answer_has_all_of_it(failed: Ctl) -> None:
     }
 
 
+def test_a_command_that_failed_and_is_tried_again_shows_its_output_meanwhile(ctl: Ctl) -> None:
+    ctl.place.rig.host(OLD, 1).log("big batch\nKilled\n[spotd] ended: failed (exit code 137)\n")
+    reason = "the command failed: exit code 137; 1 of 1 retries left"
+    ctl.place.write(worlds.ended(JobState.RECOVERING, ended_at=None, exit_code=137, reason=reason))
+    for command in ("show", "why"):
+        lines = [line.strip() for line in ctl(command, "old").out.splitlines()]
+        assert any(line.startswith(f"{reason}; the command was killed") for line in lines), command
+        assert "| Killed" in lines
+        [step] = [line for line in lines if line.startswith("Try:")]
+        assert step.startswith(
+            "Try: nothing if it may pass next time; else spotctl cancel old and ask for more: memory"
+        )
+    assert "old (6j99ffffff) is RECOVERING: " in ctl("why", "old").out
+    assert "failed:" not in ctl("ls").err
+
+
+def test_a_job_that_recovers_from_a_loss_has_no_failure_although_a_command_failed_before(ctl: Ctl) -> None:
+    ctl.place.write(
+        worlds.ended(JobState.RECOVERING, ended_at=None, exit_code=137, reason="somebody bid more for the machine")
+    )
+    assert json.loads(ctl("show", "old", "-o", "json").out)["job"]["failure"] is None
+
+
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.CANCELLED, JobState.EXPIRED])
 def test_a_job_that_did_not_fail_has_no_failure(ctl: Ctl, state: JobState) -> None:
     ctl.place.write(worlds.ended(state))

@@ -50,7 +50,11 @@ def test_only_an_unknown_outcome_is_no_refusal(leaf: type[ProviderError]) -> Non
 
 def test_every_failure_of_the_core_but_our_own_is_reached() -> None:
     reached = {refusal.failure for leaf in LEAVES if (refusal := refusal_of(made(leaf))) is not None}
-    assert reached == set(LaunchFailure) - {LaunchFailure.NOT_PREPARED, LaunchFailure.STORE_AWAY}
+    assert reached == set(LaunchFailure) - {
+        LaunchFailure.NOT_PREPARED,
+        LaunchFailure.INPUT_AWAY,
+        LaunchFailure.STORE_AWAY,
+    }
 
 
 def test_a_rate_limit_carries_its_wait() -> None:

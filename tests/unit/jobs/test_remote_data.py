@@ -16,7 +16,7 @@ from spotd.core.domain.market import UNKNOWN_REGION, bucket_egress
 from spotd.daemon.hub import Hub, HubPlace, SourceAway, SourceRefused, repository_of
 from spotd.daemon.remote_data import BucketPlace, RemoteData, RemotePlaces
 from spotd_jobs.runner.data import DataUnusable, fetch_data
-from spotd_jobs.runner.elsewhere import ListedRun, data_run
+from spotd_jobs.runner.elsewhere import DataAway, ListedRun, data_run
 from spotd_jobs.spec.model import DataSource
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.dataset import data_chunk_key
@@ -218,6 +218,27 @@ def test_content_that_is_not_what_was_listed_is_refused_with_its_file(hub: FakeH
         finally:
             FakeRepository.commit, files[name] = before, good  # type: ignore[method-assign]  # as it was
         assert not (host.work / "data/model").exists()
+
+
+def test_a_hub_that_is_away_ends_the_wait_for_it_and_is_not_said_of_the_data(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("spotd_jobs.runner.elsewhere.steady", lambda: now[0])
+    host = host_of(hub, tmp_path)
+    hub.status = 503
+
+    def pause(seconds: float) -> bool:
+        now[0] += 60.0
+        return now[0] > 100 * 60.0
+
+    monkeypatch.setattr(host, "_pause", pause)
+    with pytest.raises(DataAway, match=r"hf://org/model.*503"):
+        host.fetch()
+    assert 600 < now[0] < 900
+    hub.status = 0
+    host.fetch()
+    assert host.read() == FILES
 
 
 def test_spans_that_an_earlier_start_brought_are_believed_by_their_hash(

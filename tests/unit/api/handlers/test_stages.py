@@ -52,7 +52,7 @@ async def test_each_stage_of_a_machine_is_named_with_its_time_and_bytes(rig: Rig
             assert stage["since"] is not None
             seen.append((stage["name"], stage["bytes_done"], stage["bytes_total"]))
         assert seen == [
-            ("code", None, None),
+            ("fetch", None, None),
             ("set-up", 20 * MB, 100 * MB),
             ("restore", 80 * MB, 100 * MB),
         ]

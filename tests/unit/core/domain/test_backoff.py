@@ -236,6 +236,29 @@ def test_a_store_that_takes_no_grant_makes_every_job_wait_and_none_fail() -> Non
     assert {c.scope for c in world.cooldowns} == {CooldownScope.STORE}
 
 
+def test_data_that_is_away_is_no_failed_start_of_a_job_and_each_machine_for_it_comes_later() -> None:
+    away = ending(EndReason.INPUT_AWAY, exit_detail="hf://org/model: the answer was 503")
+    world, calls = lived(stage(retry_starts=2), 24, away, *MANY, step=MINUTE)
+    kept = world.jobs[JOB]
+    assert (kept.state, kept.failed_starts, world.cooldowns) == (JobState.RECOVERING, 0, ())
+    assert "the place of its data does not answer: hf://org/model: the answer was 503" in kept.reason
+    gaps = [later - earlier for earlier, later in pairwise(calls)]
+    assert gaps[0] > timedelta(0)
+    assert gaps[:4] == sorted(set(gaps[:4])), gaps
+    assert 4 < len(calls) < 40
+
+
+def test_a_hub_that_is_away_at_the_launch_keeps_no_other_job_waiting() -> None:
+    sick, well = stage(), job(2)
+    plan = decide(sick, market(*MANY), NOW)
+    (attempt,) = plan.attempts
+    world = applied(sick, plan)
+    world = applied(world, launch_refused(world, attempt, LaunchFailure.INPUT_AWAY, "hf://org/model: 503", NOW))
+    assert (world.cooldowns, world.jobs[JOB].failed_starts) == ((), 0)
+    world = replace(world, jobs={**world.jobs, well.id: well})
+    assert well.id in {identity.job for identity in decide(world, market(*MANY), NOW).attempts}
+
+
 def test_a_job_that_fails_on_machine_after_machine_does_not_use_up_the_hosts() -> None:
     world, _ = lived(stage(), 0.02, ending(EndReason.HOST_LOST), *MANY)
     spans = [c.until - c.since for c in world.cooldowns if c.since is not None]

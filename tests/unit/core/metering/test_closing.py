@@ -64,6 +64,10 @@ LINES = {
         "ran 14 min on 1 host, $1.00 (estimated) instead of $4.00 on demand for the same machine hours: saved 75 %",
     ),
     "bought on-demand": ((SHORT, 4_000_000, 4_000_000, 0, NEVER), "ran 14 min on 1 host, $4.00 as on demand"),
+    "a few cents": (
+        (SHORT, 16_100, 23_400, 0, NEVER),
+        "ran 14 min on 1 host, $0.016 instead of $0.023 on demand for the same machine hours: saved 31 %",
+    ),
     "all of it free": (
         (SHORT, 0, 4_000_000, 0, NEVER),
         "ran 14 min on 1 host, $0.00 instead of $4.00 on demand for the same machine hours: saved 100 %",

@@ -141,6 +141,7 @@ async def test_the_exit_event_comes_with_everything_published_before_it(host_mon
         ("setup_failed", EndReason.USER_ERROR),
         ("code_unusable", EndReason.CODE_ERROR),
         ("input_unusable", EndReason.INPUT_ERROR),
+        ("input_away", EndReason.INPUT_AWAY),
         ("disk_full", EndReason.DISK_FULL),
         ("preempted", EndReason.PREEMPTED),
         ("stopped", EndReason.PREEMPTED),
