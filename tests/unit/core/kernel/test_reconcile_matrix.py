@@ -273,7 +273,8 @@ def test_a_refused_launch_cools_down_what_was_refused_and_nothing_more(
     world = world_with(A.INTENDED)
     (attempt,) = world.attempts
     plan = launch_refused(world, attempt, failure, "no", NOW, timedelta(seconds=12))
-    held_back = [] if scope is CooldownScope.PROVIDER else [(CooldownScope.TARGET, REFUSES_FIRST)]
+    noted = [(CooldownScope.JOB, timedelta(0)), (CooldownScope.TARGET, REFUSES_FIRST)]
+    held_back = [] if scope is CooldownScope.PROVIDER else noted
     assert [(c.scope, c.until - NOW) for c in plan.cooldowns] == [(scope, span), *held_back]
 
 
