@@ -231,7 +231,11 @@ def past(market_name: str, *values: float, bucket_s: int = 3600) -> Any:
 def test_a_picture_of_prices_has_a_line_for_each_provider_and_each_ceiling() -> None:
     lines = [market.CeilingLine(usd_gpu_h=1.5, name="own")]
     chart, words = charts.prices([("aws", past("spot", 2.0, 1.0)), ("vast", past("spot", 3.0))], lines, "lowest")
-    assert [one["name"] for one in chart["series"]] == ["aws H100 spot", "vast H100 spot"]
+    assert [one["name"] for one in chart["series"]] == ["aws spot", "vast spot"]
+    other = past("spot", 0.3)
+    other["prices"][0]["gpu"] = "L40S"
+    of_two, _ = charts.prices([("aws", past("spot", 2.0)), ("vast", other)], lines, "lowest")
+    assert [one["name"] for one in of_two["series"]] == ["aws H100 spot", "vast L40S spot"]
     assert chart["series"][0]["markLine"]["data"][0]["yAxis"] == 1.5
     assert chart["yAxis"]["max"] >= 3.0
     assert "aws H100 spot: from $1.000 to $2.000, now $1.000" in words
