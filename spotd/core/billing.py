@@ -21,7 +21,7 @@ from spotd.core.author import order_stop
 from spotd.core.domain.attempts import Attempt, HostStatus, TrafficDebt
 from spotd.core.domain.intents import AttemptId, Meter
 from spotd.core.domain.jobs import MOVED_MAX, Job, bytes_within
-from spotd.core.domain.market import Quote
+from spotd.core.domain.market import LEAP, Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason
 from spotd.core.metering import outlives, proven_until
@@ -29,7 +29,6 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import (
     DEFAULT_CHECKPOINT_INTERVAL,
     PPM,
-    borne_until,
     halted_rate,
     metered_rate,
     moved_cost,
@@ -41,25 +40,21 @@ from spotd.core.pricing import (
 from spotd_providers.contract.values import (
     Instance,
     InstanceState,
-    Market,
     MicroUsd,
     MicroUsdPerHour,
     as_usd,
     cost,
-    per_gpu,
     whole_machine,
 )
 
 PROOF_STEP: Final = timedelta(minutes=2)
-"""How far the newest proof of a machine may move before it is written down."""
+"""How far the newest proof of a machine may move before it is written down: it ran on for half of that on average."""
 GAP: Final = timedelta(minutes=5)
 """After so long without a proof, a host's own report decides when it lived in between."""
-LEAP: Final = 2
-"""So many times the agreed price is more likely a wrong row than a market."""
-FIXED_TOLERANCE_PPM: Final = 10_000
-"""What a provider may round a bid or an on-demand price up by."""
-ENDING_TAKES: Final = timedelta(minutes=1)
-"""From the report of the runner's end to the end of its machine."""
+HEARTBEATS_APART: Final = timedelta(seconds=15)
+"""A host gives a sign of life so often: where nothing follows the newest one, it ran on for half of that on average."""
+ENDING_TAKES: Final = timedelta(seconds=15)
+"""From the report of the runner's end until its machine bills no more: it powers off, or calls its provider, then."""
 
 CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """A provider's clock may be ahead of ours by so much."""
@@ -117,23 +112,41 @@ def _bills_from_running(item: Attempt, policy: Policy) -> bool:
     return rules is not None and rules.bills_from_running
 
 
-def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, lived_at: datetime | None = None) -> None:
-    """Bill the machine up to this instant, at which it existed, and beyond it for as long as its lease."""
+def prove(
+    builder: PlanBuilder, attempt: AttemptId, at: datetime, *, lived_at: datetime | None = None, exactly: bool = False
+) -> None:
+    """Bill the machine up to this instant, at which it existed, and beyond it for as long as its lease.
+
+    Args:
+        exactly: it is written down however little newer it is, since no other may follow.
+    """
     item = builder.attempt(attempt)
     known = item.meter.until
     if item.meter.since is None:
         return
     proven = min(at, lived_at or at)
-    if item.proven_at is not None:
+    exactly = exactly and (item.proven_at is None or proven > item.proven_at)
+    if exactly:
+        proven = _as_proof(proven, HEARTBEATS_APART / 2)
+    elif item.proven_at is not None:
         proven = max(proven, item.proven_at)
     until = proven_until(item, builder.job(attempt.job), builder.policy, at)
     if known is None:
-        is_old = item.proven_at is None or proven - item.proven_at >= PROOF_STEP
+        is_old = exactly or item.proven_at is None or proven - item.proven_at >= PROOF_STEP
         if is_old and (until is None or not item.state.counts):
             builder.put_attempt(replace(item, proven_at=proven))
         return
-    if until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
+    if exactly or until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
+        until = None if until is None else max(until, known)
         builder.put_attempt(replace(item, proven_at=proven, meter=replace(item.meter, until=until)))
+
+
+def _as_proof(last: datetime, ran_on: timedelta) -> datetime:
+    """Return the proof of life of a machine that is known to have run on for so long after its last sign of life.
+
+    Other proofs are rarely written down, so a machine is taken to have run for half of `PROOF_STEP` after each.
+    """
+    return last + ran_on - PROOF_STEP / 2
 
 
 def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *, moved: bool) -> None:
@@ -156,15 +169,17 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         if not is_limited:
             prove(builder, attempt, report.exit_at)
         elif known is not None and until < known:
-            item = replace(item, proven_at=report.exit_at, meter=replace(item.meter, until=until))
-            builder.put_attempt(item)
+            proof = _as_proof(report.exit_at, ENDING_TAKES)
+            builder.put_attempt(replace(item, proven_at=proof, meter=replace(item.meter, until=until)))
         return
     at = report.read_at if moved else report.marker_at
     if at is not None and at - proven > GAP:
         at = report.alive_at if report.alive_at is not None and report.alive_at <= report.read_at else None
     if at is not None:
         # It may be read a while after it was written, which its own clock states.
-        prove(builder, attempt, at, lived_at=report.alive_at if moved else None)
+        lived_at = report.alive_at if moved else None
+        is_late = lived_at is not None and report.read_at - lived_at > GAP
+        prove(builder, attempt, at, lived_at=lived_at, exactly=is_late)
 
 
 def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> None:
@@ -181,8 +196,9 @@ def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> Non
     if meter.rate <= halted_rate(before.quote) or (report.exit_at is not None and report.exit_at < again):
         return
     wrote = [report.alive_at, *(one.at for one in report.checkpoints)]
-    proven = max([proven, *(at for at in wrote if at is not None and at < again)])
-    end, begin = min(again - SCRIPT_TAKES, builder.now), max(proven + PROOF_STEP / 2, meter.since)
+    exact = max((at for at in wrote if at is not None and proven < at < again), default=None)
+    stopped = proven + PROOF_STEP / 2 if exact is None else exact + HEARTBEATS_APART / 2
+    end, begin = min(again - SCRIPT_TAKES, builder.now), max(stopped, meter.since)
     if end - begin <= GAP:
         return
     builder.set_rate(before.id, halted_rate(before.quote), MicroUsdPerHour(0), at=begin)
@@ -363,43 +379,6 @@ def is_starting(item: Attempt, policy: Policy) -> bool:
         and item.meter.on_demand_rate == 0
         and _bills_from_running(item, policy)
     )
-
-
-def note_ceiling(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, is_over: bool) -> None:
-    """Record whether a listing states a price above the ceiling."""
-    item = builder.attempt(attempt)
-    since = item.over_ceiling_at
-    if is_over and (since is None or since > builder.now):  # by a clock that was set back since
-        builder.put_attempt(replace(item, over_ceiling_at=at))
-    elif not is_over and since is not None:
-        builder.put_attempt(replace(item, over_ceiling_at=None))
-
-
-def words_over_ceiling(builder: PlanBuilder, item: Attempt) -> str:
-    """How far the machine's price is above what its job accepted; empty while it is not, or is borne for a while.
-
-    The price of a spot market moves, so one listing is believed, but for a leap. A bid and an on-demand price do not: a
-    second listing must state it, since one may be wrong. One listing must be newer than a ceiling that was lowered, or
-    a fee that rose.
-    """
-    offer, price = item.quote.offer, item.quote.price
-    total = item.meter.rate + price.upload + price.restore
-    per_gpu_now = per_gpu(MicroUsdPerHour(total), offer.gpu_count)
-    if per_gpu_now <= item.ceiling_now:
-        return ""
-    is_fixed = offer.market is not Market.SPOT or offer.pays_bid
-    first, last = item.over_ceiling_at, item.listed_at
-    if first is not None and (last is None or last < first):
-        return ""  # ceiling or fee were changed since it was listed
-    if (is_fixed or total > LEAP * price.total) and (first is None or last is None or last <= first):
-        return ""
-    if is_fixed and per_gpu_now <= item.ceiling_now + item.ceiling_now * FIXED_TOLERANCE_PPM // PPM:
-        return ""
-    borne = borne_until(item, builder.job(item.id.job), per_gpu_now, builder.now)
-    if borne is not None:
-        builder.wake(borne)
-        return ""
-    return f"{per_gpu_words(per_gpu_now)}, accepted are {per_gpu_words(item.ceiling_now)}"
 
 
 # What a machine uploads and restores, as money: metered, and held to the ceiling.

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final
 
 from spotd.core.author import SAVES_NO_MORE, MachineVerdicts, order_stop, without_save
-from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import BudgetGuard, hold
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
@@ -27,6 +26,7 @@ from spotd.core.pricing import span_words
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.running import pause_of
 from spotd.core.schedule import TurnWait
+from spotd.core.todays_terms import words_over_ceiling
 
 
 class Enforcement:

@@ -340,7 +340,7 @@ class Attempt:
         debt: of its uploads, which traffic pays off (`core.billing`).
         bill: what its provider's own bill says of it (`core.bills`).
         full_since: since when its machine has billed in full, without a pause.
-        proven_at: the newest instant at which something showed that the machine runs, to within a few minutes.
+        proven_at: when something showed last that the machine runs, to within a few minutes (`core.billing`).
         watch: what is known of its progress, where its job is watched.
         bidding: the bids for its machine, where a bid is paid.
         freshness: how old its newest checkpoint is, where its job states how often it saves.

@@ -105,6 +105,8 @@ class MarketSnapshot:
     readings: Readings | None = None
 
 
+LEAP: Final = 2
+"""So many times the agreed price is more likely a wrong row than a market."""
 NOTHING_KNOWN: Final = MarketSnapshot()
 """No offer and no balance."""
 

@@ -14,7 +14,6 @@ from spotd.core.billing import (
     bill_until_ended,
     is_starting,
     list_again_for_start,
-    note_ceiling,
     note_listed,
     prove,
     ran_until,
@@ -32,6 +31,7 @@ from spotd.core.kernel.quarantine import in_words
 from spotd.core.metering import free_of
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
+from spotd.core.todays_terms import note_ceiling
 from spotd_providers.contract.values import (
     Billing,
     Instance,

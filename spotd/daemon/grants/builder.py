@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from spotd.core.billing import HEARTBEATS_APART
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
@@ -59,7 +60,7 @@ WRITE_LIFE: Final = timedelta(hours=1)
 LAST_LIFE: Final = timedelta(minutes=2)
 OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest object a runner writes is one chunk."""
-HEARTBEAT: Final = timedelta(seconds=15)
+HEARTBEAT: Final = HEARTBEATS_APART
 REFRESH: Final = timedelta(seconds=15)
 PACE_MIN_S: Final = 0.2
 """No host is asked to do anything more often."""

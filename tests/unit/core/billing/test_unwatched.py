@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spotd.core.billing import ENDING_TAKES, HEARTBEATS_APART
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.plan import applied
@@ -53,6 +54,42 @@ def test_a_machine_that_stopped_meanwhile_is_booked_up_to_what_its_host_wrote_la
     world = applied(left(ends_itself=ends_itself), reconcile(left(ends_itself=ends_itself), {}, wrote, BACK))
     world = over(world, state, BACK + MINUTE)
     assert is_about(job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE), 30 * MINUTE)
+
+
+@pytest.mark.parametrize("lived", [timedelta(seconds=s) for s in (1, 50, 90, 110, 20 * 60, 80 * 60)], ids=str)
+@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.ENDING])
+@KINDS
+def test_a_machine_that_was_lost_meanwhile_is_booked_to_within_a_heartbeat(
+    lived: timedelta, state: InstanceState, *, ends_itself: bool
+) -> None:
+    """EC2 does not state when it took a machine, and bills by the second."""
+    world = left(ends_itself=ends_itself)
+    wrote = heard(BACK, alive_at=DIED + lived)
+    world = over(applied(world, reconcile(world, {}, wrote, BACK)), state, BACK + MINUTE)
+    booked = job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE)
+    least, most = (cost(RATE, 10 * MINUTE + lived + span) for span in (timedelta(0), HEARTBEATS_APART))
+    assert least <= booked <= most
+
+
+@pytest.mark.parametrize("after", [timedelta(seconds=s) for s in (1, 100, 5 * 60, 12 * 60)], ids=str)
+def test_a_machine_that_ended_itself_meanwhile_is_booked_up_to_the_end_of_its_runner_and_little_more(
+    after: timedelta,
+) -> None:
+    world, over_at = left(ends_itself=True), DIED + after
+    wrote = heard(BACK, phase="done", exit_reason=EndReason.LEASE_EXPIRED, alive_at=over_at, exit_at=over_at)
+    world = over(applied(world, reconcile(world, {}, wrote, BACK)), InstanceState.GONE, BACK + MINUTE)
+    booked = job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE)
+    least, most = (cost(RATE, 10 * MINUTE + after + span) for span in (timedelta(0), 2 * ENDING_TAKES))
+    assert least <= booked <= most
+
+
+@pytest.mark.parametrize("rested", [timedelta(minutes=20), HOUR], ids=str)
+def test_a_rest_begins_half_a_heartbeat_after_the_last_sign_before_it(rested: timedelta) -> None:
+    world, woke = left(ends_itself=False), DIED + 2 * HOUR
+    wrote = heard(BACK, alive_at=BACK, script_began_at=woke, checkpoints=(saved(woke - rested),))
+    world = applied(world, reconcile(world, {}, wrote, BACK))
+    ran = 10 * MINUTE + 3 * HOUR - rested
+    assert cost(RATE, ran) <= spent(the(world), BACK) <= cost(RATE, ran + HEARTBEATS_APART) + cost(RATE, rested) // 1000
 
 
 @KINDS

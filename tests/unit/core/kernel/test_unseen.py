@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from spotd.core.billing import ENDING_TAKES
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
@@ -18,13 +19,18 @@ from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import machines_in_use, spent
 from spotd.core.requests import cancel
 from spotd.core.timeline import redated
-from spotd_providers.contract.values import InstanceState, ProviderName
+from spotd_providers.contract.values import InstanceState, MicroUsdPerHour, ProviderName, cost
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
 WINDOW = timedelta(minutes=3)
 PATIENCE = timedelta(minutes=30) + timedelta(minutes=2) + timedelta(seconds=90)
 """Lease, time for saving and stop_grace."""
+
+
+def booked(seconds: int) -> int:
+    """What a machine costs that has given its last sign of life after so long."""
+    return cost(MicroUsdPerHour(400_000), timedelta(seconds=seconds) + ENDING_TAKES)
 
 
 def lost_launch(at: timedelta = timedelta(0)) -> World:
@@ -54,20 +60,20 @@ def test_a_job_that_was_done_while_spotd_was_away_is_done_and_its_machine_is_boo
     assert plan.jobs[FIRST.job].state is JobState.SUCCEEDED
     item = plan.attempts[FIRST]
     assert (item.end_reason, item.exit_code) == (EndReason.DONE, 0)
-    assert item.meter.settled == 400_000 * 15 // 60, "from its intent to a minute after its end"
+    assert item.meter.settled == booked(14 * 60), "from its intent to a moment after its end"
     assert item.machine is MachineState.EXPECTED, "its key is searched for until the window has passed"
     world = applied(world, plan)
     later = NOW + WINDOW + MINUTE
     gone = twice_missing(world, later)
     assert gone.attempts[FIRST].state is AttemptState.ENDED
-    assert gone.jobs[FIRST.job].spent == 400_000 * 15 // 60
+    assert gone.jobs[FIRST.job].spent == booked(14 * 60)
     found = reconcile(world, listing(instance(InstanceState.RUNNING), at=later), {}, later)
     assert [t.kind for t in found.intents.values() if t.state is IntentState.OPEN] == [IntentKind.TERMINATE]
 
 
 @pytest.mark.parametrize(
     ("state", "minutes"),
-    [(InstanceState.RUNNING, 15 + 40), (InstanceState.GONE, 15)],
+    [(InstanceState.RUNNING, 14 + 40), (InstanceState.GONE, 14)],
     ids=["it runs", "it is gone"],
 )
 def test_a_machine_that_is_found_after_its_runner_ended_has_billed_since_if_it_runs(
@@ -78,7 +84,7 @@ def test_a_machine_that_is_found_after_its_runner_ended_has_billed_since_if_it_r
     world = applied(world, reconcile(world, {}, done, NOW))
     later = NOW + 40 * MINUTE
     plan = reconcile(world, listing(instance(state), at=later), {}, later)
-    assert spent(plan.attempts[FIRST], later) == -(-400_000 * minutes // 60)
+    assert spent(plan.attempts[FIRST], later) == pytest.approx(booked(minutes * 60), abs=1)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def test_a_machine_that_speaks_before_its_launch_is_settled_saves_and_is_booked_
     late = item.stop.deadline
     plan = reconcile(world, {}, {i: replace(r, read_at=late) for i, r in speaks.items()}, late)
     assert plan.attempts[FIRST].end_reason is EndReason.CANCELLED
-    assert spent(plan.attempts[FIRST], late) == -(-400_000 * 121 // 60), "to a minute after its last sign of life"
+    assert spent(plan.attempts[FIRST], late) == booked(2 * 3600), "to a moment after its last sign of life"
 
 
 def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_lived() -> None:
@@ -145,7 +151,7 @@ def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_l
         if plan.jobs and plan.jobs[FIRST.job].spent:
             break
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
-    assert plan.jobs[FIRST.job].spent == -(-400_000 * 61 // 60), "to a minute after its last sign of life"
+    assert plan.jobs[FIRST.job].spent == booked(3600), "to a moment after its last sign of life"
 
 
 def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_stays_away() -> None:
@@ -251,7 +257,7 @@ def test_a_machine_that_was_heard_and_is_silent_for_long_is_given_up_although_it
     silent = {i: replace(r, seq=9, alive_at=spoke) for i, r in read_at(late).items()}
     plan = reconcile(world, {}, silent, late)
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
-    assert spent(plan.attempts[FIRST], late) == -(-400_000 * 61 // 60), "to a minute after its last sign of life"
+    assert spent(plan.attempts[FIRST], late) == booked(3600), "to a moment after its last sign of life"
     assert plan.jobs[FIRST.job].state is JobState.RECOVERING
 
 
@@ -271,7 +277,7 @@ def test_a_machine_that_was_heard_is_booked_for_as_long_whatever_our_clock_is_se
         left = {i: replace(r, exit_reason=EndReason.DONE, exit_code=0, exit_at=NOW) for i, r in left.items()}
     plan = reconcile(world, {}, left, late)
     assert plan.attempts[FIRST].end_reason is (EndReason.DONE if says_its_end else EndReason.HOST_LOST)
-    assert spent(plan.attempts[FIRST], late) == -(-400_000 * 121 // 60), "to a minute after its last sign of life"
+    assert spent(plan.attempts[FIRST], late) == booked(2 * 3600), "to a moment after its last sign of life"
 
 
 def test_a_machine_that_wrote_before_it_was_listed_is_booked_up_to_its_end_hours_later() -> None:
