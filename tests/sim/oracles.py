@@ -274,13 +274,13 @@ def jobs_lost(result: Result) -> Iterator[str]:
 def deadlines_that_were_not_kept(result: Result) -> Iterator[str]:
     """No machine is bought for a job that was due, and none expires for that before it was."""
     daemon = result.daemon
+    for identity, key, at, was_due in daemon.orders.overdue:
+        if not daemon.told.retries.get(identity):
+            yield f"{key} was bought at {at}, and its job was due {was_due}"
     for identity, end in sorted(daemon.done.items()):
         due, schedule = due_at(end), end.spec.schedule
         if due is None or daemon.told.retries.get(identity):
             continue
-        for item in daemon.attempts_of.get(identity, {}).values():
-            if item.intended_at >= due:
-                yield f"{item.key} was bought at {item.intended_at}, and its job was due {due}"
         by_deadline = end.spec.job_budget is None and schedule.max_duration is None
         if end.state is JobState.EXPIRED and by_deadline and (end.ended_at is None or end.ended_at < due):
             yield f"{identity} has EXPIRED at {end.ended_at}, and was due {due}"

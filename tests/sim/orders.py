@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from spotd.core.deadlines import due_at
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, bid_intent_id
@@ -78,6 +79,8 @@ class Orders:
         self.calls: list[PaidCall] = []
         self.for_price: list[tuple[datetime, AttemptId, str, int]] = []
         """When which machine was ordered to stop for its price, why, and what its job accepted at that moment."""
+        self.overdue: list[tuple[JobId, AttemptKey, datetime, datetime]] = []
+        """What was bought for a job that was due by then, with both instants by the clock of that moment."""
         self.ceilings: list[tuple[datetime, int]] = []
         """What the config accepts per GPU-hour, and from when on, where a world changes it."""
         self.bids: defaultdict[AttemptKey, list[datetime]] = defaultdict(list)
@@ -110,6 +113,7 @@ class Orders:
         for intent in plan.intents.values():
             if intent.state is IntentState.OPEN and intent.id not in before.intents:
                 self._note_intent(intent, true)
+                self._note_overdue(intent, plan, after)
         for identity, job in plan.jobs.items():
             former = before.jobs.get(identity)
             if former is not None and (former.state, job.state) == FLIP:
@@ -119,7 +123,9 @@ class Orders:
             for i, item in plan.attempts.items()
             if item.stop is not None and i in before.attempts and before.attempts[i].stop is None
         ]
-        dear = [(item, item.stop) for item in stopped if item.stop and item.stop.reason is EndReason.PRICE_ROSE]
+        # One that is held bills its disk, and is left for what it would cost again.
+        runs = [item for item in stopped if item.bidding.held_since is None]
+        dear = [(item, item.stop) for item in runs if item.stop and item.stop.reason is EndReason.PRICE_ROSE]
         self.for_price.extend((true, i.id, stop.detail, self._accepted(i, after)) for i, stop in dear)
         chosen = [item for item in stopped if item.stop is not None and item.stop.reason in VOLUNTARY]
         if chosen:
@@ -136,6 +142,13 @@ class Orders:
         offer, limit = item.quote.offer, after.jobs[item.id.job].spec.price
         ceiling = ceiling_for(offer.gpu, offer.gpu_count, limit, self._daemon.policy.current)
         return 0 if ceiling is None else whole_machine(ceiling, shares(offer.gpu_count))
+
+    def _note_overdue(self, intent: Intent, plan: Plan, after: World) -> None:
+        item = None if intent.attempt is None else plan.attempts.get(intent.attempt)
+        if intent.kind is IntentKind.LAUNCH and item is not None:
+            due = due_at(after.jobs[item.id.job])
+            if due is not None and item.intended_at >= due:
+                self.overdue.append((item.id.job, item.key, item.intended_at, due))
 
     def _note_intent(self, intent: Intent, true: datetime) -> None:
         if intent.kind is IntentKind.CHANGE_BID:
