@@ -646,7 +646,9 @@ class Misdescribed:
     ids=["fails", "none", "nan", "huge", "a-float", "negative"],
 )
 def test_a_plugin_that_cannot_describe_itself_is_not_used_and_the_daemon_starts(traits: Callable[[], Any]) -> None:
-    common = SimpleNamespace(api_key=None, fee_multiplier=None, poll_every=None, machines_every=None, enabled=True)
+    common = SimpleNamespace(
+        api_key=None, fee_multiplier=None, poll_every=None, machines_every=None, owned=None, enabled=True
+    )
     one = SimpleNamespace(name=BAD, common=common, plugin=Misdescribed(traits), settings={})
     config = SimpleNamespace(daemon=SimpleNamespace(poll_every=timedelta(minutes=1), machines_every=timedelta(12)))
     settings = main.provider_settings(one, config, {})  # type: ignore[arg-type]  # what of them is read

@@ -32,6 +32,8 @@ from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import play
 
 MINUTE = timedelta(minutes=1)
+NOTED = (CooldownScope.TARGET, CooldownScope.JOB)
+"""What is noted of each refusal besides: it keeps no other job away."""
 
 
 class Buyer:
@@ -92,6 +94,10 @@ class Buyer:
                 return done
             await self.h.clock.sleep(timedelta(seconds=2))
         raise AssertionError("it tries for ever")
+
+    def kept_away(self) -> list[str]:
+        """What every job leaves alone for a while."""
+        return [c.subject for c in self.world.cooldowns if c.scope not in NOTED]
 
     def kinds_tried(self) -> list[tuple[str, str]]:
         return [(o.extra["type"].partition(".")[0], o.extra["zone"]) for o in self.tried]
@@ -178,7 +184,7 @@ def test_a_limit_on_volumes_stops_the_whole_region(tmp_path: Path) -> None:
         bought = await buyer.buy()
         assert bought is not None
         assert [offer.region for offer in buyer.tried] == ["us-east-1", "us-west-2"]
-        assert [c.subject for c in buyer.world.cooldowns] == ["us-east-1 volumes and addresses"], "on-demand, too"
+        assert buyer.kept_away() == ["us-east-1 volumes and addresses"], "on-demand, too"
 
     told(tmp_path, story, MarketChoice.AUTO, no_volumes)
 
@@ -193,11 +199,8 @@ def test_a_lack_of_capacity_cools_down_that_type_in_that_zone_only(tmp_path: Pat
         assert buyer.tried[0].pool == first.pool
         assert bought.pool != first.pool
         assert (bought.extra["type"], bought.region) == (first.extra["type"], first.region)
-        pools = [c.subject for c in buyer.world.cooldowns if c.scope is CooldownScope.POOL]
-        targets = [c.subject for c in buyer.world.cooldowns if c.scope is CooldownScope.TARGET]
-        assert pools == [str(first.pool)]
-        assert all(str(first.pool) in subject for subject in targets)
-        assert len(pools) + len(targets) == len(buyer.world.cooldowns)
+        assert buyer.kept_away() == [str(first.pool)]
+        assert {c.scope for c in buyer.world.cooldowns} <= {CooldownScope.POOL, *NOTED}
 
     told(tmp_path, story)
 
@@ -214,7 +217,7 @@ def test_a_type_that_a_zone_does_not_have_is_not_asked_for_again_that_day(tmp_pa
         await buyer.poll()
         assert isinstance(await buyer.try_once(), Offer)
         assert [str(o.pool) for o in buyer.tried] == ["g4dn.xlarge:us-east-1a", "g4dn.xlarge:us-east-1b"]
-        (cooling,) = (c for c in buyer.world.cooldowns if c.scope is not CooldownScope.TARGET)
+        (cooling,) = (c for c in buyer.world.cooldowns if c.scope not in NOTED)
         assert timedelta(hours=3) < cooling.until - buyer.now < timedelta(hours=4)
 
     told(tmp_path, story, prepare=unsupported)

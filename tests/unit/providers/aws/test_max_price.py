@@ -19,7 +19,7 @@ from spotd_providers.contract.errors import OfferGone, PriceMoved
 from spotd_providers.contract.values import MICRO, InstanceState, Listing, MicroUsdPerHour, Offer
 from spotd_providers.testkit.serve import Call
 from tests.fakes.aws.wire import Params
-from tests.unit.core.builders import SHOP, report, world_with
+from tests.unit.core.builders import SHOP, job, report, world_with
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import cheapest, play
 
@@ -129,7 +129,8 @@ def _running(offer: Offer, listing: Listing) -> World:
     agreed = replace(item.quote, offer=sold, price=price)
     ceiling = offer.gpu_price * 3 // 2
     item = replace(item, quote=agreed, ceiling=ceiling)  # type: ignore[arg-type]  # one GPU: per machine and per GPU alike
-    world = replace(world, attempts={item.id: item})
+    owner = job(attempts_made=1, state=world.jobs[item.id.job].state, ceiling=ceiling)
+    world = replace(world, jobs={owner.id: owner}, attempts={item.id: item})
     assert item.ref is not None
     seen = replace(machine, ref=item.ref, key=item.key)
     looked = {i: replace(r, read_at=listing.at) for i, r in report(seq=6).items()}
