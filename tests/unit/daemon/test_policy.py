@@ -156,6 +156,8 @@ day_budget = 2.0
 server = "ghcr.io"
 username = "lab"
 password = { env = "HUB_PASSWORD" }
+[own]
+rent_after = "3m"
 """
 
 
