@@ -16,17 +16,20 @@ from spotd.core.budgets import BudgetGuard, hold
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, MachineVerdict
-from spotd.core.domain.market import MarketSnapshot, Quote
+from spotd.core.domain.market import LEAP, MarketSnapshot, Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel.quarantine import contain
 from spotd.core.metering import machines_in_use
 from spotd.core.plan_builder import PlanBuilder, stall_words
-from spotd.core.pricing import span_words
+from spotd.core.pricing import PPM, borne_until, per_gpu_words, span_words
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.running import pause_of
 from spotd.core.schedule import TurnWait
-from spotd.core.todays_terms import words_over_ceiling
+from spotd_providers.contract.values import Market, MicroUsdPerHour, per_gpu
+
+FIXED_TOLERANCE_PPM: Final = 10_000
+"""What a provider may round a bid or an on-demand price up by."""
 
 
 class Enforcement:
@@ -270,3 +273,30 @@ class Preemption:
             verdicts.give(item, verdict, made, gains=job, target=target.offer)
             names.append(f"{owner.name} (priority {owner.spec.priority})")
         return why[0], f"{why[1]}; {', '.join(names)} saves and stops to make room", None
+
+
+def words_over_ceiling(builder: PlanBuilder, item: Attempt) -> str:
+    """How far the machine's price is above what its job accepted; empty while it is not, or is borne for a while.
+
+    The price of a spot market moves, so one listing is believed, but for a leap. A bid and an on-demand price do not: a
+    second listing must state it, since one may be wrong. One listing must be newer than a ceiling that was lowered, or
+    a fee that rose.
+    """
+    offer, price = item.quote.offer, item.quote.price
+    total = item.meter.rate + price.upload + price.restore
+    per_gpu_now = per_gpu(MicroUsdPerHour(total), offer.gpu_count)
+    if per_gpu_now <= item.ceiling_now:
+        return ""
+    is_fixed = offer.market is not Market.SPOT or offer.pays_bid
+    first, last = item.over_ceiling_at, item.listed_at
+    if first is not None and (last is None or last < first):
+        return ""  # ceiling or fee were changed since it was listed
+    if (is_fixed or total > LEAP * price.total) and (first is None or last is None or last <= first):
+        return ""
+    if is_fixed and per_gpu_now <= item.ceiling_now + item.ceiling_now * FIXED_TOLERANCE_PPM // PPM:
+        return ""
+    borne = borne_until(item, builder.job(item.id.job), per_gpu_now, builder.now)
+    if borne is not None:
+        builder.wake(borne)
+        return ""
+    return f"{per_gpu_words(per_gpu_now)}, accepted are {per_gpu_words(item.ceiling_now)}"

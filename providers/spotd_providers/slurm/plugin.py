@@ -446,6 +446,7 @@ def _traits(settings: SlurmSettings) -> ProviderTraits:
         bills_from_running=True,
         ends_itself_by="file",
         bill_open_for=timedelta(0),
+        owned=True,
     )
 
 
