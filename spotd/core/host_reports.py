@@ -285,6 +285,10 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     reason = report.exit_reason
     if reason is None:
         return
+    if reason is EndReason.DONE and item.running_at is None:
+        # It began and ended between two reads of its host: that it ran is certain, and for how long is not.
+        item = replace(item, running_at=builder.now)
+        builder.put_attempt(item)
     if reason is EndReason.DONE:
         outputs = pin_outputs(builder, attempt_id, report)
         builder.end_attempt(attempt_id, EndReason.DONE)

@@ -329,7 +329,7 @@ def _ran_words(totals: RunTotals) -> str:
     if not number:
         return "its command never ran"
     hosts = f"{number} or more hosts" if number >= HOSTS_MAX else _count(number, "host")
-    return f"ran {_span(totals.ran)} on {hosts}"
+    return f"ran {_span(totals.ran)} on {hosts}" if totals.ran else f"ran on {hosts}"
 
 
 _FEW_CENTS: Final = 100_000

@@ -13,12 +13,13 @@ from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import closing_words, is_estimate, settled, spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour
 from tests.cases import every
-from tests.unit.core.builders import NOW, world_with
+from tests.unit.core.builders import NOW, report, world_with
 
 
 def hosts(count: int) -> tuple[str, ...]:
@@ -207,3 +208,13 @@ def test_what_cost_nothing_or_is_billed_is_no_estimate(billed: int | None, cost:
     [item] = world_with(AttemptState.RUNNING).attempts.values()
     item = replace(item, bill=replace(item.bill, believed=None if billed is None else MicroUsd(billed)))
     assert is_estimate(item, MicroUsd(cost)) is estimated
+
+
+def test_a_job_whose_command_ended_between_two_reads_did_run() -> None:
+    world = world_with(AttemptState.STARTING)
+    said = report(seq=6, phase="done", exit_reason=EndReason.DONE, exit_code=0)
+    after = applied(world, reconcile(world, {}, said, NOW))
+    (job,) = after.jobs.values()
+    assert job.state is JobState.SUCCEEDED
+    words = closing_words(job.totals, MicroUsd(500_000), MicroUsd(0), 0, NEVER)
+    assert words == "ran on 1 host, $0.50"
