@@ -396,10 +396,11 @@ class _Uploading:
         self.sent = 0
 
     def put_chunk(self, sha256: str, data: bytes | bytearray) -> None:
+        size = len(data)
         if not self._daemon.has_data_chunk(sha256):
-            self._daemon.put_data_chunk(sha256, io.BytesIO(data), len(data))
+            self._daemon.put_data_chunk(sha256, io.BytesIO(data), size)
             with self._counting:
-                self.sent += len(data)
+                self.sent += size
 
     def put_part(self, sha256: str, text: bytes) -> None:
         self._daemon.put_data_part(sha256, io.BytesIO(text), len(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,25 @@ MOUNTS: Final = Path("/proc/self/mounts")
 
 def row_of(area: str, name: str, detail: str, *, ok: bool, hint: str = "") -> CheckResponse:
     return CheckResponse(area=area, name=name, ok=ok, detail=detail, hint=hint)
+
+
+_WAYS_OUT: Final[Mapping[str, str]] = {
+    "daemon": "the daemon's log says more: journalctl -u spotd, or where spotd run writes it",
+    "store": "see [store] in the config",
+    "notify": "see [notify] in the config",
+}
+"""By area: the way out of a finding that names none of its own."""
+
+
+STATE_HINT: Final = "free space on its disk, or check who may write there; what is to end is ended meanwhile"
+
+
+def with_way_out(row: CheckResponse) -> CheckResponse:
+    """Return the finding with something that its reader can do: one of a provider may state only what is wrong."""
+    if row["ok"] or row["hint"]:
+        return row
+    area = row["area"]
+    return {**row, "hint": _WAYS_OUT.get(area) or f"see [providers.{area}] in the config, and the provider's console"}
 
 
 def config_row(path: Path) -> CheckResponse:
@@ -148,13 +167,16 @@ class DoctorHandlers(DaemonAnswers):
         async with anyio.create_task_group() as group:
             for index, (area, check) in enumerate(checks):
                 group.start_soon(one, index, area, check, name=f"check-{area}")
-        found = [row for index in sorted(rows) for row in rows[index]]
+        found = [with_way_out(row) for index in sorted(rows) for row in rows[index]]
         return DoctorResponse(ok=all(row["ok"] for row in found), checks=found)
 
     async def _daemon_checks(self) -> list[CheckResponse]:
         context = self._context
+        state_error = context.database.last_error
         rows = [
-            row_of("daemon", "state", context.database.last_error or "answers", ok=not context.database.last_error),
+            row_of(
+                "daemon", "state", state_error or "answers", ok=not state_error, hint=STATE_HINT if state_error else ""
+            ),
             row_of("daemon", "sqlite", sqlite3.sqlite_version, ok=True),
         ]
         config = context.facts.get("config")
@@ -184,7 +206,10 @@ class DoctorHandlers(DaemonAnswers):
             row_of("daemon", one.subject, one.error, ok=False, hint="everything else goes on; report this with the log")
             for one in sorted(context.control_loop.contained, key=lambda one: one.subject)
         )
-        rows.extend(row_of("daemon", "silent hosts", why, ok=False) for why in context.control_loop.shared_silence)
+        rows.extend(
+            row_of("daemon", "silent hosts", why, ok=False, hint="check this computer's connection and the store")
+            for why in context.control_loop.shared_silence
+        )
         if context.control_loop.held:
             rows.append(row_of("daemon", "decisions", f"none are made: {context.control_loop.held}", ok=False))
         return rows

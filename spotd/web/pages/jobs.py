@@ -10,11 +10,12 @@ from nicegui import ui
 
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
+from spotd.lists import FAMILIES
 from spotd.web import charts as figures
 from spotd.web.charts import Options, prices, timeline
 from spotd.web.markup import el
 from spotd.web.pages.bulk import Selected
-from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, drawn, search, select, value
+from spotd.web.pages.live import ANY, Chart, Page, PagedList, TreeElement, drawn, search, select, value
 from spotd.web.poller import KnownAnswer, WatchTopic, search_log
 from spotd.web.views import jobs as view
 from spotd.web.views.parts import WAITING, problem, section, waiting_for
@@ -251,7 +252,32 @@ def _body(page: Page, ref: str, detail: WatchTopic) -> None:
     _log_search(page, ref)
     page.section([WatchTopic("receipt", (ref,))], lambda answer: view.receipt(answer), name="the receipt")
     page.section([kept], lambda answer: view.checkpoints(answer), name="the checkpoints")
-    page.section([happened], lambda answer: view.events(answer), name="the events")
+    _events(page, ref, _ChosenEvents())
+
+
+@dataclass(slots=True)
+class _ChosenEvents:
+    kind: str = ANY
+    each: bool = False
+
+
+def _events(page: Page, ref: str, chosen: _ChosenEvents) -> None:
+    """Add what happened to the job: all of it, or the kinds that the user chose."""
+
+    def choose(name: str, new: object) -> None:
+        setattr(chosen, name, new)
+        page.redraw()
+
+    with ui.element("div").classes("controls"):
+        select("Kind of event", [ANY, *FAMILIES], ANY, lambda new: choose("kind", new))
+        ui.checkbox("Each event on a line", on_change=lambda event: choose("each", bool(event.value)))
+    tree = TreeElement(waiting_for("the events"))
+
+    def draw(found: KnownAnswer | None) -> None:
+        kind = "" if chosen.kind == ANY else chosen.kind
+        tree.show(*drawn([found], lambda answer: view.events(answer, kind=kind, each=chosen.each), "the events"))
+
+    page.part(lambda: [WatchTopic("events", (ref,) if chosen.kind == ANY else (ref, chosen.kind))], draw)
 
 
 def _log_search(page: Page, ref: str) -> None:

@@ -48,6 +48,8 @@ class TreeElement(Element, component="tree.js"):
 
 
 TICK_S: Final = 1.0
+ANY: Final = "any"
+"""What a choice offers where it narrows nothing."""
 _log = logging.getLogger("spotd.web")
 
 

@@ -11,7 +11,7 @@ from spotd.lists import FAMILIES
 from spotd.web import charts as chart
 from spotd.web.charts import spend
 from spotd.web.markup import el
-from spotd.web.pages.live import Chart, Page, PagedList, TreeElement, search, select, value
+from spotd.web.pages.live import ANY, Chart, Page, PagedList, TreeElement, search, select, value
 from spotd.web.poller import HEAT_DAYS, KnownAnswer, WatchTopic
 from spotd.web.views import market
 from spotd.web.views import market as view
@@ -21,7 +21,6 @@ from spotd.words import silence_texts
 
 PROVIDERS_MAX = 6
 SPANS = {"1 day": "1", "7 days": "7", "28 days": "28"}
-ANY = "any"
 
 
 @dataclass(slots=True)
@@ -144,6 +143,7 @@ def overview_page(page: Page) -> None:
     page.part([WatchTopic("status"), WatchTopic("jobs"), WatchTopic("cost")], figures)
     page.section([WatchTopic("jobs")], lambda answer, now: market.running(answer["jobs"], now), name="the jobs")
     page.section([WatchTopic("jobs")], lambda answer: market.waiting(answer["jobs"]), name="the jobs")
+    page.section([WatchTopic("jobs")], lambda answer, now: market.failed(answer["jobs"], now), name="the jobs")
     past = Chart("Spend and machines by day", height="220px")
 
     def draw_past(found: KnownAnswer | None) -> None:

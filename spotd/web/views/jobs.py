@@ -165,7 +165,7 @@ def heading(detail: Mapping[str, Any], why: Mapping[str, Any] | None) -> Node:
         el("p", missing, cls="missing") if (missing := missing_text(why) if why else "") else None,
         el("p", clean(sentence), cls="sentence") if job["state"] != "FAILED" else None,
         _failure(job["failure"]) if job["failure"] is not None else None,
-        *(el("p", clean(text), cls="muted") for text in (why["placed"] if why else ())),
+        *(el("p", f"Ran there: {clean(text)}", cls="muted") for text in (why["placed"] if why else ())),
         *(el("p", clean(text), cls="muted") for text in costs if text),
         *(el("p", clean(text), cls="problem") for text in notices if text),
         cls="heading",
@@ -337,10 +337,12 @@ def log_hits(found: LogHits, text: str) -> Node:
     )
 
 
-def events(found: Sequence[Mapping[str, Any]]) -> Node:
-    """Return what happened to the job, the newest first."""
-    shown = matching_events(found, "")[:EVENTS_SHOWN]
-    return section("Events", step_list(shown, of_job=True, empty="Nothing has happened yet."))
+def events(found: Sequence[Mapping[str, Any]], *, kind: str = "", each: bool = False) -> Node:
+    """Return what happened to the job, the newest first; `kind` names the family, where only that is shown."""
+    known = matching_events(found, "", each=each)
+    empty = f"No event of the kind {kind}." if kind else "Nothing has happened yet."
+    note = f"the newest {EVENTS_SHOWN} of {len(known)}" if len(known) > EVENTS_SHOWN else ""
+    return section("Events", step_list(known[:EVENTS_SHOWN], of_job=True, empty=empty), note=note)
 
 
 def figures_table(tail: LogTail) -> Node:

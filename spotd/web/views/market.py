@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -33,6 +33,8 @@ from spotd.words import (
     clean,
     count,
     dollars,
+    failure_lines,
+    instant,
     price,
     span_text,
     spent_words,
@@ -254,6 +256,7 @@ def hosts(answer: Mapping[str, Any], now: datetime) -> Node:
 
 ROWS_MAX: Final = 25
 REASONS_MAX: Final = 15
+FAILED_MAX: Final = 5
 NAMES_MAX: Final = 6
 EVENTS_SHOWN: Final = 8
 
@@ -368,6 +371,28 @@ def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
     left_out = len(groups) > REASONS_MAX or len(shown) > NAMES_MAX
     more = el("p", el("a", f"All {len(shown)}", href="/jobs?show=waiting")) if left_out else None
     return section("What waits, and why", content, more, note=str(len(shown)) if shown else "")
+
+
+def failed(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
+    """Return the jobs that failed within a day, each with its reason; nothing where none did."""
+    found = [job for job in jobs if job["state"] in {"FAILED", "EXPIRED"} and _is_of_today(job, now)]
+    if not found:
+        return ""
+    rows = [
+        el(
+            "li",
+            el("div", job_link(job), state(job["state"], f"{ago(job['ended_at'], now)} ago"), cls="who"),
+            el("p", clean(failure_lines(job["failure"])[0] if job["failure"] else job["reason"])),
+        )
+        for job in found[:FAILED_MAX]
+    ]
+    more = el("p", el("a", f"All {len(found)}", href="/jobs?show=failed")) if len(found) > FAILED_MAX else None
+    return section("Failed in the last day", el("ul", *rows, cls="reasons"), more, note=str(len(found)))
+
+
+def _is_of_today(job: Mapping[str, Any], now: datetime) -> bool:
+    ended = instant(job["ended_at"])
+    return ended is not None and now - ended < timedelta(days=1)
 
 
 def _fold(jobs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from spotd.cli.transfers import _Uploading
+from spotd.client.daemon import Daemon
 from spotd.core.domain.world import World
 from spotd.daemon.dataset_garbage import read_by_jobs
 from spotd.daemon.datasets import KEPT, Datasets
@@ -104,7 +108,6 @@ def test_a_folder_that_cannot_be_stored_is_refused_before_the_plan(
 
 
 def test_a_folder_that_was_not_sent_is_refused_with_a_way_out(ctl: Ctl, tmp_path: Path) -> None:
-    from spotd.client.daemon import Daemon
     from spotd.client.transport import DaemonRefused
 
     with pytest.raises(DaemonRefused) as refused:
@@ -193,3 +196,32 @@ def test_a_retry_is_refused_once_the_data_is_gone_and_keeps_it_before(ctl: Ctl, 
     assert refused.code != 0
     assert f"the data {tmp_path}/set is not in the store any more" in refused.err
     assert "spotctl data put" in refused.err
+
+
+def test_what_two_threads_send_at_once_is_counted_whole() -> None:
+    """A size that is asked for between reading the sum and writing it lets another thread's bytes be lost."""
+
+    class Takes:
+        def has_data_chunk(self, _sha256: str) -> bool:
+            return False
+
+        def put_data_chunk(self, _sha256: str, _content: object, _size: int) -> None: ...
+
+    uploading = _Uploading(cast("Daemon", Takes()))
+
+    class Measured(bytes):
+        asked = 0
+
+        def __len__(self) -> int:
+            self.asked += 1
+            if self.asked == 2:
+                other.start()
+                other.join(5)
+            return 3
+
+    other = threading.Thread(target=uploading.put_chunk, args=("b", b"12345"))
+    uploading.put_chunk("a", Measured(b"123"))
+    if other.ident is None:
+        other.start()
+    other.join()
+    assert uploading.sent == 8

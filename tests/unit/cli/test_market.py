@@ -332,6 +332,14 @@ def test_a_receipt_divides_the_cost_of_an_attempt(ctl: Ctl) -> None:
     )
 
 
+def test_the_download_of_code_is_not_called_a_restore(ctl: Ctl) -> None:
+    line = made_responses.attempt_cost(traffic_usd=0.0002, uploaded_bytes=0, restored_bytes=593, resumed_from=None)
+    ctl.place.answers("receipts.cost", made_responses.cost(made_responses.receipt(attempts=[line])))
+    out = ctl("cost", "llama-lora").out
+    assert "0 B uploaded and 593 B downloaded" in out
+    assert "restored" not in out
+
+
 def test_a_job_is_not_added_up_by_something(ctl: Ctl) -> None:
     assert ctl("cost", "llama-lora", "--by", "day").code == 2
 

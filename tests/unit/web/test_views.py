@@ -364,6 +364,43 @@ def test_the_page_of_a_failed_job_begins_with_reason_output_and_next_step() -> N
     assert "it was killed" in text_of(jobs.listing([row], NOW))
 
 
+def test_a_traceback_keeps_its_indentation_and_nothing_else_that_steers() -> None:
+    failure = {
+        "attempt": 1, "reason": "r", "exit_code": 1, "meaning": "", "next_step": "s",
+        "output": ["  File \x1b[31ma.py", "\tx =  1", "   ^"],
+    }  # fmt: skip
+    row = made.job(state="FAILED", failure=failure)
+    assert "  File a.py\n    x = 1\n   ^" in text_of(job_view.heading(made.detail(row), None))
+
+
+def test_the_overview_names_what_failed_within_a_day_with_its_reason() -> None:
+    failure = {"attempt": 1, "reason": "exit code 127", "exit_code": 127, "meaning": "", "output": [], "next_step": ""}
+
+    def ended(hours: float, name: str, **given: Any) -> Any:
+        at = (NOW - timedelta(hours=hours)).isoformat()
+        return made.job(**{"state": "FAILED", "name": name, "ended_at": at, "failure": failure, **given})
+
+    shown = text_of(market.failed([ended(23, "late"), ended(25, "old"), ended(1, "won", state="SUCCEEDED")], NOW))
+    assert "late" in shown
+    assert "exit code 127" in shown
+    assert "old" not in shown
+    assert "won" not in shown
+    assert text_of(market.failed([ended(25, "old")], NOW)) == ""
+    many = text_of(market.failed([ended(1, f"job-{number}") for number in range(1000)], NOW))
+    assert many.count("exit code 127") == market.FAILED_MAX
+    assert "All 1000" in many
+
+
+def test_the_events_of_a_job_say_how_many_are_shown_and_of_which_kind_there_are_none() -> None:
+    found = [made.event(id=n, kind="job.budget", message=f"m{n:03}", at=NOW.isoformat()) for n in range(100)]
+    shown = text_of(job_view.events(found))
+    assert f"the newest {job_view.EVENTS_SHOWN} of 100" in shown
+    assert "m099" in shown
+    assert "m003" not in shown
+    assert "No event of the kind bid." in text_of(job_view.events([], kind="bid"))
+    assert "Nothing has happened yet." in text_of(job_view.events([]))
+
+
 def test_the_script_of_each_element_lies_beside_the_module_that_names_it() -> None:
     modules = Path(web.__file__).parent.rglob("*.py")
     scripts = [(one.parent, name) for one in modules for name in re.findall(r'component="(.+?)"', one.read_text())]

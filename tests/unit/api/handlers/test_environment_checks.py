@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row
+from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row, row_of, with_way_out
+from tests.unit.daemon.rig import Rig
 
 MOUNTS = """/dev/sda1 / ext4 rw 0 0
 proc /proc proc rw 0 0
@@ -58,3 +59,25 @@ def test_a_state_on_a_network_filesystem_is_wrong(folder: str, kind: str, ok: bo
 
 def test_where_the_system_does_not_tell_nothing_is_claimed() -> None:
     assert filesystem_row(Path("/var/lib/spotd"), "")["ok"]
+
+
+@pytest.mark.parametrize(
+    ("area", "way"),
+    [("daemon", "log"), ("store", "[store]"), ("notify", "[notify]"), ("vast", "[providers.vast]")],
+)
+def test_what_is_wrong_has_a_way_out_though_its_check_names_none(area: str, way: str) -> None:
+    assert way in with_way_out(row_of(area, "a check", "it is broken", ok=False))["hint"]
+    for kept in (row_of(area, "a check", "fine", ok=True), row_of(area, "a check", "no", ok=False, hint="do this")):
+        assert with_way_out(kept) == kept
+
+
+@pytest.mark.anyio
+async def test_no_finding_of_a_daemon_lacks_a_way_out(rig: Rig) -> None:
+    async with rig.ready():
+        rig.control_loop.shared_silence = ("3 of 3 hosts are silent at once",)
+        rig.policy.gates.append(lambda: "another daemon may act")
+        rows = (await rig.handlers().doctor.report())["checks"]
+    wrong = [row for row in rows if not row["ok"]]
+    assert {row["name"] for row in wrong} >= {"silent hosts", "launches"}
+    assert [row for row in wrong if not row["hint"]] == []
+    assert [row for row in rows if row["name"] == "sqlite" and (row["hint"] or not row["ok"])] == []
