@@ -42,10 +42,13 @@ KEEPALIVE_S: Final = 15
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 CALLS_MAX: Final = 4
 """At a time on one connection; sshd allows ten."""
+CHANGES: Final = frozenset({"launch", "end"})
+"""Operations of a host's script that are not asked again by themselves; every other one is a read."""
 BUSY_STATUS: Final = 75
 """What a script exits with that did nothing because another one is at work (`EX_TEMPFAIL`)."""
 BUSY_WAIT: Final = timedelta(seconds=15)
 FULL_WAIT: Final = timedelta(seconds=5)
+CLOSES_WITHIN_S: Final = 1.0
 _REST_FIRST_S: Final = 5
 _REST_MAX_S: Final = 60
 _ASK_AGAIN: Final = re.compile(rb"ask again in (\d{1,6}) s")
@@ -94,6 +97,10 @@ def own_key(path: Path) -> str:
         raise AuthFailed(f"the SSH key {path} cannot be used: {type(exc).__name__}") from exc
 
 
+class _ConnectionBroke(AnswerLost):
+    """Whether the script ran is not known; another connection may carry it at once, as after a time-out none would."""
+
+
 class SshLink:
     """The connection to one host."""
 
@@ -113,33 +120,52 @@ class SshLink:
     def is_connected(self) -> bool:
         return self._connection is not None and not self._connection.is_closed()
 
-    async def ask(self, command: str, script: str, *, timeout_s: float, patient: bool = False) -> Lines:
+    async def ask(
+        self, command: str, script: str, *, timeout_s: float, patient: bool = False, repeatable: bool = False
+    ) -> Lines:
         """Run a script by `command`, which reads it, and return the lines of its answer, split at tabs.
 
         Args:
             script: functions, and as its last line the call of one.
             patient: fail at once where a connection failed a moment ago, as for what is asked again and again.
+            repeatable: run it once more where the connection broke under it: twice is as good as once.
 
         Raises:
             Unavailable, AuthFailed, RateLimited: it certainly did not run.
             AnswerLost: it may have run.
         """
         async with self._calls:
-            library = ssh_library()
-            connection, process = await self._session(command, patient=patient)
-            token = secrets.token_hex(16)
-            self.requests_sent += 1
             try:
-                with anyio.fail_after(timeout_s):
-                    async with process:
-                        process.stdin.write(_frame(script, token).encode())
-                        process.stdin.write_eof()
-                        text = await _read(process.stdout)
-                        await process.wait_closed()
-            except (library.Error, OSError, TimeoutError) as exc:
-                self._drop(connection)
-                raise AnswerLost(f"the answer of {self._target.name} was lost") from exc
+                return await self._exchange(command, script, timeout_s, patient=patient)
+            except _ConnectionBroke:
+                if not repeatable:
+                    raise
+            return await self._exchange(command, script, timeout_s, patient=patient)
+
+    async def _exchange(self, command: str, script: str, timeout_s: float, *, patient: bool) -> Lines:
+        library = ssh_library()
+        connection, process = await self._session(command, patient=patient)
+        token = secrets.token_hex(16)
+        self.requests_sent += 1
+        try:
+            with anyio.fail_after(timeout_s):
+                async with process:
+                    process.stdin.write(_frame(script, token).encode())
+                    process.stdin.write_eof()
+                    text = await _read(process.stdout)
+                    await process.wait_closed()
             return _lines(text, process.exit_status, token, who=self._target.name)
+        except TimeoutError as exc:
+            self._drop(connection)
+            raise AnswerLost(f"{self._target.name} did not answer in time") from exc
+        except (library.Error, OSError) as exc:
+            self._drop(connection)
+            raise _ConnectionBroke(f"the answer of {self._target.name} was lost") from exc
+        except AnswerLost as exc:
+            # asyncssh may show a connection that broke as the plain end of what the script printed.
+            if connection.is_closed():
+                raise _ConnectionBroke(str(exc)) from exc
+            raise
 
     async def _session(self, command: str, *, patient: bool) -> tuple[asyncssh.SSHClientConnection, Any]:
         """Start the command; a connection that turns out to be dead is made anew once, since nothing ran on it."""
@@ -151,7 +177,7 @@ class SshLink:
                 with anyio.fail_after(CONNECT_S):
                     return connection, await connection.create_process(command, encoding=None, stderr=library.STDOUT)
             except (library.Error, OSError, TimeoutError) as exc:
-                if isinstance(exc, library.ChannelOpenError) and not connection.is_closed():
+                if isinstance(exc, library.ChannelOpenError) and not await _closes(connection):
                     name = self._target.name
                     raise RateLimited(f"{name} takes no more sessions now", retry_after=FULL_WAIT) from exc
                 cause = exc
@@ -241,14 +267,16 @@ class LocalShell:
         self._calls = anyio.CapacityLimiter(CALLS_MAX)
         self.requests_sent = 0
 
-    async def ask(self, command: str, script: str, *, timeout_s: float, patient: bool = False) -> Lines:
+    async def ask(
+        self, command: str, script: str, *, timeout_s: float, patient: bool = False, repeatable: bool = False
+    ) -> Lines:
         """Run a script as `SshLink.ask` does.
 
         Raises:
             Unavailable, RateLimited: it certainly did not run.
             AnswerLost: it may have run.
         """
-        del patient
+        del patient, repeatable
         async with self._calls:
             token = secrets.token_hex(16)
             self.requests_sent += 1
@@ -302,6 +330,13 @@ def _lines(text: bytes, status: int | None, token: str, *, who: str) -> Lines:
     if not begin or not end:
         raise AnswerLost(f"the answer of {who} is not whole")
     return [line.split("\t") for line in answer.splitlines() if line]
+
+
+async def _closes(connection: asyncssh.SSHClientConnection) -> bool:
+    """Whether the connection ends: its sessions are refused a moment before that is seen of itself."""
+    with anyio.move_on_after(CLOSES_WITHIN_S):
+        await connection.wait_closed()
+    return connection.is_closed()
 
 
 def printer(name: str, text: str) -> str:

@@ -48,7 +48,7 @@ from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopbac
 from spotd_providers.kit.calls import Page, clock_line, judge_apart, rejected
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import listed_reasons
-from spotd_providers.kit.ssh import LocalShell, SshLink, SshTarget, own_key, printer
+from spotd_providers.kit.ssh import CHANGES, LocalShell, SshLink, SshTarget, own_key, printer
 from spotd_providers.kit.template import ProviderTemplate, require_launchable
 from spotd_providers.kit.text import clean, key_of, quote_safely
 from spotd_providers.kit.vm_boot import boot_script
@@ -161,7 +161,10 @@ class SlurmProvider(ProviderTemplate):
         script = script_of(self._settings, operation, *words, files=files or {})
         patient = operation in ("offers", "list")
         command, timeout_s = f"/bin/sh -s {operation}", TIMEOUT_S[operation]
-        said = answer_of(await self._shell.ask(command, script, timeout_s=timeout_s, patient=patient))
+        repeatable = operation not in CHANGES
+        said = answer_of(
+            await self._shell.ask(command, script, timeout_s=timeout_s, patient=patient, repeatable=repeatable)
+        )
         if said is None:
             raise AnswerLost(f"{WHO}'s login node says nothing of itself")
         return said

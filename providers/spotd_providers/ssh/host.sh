@@ -110,7 +110,7 @@ op_probe() {
 op_list() { # INSTALL LEAVE_S LEAVE_AT
   lock
   op_greet
-  for one in $(find "$DIR/machines" -mindepth 2 -maxdepth 2 -name ended -mmin +1440 2>/dev/null | head -n 100); do
+  for one in $(find "$DIR/machines" -mindepth 2 -maxdepth 2 -name ended -mmin +1440 2>/dev/null | head -n 20); do
     key=${one%/ended}; key=${key##*/}
     lives "$key" || undo "$key"
   done
@@ -189,8 +189,9 @@ op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT 
   else
     (cd "$home" && exec setsid "$@") >/dev/null 2>&1 </dev/null 9>&- &
   fi
-  tries=0
-  while [ ! -s "$home/child" ] && [ $tries -lt 80 ]; do tries=$((tries + 1)); sleep 0.1; done
+  # By the clock and not by the number of tries: a slow host would hold the lock for longer than others wait for it.
+  until=$(($(up) + 8))
+  while [ ! -s "$home/child" ] && [ "$(up)" -lt "$until" ]; do sleep 0.1; done
   if [ ! -s "$home/child" ]; then
     : >"$home/ended"
     end_members "$key"

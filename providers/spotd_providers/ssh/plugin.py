@@ -48,7 +48,7 @@ from spotd_providers.kit.calls import Page, ask_each, clock_line, rejected
 from spotd_providers.kit.host_gpus import ROCM
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import listed_reasons
-from spotd_providers.kit.ssh import Lines, SshLink, SshTarget, own_key, printer
+from spotd_providers.kit.ssh import CHANGES, Lines, SshLink, SshTarget, own_key, printer
 from spotd_providers.kit.template import ProviderTemplate, require_launchable
 from spotd_providers.kit.text import clean
 from spotd_providers.kit.vm_boot import DockerRun, boot_script
@@ -134,7 +134,13 @@ class SshProvider(ProviderTemplate):
         script = script_of(host, operation, *words, boot=boot)
         patient = operation in ("probe", "list")
         link, timeout_s = self._links[host.name], TIMEOUT_S[operation]
-        return await link.ask(f"/bin/sh -s {operation}", script, timeout_s=timeout_s, patient=patient)
+        return await link.ask(
+            f"/bin/sh -s {operation}",
+            script,
+            timeout_s=timeout_s,
+            patient=patient,
+            repeatable=operation not in CHANGES,
+        )
 
     async def _read(self, host: SshHost, operation: str, *words: object) -> Lines:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from dataclasses import replace
@@ -351,6 +352,59 @@ def test_a_silent_host_makes_the_list_incomplete_and_nothing_absent(tmp_path: Pa
         assert [one.state for one in listing.instances] == [InstanceState.GONE]
 
     play(tmp_path, story)
+
+
+def test_a_read_whose_connection_breaks_is_asked_once_more(tmp_path: Path) -> None:
+    async def story(h: SshHarness, provider: SshProvider) -> None:
+        del h.hosts["atlas"]
+        async with h.opened() as one:
+            h.faults.lose_answer(Call.LIST)
+            assert (await one.instances()).complete
+            assert len(h.requests(Call.LIST)) == 2
+            h.faults.lose_answer(Call.LIST, times=9)
+            with pytest.raises(Unavailable, match="was lost"):
+                await one.instances()
+            assert len(h.requests(Call.LIST)) == 4, "a connection that breaks is tried twice and not for ever"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_refused_session_of_a_connection_that_ends_is_no_lack_of_sessions(ends: bool, tmp_path: Path) -> None:
+    async def story(h: SshHarness, provider: SshProvider) -> None:
+        await provider.instances()
+        connection = provider._links["titan"]._connection
+        assert connection is not None
+
+        async def refuse(*_: object, **__: object) -> None:
+            if ends:
+                asyncio.get_running_loop().call_later(0.05, connection.abort)
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, "open failed")
+
+        connection.create_process = refuse  # type: ignore[assignment, method-assign]  # a server does it too late
+        listing = await provider.instances()
+        assert listing.complete is ends
+        assert [one.reason for one in listing.rejected] == ([] if ends else ["titan takes no more sessions now"])
+
+    play(tmp_path, story)
+
+
+def test_a_slow_host_holds_its_lock_by_the_clock_and_not_by_tries(tmp_path: Path) -> None:
+    host = FakeHost("titan", tmp_path, *TITAN)
+    host.program("setsid", "#!/bin/sh\n")  # so that no first process names itself
+    host.program("sleep", f"#!/bin/sh\necho >>{tmp_path}/slept\n")
+    (tmp_path / "up").write_text("100\n")
+    clock = f'up() {{ read -r n <{tmp_path}/up; echo $((n + 3)) >{tmp_path}/up; echo "$n"; }}\n'
+    words = ("spotd-lab-j1-1", BOOT.read_text().strip(), 10**9, 0, 1, "none", "CUDA_VISIBLE_DEVICES", "never", "-", 300)
+    own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
+    functions, _, call = script_of(own, "launch", *words, TITAN[0].uuid, boot=START_SCRIPT).rstrip().rpartition("\n")
+    done = subprocess.run(
+        ["/bin/sh", "-s"], input=f"{functions}\n{clock}{call}\n", env={"HOME": str(host.home)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "refused\tdisk\tits first process does not start" in done.stdout, done
+    assert 1 <= (tmp_path / "slept").read_text().count("\n") <= 3
+    assert not list((host.state / "devices").iterdir())
 
 
 def test_a_host_that_is_no_longer_in_the_config_ends_nothing(tmp_path: Path) -> None:
