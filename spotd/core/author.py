@@ -124,7 +124,8 @@ class MachineVerdicts:
         self._ends_nothing = {i.provider: i.error or _STILL_THERE for i in world.intents.values() if _ended_nothing(i)}
 
     @cached_property
-    def _machines_in_use(self) -> int:
+    def machines_in_use(self) -> int:
+        """How many machines count against the limit before this decision."""
         return machines_in_use(self._world, self._builder.now)
 
     def words(self, job: Job) -> str:
@@ -211,7 +212,7 @@ class MachineVerdicts:
                 return f"it did not get the last one; asked again in {span_words(left)}"
             if self.refuses(target):
                 return f"{target.provider} refused {subject_of(target)} a while ago"
-        if Need.PLACE in needs and self._machines_in_use - len(machines) >= self._world.policy.machines_max:
+        if Need.PLACE in needs and self.machines_in_use - len(machines) >= self._world.policy.machines_max:
             return f"more machines are in use than the {self._world.policy.machines_max} of [budget] machines"
         readings = self._market.readings
         if readings is None:

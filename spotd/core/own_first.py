@@ -74,7 +74,11 @@ def keeps_own(job: Job, item: Attempt, policy: Policy) -> bool:
 
 
 class OwnFirst:
-    """The jobs that may wait for an own machine, in one decision."""
+    """The jobs that may wait for an own machine, in one decision.
+
+    Attributes:
+        providers: of own machines, where one may be launched.
+    """
 
     def __init__(
         self,
@@ -88,10 +92,12 @@ class OwnFirst:
         self._seen = market.seen
         self._time_to_wait = time_to_wait
         self._words: dict[JobId, str] = {}
+        policy = world.policy
+        self.providers = tuple(name for name in policy.own_providers if not policy.providers[name].unusable)
 
     def with_words(self, sentence: str, job: Job) -> str:
         """Return the sentence with what came of the job's wait."""
-        words = self._words.get(job.id, "")
+        words = self._words.get(job.id, "") if self._words else ""
         return f"{sentence}; {words}" if words else sentence
 
     def wait(self, job: Job, catalogue: CandidateCatalogue, *, begins: bool = True) -> OwnWait | None:
@@ -145,9 +151,7 @@ class OwnFirst:
 
     def _own_providers(self, wanted: Resources) -> tuple[ProviderName, ...]:
         """Return which providers of own machines the job accepts."""
-        policy = self._world.policy
-        own = (name for name in policy.own_providers if not policy.providers[name].unusable)
-        return tuple(name for name in own if _accepts(wanted, name))
+        return tuple(name for name in self.providers if _accepts(wanted, name))
 
     def _since(self, job: Job) -> datetime:
         """Return since when the job waits; it may wait as long as another one of its array that is like it."""

@@ -89,9 +89,9 @@ class Pacer:
 
     def words(self, job: Job) -> str:
         """Return what is to be said of the job's deadline; empty without one."""
-        due = due_at(job)
+        due = None if job.spec.schedule.deadline is None else due_at(job)
         if due is None:
-            return self._words.get(job.id, "")
+            return self._words.get(job.id, "") if self._words else ""
         left = hours_words((due - self._builder.now).total_seconds())
         return self._words.get(job.id, f"due {due_words(due)}, in {left}")
 
@@ -123,7 +123,8 @@ class Pacer:
     def paced(self, job: Job) -> Job | None:
         """Return the job as it is to be placed now, with the market that its policy chose; `None` if it is to wait."""
         if job.spec.schedule.deadline is None:
-            return self._waiting_for_spot(job)
+            limit = job.spec.resources.on_demand_after
+            return job if limit is None else self._waiting_for_spot(job, limit)
         ahead = self._outlook(job, None)
         if ahead is None or job.spec.resources.market is not MarketChoice.AUTO:
             return job
@@ -138,11 +139,8 @@ class Pacer:
         self._words[job.id] = ahead.words(self._builder.now)
         return None
 
-    def _waiting_for_spot(self, job: Job) -> Job:
+    def _waiting_for_spot(self, job: Job, limit: timedelta) -> Job:
         """Return the job on spot alone while it waits for that; on both markets once it has waited for long enough."""
-        limit = job.spec.resources.on_demand_after
-        if limit is None:
-            return job
         builder = self._builder
         pacing = builder.job(job.id).pacing
         if pacing.spot_wanted_since is None and job.array is not None and is_untried(job):
@@ -361,6 +359,8 @@ def deadline_warnings(job: Job) -> list[str]:
 
 def words_of_expiry(job: Job, now: datetime) -> str:
     """Why a job without a machine is over; empty while it is not."""
+    if not _is_limited(job):
+        return ""
     over = _over(job, due_at(job), duration_left(job, None, now), now)
     return "" if over is None else over[0].sentence(over[1])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -27,7 +26,7 @@ from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import RENTING, TAKING, PassedOver, Verdict, VerdictKind, World, launch_rows
 from spotd.core.enforcement import Preemption, plausible_rates
 from spotd.core.kernel.quarantine import contain, in_words
-from spotd.core.metering import is_left_to_provider, lease_and_save, machines_in_use
+from spotd.core.metering import is_left_to_provider, lease_and_save
 from spotd.core.own_first import OwnFirst
 from spotd.core.pacer import Pacer, words_of_expiry
 from spotd.core.plan_builder import PlanBuilder
@@ -107,7 +106,7 @@ class JobPlacement:
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
             self.attempts_by_job[attempt.id.job].append(attempt)
-        self.machines = machines_in_use(world, self.now)
+        self.machines = machine_verdicts.machines_in_use
         self.launches = 0
 
     def place(self, job: Job) -> None:
@@ -159,7 +158,10 @@ class JobPlacement:
             self.pacer.watch(job)
             self._wait(job, *self.preemption.machine_for(job, gate, lambda: self._could_start(job)))
             return
-        with self.catalogue.pressed() if self._is_pressed(job) else nullcontext():
+        if not self._is_pressed(job):
+            self._choose(job)
+            return
+        with self.catalogue.pressed():
             self._choose(job)
 
     def _is_pressed(self, job: Job) -> bool:
@@ -173,11 +175,14 @@ class JobPlacement:
             return free_at is not None and self.pacer.is_pressed(job, free_at)
 
     def _choose(self, job: Job) -> None:
-        found = next((found for part in MARKET_PARTS if (found := part(self, job)) is not None), job)
+        found: Job | TurnWait | None = None
+        for part in MARKET_PARTS:
+            if (found := part(self, job)) is not None:
+                break
         if isinstance(found, tuple):
             self._wait(job, *found)
             return
-        job = found
+        job = found or job
         offers, best = self._free_offers(job)
         if not offers.entries:
             self._wait(
@@ -275,7 +280,10 @@ class JobPlacement:
 
     def _gate(self, job: Job) -> TurnWait | None:
         """Return what keeps any machine from being used for this job, whatever it costs, and until when."""
-        return next((wait for gate in GATES if (wait := gate(self, job)) is not None), None)
+        for gate in GATES:
+            if (wait := gate(self, job)) is not None:
+                return wait
+        return None
 
     def quotes(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Each of the quotes that would be admitted for this job now, but for its budgets, best first."""
@@ -403,12 +411,14 @@ def launches_paused(placement: JobPlacement, _job: Job) -> TurnWait | None:
 
 def nothing_prepared(placement: JobPlacement, _job: Job) -> TurnWait | None:
     """Wait a moment: the last launch could not be prepared."""
-    pause = placement.catalogue.pause()
+    pause = placement.catalogue.pause
     return (VerdictKind.PAUSED, f"no launch can be prepared: {pause[0]}", pause[1]) if pause else None
 
 
 def backing_off(placement: JobPlacement, job: Job) -> TurnWait | None:
     """Wait for the end of the pause after its last launches failed."""
+    if job.not_before is None:
+        return None
     left = pause_left(job, placement.now, lease_and_save(job, placement.policy))
     if not left:
         return None
@@ -419,8 +429,11 @@ def backing_off(placement: JobPlacement, job: Job) -> TurnWait | None:
 def former_machine(placement: JobPlacement, job: Job) -> TurnWait | None:
     """Wait until its former machine cannot compute: its provider confirmed the end, or its lease has run out."""
     # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
+    attempts = placement.attempts_by_job.get(job.id)
+    if not attempts:
+        return None
     lasts = lease_and_save(job, placement.policy)
-    for item in placement.attempts_by_job[job.id]:
+    for item in attempts:
         released_at = (item.ended_at or item.intended_at) + lasts
         may_compute = item.machine.may_compute and placement.now < released_at
         if item.end_reason is EndReason.LAUNCH_UNKNOWN:
@@ -467,6 +480,8 @@ GATES: Final[tuple[Gate, ...]] = (
 
 def own_machines_first(placement: JobPlacement, job: Job) -> Job | TurnWait | None:
     """Own machines alone while the job waits for one of them (`own_first`)."""
+    if not placement.own_first.providers:
+        return None
     own = placement.own_first.wait(job, placement.catalogue)
     if own is None:
         return None

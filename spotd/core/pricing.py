@@ -18,7 +18,7 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import GB, MOVED_COST_MAX, Job, bytes_within, disk_gb_for, hourly_within, per_hour
 from spotd.core.domain.lineage import unsaved_time
-from spotd.core.domain.market import NO_CHARGE, Elsewhere, PriceBreakdown, Quote
+from spotd.core.domain.market import NO_CHARGE, NOTHING, Elsewhere, PriceBreakdown, Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import PassedOver
 from spotd_jobs.spec.model import PriceLimit, Resources
@@ -70,12 +70,20 @@ def needs_of(job: Job, policy: Policy) -> Needs:
     """Return what the job's newest checkpoint shows about its traffic; none is known before the first."""
     size = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
     restored = size + bytes_within(job.delivered_bytes)
-    elsewhere = min(restored, bytes_within(job.url_bytes))
     stay = max(policy.expected_stay, _MINUTE)
-    return Needs(
+    needs = Needs(
         disk_gb=disk_gb_for(job),
         upload_bytes_per_hour=per_hour(size, checkpoint_interval(job)) if size else 0,
         restore_bytes_per_hour=per_hour(restored, stay) if restored else 0,
+    )
+    return _with_data(needs, job, restored, stay) if job.spec.data else needs
+
+
+def _with_data(needs: Needs, job: Job, restored: int, stay: timedelta) -> Needs:
+    """Return the needs with what the job's datasets add to them."""
+    elsewhere = min(restored, bytes_within(job.url_bytes))
+    return replace(
+        needs,
         store_bytes_per_hour=per_hour(restored - elsewhere, stay) if elsewhere else None,
         url_bytes=elsewhere,
         data_bytes=bytes_within(job.data_bytes),
@@ -211,7 +219,7 @@ def quote(
         at=at,
         egress_price=egress_price,
         url_bytes=needs.url_bytes,
-        url_cost=_elsewhere_cost(needs, offer),
+        url_cost=_elsewhere_cost(needs, offer) if needs.elsewhere else NOTHING,
         is_own=is_own,
     )
 

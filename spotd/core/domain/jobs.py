@@ -359,12 +359,14 @@ class Job:
     @property
     def delivered_bytes(self) -> int:
         """What each of its machines fetches before it works, apart from a checkpoint: code, inputs and datasets."""
+        if self.chain is None and not self.spec.data:
+            return self.code_bytes
         return self.code_bytes + self.input_bytes + self.data_bytes
 
     @property
     def data_bytes(self) -> int:
         """How large the datasets are that it reads."""
-        return sum(one.bytes for one in self.spec.data)
+        return sum(one.bytes for one in self.spec.data) if self.spec.data else 0
 
     @property
     def url_bytes(self) -> int:
@@ -472,8 +474,11 @@ def disk_gb_for(job: Job, checkpoint_bytes: int | None = None) -> int:
     """Return what to ask for, when the newest checkpoint, or one of so many bytes, is to be restored."""
     newest = job.checkpoints[0].bytes if job.checkpoints else 0
     stored = bytes_within(newest if checkpoint_bytes is None else checkpoint_bytes)
-    stored += CODE_COPIES * bytes_within(job.code_bytes) + bytes_within(job.input_bytes)
-    stored += bytes_within(job.data_bytes) + DATA_BLOCK * min(sum(one.files for one in job.spec.data), FILES_MAX)
+    stored += CODE_COPIES * bytes_within(job.code_bytes)
+    if job.chain is not None:
+        stored += bytes_within(job.input_bytes)
+    if job.spec.data:
+        stored += bytes_within(job.data_bytes) + DATA_BLOCK * min(sum(one.files for one in job.spec.data), FILES_MAX)
     restored = 0 if stored == 0 else -(-stored * (100 + MARGIN_PERCENT) // (100 * GB))
     return max(job.spec.resources.disk_gb, restored, job.disk_gb_seen)
 

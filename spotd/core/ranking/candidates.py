@@ -95,6 +95,8 @@ class CandidateCatalogue:
             if scope is CooldownScope.JOB:
                 job, _, market_name = name.rpartition(" ")
                 self._refusing[JobId(job)][provider, market_name] = found
+        self.pause = self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""))
+        """Why nothing can be launched anywhere for now, and until when."""
         self.has_lost_hosts = self._cooling != self._cooling_pressed
         """Whether a job whose deadline nothing else can meet has more offers than others."""
         self._taken: set[tuple[ProviderName, HostId]] = set()
@@ -226,7 +228,7 @@ class CandidateCatalogue:
         Args:
             job: which leaves alone what refused it again and again; `None`: any job.
         """
-        index, refusing = offers.walked, {} if job is None else self._refusing.get(job, {})
+        index, refusing = offers.walked, self._refusing.get(job, {}) if job is not None and self._refusing else {}
         while (offer := offers.at(index)) is not None:
             why = self.blocked(offer)
             if refusing and not why and (refused := refusing.get((offer.provider, offer.market.value))):
@@ -257,12 +259,10 @@ class CandidateCatalogue:
             if self.fits_gpu(wanted, gpu, count):
                 yield price
 
-    def pause(self) -> tuple[str, datetime] | None:
-        """Why nothing can be launched anywhere for now, and until when."""
-        return self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""))
-
     def refusal_of(self, job: Job, offer: Offer) -> tuple[VerdictKind, str] | None:
         """Return why this job leaves alone what sells the offer, which may be free for others, and until when."""
+        if not self._refusing:
+            return None
         found = self._refusing.get(job.id, {}).get((offer.provider, offer.market.value))
         if found is None:
             return None
@@ -279,7 +279,7 @@ class CandidateCatalogue:
             return "taken by another job in this decision"
         if (offer.provider, offer.host_id) in self._buying:
             return "a launch on this host has no answer yet"
-        found = self._cooldown(offer)
+        found = self._cooldown(offer) if self._cooling else None
         return "" if found is None else found[0]
 
     def _cooldown(self, offer: Offer) -> tuple[str, datetime] | None:
