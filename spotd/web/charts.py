@@ -25,7 +25,7 @@ _FAINT: Final = "rgba(128,134,145,0.25)"
 def options(series: list[Options], *, x: Options, y: Options, legend: bool = True, **more: Any) -> Options:
     """Return the options of a chart over two axes."""
     axis = {"axisLine": {"lineStyle": {"color": _FAINT}}, "axisTick": {"show": False}}
-    x["axisLabel"] = {"hideOverlap": True, "fontSize": 11, "rich": {}, **x.get("axisLabel", {})}
+    x["axisLabel"] = {"hideOverlap": True, "fontSize": 11, "margin": 12, "rich": {}, **x.get("axisLabel", {})}
     faint = {"splitLine": {"lineStyle": {"color": _FAINT}}}
     return {
         "animation": False,

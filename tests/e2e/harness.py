@@ -318,7 +318,12 @@ def assert_receipts_agree(found: Lab, job: str | None = None) -> None:
     while True:
         cost = found.api.cost(job)
         spans = [s for s in found.ledger() if job is None or s.key.split("-")[-2] == job]
-        wrong, apart = disagreements(cost["receipts"], spans, unseen_s=found.unseen_s)
+        receipts = [*cost["receipts"]]
+        if cost["more"]:
+            known = {receipt["id"] for receipt in receipts}
+            billed = {span.key.split("-")[-2] for span in spans}
+            receipts += [one for ref in sorted(billed - known) for one in found.api.cost(ref)["receipts"]]
+        wrong, apart = disagreements(receipts, spans, unseen_s=found.unseen_s)
         if not wrong or time.monotonic() > give_up_at:
             break
         time.sleep(0.2)

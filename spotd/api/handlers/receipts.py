@@ -61,10 +61,12 @@ class ReceiptHandlers(DaemonAnswers):
 
         def work(reads: Reads) -> tuple[Sequence[JobView], list[ReceiptResponse], Totals | None, tuple[Intent, ...]]:
             if wanted is None:
-                # One more than are shown: jobs that go on first, since their money is still being spent.
-                active = reads.jobs(active=True)
-                room = max(0, RECEIPTS_MAX - len(active))
-                chosen = [*active[:RECEIPTS_MAX], *(reads.ended_jobs(limit=room) if room else ())]
+                # Jobs that go on first, since their money is still being spent; last those that had no machine yet.
+                open_jobs = reads.jobs(active=True)
+                begun = [view for view in open_jobs if view.attempts_made]
+                room = max(0, RECEIPTS_MAX - len(begun))
+                chosen = [*begun, *(reads.ended_jobs(limit=room) if room else ())]
+                chosen = [*chosen, *(view for view in open_jobs if not view.attempts_made)][:RECEIPTS_MAX]
                 views = sorted(chosen, key=lambda view: (view.submitted_at, view.id), reverse=True)
                 return views, _receipts(reads, views, now), reads.totals(), reads.strays()
             one = reads.job_view(wanted)

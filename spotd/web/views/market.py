@@ -381,7 +381,7 @@ def failed(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
     rows = [
         el(
             "li",
-            el("div", job_link(job), state(job["state"], f"{ago(job['ended_at'], now)} ago"), cls="who"),
+            el("div", job_link(job), state(job["state"]), el("small", f"{ago(job['ended_at'], now)} ago"), cls="who"),
             el("p", clean(failure_lines(job["failure"])[0] if job["failure"] else job["reason"])),
         )
         for job in found[:FAILED_MAX]

@@ -78,6 +78,23 @@ async def test_of_many_jobs_the_newest_are_shown_and_all_are_summed(
     rig.store.close()
 
 
+async def test_jobs_that_wait_for_their_first_machine_hide_no_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, store=Store.open(tmp_path / "state.sqlite"))
+    history(rig.store, 3, 2)
+    for number in range(9):
+        waiting = v.plan(v.job(f"waits-{number}"))
+        rig.store.tx(lambda tx, waiting=waiting: tx.commit(waiting))  # type: ignore[misc]  # a lambda's default
+    rig.pollers[v.VAST] = rig.pollers[rig.shop.name]
+    await rig.control_loop.adopt()
+    monkeypatch.setattr(receipts, "RECEIPTS_MAX", 5)
+    some = await rig.handlers().receipts.cost(None)
+    assert len([one for one in some["receipts"] if one["attempts"]]) == 3
+    assert (len(some["receipts"]), some["more"]) == (5, 7)
+    rig.store.close()
+
+
 def test_a_long_answer_delays_no_transaction(tmp_path: Path) -> None:
     with Store.open(tmp_path / "state.sqlite") as store:
         store.tx(lambda tx: tx.commit(v.running_job("a")))
