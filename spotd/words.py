@@ -308,8 +308,19 @@ def verdict_text(quote: Mapping[str, Any]) -> str:
     return NOTHING if verdict == WITHOUT_CEILING else verdict
 
 
+_OTHER_OFFERS: Final = frozenset({"another GPU or count", "not a spot offer"})
+"""Reasons of the core for offers that no change of the job's other demands would let it take."""
+
+
 def missing_text(why: Mapping[str, Any]) -> str:
-    """Return the one thing for which a job waits, in figures; empty where its sentence has no price to compare."""
+    """Return the one thing for which a job waits, in figures; empty where its sentence is all there is to say."""
+    if why["kind"] == "no_match":
+        unfit = [row for row in why["passed_over"] if row["reason"] not in _OTHER_OFFERS]
+        if len(unfit) != 1:
+            return ""
+        number = unfit[0]["offers"]
+        such = "1 such machine is" if number == 1 else f"{number} such machines are"
+        return f"{such} on offer and passed over: {clean(unfit[0]['reason'])}"
     best, ceiling = why["best"], why["ceiling_usd_gpu_h"]
     if why["kind"] != "above_ceiling" or best is None or ceiling is None:
         return ""

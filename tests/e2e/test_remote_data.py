@@ -16,6 +16,7 @@ from tests.e2e.test_bucket import files_below, store_keys, store_section
 from tests.e2e.test_data import CHECK, HOSTS, JOB
 from tests.fakes.hub import TOKEN, FakeRepository, running
 from tests.fakes.seaweed import BUCKET, CANARY, Weed
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -64,6 +65,32 @@ def test_a_job_reads_a_public_and_a_private_repository_and_its_host_sees_no_toke
             written = files_below(tmp_path / "lab")
         assert hub.tokens_elsewhere == 0
         assert not [path for path, content in written.items() if TOKEN.encode() in content]
+
+
+def test_a_hub_that_is_away_at_the_launch_puts_off_its_job_alone_and_costs_nothing(tmp_path: Path) -> None:
+    with running() as hub:
+        hub.repositories["models/org/closed"] = FakeRepository(contents(4), access="private")
+        section = f'\n[hub]\nurl = "{hub.url}"\ntoken = {{ env = "HUB_TOKEN" }}\n'
+        with lab(tmp_path / "lab", hosts=HOSTS + section, scale=60.0) as found:
+            found.environment = {"HUB_TOKEN": TOKEN}
+            found.start()
+            reads = job_file(tmp_path / "reads", "hf://org/closed", contents(4))
+            answer = spotctl(found, "submit", str(reads), "-y", "--max-price", "0.01", "-o", "id")
+            assert answer.returncode == 0, answer.stderr
+            job = answer.stdout.strip()
+            hub.status = 503
+            assert spotctl(found, "ceiling", job, "1.00").returncode == 0
+            until(lambda: "hub" in found.api.why(job)["why"]["sentence"], what="a reason that names the hub")
+            other = found.submit("other", "true", resources={"gpu": ["RTX_4090:1"]}, price={"max_price": 1.0})
+            found.wait_final(str(other))
+            assert found.state(str(other)) == "SUCCEEDED"
+            assert not found.job(job)["spent_usd"]
+            assert all(attempt["launched_at"] is None for attempt in found.job(job)["attempts"])
+            assert found.state(job) not in {"FAILED", "EXPIRED"}
+            hub.status = 0
+            found.wait_final(job)
+            assert found.state(job) == "SUCCEEDED", found.last_state()
+            assert_no_traceback(found)
 
 
 def test_a_job_reads_another_bucket_by_signed_urls_and_pays_its_owner(weed: Weed, tmp_path: Path) -> None:

@@ -378,6 +378,61 @@ def test_no_page_breaks_a_rule_of_accessibility(browser: Any, market: Lab, tmp_p
     assert {path: rows for path, rows in broken.items() if rows} == {}
 
 
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_neither_a_phone_nor_a_job_that_failed_or_runs_breaks_a_rule_of_accessibility(
+    browser: Any, market: Lab, tmp_path: Path, theme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    machine = {"resources": {"gpu": ["RTX_4090:1"], "disk": "10GB"}, "price": {"max_price": 1.0}}
+    market.submit("typo", "echo one; pyhton3 train.py", **machine, retry={"errors": 0})
+    market.submit("runs", TRAIN, **machine)
+    market.wait_final("typo")
+    until(lambda: market.state("runs") == "RUNNING", what="a job that runs")
+    jobs = {name: f"job/{market.job(name)['id']}" for name in ("typo", "runs")}
+    dashboard = Dashboard(market, tmp_path)
+    broken: dict[str, list[str]] = {}
+    try:
+        for size, options in (("desk", {}), ("phone", PHONE)):
+            page = opened(browser, dashboard.url, [], color_scheme=theme, **options)
+            for path in (*(PAGES if options else ("",)), *jobs.values()):
+                page.goto(dashboard.url + path)
+                page.locator(".link-state .good", has_text="lab").wait_for()
+                page.get_by_role("heading", level=1).wait_for()
+                page.wait_for_function("!document.body.innerText.includes('Asking the daemon')")
+                broken[f"{size} {path}"] = violations(axe, page)
+            page.get_by_role("heading", name="Logged: loss").wait_for()
+            page.get_by_text("In words").first.wait_for()
+            broken[f"{size}, charts of a job that runs"] = violations(axe, page)
+            assert page.evaluate(CLIPPED) == []
+            page.get_by_label("Kind of event").click()
+            page.get_by_role("option", name="checkpoint").click()
+            page.get_by_text("No event of the kind checkpoint").or_(page.get_by_text("is complete")).first.wait_for()
+    finally:
+        dashboard.close()
+    assert {path: rows for path, rows in broken.items() if rows} == {}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_login_breaks_no_rule_of_accessibility(browser: Any, market: Lab, tmp_path: Path, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
+    dashboard = Dashboard(market, tmp_path, "--token-file", str(token))
+    try:
+        page = opened(browser, dashboard.url, [], color_scheme=theme, **PHONE)
+        page.get_by_label("Token").fill("a wrong one")
+        assert violations(axe, page) == []
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_text("That is not the token.").wait_for()
+        assert violations(axe, page) == []
+    finally:
+        dashboard.close()
+
+
 def test_a_wrong_address_leads_back_and_both_names_of_a_page_are_taken(
     browser: Any, market: Lab, tmp_path: Path
 ) -> None:

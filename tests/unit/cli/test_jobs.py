@@ -370,6 +370,12 @@ def test_show_names_the_deadline_and_the_policy_that_is_to_meet_it(schedule: dic
     assert _deadline_text(detail) == expected
 
 
+def unfit(*reasons: tuple[str, int]) -> dict[str, Any]:
+    """An answer of `why` where no offer fits, with these reasons and numbers of offers."""
+    passed_over = [{"reason": reason, "offers": number} for reason, number in reasons]
+    return {"kind": "no_match", "best": None, "passed_over": passed_over}
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -379,6 +385,14 @@ def test_show_names_the_deadline_and_the_policy_that_is_to_meet_it(schedule: dic
         ({"best": None}, ""),
         ({"ceiling_usd_gpu_h": None}, ""),
         ({"ceiling_usd_gpu_h": 0.54}, ""),
+        (
+            unfit(("another GPU or count", 9), ("not a spot offer", 2), ("too little disk", 2)),
+            "2 such machines are on offer and passed over: too little disk",
+        ),
+        (unfit(("another region", 1)), "1 such machine is on offer and passed over: another region"),
+        (unfit(("another region", 1), ("too little disk", 2)), ""),
+        (unfit(("another GPU or count", 9), ("not a spot offer", 2)), ""),
+        (unfit(), ""),
     ],
 )
 def test_a_job_that_waits_for_its_price_states_the_one_thing_that_is_missing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,29 @@ def test_an_ended_job_is_not_cancelled_and_its_row_says_so(ctl: Ctl, play: Run) 
         assert "old has ended already" in view.screen()
 
     play(course)
+
+
+def test_a_key_that_means_nothing_changes_nothing(ctl: Ctl, play: Run) -> None:
+    ctl.place.write_three_jobs()
+    before = ctl("ls", "-o", "json").out
+
+    async def course(view: Driver) -> None:
+        await view.ask()
+        await view.press("down")
+        shown = view.screen()
+        unknown = ("x", "Z", "0", "9", "f5", "f12", "ctrl+r", "ctrl+x", "alt+q", "delete", "insert", "space", "ü", "%")
+        for key in unknown:
+            await view.press(key)
+            assert view.screen() == shown, key
+        await view.press("c", *unknown)
+        assert "cancel prep (6k0a9zzzzz)?" in view.screen(), "a question is answered by its own keys alone"
+        await view.press("n")
+        assert "cancel prep" not in view.screen()
+
+    play(course)
+    assert [job["state"] for job in json.loads(before)["jobs"]] == [
+        job["state"] for job in json.loads(ctl("ls", "-o", "json").out)["jobs"]
+    ]
 
 
 def test_a_ceiling_is_changed_after_it_was_typed_and_confirmed(ctl: Ctl, play: Run) -> None:
