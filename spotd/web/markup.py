@@ -94,10 +94,15 @@ def table(caption: str, columns: str, rows: list[list[Node]], *, empty: str = ""
         columns: their titles, each with its class: `State:s | Spent:n | Why:why`. `n` is for figures, `why` for
             sentences, `s` for states.
         empty: what is shown where there are no rows.
+
+    Raises:
+        ValueError: a column has no title, by which alone a screen reader and a narrow screen name its cells.
     """
+    heads = [(title, kind) for title, _, kind in (column.partition(":") for column in columns.split(" | "))]
+    if not all(title.strip() for title, _ in heads):
+        raise ValueError(f"a column of {caption!r} has no title")
     if not rows:
         return el("p", empty, cls="empty")
-    heads = [(title, kind) for title, _, kind in (column.partition(":") for column in columns.split(" | "))]
     head = el("tr", *(el("th", title, scope="col", cls=kind or None) for title, kind in heads))
     body = [el("tr", *(_cell(*column, cell) for column, cell in zip(heads, row, strict=True))) for row in rows]
     return el(

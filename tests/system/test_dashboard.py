@@ -386,7 +386,7 @@ def test_neither_a_phone_nor_a_job_that_failed_or_runs_breaks_a_rule_of_accessib
     browser: Any, market: Lab, tmp_path: Path, theme: str
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
-    machine = {"resources": {"gpu": ["RTX_4090:1"], "disk": "10GB"}, "price": {"max_price": 1.0}}
+    machine: dict[str, Any] = {"resources": {"gpu": ["RTX_4090:1"], "disk": "10GB"}, "price": {"max_price": 1.0}}
     market.submit("typo", "echo one; pyhton3 train.py", **machine, retry={"errors": 0})
     market.submit("runs", TRAIN, **machine)
     market.wait_final("typo")

@@ -262,7 +262,7 @@ def attempts(job: Mapping[str, Any], now: datetime) -> Node:
 
 
 def checkpoints(kept: Sequence[Mapping[str, Any]]) -> Node:
-    columns = "Checkpoint | Step:n | Size:n | Stored | Attempt:n | "
+    columns = "Checkpoint | Step:n | Size:n | Stored | Attempt:n | Mark"
     rows: list[list[Node]] = [
         [
             clean(one["name"]),

@@ -15,7 +15,7 @@ from spotd import web
 from spotd.web import charts
 from spotd.web import charts as job_charts
 from spotd.web.charts import spend, timeline
-from spotd.web.markup import TEXT_MAX, LogTail, Node, el
+from spotd.web.markup import TEXT_MAX, LogTail, Node, el, table
 from spotd.web.pages.submit import DraftRefused, draft_of
 from spotd.web.views import jobs, market, parts
 from spotd.web.views import jobs as job_view
@@ -186,6 +186,12 @@ def test_every_view_bounds_and_cleans_what_others_wrote(view: Callable[[], Node]
         else:
             assert node[1].get("href", "/").startswith(("/", "#"))
             assert "<" not in str(node[1].get("href"))
+
+
+@pytest.mark.parametrize("columns", ["", "Job | ", "Job | :n | Why"])
+def test_a_table_has_no_column_without_a_title(columns: str) -> None:
+    with pytest.raises(ValueError, match="no title"):
+        table("Jobs", columns, [])
 
 
 @pytest.mark.parametrize(
