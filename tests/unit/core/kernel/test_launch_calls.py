@@ -127,6 +127,13 @@ def test_a_refusal_says_nothing_of_a_machine_that_is_known() -> None:
     assert launch_refused(world, FIRST, LaunchFailure.NO_CAPACITY, "no", NOW).is_empty
 
 
+def test_a_refusal_ends_its_attempt_and_one_of_an_attempt_that_is_unknown_changes_nothing() -> None:
+    world = owed()
+    plan = launch_refused(world, FIRST, LaunchFailure.NO_CAPACITY, "no", NOW)
+    assert (plan.attempts[FIRST].state, plan.attempts[FIRST].machine) == (AttemptState.ENDED, MachineState.GONE)
+    assert launch_refused(replace(world, attempts={}), FIRST, LaunchFailure.NO_CAPACITY, "no", NOW).is_empty
+
+
 def test_the_answer_to_a_launch_that_names_another_machine_ends_that_one_and_keeps_ours() -> None:
     world = world_with(AttemptState.RUNNING)
     plan = launched(world, FIRST, instance(InstanceState.RUNNING, ident="m2"), NOW)

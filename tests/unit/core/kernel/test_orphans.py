@@ -93,3 +93,14 @@ def test_a_list_that_is_not_complete_does_not_settle_a_stray_machine() -> None:
     world = applied(world, terminate_accepted(world, intent.id, NOW + MINUTE))
     part = listing(at=NOW + 2 * MINUTE, complete=False)
     assert not reconcile(world, part, {}, NOW + 2 * MINUTE).events
+
+
+def test_a_stray_machine_that_is_still_listed_is_not_settled_whatever_else_is_listed() -> None:
+    world = stray()
+    (intent,) = world.intents.values()
+    world = applied(world, terminate_accepted(world, intent.id, NOW + MINUTE))
+    at = NOW + 2 * MINUTE
+    alive = instance(InstanceState.RUNNING, key="spotd-lab-lost-3")
+    assert applied(world, reconcile(world, listing(alive, at=at), {}, at)).intents[intent.id].is_open
+    gone, other = replace(alive, state=InstanceState.GONE), instance(InstanceState.RUNNING, ident="m9", key="theirs")
+    assert [e.kind for e in reconcile(world, listing(gone, other, at=at), {}, at).events] == ["machine.gone"]

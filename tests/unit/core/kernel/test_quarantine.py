@@ -181,6 +181,31 @@ def test_what_is_added_up_over_all_jobs_is_contained_too(what: str) -> None:
     assert plan.jobs[J].state is JobState.FAILED
 
 
+def test_what_fails_only_for_all_jobs_together_ends_none_and_is_said() -> None:
+    def think(world: World) -> Plan:
+        if len(world.jobs) > 1:
+            raise ValueError("too many")
+        return PlanBuilder(world, NOW).plan()
+
+    plan = guarded(think, two_jobs(), NOW)
+    assert [c.subject for c in plan.contained] == ["the judgement of all jobs"]
+    assert not plan.jobs
+
+
+def test_what_fails_for_the_others_too_still_ends_the_job_that_cannot_be_judged() -> None:
+    asked: list[World] = []
+
+    def think(world: World) -> Plan:
+        asked.append(world)
+        if J in world.jobs or len(asked) > 1 + len(two_jobs().jobs):
+            raise ValueError("never")
+        return PlanBuilder(world, NOW).plan()
+
+    plan = guarded(think, two_jobs(), NOW)
+    assert [c.subject for c in plan.contained] == ["job j1", "the judgement of all other jobs"]
+    quarantined(two_jobs(), plan)
+
+
 BROKEN: dict[str, Callable[[World], World]] = {
     "two attempts count": lambda world: replace(
         world, attempts={**world.attempts, AttemptId(job=J, number=2): _second(world)}

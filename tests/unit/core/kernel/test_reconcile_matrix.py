@@ -151,6 +151,14 @@ def test_an_incomplete_listing_proves_what_it_shows() -> None:
     assert after(world, plan)[0] is A.ENDING
 
 
+@pytest.mark.parametrize(("later", "doubted"), [(timedelta(0), NOW), (timedelta(seconds=1), None)])
+def test_only_a_newer_list_withdraws_that_a_machine_is_over(later: timedelta, doubted: datetime | None) -> None:
+    world = world_with(A.RUNNING, over_since=NOW)
+    plan = reconcile(world, listing(instance(S.RUNNING), at=NOW + later), report(), NOW + later)
+    (item,) = applied(world, plan).attempts.values()
+    assert item.over_since == doubted
+
+
 @pytest.mark.parametrize(("read_at", "state"), [(NOW - timedelta(seconds=1), A.RUNNING), (NOW, A.ENDING)])
 def test_a_machine_that_is_over_is_read_after_the_list_that_says_so(read_at: datetime, state: AttemptState) -> None:
     world = world_with(A.RUNNING, over_since=NOW - MINUTE)

@@ -164,6 +164,14 @@ def test_any_other_status_is_an_answer(status: int) -> None:
     raise_for_status(HttpAnswer(status=status, headers={}, body=b""), who="Mart", what="a request")
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "said"), [("E9", "it is sold", "it is sold"), ("E9", "", "E9"), ("", "", "no reason given")]
+)
+def test_a_refusal_says_its_sentence_or_else_its_word(code: str, text: str, said: str) -> None:
+    refused = RestRefused("Mart", status=409, meaning=Meaning.REJECTED, problem=RefusalWords(code=code, text=text))
+    assert str(refused) == f"Mart answered 409: {said}"
+
+
 def test_only_the_providers_own_words_say_that_something_is_absent() -> None:
     ask: Callable[[RestClient], Awaitable[Any]] = lambda client: client.ask_or_absent("GET", "/one", what="one")  # noqa: E731 - shared
     assert _outcome(_own(404, "x"), ask) == (None, 1)
