@@ -24,12 +24,12 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd.core.enforcement import Enforcement
-from spotd.core.host_reports import late_words
+from spotd.core.host_reports import late_words, witness_words
 from spotd.core.kernel.quarantine import guarded, in_words
 from spotd.core.pacer import enforce_deadlines
 from spotd.core.placement import JobPlacement
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.pricing import quote_words, witness_words
+from spotd.core.pricing import quote_words
 from spotd.core.relocation import Relocation
 from spotd.core.schedule import closing_words, enforce_windows
 

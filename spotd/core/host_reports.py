@@ -33,6 +33,7 @@ from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState
 from spotd.core.domain.jobs import bytes_within, notice_within
 from spotd.core.domain.lineage import with_progress
 from spotd.core.domain.plan import Plan
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.metering import lease_and_save
@@ -145,6 +146,23 @@ def late_words(known: Freshness | None, newest: str, now: datetime) -> str:
     after = f" since {newest}" if newest else ""
     age = span_words(max(now - known.since, timedelta(0)))
     return f"no new checkpoint{after} for {age}, [checkpoint] every is {span_words(known.every)}"
+
+
+def witness_words(item: Attempt, policy: Policy, now: datetime) -> str:
+    """Return what speaks against the machine and does not end it yet; empty where nothing does."""
+    seen_at = item.heartbeat_seen_at
+    silence = timedelta(0) if seen_at is None else now - seen_at
+    # What is on record may be as old as one such span although heartbeats arrive.
+    is_silent = silence >= 2 * policy.silence_max
+    if item.missing_since is not None and not is_silent:
+        return f"{item.provider} does not list the machine, but its heartbeats arrive, so it is kept"
+    if not is_silent:
+        return ""
+    minutes, limit = int(silence.total_seconds() // 60), int(policy.silence_limit.total_seconds() // 60)
+    return (
+        f"no sign of life for {minutes} min, and {item.provider} does not say that it is gone:"
+        f" it is given up after {limit} min, or later if most hosts are silent"
+    )
 
 
 DATA_TIME_MAX: Final = timedelta(minutes=1)

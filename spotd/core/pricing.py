@@ -500,20 +500,3 @@ def most_frequent_first(counts: Mapping[str, int]) -> PassedOver:
 def passed_over_words(mismatches: Mapping[str, int]) -> str:
     """`3 too little disk, 1 another region`, most frequent first."""
     return ", ".join(f"{count} {why}" for why, count in most_frequent_first(mismatches))
-
-
-def witness_words(item: Attempt, policy: Policy, now: datetime) -> str:
-    """Return what speaks against the machine and does not end it yet; empty where nothing does."""
-    seen_at = item.heartbeat_seen_at
-    silence = timedelta(0) if seen_at is None else now - seen_at
-    # What is on record may be as old as one such span although heartbeats arrive.
-    is_silent = silence >= 2 * policy.silence_max
-    if item.missing_since is not None and not is_silent:
-        return f"{item.provider} does not list the machine, but its heartbeats arrive, so it is kept"
-    if not is_silent:
-        return ""
-    minutes, limit = int(silence.total_seconds() // 60), int(policy.silence_limit.total_seconds() // 60)
-    return (
-        f"no sign of life for {minutes} min, and {item.provider} does not say that it is gone:"
-        f" it is given up after {limit} min, or later if most hosts are silent"
-    )

@@ -29,8 +29,7 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from spotd.daemon.contents import Parts, unpacked
-from spotd.daemon.remote_data import RemoteData
-from spotd.daemon.urls import measure_url
+from spotd.daemon.remote_data import RemoteData, measure_url
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.dataset import (
     DOCUMENT_BYTES_MAX,

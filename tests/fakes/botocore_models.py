@@ -29,7 +29,7 @@ def parse_models_once() -> Iterator[None]:
 
     handlers = Session().get_component("event_emitter")
 
-    def take_handlers(session: Session, _events: EventAliaser) -> None:
+    def take_handlers(session: Any, _events: EventAliaser) -> None:
         session._events = copy(handlers)
         session._original_handler = session._events._emitter
 

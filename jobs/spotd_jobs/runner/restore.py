@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NamedTuple, TypeVar
 
 from spotd_jobs.runner import manifest
 from spotd_jobs.runner.manifest import DIR, FILE, LINK
@@ -34,10 +34,6 @@ from spotd_jobs.wire.client.sinks import (
     remove,
 )
 from spotd_jobs.wire.client.web import Backoff, steady
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 
 # Where the bytes of a chunk belong on this machine's disk: one place in a large file, or many small files.
 
@@ -406,7 +402,7 @@ class RestoreRun:
             if self._prefetch is not None and self._prefetch.take(sha256, size, block, places.write):
                 return
 
-            def get(hashing: _Hash) -> int:
+            def get(hashing: hashlib._Hash) -> int:
                 places.begin()
 
                 def take(data: memoryview) -> None:
@@ -423,7 +419,7 @@ class RestoreRun:
         finally:
             places.close()
 
-    def _get_manifest(self, hashing: _Hash) -> bytes:
+    def _get_manifest(self, hashing: hashlib._Hash) -> bytes:
         data = web.read(self._offer["manifest"]["url"], MANIFEST_BYTES_MAX)
         hashing.update(data)
         return data
@@ -440,7 +436,7 @@ class RestoreRun:
                     return url
         raise BadCheckpoint("the grant does not permit to read one of its chunks")
 
-    def _fetch(self, what: str, get: Callable[[_Hash], _Got], sha256: str) -> _Got:
+    def _fetch(self, what: str, get: Callable[[hashlib._Hash], _Got], sha256: str) -> _Got:
         """Return what `get` got when all it hashed has this hash.
 
         Absence and wrong content are believed after a few tries, silence is not.

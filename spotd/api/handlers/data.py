@@ -21,7 +21,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
 from spotd.daemon.datasets import BadDataset, Content, Dataset, Datasets, Incomplete
 from spotd.daemon.hub import SourceAway, SourceRefused
-from spotd.daemon.urls import UrlRefused
+from spotd.daemon.remote_data import UrlRefused
 from spotd.store import Reads
 from spotd.words import count
 from spotd_jobs.spec.data import DATA_SCHEME

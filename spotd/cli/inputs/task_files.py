@@ -3,7 +3,7 @@
 Theory. A key is read, ignored with a sentence, or refused with a sentence; none is dropped silently. What is ignored
 changes nothing of what the job computes (a label, an idle time); what would change it (several nodes, a service) is
 refused. Values of secrets in such a file are not read: they are taken from the environment, as those of a job file.
-Pure: the tables come from `yaml_text`, in which every value is the text that was written.
+Pure: the tables come from `read_yaml`, in which every value is the text that was written.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 import anyio
@@ -346,7 +346,7 @@ def offer_query(world: World, provider: ProviderName) -> OfferQuery:
         wanted = job.spec.resources
         for one in wanted.gpu:
             counts.add(one.count)
-            for name in _canonical(one.name):
+            for name in sorted(resolve_gpu(one.name)):
                 gpus.setdefault(name)
         if not wanted.gpu and wanted.gpu_count:
             counts.add(wanted.gpu_count)
@@ -365,11 +365,6 @@ def offer_query(world: World, provider: ProviderName) -> OfferQuery:
 def _may_go_to(job: Job, provider: ProviderName) -> bool:
     named = job.spec.resources.providers
     return not named or provider in named
-
-
-@lru_cache(maxsize=1024)
-def _canonical(name: str) -> tuple[str, ...]:
-    return tuple(sorted(resolve_gpu(name)))
 
 
 # Asks a provider about its account: the prepaid balance, seldom, and the cause of its refusals while one lasts.

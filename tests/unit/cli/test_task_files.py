@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from spotd.cli.entry import CommandFailed
-from spotd.cli.inputs.draft import read_draft
+from spotd.cli.inputs.draft import DEPTH_MAX, YamlRefused, read_draft, read_yaml
 from spotd.cli.inputs.task_files import TaskFile, read_task
-from spotd.cli.inputs.yaml_text import DEPTH_MAX, YamlRefused, read_yaml
 from spotd_jobs.spec.model import JobSpec, MarketChoice
 
 TASKS = Path(__file__).with_name("tasks")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from spotd.daemon.urls import UrlRefused, measure_url, require_public
+from spotd.daemon.remote_data import UrlRefused, measure_url, require_public
 from spotd_jobs.runner import elsewhere as runner_data
 from spotd_jobs.runner.data import DataRun, DataUnusable, fetch_data
 from spotd_jobs.runner.elsewhere import UrlRun, data_run
