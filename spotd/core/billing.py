@@ -53,6 +53,8 @@ GAP: Final = timedelta(minutes=5)
 """After so long without a proof, a host's own report decides when it lived in between."""
 HEARTBEATS_APART: Final = timedelta(seconds=15)
 """A host gives a sign of life so often: where nothing follows the newest one, it ran on for half of that on average."""
+LATE: Final = 5 * HEARTBEATS_APART
+"""What was written so long before it was read may be the last of its host: it is a proof of when it was written."""
 ENDING_TAKES: Final = timedelta(seconds=15)
 """From the report of the runner's end until its machine bills no more: it powers off, or calls its provider, then."""
 
@@ -136,7 +138,8 @@ def prove(
         if is_old and (until is None or not item.state.counts):
             builder.put_attempt(replace(item, proven_at=proven))
         return
-    if exactly or until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
+    is_newer = item.proven_at is not None and proven - item.proven_at >= PROOF_STEP
+    if exactly or is_newer or until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
         until = None if until is None else max(until, known)
         builder.put_attempt(replace(item, proven_at=proven, meter=replace(item.meter, until=until)))
 
@@ -173,12 +176,14 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
             builder.put_attempt(replace(item, proven_at=proof, meter=replace(item.meter, until=until)))
         return
     at = report.read_at if moved else report.marker_at
-    if at is not None and at - proven > GAP:
+    # It may be read a while after it was written, which its own clock states, unless that is behind what is proven.
+    lived_at = report.alive_at if moved and report.alive_at is not None and report.alive_at <= report.read_at else None
+    if lived_at is not None and proven - lived_at >= PROOF_STEP:
+        lived_at = None
+    is_late = lived_at is not None and report.read_at - lived_at > LATE
+    if at is not None and (is_late or at - proven > GAP):
         at = report.alive_at if report.alive_at is not None and report.alive_at <= report.read_at else None
     if at is not None:
-        # It may be read a while after it was written, which its own clock states.
-        lived_at = report.alive_at if moved else None
-        is_late = lived_at is not None and report.read_at - lived_at > GAP
         prove(builder, attempt, at, lived_at=lived_at, exactly=is_late)
 
 
@@ -212,8 +217,9 @@ def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> Non
 def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime:
     """Up to when a machine ran that does not run now: as its provider states it, else until nothing showed it any more.
 
-    One that was seen a few minutes ago stopped just before; after a longer time, as where the daemon was dead, the
-    newest proof of its life is the best estimate, until its bill is read.
+    One that was seen a few minutes ago stopped just before; after a longer time, or where its host was read and had
+    written nothing more, as where the daemon was dead, the newest proof of its life is the best estimate, until its
+    bill is read.
     """
     since = item.meter.since
     if since is None:
@@ -224,7 +230,9 @@ def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime
         return now
     if item.meter.until is None and item.phase == "done":
         return now  # its host writes nothing more, and nothing but an order ends it
-    if now - item.proven_at <= GAP:
+    heard_at = item.heartbeat_seen_at  # what is read in time is never ahead of the proof by so much: `prove`
+    was_late = heard_at is not None and heard_at - item.proven_at >= PROOF_STEP
+    if now - item.proven_at <= GAP and not was_late:
         return now
     return min(max(item.proven_at + PROOF_STEP / 2, since), now)
 

@@ -287,11 +287,10 @@ def settle_until_missing(builder: PlanBuilder, item: Attempt) -> None:
 # How long a machine may start, and why it gets longer while nothing that it wrote could arrive.
 #
 # Theory. A machine that never gave a sign of life is given up after its provider's time for a start. Where the
-# checkpoint
-# store is known to take no writes from hosts, or was until a moment ago, its sign of life could not arrive: to give it
-# up
-# would only buy the next one, whose could not arrive either. So its time is prolonged in small steps for as long as the
-# outage is known, and ends a little after it. Its budget, its provider's word and a limit end it all the same.
+# checkpoint store is known to take no writes from hosts, or was until a moment ago, its sign of life could not arrive:
+# to give it up would only buy the next one, whose could not arrive either. So its time is prolonged in small steps for
+# as long as the outage is known, and ends a little after it. Its budget, its provider's word and a limit end it all the
+# same.
 
 
 PARTS_MAX: Final = 4

@@ -17,11 +17,12 @@ one asks for a full read of that host first.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from spotd.core.bids import note_bid, note_sign_of_life
-from spotd.core.billing import began_unseen, has_booked_time
+from spotd.core.billing import ENDING_TAKES, began_unseen, has_booked_time, ran_until
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.plan import Plan
@@ -34,7 +35,7 @@ from spotd.core.kernel.listed import STOPPED, end_orphans, is_outdated, record
 from spotd.core.kernel.loss_evidence import InstancesByKey, LossEvidence, held_back, instances_by_key
 from spotd.core.kernel.quarantine import contain, guarded, in_words, quarantine
 from spotd.core.plan_builder import PlanBuilder
-from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, ProviderName
+from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, MicroUsdPerHour, ProviderName
 
 
 def reconcile(
@@ -110,7 +111,7 @@ class _Reconciliation:
         item = builder.attempt(attempt_id)
         mine = _pick(builder, item, listed.get((item.provider, item.key), ()), self._owned)
         if mine is not None and item.ref is None:
-            _adopt(builder, attempt_id, mine)
+            mine = _adopt(builder, attempt_id, mine, report)
         if item.state.counts and report is not None:
             note_sign_of_life(builder, item, report, listing)
         item = builder.attempt(attempt_id)
@@ -157,11 +158,22 @@ def _pick(
     return chosen
 
 
-def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
-    """Record that a launch whose answer was lost did happen."""
+def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, report: HostStatus | None) -> Instance:
+    """Record that a launch whose answer was lost did happen; return its row, with when its host says that it ended."""
     item = builder.attempt(attempt_id)
-    since = began_unseen(builder, item, mine.created_at)
+    since, proven_at = began_unseen(builder, item, mine.created_at), item.proven_at
     if has_booked_time(item):
         # What came before is booked by its host's word; a machine that still runs has billed ever since.
         since = builder.now if mine.state in STOPPED else min(builder.now, item.ended_at or builder.now)
     record_instance(builder, item, mine, launched_at=since, billed_since=since, found=True)
+    if mine.state not in STOPPED:
+        return mine
+    item = replace(builder.attempt(attempt_id), proven_at=proven_at)
+    builder.put_attempt(item)
+    exit_at = None if report is None else report.exit_at
+    if exit_at is not None and mine.ended_at is None and item.meter.until is not None:
+        mine = replace(mine, ended_at=exit_at + ENDING_TAKES)
+    if exit_at is not None and mine.ended_at is not None and mine.state is InstanceState.GONE:
+        # One list does not prove that it is gone, but its host says, too, that it computes no more.
+        builder.set_rate(attempt_id, MicroUsdPerHour(0), None, at=ran_until(item, mine.ended_at, builder.now))
+    return mine

@@ -25,6 +25,7 @@ from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer,
 DIED = NOW + 10 * MINUTE
 """The daemon; its last list, and the last heartbeat that it read, are of this instant."""
 BACK = DIED + 3 * HOUR
+SECOND = timedelta(seconds=1)
 KINDS = pytest.mark.parametrize("ends_itself", [True, False], ids=["ends itself", "ended by orders alone"])
 
 
@@ -69,6 +70,46 @@ def test_a_machine_that_was_lost_meanwhile_is_booked_to_within_a_heartbeat(
     booked = job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE)
     least, most = (cost(RATE, 10 * MINUTE + lived + span) for span in (timedelta(0), HEARTBEATS_APART))
     assert least <= booked <= most
+
+
+@pytest.mark.parametrize("away", [timedelta(seconds=s) for s in (130, 200, 290)], ids=str)
+@pytest.mark.parametrize("lived", [timedelta(seconds=s) for s in (1, 20, 50)], ids=str)
+@KINDS
+def test_a_machine_that_was_lost_while_the_daemon_was_dead_for_minutes_is_booked_to_within_a_heartbeat(
+    lived: timedelta, away: timedelta, *, ends_itself: bool
+) -> None:
+    world, back = left(ends_itself=ends_itself), DIED + away
+    world = applied(world, reconcile(world, {}, heard(back, alive_at=DIED + lived), back))
+    world = over(world, InstanceState.GONE, back + timedelta(seconds=5))
+    booked = job_spent(world, world.jobs[JOB], back + MINUTE)
+    least, most = (cost(RATE, 10 * MINUTE + lived + span) for span in (timedelta(0), HEARTBEATS_APART))
+    assert least <= booked <= most
+
+
+@KINDS
+def test_a_host_that_wrote_late_once_and_goes_on_is_booked_until_it_is_gone(*, ends_itself: bool) -> None:
+    """A busy uplink held one heartbeat back for a minute and a half; the next ones came in time."""
+    world, at = left(ends_itself=ends_itself), DIED + 100 * SECOND
+    world = applied(world, reconcile(world, {}, heard(at, alive_at=DIED + 5 * SECOND), at))
+    for n in range(1, 9):
+        at += 15 * SECOND
+        world = applied(world, reconcile(world, {}, heard(at, seq=500 + n, alive_at=at - 3 * SECOND), at))
+    world = over(world, InstanceState.GONE, at + 10 * SECOND)
+    booked = job_spent(world, world.jobs[JOB], at + MINUTE)
+    ran = at + 10 * SECOND - NOW
+    assert cost(RATE, ran - 10 * SECOND) <= booked <= cost(RATE, ran)
+
+
+@KINDS
+def test_a_date_that_is_behind_what_is_proven_ends_no_bill_early(*, ends_itself: bool) -> None:
+    """The clock of its host was set back by ten minutes."""
+    world, at = left(ends_itself=ends_itself), DIED
+    for n in range(1, 9):
+        at = DIED + n * 30 * SECOND
+        world = applied(world, reconcile(world, {}, heard(at, seq=500 + n, alive_at=at - 10 * MINUTE), at))
+    world = over(world, InstanceState.GONE, at + 10 * SECOND)
+    booked = job_spent(world, world.jobs[JOB], at + MINUTE)
+    assert cost(RATE, at - NOW) <= booked <= cost(RATE, at + 10 * SECOND - NOW)
 
 
 @pytest.mark.parametrize("after", [timedelta(seconds=s) for s in (1, 100, 5 * 60, 12 * 60)], ids=str)
