@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import click
 
@@ -72,8 +72,15 @@ def of_state(state: str) -> ExitCode:
 
 
 class CommandFailed(Exception):
-    """The command ends with this code after saying why. `rows` are several errors with a hint each."""
+    """The command ends with this code after saying why and naming a way out.
 
+    `rows` are several errors with a hint each.
+    """
+
+    @overload
+    def __init__(self, message: str, *, code: ExitCode = ..., hint: str) -> None: ...
+    @overload
+    def __init__(self, message: str, *, code: ExitCode = ..., rows: Sequence[tuple[str, str]]) -> None: ...
     def __init__(
         self, message: str, *, code: ExitCode = ExitCode.USAGE, hint: str = "", rows: Sequence[tuple[str, str]] = ()
     ) -> None:

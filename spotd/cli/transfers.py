@@ -115,7 +115,9 @@ def pull_into(
             pulling.place(entry, iter(()))
     except OSError as exc:
         raise CommandFailed(
-            f"cannot write to {exc.filename or folder}: {exc.strerror}", code=ExitCode.LOCAL_IO
+            f"cannot write to {exc.filename or folder}: {exc.strerror}",
+            code=ExitCode.LOCAL_IO,
+            hint="--to DIR pulls into another folder; what is complete there is not fetched again",
         ) from exc
     return Pulled(written=pulling.written, kept=pulling.kept, failed=tuple(pulling.failed))
 

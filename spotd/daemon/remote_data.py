@@ -159,7 +159,7 @@ class RemoteData:
         wanted = path.rstrip("/") + "/"
         found = [one for one in self._places().buckets if one.bucket == bucket and wanted.startswith(one.prefix)]
         if not found:
-            hint = f'write [buckets.NAME] with url = "s3://{bucket}" in the config, then spotctl data ls'
+            hint = f'write [buckets.NAME] with url = "s3://{bucket}" in the config and restart spotd'
             raise SourceRefused("is in no bucket that the config names", hint=hint)
         return max(found, key=lambda one: len(one.prefix))
 

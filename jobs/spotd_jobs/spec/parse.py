@@ -335,4 +335,6 @@ def _syntax_problem(message: str, text: str) -> Problem:
         return Problem(key="", message=f"not valid TOML: {message}", hint='text needs quotes: name = "llama-lora"')
     line = text.count("\n") + 1 if place["end"] else int(place["line"])
     hint = 'text needs quotes, as in name = "llama-lora"; a table starts with [name] on a line of its own'
+    if place["what"].startswith(("Cannot declare", "Cannot overwrite")):
+        hint = "it stands twice: write each key once, and all keys of a [table] below one heading"
     return Problem(key="", message=f"not valid TOML: {place['what']}", hint=hint, line=line)

@@ -25,6 +25,7 @@ from spotd.cli.inputs.options import ID, JSON, TABLE, output, require_yes, show_
 from spotd.cli.views.table import Column
 from spotd.cli.views.table import show as show_table
 from spotd.shell_address import fault_of
+from spotd.words import clean
 
 SSH_PORT: Final = 22
 KEYSCAN_S: Final = 10
@@ -66,7 +67,11 @@ def pinned_keys(file: Path) -> list[Pinned]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as exc:
-        raise CommandFailed(f"{file} cannot be read: {exc}", code=ExitCode.LOCAL_IO) from exc
+        raise CommandFailed(
+            f"{file} cannot be read: {exc}",
+            code=ExitCode.LOCAL_IO,
+            hint="check its owner and mode, or give --known-hosts",
+        ) from exc
     rows = (line.split() for line in lines if not line.startswith(("#", "@")))
     return [Pinned(*row[:3]) for row in rows if len(row) >= 3]
 
@@ -76,7 +81,9 @@ def _write(file: Path, rows: Sequence[Pinned]) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.replace_whole(file, "".join(f"{' '.join(row)}\n" for row in rows), mode=0o600)
     except OSError as exc:
-        raise CommandFailed(f"{file} cannot be written: {exc}", code=ExitCode.LOCAL_IO) from exc
+        raise CommandFailed(
+            f"{file} cannot be written: {exc}", code=ExitCode.LOCAL_IO, hint="check its folder, or give --known-hosts"
+        ) from exc
 
 
 def _options(function: F) -> F:
@@ -101,7 +108,9 @@ def add(*, address: str, port: int, file: Path | None, yes: bool) -> None:
     Compare the fingerprint with what the host itself prints: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub
     """
     if fault := fault_of(address, port, "user"):
-        raise CommandFailed(f"{address}: {fault}")
+        raise CommandFailed(
+            f"{clean(address) or 'an empty address'}: {fault}", hint="spotctl hosts add gpu1.example.org --port 22"
+        )
     file = file or known_hosts_file()
     name = host_name(address, port)
     pinned = pinned_keys(file)
@@ -152,7 +161,7 @@ def rm(*, address: str, port: int, file: Path | None) -> None:
     pinned = pinned_keys(file)
     kept = [row for row in pinned if row.host != name]
     if len(kept) == len(pinned):
-        raise CommandFailed(f"no key of {name} is pinned in {file}", code=ExitCode.NOT_FOUND)
+        raise CommandFailed(f"no key of {name} is pinned in {file}", code=ExitCode.NOT_FOUND, hint="spotctl hosts ls")
     _write(file, kept)
     stdout.line(f"{name} is pinned no more")
 
@@ -171,5 +180,9 @@ def _scan(address: str, port: int) -> Pinned:
     rows = (line.split() for line in answer.stdout.splitlines() if not line.startswith("#"))
     keys = [Pinned(*row[:3]) for row in rows if len(row) >= 3 and row[1] in _KINDS]
     if not keys:
-        raise CommandFailed(f"no ssh server answers at {address}, port {port}", code=ExitCode.UNREACHABLE)
+        raise CommandFailed(
+            f"no ssh server answers at {address}, port {port}",
+            code=ExitCode.UNREACHABLE,
+            hint="check its name, --port, and that sshd runs there",
+        )
     return min(keys, key=lambda one: _KINDS.index(one.kind))

@@ -109,7 +109,10 @@ class _Questions:
         names = self._answer("--market", given, question, self._market_names, usual=_USUAL_MARKET)
         unused = sorted(set(self._keys) - {*names, "store-access", "store-secret"})
         if unused:
-            raise CommandFailed(f"--key {unused[0]}: no such market is chosen")
+            raise CommandFailed(
+                f"--key {unused[0]}: no such market is chosen",
+                hint=f"add it to --market, or leave out --key {unused[0]}=",
+            )
         for name in names:
             plugin = self.checks.plugin(name)
             self._draft.markets[name] = plugin.title
@@ -299,7 +302,9 @@ def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
         if word.strip() and not (equals and name.strip() and value.strip()):
             message = "is NAME=PLACE, like vast=file:/path" if option == "--key" else f"{word.strip()!r} is no GPU=USD"
             if option == "--key":
-                raise CommandFailed(f"{option} {message}")
+                raise CommandFailed(
+                    f"{option} {message}", hint="write --key MARKET=env:NAME or --key MARKET=file:/path"
+                )
             raise SetupRefused(message, hint="write it like H100=2.60")
         if word.strip():
             found[name.strip()] = value

@@ -88,7 +88,9 @@ def _token_of(path: Path) -> str:
             text = file.read(TOKEN_BYTES_MAX).decode("utf-8").strip()
     except (OSError, UnicodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
-        raise CommandFailed(f"the token's file {path} cannot be read: {reason}", code=ExitCode.LOCAL_IO) from exc
+        raise CommandFailed(
+            f"the token's file {path} cannot be read: {reason}", code=ExitCode.LOCAL_IO, hint="check its path and mode"
+        ) from exc
     if mode & 0o077:
         raise CommandFailed(f"others may read the token's file {path}", hint=f"chmod 600 {path}")
     if len(text) < TOKEN_LENGTH_MIN or not text.isprintable():
@@ -206,7 +208,9 @@ def _door(ref: str) -> tuple[ShellResponse, Path]:
     """Return where the job's machine gives a shell, and the file that holds its key."""
     where = Daemon().shell(ref)
     if fault := fault_of(where["host"], where["port"], where["user"]):
-        raise CommandFailed(f"the machine's address cannot be used: {fault}", code=ExitCode.UNREACHABLE)
+        raise CommandFailed(
+            f"the machine's address cannot be used: {fault}", code=ExitCode.UNREACHABLE, hint=f"spotctl why {ref}"
+        )
     pinned = known_hosts_file()
     name = host_name(where["host"], where["port"])
     if any(row.host == name for row in pinned_keys(pinned)):

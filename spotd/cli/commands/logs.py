@@ -15,7 +15,7 @@ from spotd.cli.inputs.options import ID, JSON, TABLE, complete_job, job_argument
 from spotd.cli.inputs.ranges import WHEN, When, instants
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonUnreachable, Json
-from spotd.lists import EventStep, steps
+from spotd.lists import FAMILIES, EventStep, steps
 from spotd.words import ControlFilter, clean, local_text
 
 if TYPE_CHECKING:
@@ -281,7 +281,8 @@ def events(
         for record in found:
             _show(record, output)
     if not shown and output == TABLE:
-        stderr.note(f"no events of the kind {' or '.join(map(clean, kinds))}" if kinds else "no events")
+        known = f"; kinds begin with {', '.join(FAMILIES)}"
+        stderr.note(f"no events of the kind {' or '.join(map(clean, kinds))}{known}" if kinds else "no events")
     if shown == most:
         stderr.note(f"the newest {most} events; spotctl events -n {10 * SCREEN_MAX} shows more")
 

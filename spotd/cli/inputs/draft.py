@@ -152,6 +152,7 @@ STDIN: Final = "-"
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 
 _MISSING: Final = "is missing"
+_ONE_A_LINE: Final = "write one secret a line: NAME=value"
 _INDEX: Final = re.compile(r"\[\d+\].*")
 _LIST: Final = re.compile(r"\[(\"[^\[\]]*\")\]")
 
@@ -363,11 +364,11 @@ def read_file(path: Path) -> dict[str, str]:
             f"the secret file {path} cannot be read: {exc.strerror}", hint="check its path and mode"
         ) from exc
     if len(raw) > BYTES_MAX:
-        raise CommandFailed(f"the secret file {path} is larger than 1 MB")
+        raise CommandFailed(f"the secret file {path} is larger than 1 MB", hint=_ONE_A_LINE)
     try:
         lines = raw.decode().splitlines()
     except UnicodeDecodeError as exc:
-        raise CommandFailed(f"the secret file {path} is not UTF-8 text") from exc
+        raise CommandFailed(f"the secret file {path} is not UTF-8 text", hint=_ONE_A_LINE) from exc
     if mode & _READABLE_BY_OTHERS:
         stderr.warning(f"others can read {path}; chmod 600 {path}")
     values = {}

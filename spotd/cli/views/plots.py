@@ -50,7 +50,9 @@ def picture(path: Path, *, width: float, height: float) -> Iterator[Any]:
         try:
             figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": None})
         except OSError as exc:
-            raise CommandFailed(f"{path}: {exc.strerror or exc}", code=ExitCode.LOCAL_IO) from exc
+            raise CommandFailed(
+                f"{path}: {exc.strerror or exc}", code=ExitCode.LOCAL_IO, hint="name another file"
+            ) from exc
     stderr.note(f"drawn into {path}")
 
 

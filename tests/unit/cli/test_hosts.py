@@ -50,6 +50,15 @@ def test_a_host_of_which_nothing_is_remembered_cannot_be_forgotten(used: Ctl) ->
     assert result.err == "error: nothing is remembered of a host 'm-99'\nhint: spotctl providers --hosts\n"
 
 
+@pytest.mark.parametrize("address", ["", "a b", "user@gpu1:99999", "-oProxyCommand=x", "x\x1b[31m"])
+def test_an_address_that_is_none_is_refused_with_the_way_to_write_it(ctl: Ctl, address: str) -> None:
+    result = ctl("hosts", "add", "--", address)
+    assert result.code == 2
+    assert "hint: spotctl hosts add gpu1.example.org" in result.err
+    assert "\x1b" not in result.err
+    assert "error: :" not in result.err
+
+
 def test_before_any_host_was_used_there_is_a_word_on_that(ctl: Ctl) -> None:
     result = ctl("providers", "--hosts")
     assert (result.code, result.out) == (0, "")

@@ -382,6 +382,12 @@ def test_waiting_in_json_prints_the_job_once_it_ended(ctl: Ctl, job_file: Path) 
             '  hint: text needs quotes, as in name = "llama-lora"; a table starts with [name] on a line of its own\n',
             id="not TOML",
         ),
+        pytest.param(
+            ('name = "llama-lora"', 'name = "llama-lora"\nname = "again"'),
+            "error: train.toml:2: not valid TOML: Cannot overwrite a value\n"
+            "  hint: it stands twice: write each key once, and all keys of a [table] below one heading\n",
+            id="a key twice",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_is_named_by_file_line_and_key(
