@@ -21,7 +21,7 @@ from spotd.core.author import order_stop
 from spotd.core.domain.attempts import Attempt, HostStatus, TrafficDebt
 from spotd.core.domain.intents import AttemptId, Meter
 from spotd.core.domain.jobs import MOVED_MAX, Job, bytes_within
-from spotd.core.domain.market import LEAP, Quote
+from spotd.core.domain.market import LEAP
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason
 from spotd.core.metering import outlives, proven_until
@@ -30,11 +30,11 @@ from spotd.core.pricing import (
     DEFAULT_CHECKPOINT_INTERVAL,
     PPM,
     halted_rate,
+    listed_rate,
     metered_rate,
     moved_cost,
     on_demand_rate,
     per_gpu_words,
-    repriced,
     traffic_cost,
 )
 from spotd_providers.contract.values import (
@@ -279,27 +279,27 @@ def note_listed(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, exact
     prove(builder, attempt, at)
 
 
-def bill_listed(builder: PlanBuilder, attempt: AttemptId, at: datetime, quote: Quote) -> None:
-    """Bill the price at which a listing of this instant shows the machine that runs.
+def bill_listed(builder: PlanBuilder, attempt: AttemptId, at: datetime, rate: MicroUsdPerHour) -> None:
+    """Bill the rate at which a listing of this instant shows the machine that runs.
 
     One that leaps is more likely a wrong row than a market, and would use up a budget at once: it is billed once a
     second listing states a leap, too, and then from the first one on.
     """
     item = builder.attempt(attempt)
-    meter, rate, first = item.meter, metered_rate(quote), item.bidding.leapt_at
+    meter, first = item.meter, item.bidding.leapt_at
     is_running = meter.since is not None and meter.rate > halted_rate(item.quote)
     before = meter.rate if is_running else metered_rate(item.quote)
     leaps = rate > LEAP * before or before > LEAP * rate
     if not leaps or not builder.policy.rows_may_be_wrong:
         _note_leap(builder, item, None)
-        _bill_from(builder, attempt, quote, None)
+        _bill_from(builder, attempt, rate, None)
     elif first is None or at <= first:
         _note_leap(builder, item, first or at)
         if not is_running:
-            _bill_from(builder, attempt, item.quote, None)
+            _bill_from(builder, attempt, metered_rate(item.quote), None)
     else:
         _note_leap(builder, item, None)
-        _bill_from(builder, attempt, quote, min(builder.now, max(first, meter.since or first)))
+        _bill_from(builder, attempt, rate, min(builder.now, max(first, meter.since or first)))
 
 
 def _note_leap(builder: PlanBuilder, item: Attempt, at: datetime | None) -> None:
@@ -307,10 +307,10 @@ def _note_leap(builder: PlanBuilder, item: Attempt, at: datetime | None) -> None
         builder.put_attempt(replace(item, bidding=replace(item.bidding, leapt_at=at)))
 
 
-def _bill_from(builder: PlanBuilder, attempt: AttemptId, quote: Quote, at: datetime | None) -> None:
-    meter = builder.attempt(attempt).meter
-    if meter.rate != metered_rate(quote) or meter.since is None:
-        builder.set_rate(attempt, metered_rate(quote), on_demand_rate(quote), at=at)
+def _bill_from(builder: PlanBuilder, attempt: AttemptId, rate: MicroUsdPerHour, at: datetime | None) -> None:
+    item = builder.attempt(attempt)
+    if item.meter.rate != rate or item.meter.since is None:
+        builder.set_rate(attempt, rate, on_demand_rate(item.quote), at=at)
 
 
 def bill_past_prices(builder: PlanBuilder, attempt: AttemptId, mine: Instance, until: datetime) -> None:
@@ -321,9 +321,9 @@ def bill_past_prices(builder: PlanBuilder, attempt: AttemptId, mine: Instance, u
         if since is None or item.meter.rate <= halted_rate(item.quote):
             return
         if since < at < until:
-            quote = repriced(item.quote, price)
-            if metered_rate(quote) != item.meter.rate:
-                builder.set_rate(attempt, metered_rate(quote), on_demand_rate(quote), at=at)
+            rate = listed_rate(item.quote, price)[0]
+            if rate != item.meter.rate:
+                builder.set_rate(attempt, rate, on_demand_rate(item.quote), at=at)
 
 
 def bill_until_ended(builder: PlanBuilder, attempt: AttemptId) -> None:

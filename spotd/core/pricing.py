@@ -272,6 +272,17 @@ def metered_rate(agreed: Quote) -> MicroUsdPerHour:
     return MicroUsdPerHour(price.total - price.upload - price.restore)
 
 
+def listed_rate(agreed: Quote, gpu_price: MicroUsdPerHour) -> tuple[MicroUsdPerHour, MicroUsdPerGpuHour]:
+    """Return what the machine's time costs at this price of its GPU part, and all of it per GPU, as `repriced` does."""
+    price = agreed.price
+    if gpu_price == price.gpu:
+        return metered_rate(agreed), price.per_gpu
+    base = gpu_price + price.storage
+    rate = MicroUsdPerHour(base + _fee(base, price.fee_ppm))
+    whole = MicroUsdPerHour(rate + price.upload + price.restore)
+    return rate, per_gpu(whole, agreed.offer.gpu_count)
+
+
 def on_demand_rate(agreed: Quote) -> MicroUsdPerHour | None:
     """Return what the time of the same hardware would cost on-demand, without the traffic either."""
     if agreed.on_demand is None:

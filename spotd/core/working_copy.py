@@ -54,6 +54,8 @@ class WorkingCopy:
         self._world = world
         self._jobs: dict[JobId, Job] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
+        self._attempts_now = world.attempts
+        """Each as it is now, for the many that are only looked up; a copy from the first change on."""
         self._intents: dict[IntentId, Intent] = {}
         self._cooldowns: list[Cooldown] = []
         self._learnt: dict[RecordId, Record] = {}
@@ -138,9 +140,7 @@ class WorkingCopy:
         return self._jobs.get(job) or self._world.jobs.get(job)
 
     def attempt(self, attempt: AttemptId) -> Attempt:
-        if not self._attempts:
-            return self._world.attempts[attempt]
-        return self._attempts.get(attempt) or self._world.attempts[attempt]
+        return self._attempts_now[attempt]
 
     def before_and_now(self) -> Iterable[tuple[Attempt, Attempt]]:
         """Return each attempt of the world as it was before and as it is now, by job and number; none that is new.
@@ -149,10 +149,10 @@ class WorkingCopy:
         """
         if self._in_order is None:
             self._in_order = sorted(self._world.attempts.values(), key=_order)
-        before, now = self._in_order, self._attempts
-        if not now:
+        before, now = self._in_order, self._attempts_now
+        if not self._attempts:
             return zip(before, before, strict=True)
-        return [(item, now.get(item.id, item)) for item in before]
+        return [(item, now[item.id]) for item in before]
 
     def intent(self, intent: IntentId) -> Intent | None:
         return self._intents.get(intent) or self._world.intents.get(intent)
@@ -192,12 +192,16 @@ class WorkingCopy:
         self._full_reads.add(attempt)
 
     def put_attempt(self, attempt: Attempt) -> None:
-        before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)
+        identity, now = attempt.id, self._attempts_now
+        before = now.get(identity)
         if before is not None:
             check_attempt_transition(before.state, attempt.state)
         else:
             self._has_new = True
-        self._put(self._attempts, attempt.id, attempt)
+        if now is self._world.attempts or not isinstance(now, dict):
+            now = self._attempts_now = dict(now)
+        self._put(self._attempts, identity, attempt)
+        self._put(now, identity, attempt)
 
     def put_job(self, job: Job) -> None:
         before = self._jobs.get(job.id) or self._world.jobs.get(job.id)
@@ -248,8 +252,9 @@ class WorkingCopy:
     def close_job(self, job: JobId) -> None:
         """Sum the job up in its last event, once it is final and all its attempts have ended."""
         item = self.job(job)
-        own = [i for i in self._world.attempts.keys() | self._attempts.keys() if i.job == job]
-        if not item.state.is_final or any(self.attempt(i).state is not AttemptState.ENDED for i in own):
+        if not item.state.is_final:
+            return
+        if any(i.job == job and one.state is not AttemptState.ENDED for i, one in self._attempts_now.items()):
             return
         compared = compared_cost(item.state, item.spent, item.on_demand)
         totals = replace(item.totals, uncompared=compared_cost(item.state, item.spent, item.totals.uncompared))

@@ -22,7 +22,6 @@ from spotd.core import (
 from spotd.core.domain import cooldowns
 from spotd.core.domain.cooldowns import Setback
 from spotd.core.domain.intents import AttemptId
-from spotd.core.domain.market import Quote
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import key_belongs_to
 from spotd.core.domain.world import World
@@ -125,12 +124,19 @@ def never_accepts_more_again() -> AbstractContextManager[None]:
 
 
 def meters_one_gpu() -> AbstractContextManager[None]:
-    rate = pricing.metered_rate
+    rate, listed_rate = pricing.metered_rate, pricing.listed_rate
 
     def wrong(agreed: Any) -> MicroUsdPerHour:
         return MicroUsdPerHour(rate(agreed) // agreed.offer.gpu_count)
 
-    return patched(*((module, "metered_rate", wrong) for module in using("metered_rate")))
+    def wrong_listed(agreed: Any, price: MicroUsdPerHour) -> tuple[MicroUsdPerHour, Any]:
+        whole, of_gpu = listed_rate(agreed, price)
+        return MicroUsdPerHour(whole // agreed.offer.gpu_count), of_gpu
+
+    return patched(
+        *((module, "metered_rate", wrong) for module in using("metered_rate")),
+        *((module, "listed_rate", wrong_listed) for module in using("listed_rate")),
+    )
 
 
 def using(name: str) -> list[Any]:
@@ -141,8 +147,8 @@ def using(name: str) -> list[Any]:
 def meters_what_was_agreed() -> AbstractContextManager[None]:
     bill = billing.bill_listed
 
-    def wrong(builder: PlanBuilder, attempt: AttemptId, at: datetime, _: Quote) -> None:
-        bill(builder, attempt, at, builder.attempt(attempt).quote)
+    def wrong(builder: PlanBuilder, attempt: AttemptId, at: datetime, _: MicroUsdPerHour) -> None:
+        bill(builder, attempt, at, pricing.metered_rate(builder.attempt(attempt).quote))
 
     return patched((listed, "bill_listed", wrong))
 

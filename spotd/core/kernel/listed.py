@@ -30,7 +30,7 @@ from spotd.core.host_reports import note_notice
 from spotd.core.kernel.quarantine import in_words
 from spotd.core.metering import free_of
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
+from spotd.core.pricing import halted_rate, listed_rate, metered_rate, on_demand_rate
 from spotd.core.todays_terms import note_ceiling
 from spotd_providers.contract.values import (
     Billing,
@@ -138,10 +138,8 @@ def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
         return
     if item.machine is not MachineState.LIVE:
         builder.put_attempt(replace(item, machine=MachineState.LIVE))
-    quote = item.quote
-    if mine.price is not None and mine.price != quote.price.gpu:
-        quote = repriced(quote, mine.price)
-    is_over = quote.price.per_gpu > item.ceiling_now
+    rate, per_gpu = listed_rate(item.quote, item.quote.price.gpu if mine.price is None else mine.price)
+    is_over = per_gpu > item.ceiling_now
     if mine.state is InstanceState.RUNNING and unbilled is None:
         start_billing(builder, item.id)
     note_listed(builder, item.id, at, exactly=is_over or item.running_at is None)
@@ -154,7 +152,7 @@ def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
         list_again_for_start(builder, item)
     elif unbilled is None:
         bill_past_prices(builder, item.id, mine, builder.now)
-        bill_listed(builder, item.id, at, quote)
+        bill_listed(builder, item.id, at, rate)
 
 
 def _is_over(builder: PlanBuilder, item: Attempt) -> bool:
@@ -168,9 +166,9 @@ def _meter_until_ended(builder: PlanBuilder, attempt_id: AttemptId, mine: Instan
     item = builder.attempt(attempt_id)
     if item.meter.since is None or item.meter.rate <= halted_rate(item.quote):
         return
-    quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
+    rate = metered_rate(item.quote) if mine.price is None else listed_rate(item.quote, mine.price)[0]
     bill_past_prices(builder, attempt_id, mine, builder.now)
-    bill_listed(builder, attempt_id, builder.listed_at.get(item.provider, builder.now), quote)
+    bill_listed(builder, attempt_id, builder.listed_at.get(item.provider, builder.now), rate)
 
 
 def _take_back(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:

@@ -13,7 +13,16 @@ from spotd.core.domain.intents import Meter
 from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.states import AttemptState
 from spotd.core.metering import settled
-from spotd.core.pricing import Needs, gpu_price_limit, needs_of, quote, repriced, total_per_hour
+from spotd.core.pricing import (
+    Needs,
+    gpu_price_limit,
+    listed_rate,
+    metered_rate,
+    needs_of,
+    quote,
+    repriced,
+    total_per_hour,
+)
 from spotd_providers.contract.values import (
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
@@ -49,6 +58,16 @@ NEEDS = st.builds(
     st.integers(0, 10**13),
 )
 FEES = st.integers(500_000, 2_000_000)
+
+
+@given(OFFERS, NEEDS, FEES, PRICES)
+def test_the_rate_of_a_listed_price_is_that_of_the_quote_at_this_price(
+    sold: Offer, needs: Needs, fee_ppm: int, listed: int
+) -> None:
+    agreed = quote(sold, needs, fee_ppm, NOW)
+    for price in (MicroUsdPerHour(listed), sold.gpu_price):
+        there = repriced(agreed, price)
+        assert listed_rate(agreed, price) == (metered_rate(there), there.price.per_gpu)
 
 
 def test_every_term_of_a_worked_example() -> None:
