@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -36,14 +36,18 @@ class RefusalCode(StrEnum):
 
 
 class ApiRefusal(Exception):
-    """A request was refused, and nothing changed. The message is for the user and ends without a full stop."""
+    """A request was refused, and nothing changed. The message is for the user and ends without a full stop.
+
+    A refusal that names neither a hint nor problems, which have theirs, has the way out of its kind.
+    """
 
     code: RefusalCode
+    way_out: ClassVar[str] = ""
 
     def __init__(self, message: str, *, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(message[:TEXT_CHARS_MAX])
         self.message = message[:TEXT_CHARS_MAX]
-        self.hint = hint[:TEXT_CHARS_MAX]
+        self.hint = (hint or ("" if problems else self.way_out))[:TEXT_CHARS_MAX]
         self.problems = listed_problems(problems)
 
 
@@ -51,6 +55,7 @@ class NotFound(ApiRefusal):
     """No job, checkpoint or file of this name."""
 
     code = RefusalCode.NOT_FOUND
+    way_out = "spotctl ls shows the jobs, spotctl pull JOB --list their files"
 
 
 class Ambiguous(ApiRefusal):
@@ -63,6 +68,7 @@ class Invalid(ApiRefusal):
     """A job or a parameter that is wrong; `problems` names the places."""
 
     code = RefusalCode.INVALID
+    way_out = "GET /v1/openapi.json states what each route takes"
 
 
 class StateConflict(ApiRefusal):
@@ -81,6 +87,7 @@ class ApiUnavailable(ApiRefusal):
     """Something the daemon needs does not answer; the same request may succeed later."""
 
     code = RefusalCode.UNAVAILABLE
+    way_out = "try again; spotctl doctor shows what does not answer"
 
 
 INTERNAL: Final = "internal"

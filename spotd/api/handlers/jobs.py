@@ -303,7 +303,7 @@ class JobHandlers(DaemonAnswers):
         if job.state.is_final:
             if job.state is JobState.CANCELLED:
                 return await self.line(job_id)
-            raise StateConflict(f"{job.name} has ended already: {job.reason}")
+            raise StateConflict(f"{job.name} has ended already: {job.reason}", hint=f"spotctl retry {job.name}")
 
         def decide(_reads: Reads, world: World, now: datetime) -> Plan:
             return requests.cancel(world, job_id, now) if job_id in world.jobs else Plan()

@@ -201,7 +201,7 @@ def test_cancel_of_an_ended_job_is_refused(stocked: Ctl) -> None:
     assert (result.code, result.out, result.err) == (
         2,
         "",
-        "error: old has ended already: the command ended with exit code 1\n",
+        "error: old has ended already: the command ended with exit code 1\nhint: spotctl retry old\n",
     )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row, row_of, with_way_out
+from spotd.api.responses import ApiRefusal, ApiUnavailable, Invalid, NotFound
+from spotd_jobs.spec.problems import Problem
 from tests.unit.daemon.rig import Rig
 
 MOUNTS = """/dev/sda1 / ext4 rw 0 0
@@ -81,3 +83,10 @@ async def test_no_finding_of_a_daemon_lacks_a_way_out(rig: Rig) -> None:
     assert {row["name"] for row in wrong} >= {"silent hosts", "launches"}
     assert [row for row in wrong if not row["hint"]] == []
     assert [row for row in rows if row["name"] == "sqlite" and (row["hint"] or not row["ok"])] == []
+
+
+@pytest.mark.parametrize("kind", [NotFound, Invalid, ApiUnavailable])
+def test_a_refusal_that_names_no_way_out_has_the_one_of_its_kind(kind: type[ApiRefusal]) -> None:
+    assert kind("it is so").hint == kind.way_out != ""
+    assert kind("it is so", hint="do this").hint == "do this"
+    assert kind("it is so", problems=(Problem(key="a", message="b", hint="c"),)).hint == ""
