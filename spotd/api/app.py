@@ -41,6 +41,7 @@ from spotd.api.responses import (
     Invalid,
     RecordStream,
     RefusalCode,
+    ServiceStream,
     error_body,
     json_response,
 )
@@ -54,6 +55,7 @@ from spotd.api.routes import (
     read_flag,
     read_name,
     read_names,
+    read_port,
     read_resume_from,
     read_root,
     read_secrets,
@@ -101,6 +103,7 @@ from spotd.api.schemas.jobs import (
     GpuHistoryResponse,
     JobDetailResponse,
     JobPageResponse,
+    PortResponse,
     RootBody,
     ShellResponse,
     StoredAnswer,
@@ -283,7 +286,14 @@ class _Api(RequestEdge):
     @serving("GET", "/v1/jobs/{ref}/shell", refuses=[RefusalCode.CONFLICT])
     async def shell(self, ref: str) -> ShellResponse:
         """Return where the machine that a job has now gives a shell."""
-        return await self._ask(lambda: self._handlers.shell.address(ref), limit_s=PATIENT_S)
+        return await self._ask(lambda: self._handlers.ports.address(ref), limit_s=PATIENT_S)
+
+    @serving("GET", "/v1/jobs/{ref}/ports/{port}", refuses=[RefusalCode.CONFLICT])
+    async def port(self, ref: str, port: str) -> RecordStream[PortResponse]:
+        """Lead to a port of the machine that a job has now, until the reader goes or the job leaves the machine."""
+        number = read_port(port)
+        serve = await self._ask(lambda: self._handlers.ports.require(ref, number), limit_s=PATIENT_S)
+        return ServiceStream(serve, closing=self._closing, on_failure=lambda exc: self._on_failure("port", exc))
 
     @serving("GET", "/v1/jobs/{ref}/why")
     async def why(self, ref: str) -> WhyAnswer:

@@ -247,8 +247,7 @@ class RecordStream(_Streamed, Generic[Record]):
     async def _produce(self, into: MemoryObjectSendStream[bytes]) -> None:
         async with into:
             try:
-                async for record in self._rest:
-                    await into.send(_line(record))
+                await self._each(lambda record: into.send(_line(record)))
             except ApiRefusal as refusal:
                 await into.send(_line(refusal_body(refusal)))
             except Exception as exc:  # noqa: BLE001 - the edge of the API: the cause goes to the log, a sentence to the caller
@@ -257,6 +256,10 @@ class RecordStream(_Streamed, Generic[Record]):
                 await into.send(_line(body))
             finally:
                 await _close(self._rest)
+
+    async def _each(self, put: Callable[[Record], Awaitable[None]]) -> None:
+        async for record in self._rest:
+            await put(record)
 
     async def _consume(self, out: MemoryObjectReceiveStream[bytes], send: Send) -> None:
         async with out:
@@ -268,6 +271,27 @@ class RecordStream(_Streamed, Generic[Record]):
                     except anyio.EndOfStream:
                         return
                 await self._write(send, line)
+
+
+Serve = Callable[[Callable[[Record], Awaitable[None]]], Awaitable[None]]
+
+
+class ServiceStream(RecordStream[Record]):
+    """Records of something that is served for as long as its reader stays: `serve` may hold tasks of its own."""
+
+    def __init__(
+        self, serve: Serve[Record], *, closing: anyio.Event | None, on_failure: Callable[[Exception], None]
+    ) -> None:
+        super().__init__((), _nothing(), closing=closing, on_failure=on_failure)
+        self._serve = serve
+
+    async def _each(self, put: Callable[[Record], Awaitable[None]]) -> None:
+        await self._serve(put)
+
+
+async def _nothing() -> AsyncIterator[Any]:
+    for nothing in range(0):
+        yield nothing
 
 
 async def _close(items: AsyncIterator[Any]) -> None:

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from spotd.api.requests import BudgetChange, FolderContent, JobDraft, read_query, require_known
 from spotd.api.responses import BodyTooLong, Invalid, RefusalCode
 from spotd.api.schemas.bodies import DraftBody, FolderBody
+from spotd.shell_address import PORT_MAX
 from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.fields import shown
 from spotd_jobs.spec.model import PriceLimit
@@ -175,6 +176,12 @@ def read_sha256(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(SHA256_PATTERN, value):
         raise Invalid("a code hash is 64 lower-case hexadecimal digits")
     return value
+
+
+def read_port(value: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", value) or int(value) > PORT_MAX:
+        raise Invalid(f"a port is a number from 1 to {PORT_MAX}")
+    return int(value)
 
 
 def read_root(body: Mapping[str, Any]) -> str:

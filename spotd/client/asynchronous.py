@@ -74,6 +74,7 @@ class AsyncDaemon:
     why = _as_awaitable(Daemon.why)
     gpu_history = _as_awaitable(Daemon.gpu_history)
     shell = _as_awaitable(Daemon.shell)
+    port = _as_stream(Daemon.port)
     logs = _as_stream(Daemon.logs)
     cancel = _as_awaitable(Daemon.cancel)
     retry = _as_awaitable(Daemon.retry)

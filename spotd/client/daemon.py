@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # a command that does not print a type does not load it
         GpuHistoryResponse,
         JobDetailResponse,
         JobPageResponse,
+        PortResponse,
         ShellResponse,
         StoredAnswer,
         VerificationResponse,
@@ -132,6 +133,10 @@ class Daemon:
 
     def shell(self, ref: str) -> ShellResponse:
         return self._transport.json("GET", _job(ref, "shell"), timeout_s=PATIENT_S)
+
+    def port(self, ref: str, port: int) -> Iterator[PortResponse]:
+        """Yield first the socket that leads to a port of the machine, and last why it does so no more."""
+        return self._transport.lines(_job(ref, f"ports/{port}"))
 
     def logs(self, ref: str, query: Query | None = None, *, follow: bool = False) -> Iterator[LogResponse]:
         """Yield what the job wrote; with `follow`, go on until it has ended."""

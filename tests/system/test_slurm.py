@@ -37,6 +37,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.slurm.plugin import PLUGIN, SlurmProvider
 from tests.system.engines.slurm import GRACE_S, Slurm, running_slurm
+from tests.unit.providers.kit.test_port_relay import ODD, exchange
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 INSTALL = InstallId("lab")
@@ -375,5 +376,49 @@ def test_the_doctor_names_what_works_and_what_does_not(slurm: Slurm, tmp_path: P
         assert lines["partition prod"].detail == "6 of 6 places free; on-demand"
         assert lines["accounting"].detail.startswith("off")
         assert lines["clock"].ok
+
+    play(slurm, tmp_path, story)
+
+
+SERVING = """#!/bin/sh
+exec python3 -c '
+import socket, threading
+def serve(near):
+    while data := near.recv(65536): near.sendall(data)
+    near.close()
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    open("../port.new", "w").write(str(listener.getsockname()[1]))
+    import os; os.rename("../port.new", "../port")
+    while True: threading.Thread(target=serve, args=(listener.accept()[0],)).start()
+'
+"""
+
+
+def test_a_port_of_a_job_is_reached_from_the_login_node_for_as_long_as_it_runs(slurm: Slurm, tmp_path: Path) -> None:
+    async def story(provider: SlurmProvider) -> None:
+        request = await ask_for(provider, script=SERVING)
+        made = (await provider.launch(request)).instance
+        await listed(provider, request.key, lambda one: one.state is InstanceState.RUNNING)
+        file = tmp_path / "jobs" / request.key / "port"
+        for _ in range(200):
+            if file.exists():
+                break
+            await asyncio.sleep(0.1)
+        port = int(file.read_text())
+        several = [await provider.open_port(made.ref, port) for _ in range(3)]
+        for number, one in enumerate(several):
+            sent = bytes([number]) + ODD
+            assert await exchange(one, sent) == sent
+        for one in several:
+            await one.aclose()
+        with pytest.raises(Unavailable, match="nothing answers at port 1 "):
+            await provider.open_port(made.ref, 1)
+        last = await provider.open_port(made.ref, port)
+        await provider.terminate(made.ref)
+        with suppress(Unavailable):
+            assert not await last.receive(), "a connection outlived its job"
+        await last.aclose()
+        with pytest.raises(Unavailable):
+            await provider.open_port(made.ref, port)
 
     play(slurm, tmp_path, story)

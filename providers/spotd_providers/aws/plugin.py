@@ -85,6 +85,10 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
         Power.BILLING: "AWS's own bill is a day late and not per machine, so prices and seconds are multiplied",
         Power.HOST_IDENTITY: "AWS does not show which computer a machine runs on",
         Power.SHELL: "spotd opens no port of an AWS machine and gives it no key pair, so there is none to log in with",
+        Power.PORTS: (
+            "spotd opens no port of an AWS machine; it would need a security group and a key pair of yours, or Session"
+            " Manager's agent and role"
+        ),
         Power.STOP_RESUME: "a stopped spot machine may never get its GPU back, so interruption terminates it",
     },
 )

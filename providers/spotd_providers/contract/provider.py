@@ -144,6 +144,35 @@ class GivesShell(Protocol):
         ...
 
 
+class PortConnection(Protocol):
+    """One connection to a port of a machine. Every call may raise `Unavailable` where the way there broke."""
+
+    async def receive(self) -> bytes:
+        """Return what arrived; empty once the program there has sent its last."""
+        ...
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def send_eof(self) -> None:
+        """Say that nothing more is sent, where the way there can carry that."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class OpensPorts(Protocol):
+    """`Power.PORTS`: the provider's own way into a machine carries connections, without a key of the user."""
+
+    async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
+        """Connect to this port of the machine's loopback address, within half a minute.
+
+        Raises:
+            Unavailable: nothing listens there, or the machine does not run.
+        """
+        ...
+
+
 @runtime_checkable
 class KnowsAccount(Protocol):
     """The name of the machines' account: without it, a key of another account makes every machine appear gone."""

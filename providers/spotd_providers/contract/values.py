@@ -396,11 +396,19 @@ class CheckLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellAddress:
-    """Where ssh reaches a machine, with a key that the user registered in the provider's account."""
+    """Where ssh reaches a machine, with a key that the user registered in the provider's account.
+
+    Attributes:
+        host: empty where `command` is run on the user's own computer.
+        command: what leads from there into the machine, as words; empty where ssh itself does.
+        no_ports: why ssh carries no ports to the machine, for the user; empty where it does.
+    """
 
     host: str
     port: int
     user: str
+    command: tuple[str, ...] = ()
+    no_ports: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,3 +466,4 @@ class Power(StrEnum):
     SELF_TERMINATE = "self_terminate"
     CAPACITY_SCORES = "capacity_scores"
     SHELL = "shell"
+    PORTS = "ports"

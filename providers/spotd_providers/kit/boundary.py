@@ -45,8 +45,8 @@ LEAVES: Final[tuple[type[ProviderError], ...]] = tuple(
     if isinstance(kind, type) and issubclass(kind, ProviderError) and kind is not ProviderError
 )
 CALLS: Final = (
-    "offers", "find", "instances", "terminate", "check", "launch", "change_bid", "logs", "shell", "account", "balance",
-    "charges",
+    "offers", "find", "instances", "terminate", "check", "launch", "change_bid", "logs", "shell", "open_port",
+    "account", "balance", "charges",
 )  # fmt: skip
 _MARK: Final = "_spotd_contract_only"
 CAUSES_MAX: Final = 20

@@ -32,6 +32,7 @@ from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.boundary import install_command
 from spotd_providers.kit.calls import RETRY_AFTER_MAX, Rest
 from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.port_relay import Pipes
 
 if TYPE_CHECKING:
     import asyncssh
@@ -49,6 +50,7 @@ BUSY_STATUS: Final = 75
 BUSY_WAIT: Final = timedelta(seconds=15)
 FULL_WAIT: Final = timedelta(seconds=5)
 CLOSES_WITHIN_S: Final = 1.0
+_PIECE: Final = 64 * 1024
 _REST_FIRST_S: Final = 5
 _REST_MAX_S: Final = 60
 _ASK_AGAIN: Final = re.compile(rb"ask again in (\d{1,6}) s")
@@ -230,6 +232,26 @@ class SshLink:
         except (library.Error, OSError, TimeoutError, ValueError) as exc:
             raise Unavailable(f"{target.name} does not answer ({type(exc).__name__})") from exc
 
+    async def run(self, command: str) -> Pipes:
+        """Start a command that is spoken with, on a connection of its own: sshd allows few sessions on one.
+
+        Raises:
+            Unavailable, AuthFailed: it certainly does not run.
+        """
+        library = ssh_library()
+        connection = await self._connect(self._known_keys())
+        self.requests_sent += 1
+        try:
+            with anyio.fail_after(CONNECT_S):
+                process = await connection.create_process(command, encoding=None, stderr=library.DEVNULL)
+                return _SshPipes(connection, process)
+        except (library.Error, OSError, TimeoutError) as exc:
+            connection.abort()
+            raise Unavailable(f"{self._target.name} starts no program ({type(exc).__name__})") from exc
+        except BaseException:
+            connection.abort()
+            raise
+
     def _known_keys(self) -> bytes:
         """Return the file of pinned keys, read each time, so that a new one needs no restart."""
         library, target = ssh_library(), self._target
@@ -258,6 +280,29 @@ class SshLink:
             connection.abort()
             with anyio.move_on_after(CONNECT_S, shield=True):
                 await connection.wait_closed()
+
+
+class _SshPipes:
+    def __init__(self, connection: asyncssh.SSHClientConnection, process: Any) -> None:
+        self._connection = connection
+        self._process = process
+
+    async def read(self) -> bytes:
+        try:
+            return bytes(await self._process.stdout.read(_PIECE))
+        except ssh_library().Error as exc:
+            raise OSError(type(exc).__name__) from exc
+
+    async def write(self, data: bytes) -> None:
+        try:
+            self._process.stdin.write(data)
+            await self._process.stdin.drain()
+        except ssh_library().Error as exc:
+            raise OSError(type(exc).__name__) from exc
+
+    async def aclose(self) -> None:
+        # What runs there sees the end of its input, and ends.
+        self._connection.abort()
 
 
 class LocalShell:
@@ -301,8 +346,53 @@ class LocalShell:
                     await process.aclose()
             return _lines(text, status, token, who="this computer")
 
+    async def run(self, command: str) -> Pipes:
+        """Start a command that is spoken with.
+
+        Raises:
+            Unavailable: it certainly does not run.
+        """
+        self.requests_sent += 1
+        environ = {"HOME": str(Path.home()), "PATH": os.defpath, "LANG": "C.UTF-8"}
+        try:
+            process = await anyio.open_process(
+                shlex.split(command), stderr=subprocess.DEVNULL, env=environ, start_new_session=True
+            )
+        except OSError as exc:
+            raise Unavailable(f"no program can be started here ({type(exc).__name__})") from exc
+        return _LocalPipes(process)
+
     async def aclose(self) -> None:
         """Do nothing: a shell lives for one call."""
+
+
+class _LocalPipes:
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def read(self) -> bytes:
+        if self._process.stdout is None:
+            return b""
+        try:
+            return await self._process.stdout.receive(_PIECE)
+        except anyio.EndOfStream:
+            return b""
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
+            raise OSError(type(exc).__name__) from exc
+
+    async def write(self, data: bytes) -> None:
+        if self._process.stdin is None:
+            raise OSError("no pipe")
+        try:
+            await self._process.stdin.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
+            raise OSError(type(exc).__name__) from exc
+
+    async def aclose(self) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+        await self._process.aclose()
 
 
 async def _exchange(process: Process, script: bytes) -> bytes:

@@ -46,6 +46,8 @@ class Cluster:
     client: RestClient
     http: Http
     address: str
+    tls: ssl.SSLContext | None
+    tokens: TokenSource
 
 
 def read_access(settings: KubernetesSettings) -> Access:
@@ -156,7 +158,7 @@ async def open_cluster(settings: KubernetesSettings, services: Services) -> Asyn
     headers = {"accept": "application/json"}
     async with open_http(base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tls=tls, tokens=tokens) as http:
         client = RestClient(http, DIALECT, clock=services.clock, rng=services.rng)
-        yield Cluster(client=client, http=http, address=base_url)
+        yield Cluster(client=client, http=http, address=base_url, tls=tls, tokens=tokens)
 
 
 def _trust(path: str) -> ssl.SSLContext:

@@ -12,20 +12,23 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, ProviderError, Unavailable
-from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.errors import AuthFailed, NotSupported, OutcomeUnknown, ProviderError, Unavailable
+from spotd_providers.contract.provider import PortConnection, Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
     CheckLine,
     Instance,
     InstanceRef,
+    InstanceState,
     LaunchRequest,
     OfferPage,
     OfferQuery,
     Power,
+    ShellAddress,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
 from spotd_providers.kit.calls import Page, judge_apart, rejected
@@ -52,7 +55,9 @@ from spotd_providers.kubernetes.machines import (
     secrets_of,
 )
 from spotd_providers.kubernetes.market import offers_of, used_by_node
+from spotd_providers.kubernetes.ports import open_pod_port
 from spotd_providers.kubernetes.wire import (
+    IN_CLUSTER,
     KEY,
     LABEL_INSTALL,
     PROVIDER,
@@ -69,6 +74,7 @@ PAGE_ROWS: Final = 250
 """A node takes up to 50 KB, most of it names of images."""
 PAGES_MAX: Final = ROWS_MAX // PAGE_ROWS
 LOG_BYTES_MAX: Final = 256 * 1024
+POD_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LOGIN: Final = "it travels in a Secret: who may read Secrets of the namespace can read it, and each node of the job"
 _MISSING: Final[Mapping[Power, str]] = {
     Power.BID_CHANGE: "a cluster has no bids",
@@ -77,8 +83,8 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.STOP_RESUME: "a pod cannot be stopped and resumed",
     Power.CAPACITY_SCORES: "a cluster states what is free, not how likely a start is",
     Power.HOST_IDENTITY: "the cluster decides on which node a job runs",
-    Power.SHELL: "a pod has no ssh server; use kubectl exec",
 }
+_NO_SHELL: Final = "spotd enters this cluster without a kubeconfig: use kubectl exec with yours"
 RIGHTS: Final = (
     ("batch", "jobs", ("create", "get", "list", "delete")),
     ("", "pods", ("get", "list", "delete")),
@@ -101,13 +107,17 @@ class KubernetesProvider(ProviderTemplate):
 
     def __init__(self, cluster: Cluster, settings: KubernetesSettings, services: Services) -> None:
         super().__init__(services)
+        self._cluster = cluster
         self._client = cluster.client
         self._http = cluster.http
         self._address = cluster.address
         self._settings = settings
         self._had_pod: dict[str, None] = {}
+        self._kubeconfig = str(Path(settings.kubeconfig).expanduser())
+        self._has_kubeconfig = settings.base_url is None and settings.kubeconfig != IN_CLUSTER
+        missing = _MISSING if self._has_kubeconfig else {**_MISSING, Power.SHELL: _NO_SHELL}
         self.capabilities: Mapping[Power, Capability] = capabilities(
-            *(power for power in Power if power not in _MISSING), missing=_MISSING
+            *(power for power in Power if power not in missing), missing=missing
         )
 
     @property
@@ -141,6 +151,38 @@ class KubernetesProvider(ProviderTemplate):
         if answer.status != 200:
             raise Unavailable(f"{WHO} gives no console of {ref.instance_id} now (HTTP {answer.status})")
         return [clean(line) for line in answer.text.splitlines()[-lines:]]
+
+    async def shell(self, ref: InstanceRef) -> ShellAddress:
+        """Return what `kubectl` of the user's computer runs in the pod, with the kubeconfig that spotd uses."""
+        one = self._settings
+        if not self._has_kubeconfig:
+            raise NotSupported(_NO_SHELL)
+        name = await self._running_pod(ref)
+        file = ("--kubeconfig", self._kubeconfig)
+        context = ("--context", one.context) if one.context else ()
+        where = ("-n", one.namespace, "exec", "-it", name, "-c", "job", "--", "sh")
+        no_ports = "kubectl leads into the pod"
+        return ShellAddress(
+            host="", port=22, user="kubectl", command=("kubectl", *file, *context, *where), no_ports=no_ports
+        )
+
+    async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
+        """Connect to a port of the pod through the API server, as `kubectl port-forward` does."""
+        return await open_pod_port(self._cluster, f"{self._pods}/{await self._running_pod(ref)}/portforward", port)
+
+    async def _running_pod(self, ref: InstanceRef) -> str:
+        """Return the name of the pod of a Job of ours that runs.
+
+        Raises:
+            Unavailable: none does.
+        """
+        await self._require_ours(ref)
+        row = await self._row(ref)
+        machine = None if row is None else self._machine(row, AttemptKey(""))
+        name = text(child(row.pods[-1], "metadata"), "name") if row is not None and row.pods else ""
+        if machine is None or machine.state is not InstanceState.RUNNING or not POD_NAME.fullmatch(name):
+            raise Unavailable(f"{WHO} shows no running pod of {ref.instance_id}")
+        return name
 
     async def check(self) -> Sequence[CheckLine]:
         """Check the way in, the rights one by one, the clock and what can be offered, one line each."""

@@ -65,6 +65,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.SPOT: "Lambda sells on-demand only",
     Power.BID_CHANGE: "Lambda sells at list price, so there is no bid to change",
     Power.NOTICES: "Lambda gives no notice before a machine ends, so checkpoint regularly",
+    Power.PORTS: "only ssh leads into a machine: spotctl forward uses it with the key that ssh_key names",
     Power.LOGS: "Lambda keeps no console of its machines",
     Power.BALANCE: "Lambda bills a card each week and states no balance",
     Power.BILLING: "Lambda's API states no charges; its website shows the invoices",

@@ -113,6 +113,9 @@ async def _creates(client: RunpodClient) -> list[CheckLine]:
 # RunPod as a spotd provider, on REST v2 alone: catalogue, pods and billing. What v2 cannot do is declared missing.
 
 
+NO_PORTS: Final = (
+    "RunPod's door carries a shell and no ports; that would need an ssh server in the image, and its port 22 mapped"
+)
 CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.LOGS,
     Power.BILLING,
@@ -125,6 +128,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
         Power.CAPACITY_SCORES: "RunPod says whether a pod can be had now, not how likely a launch is to succeed",
         Power.HOST_IDENTITY: "RunPod does not say on which host a pod runs",
         Power.NOTICES: "RunPod stops pods without warning, so checkpoint regularly",
+        Power.PORTS: NO_PORTS,
         Power.STOP_RESUME: (
             "a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it"
         ),
@@ -194,7 +198,8 @@ class RunpodProvider(ProviderTemplate):
                 f"RunPod names no shell of pod {pod_id}; it needs a public key at console.runpod.io/user/settings, "
                 "which only pods that start afterwards get"
             )
-        return ShellAddress(host=door.host, port=door.port, user=door.username)
+        no_ports = NO_PORTS if row.ssh is not None and door is row.ssh.proxy else ""
+        return ShellAddress(host=door.host, port=door.port, user=door.username, no_ports=no_ports)
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         """Return the charges of our pods, hour by hour."""

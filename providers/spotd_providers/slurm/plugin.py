@@ -29,7 +29,7 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.provider import PortConnection, Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
@@ -43,10 +43,12 @@ from spotd_providers.contract.values import (
     OfferQuery,
     Power,
     Rejected,
+    ShellAddress,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
 from spotd_providers.kit.calls import Page, clock_line, judge_apart, rejected
 from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.port_relay import open_relay
 from spotd_providers.kit.shapes import listed_reasons
 from spotd_providers.kit.ssh import CHANGES, LocalShell, SshLink, SshTarget, own_key, printer
 from spotd_providers.kit.template import ProviderTemplate, require_launchable
@@ -86,7 +88,6 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.STOP_RESUME: "a job cannot be stopped and resumed by its user",
     Power.CAPACITY_SCORES: "what a partition offers is free at that moment, or waits in its queue",
     Power.HOST_IDENTITY: "the cluster decides on which node a job runs",
-    Power.SHELL: "a node is reached from the login node only: srun --overlap --jobid=NUMBER --pty bash",
 }
 REFUSALS: Final[tuple[tuple[str, type[ProviderError]], ...]] = (
     ("time limit is invalid", RequestRejected),
@@ -321,6 +322,46 @@ class SlurmProvider(ProviderTemplate):
         said = await self._read("log", ref.instance_id.partition(":")[2], lines)
         found = [clean(line[0], chars_max=1000) for line in said.by_tag.get("log", []) if line]
         return found[-lines:] if lines > 0 else []
+
+    async def shell(self, ref: InstanceRef) -> ShellAddress:
+        """Return the login node, or this computer, and what leads from there to the job's node."""
+        number = await self._running(ref)
+        command = ("srun", "--overlap", f"--jobid={number}", "--pty", "bash")
+        one = self._settings
+        words = "ssh leads to the login node; spotd's own way leads on"
+        if one.host is None:
+            return ShellAddress(host="", port=22, user=one.user, command=command, no_ports=words)
+        return ShellAddress(host=one.host, port=one.port, user=one.user, command=command, no_ports=words)
+
+    async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
+        """Connect to a port of the job by a step of it on its first node, whose loopback address is the job's own."""
+        number = await self._running(ref)
+        conf = (f"SLURM_CONF={self._settings.slurm_conf}",) if self._settings.slurm_conf else ()
+        step = (
+            "srun",
+            "--overlap",
+            "--quiet",
+            "--nodes=1",
+            "--ntasks=1",
+            "--mem=0",
+            "--gres=none",
+            f"--jobid={number}",
+        )
+        path = self._settings.path
+        return await open_relay(self._shell.run, port, who="the job's node", path=path, through=(*conf, *step))
+
+    async def _running(self, ref: InstanceRef) -> str:
+        """Return the number of a job of ours that runs.
+
+        Raises:
+            Unavailable: it does not.
+        """
+        await self._require_ours(ref)
+        row = await self._row(ref)
+        machine = None if row is None else self._machine(row, AttemptKey(row.name))
+        if row is None or machine is None or machine.state is not InstanceState.RUNNING:
+            raise Unavailable(f"job {clean(str(ref.instance_id))} does not run")
+        return row.id
 
     # The doctor.
 

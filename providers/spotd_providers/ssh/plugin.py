@@ -27,7 +27,7 @@ from spotd_providers.contract.errors import (
     ProviderError,
     Unavailable,
 )
-from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.provider import PortConnection, Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
@@ -47,6 +47,7 @@ from spotd_providers.kit.boundary import AdapterPlugin, capabilities
 from spotd_providers.kit.calls import Page, ask_each, clock_line, rejected
 from spotd_providers.kit.host_gpus import ROCM
 from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.port_relay import open_relay
 from spotd_providers.kit.shapes import listed_reasons
 from spotd_providers.kit.ssh import CHANGES, Lines, SshLink, SshTarget, own_key, printer
 from spotd_providers.kit.template import ProviderTemplate, require_launchable
@@ -267,12 +268,28 @@ class SshProvider(ProviderTemplate):
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
         """Return the host's own ssh server, for a key that its user has there."""
+        host, _ = await self._running(ref)
+        return ShellAddress(host=host.address, port=host.port, user=host.user)
+
+    async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
+        """Connect to a port of the job by a program on the host, or in its container."""
+        host, key = await self._running(ref)
+        through = ("docker", "exec", "-i", key) if host.container == "docker" else ()
+        run = self._links[host.name].run
+        return await open_relay(run, port, who=host.name, path=host.path, through=through)
+
+    async def _running(self, ref: InstanceRef) -> tuple[SshHost, str]:
+        """Return host and key of a machine of ours that runs.
+
+        Raises:
+            Unavailable: it does not.
+        """
         await self._require_ours(ref)
         row = await self._row(ref)
         machine = None if row is None else self._machine(row, AttemptKey(row.key))
         if row is None or machine is None or machine.state is not InstanceState.RUNNING:
             raise Unavailable(f"the machine {clean(str(ref.instance_id))} does not run")
-        return ShellAddress(host=row.host.address, port=row.host.port, user=row.host.user)
+        return row.host, row.key
 
     # The doctor.
 

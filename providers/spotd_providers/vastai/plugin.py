@@ -99,6 +99,10 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
         Power.SHELL: (
             "spotd starts vast.ai machines without their ssh server, which not every image bears; use logs -f"
         ),
+        Power.PORTS: (
+            "spotd starts vast.ai machines without their ssh server; its ports would need an image that bears one, and"
+            " a key of yours in the account"
+        ),
         Power.STOP_RESUME: (
             "a stopped vast.ai machine bills storage and may never get its GPU back, so spotd destroys it"
         ),

@@ -13,9 +13,10 @@ from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.data import DataHandlers
 from spotd.api.handlers.doctor import DoctorHandlers, NotificationHandlers
 from spotd.api.handlers.files import CheckpointHandlers, FileHandlers
-from spotd.api.handlers.health import HealthHandlers, HostHandlers, ShellHandlers
+from spotd.api.handlers.health import HealthHandlers, HostHandlers
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.handlers.logs import EventHandlers, LogHandlers
+from spotd.api.handlers.ports import PortHandlers
 from spotd.api.handlers.prices import PriceHandlers
 from spotd.api.handlers.receipts import LedgerHandlers, ReceiptHandlers
 from spotd.api.handlers.submissions import AmendmentHandlers, ArrayHandlers, SubmissionHandlers
@@ -36,7 +37,7 @@ class Handlers:
         self.data = DataHandlers(context)
         self.files = FileHandlers(context)
         self.logs = LogHandlers(context)
-        self.shell = ShellHandlers(context)
+        self.ports = PortHandlers(context)
         self.events = EventHandlers(context)
         self.receipts = ReceiptHandlers(context)
         self.ledger = LedgerHandlers(context)

@@ -13,7 +13,7 @@ import anyio
 from spotd.api.handlers.context import DaemonAnswers
 from spotd.api.handlers.render import usd
 from spotd.api.requests import instant, utc_text
-from spotd.api.responses import ApiUnavailable, NotFound, StateConflict
+from spotd.api.responses import NotFound
 from spotd.api.schemas.answers import (
     AccountResponse,
     CapabilityResponse,
@@ -25,7 +25,6 @@ from spotd.api.schemas.answers import (
     ReconcileResponse,
     StatusResponse,
 )
-from spotd.api.schemas.jobs import ShellResponse
 from spotd.core.budgets import current_balance, spending_rate
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.market import ProviderOffers
@@ -34,13 +33,11 @@ from spotd.core.domain.world import ONE, World
 from spotd.core.experience import HostMemory, host_memories, host_of, records_of_host
 from spotd.core.metering import spent_in_month, spent_on_day
 from spotd.core.working_copy import forget_host
-from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import HourlyRate, ProviderEntry
 from spotd.store import Reads
-from spotd_providers.contract.errors import ProviderError
-from spotd_providers.contract.provider import Clock, GivesShell
-from spotd_providers.contract.values import InstanceState, Listing, OfferPage, Power, ProviderName, as_usd
+from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import InstanceState, Listing, OfferPage, ProviderName, as_usd
 
 # What is odd about a provider that answers: too slowly, or nonsense.
 #
@@ -287,38 +284,3 @@ def _response(one: HostMemory, cools_until: datetime | None) -> HostResponse:
         at=utc_text(one.at),
         cools_until=instant(cools_until),
     )
-
-
-# Where a job's machine gives its user a shell.
-
-
-class ShellHandlers(DaemonAnswers):
-    """Asks a provider for the address; spotd itself never connects and holds no key for it."""
-
-    async def address(self, ref: str) -> ShellResponse:
-        """Return the address.
-
-        Raises:
-            StateConflict: the job has no machine now, or its provider gives no shell.
-            ApiUnavailable: the provider does not state it now.
-        """
-        context = self._context
-        job_id = await context.find(ref)
-        attempt = context.world().counting_attempt(job_id)
-        if attempt is None or attempt.ref is None:
-            raise StateConflict(f"job {ref} has no machine now", hint=f"spotctl why {ref}")
-        entry = context.providers.get(attempt.provider)
-        if entry is None or entry.provider is None:
-            raise ApiUnavailable(f"{attempt.provider} is not open now", hint="spotctl doctor")
-        provider = guarded(entry.provider, clock=context.clock, log=context.log)
-        power = provider.capabilities.get(Power.SHELL)
-        if power is None or not power.available or not isinstance(provider, GivesShell):
-            reason = "" if power is None else power.reason
-            raise StateConflict(reason or f"{attempt.provider} gives no shell", hint=f"spotctl logs -f {ref}")
-        try:
-            found = await provider.shell(attempt.ref)
-        except ProviderError as exc:
-            raise ApiUnavailable(str(exc) or type(exc).__name__, hint="try again in a minute") from exc
-        return ShellResponse(
-            job_id=job_id, attempt=attempt.id.number, host=found.host, port=found.port, user=found.user
-        )

@@ -87,13 +87,36 @@ class GpuHistoryResponse(Answer):
 
 
 class ShellResponse(Answer):
-    """Where the machine that a job has now gives a shell to a key of the provider's account."""
+    """Where the machine that a job has now gives a shell to a key of the provider's account.
+
+    Attributes:
+        host: empty where `command` is run on the user's own computer.
+        command: what leads from there into the machine; empty where ssh itself does.
+        ports: `provider` where the daemon leads to its ports, `ssh` where ssh does, else `none`.
+        no_ports: why ssh does not.
+    """
 
     job_id: str
     attempt: int
     host: str
     port: int
     user: str
+    command: list[str]
+    ports: Literal["provider", "ssh", "none"]
+    no_ports: str
+
+
+class PortResponse(TypedDict):
+    """What is said of a forwarded port: first `open`, and `end` with the reason when the job leaves the machine.
+
+    Attributes:
+        socket: a unix socket of the daemon's user; each connection to it is one to the port.
+    """
+
+    kind: Literal["open", "end"]
+    socket: str
+    attempt: int
+    text: str
 
 
 class ForgottenResponse(TypedDict):

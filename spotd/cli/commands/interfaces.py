@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import shlex
 import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from spotd import paths
-from spotd.cli import stderr, stdout
+from spotd.cli import forwarding, stderr, stdout
 from spotd.cli.commands.hosts import host_name, known_hosts_file, pinned_keys
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.options import job_argument, require_extra
 from spotd.client.daemon import Daemon
-from spotd.client.transport import DaemonUnreachable
+from spotd.client.transport import ClientError, DaemonRefused, DaemonUnreachable
 from spotd.shell_address import PORT_MAX, fault_of
+from spotd_jobs.spec.problems import BadValue
+from spotd_jobs.spec.units import parse_duration
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import ShellResponse
@@ -147,6 +152,8 @@ def mcp(*, root: Path) -> None:
 # `spotctl ssh`: a shell on a job's machine, by the ssh of this computer and a key of the provider's account.
 
 
+LOOK_S: Final = 5.0
+"""Between two looks at whether the job still has the machine."""
 _OPTIONS = (
     "GlobalKnownHostsFile=/dev/null",
     # Whatever the person's own configuration says for every host: the machine may be an untrusted host's.
@@ -176,38 +183,149 @@ def ssh(*, ref: str, only_print: bool) -> None:
     It needs a public key in the provider's account; spotd puts none on the machine. The machine is untrusted: do not
     type there what its owner must not see.
     """
-    _become(_command(*_door(ref), "ClearAllForwardings=yes"), ref, only_print=only_print)
+    where, known_hosts = _door(ref)
+    if where["host"]:
+        _become(_command(where, known_hosts, "ClearAllForwardings=yes"), ref, only_print=only_print)
+    elif only_print:
+        stdout.line(shlex.join(where["command"]))
+    else:
+        _require_program(where["command"][0])
+        stderr.note(f"{ref}: {shlex.join(where['command'])}")
+        os.execvp(where["command"][0], where["command"])  # noqa: S606 - a list of arguments, each checked above
 
 
 @click.command()
 @job_argument
 @click.argument("ports", nargs=-1, required=True, metavar="PORT[:LOCAL]...")
 @click.option("-i", "--identity", type=click.Path(path_type=Path, exists=True), metavar="FILE", help="Private key.")
-@click.option("--print", "only_print", is_flag=True, help="Print the command instead of running it.")
-def forward(*, ref: str, ports: tuple[str, ...], identity: Path | None, only_print: bool) -> None:
-    """Reach PORT of a job's machine at 127.0.0.1:LOCAL, say 8888 of Jupyter, until Ctrl-C.
+@click.option("--for", "most", default="12h", show_default=True, metavar="DURATION", help="End it after this.")
+@click.option("--print", "only_print", is_flag=True, help="Print the command of ssh instead of running it.")
+def forward(*, ref: str, ports: tuple[str, ...], identity: Path | None, most: str, only_print: bool) -> None:
+    """Reach PORT of a job's machine at 127.0.0.1:LOCAL, say 8888 of Jupyter.
 
-    Only this computer may connect. ssh's own configuration is not read, since it could forward other ports to the
-    machine: it uses your agent, your default keys or --identity.
+    Only this computer may connect. It ends with Ctrl-C, and when the job leaves the machine: with 0 if it succeeded, 1
+    if it failed, 5 if it goes on elsewhere.
+
+    On own hosts, Slurm and Kubernetes the daemon leads there, and you need no key. Elsewhere ssh does; its own
+    configuration is not read, since it could forward other ports: it uses your agent, your default keys or --identity.
     """
-    flags = [word for port in ports for word in ("-L", _forwarding(port))]
+    pairs = [_forwarding(port) for port in ports]
+    until = time.monotonic() + _seconds(most)
+    where: ShellResponse | None = None
+    known_hosts = Path()
+    try:
+        where, known_hosts = _door(ref)
+    except DaemonRefused as exc:
+        if exc.code != "conflict":  # that it gives no shell says nothing of its ports
+            raise
+    if where is not None and where["ports"] == "none":
+        raise CommandFailed(where["no_ports"], hint=f"spotctl ssh {ref}")
+    if where is not None and (where["ports"] == "ssh" or (identity is not None and not where["no_ports"])):
+        _forward_by_ssh(ref, where, known_hosts, pairs, identity, until, only_print=only_print)
+        return
+    if only_print or identity is not None:
+        raise CommandFailed(
+            "the daemon itself leads to this machine, and ssh has no part in it", hint=f"spotctl forward {ref} PORT"
+        )
+    _forward_by_daemon(ref, pairs, until)
+
+
+def _forward_by_ssh(
+    ref: str,
+    where: ShellResponse,
+    known_hosts: Path,
+    pairs: list[tuple[int, int]],
+    identity: Path | None,
+    until: float,
+    *,
+    only_print: bool,
+) -> None:
+    flags = [word for there, here in pairs for word in ("-L", f"127.0.0.1:{here}:127.0.0.1:{there}")]
     flags += [] if identity is None else ["-i", str(identity)]
-    command = _command(*_door(ref), "ExitOnForwardFailure=yes")
-    _become([command[0], "-N", "-F", "none", *flags, *command[1:]], ref, only_print=only_print)
+    command = _command(where, known_hosts, "ExitOnForwardFailure=yes")
+    command = [command[0], "-N", "-F", "none", *flags, *command[1:]]
+    if only_print:
+        stdout.line(shlex.join(command))
+        return
+    _prepare(command, ref)
+    for _, here in pairs:
+        forwarding.listen(here).close()  # its own words for a port that is taken name no way out
+    stderr.note(f"Ctrl-C ends it: {forwarding.words_of(pairs)}")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as ssh_:
+        try:
+            while (code := _wait(ssh_)) is None:
+                if time.monotonic() > until:
+                    stderr.note("the time of --for is over")
+                    return
+                now = Daemon().job(ref)["job"]
+                if now["attempt"] != where["attempt"] or now["state"] in forwarding.FINAL:
+                    if failure := forwarding.left_machine(Daemon(), ref, "the job has left this machine"):
+                        raise failure
+                    return
+        except DaemonUnreachable as exc:
+            words = f"{exc.message}, so nothing says whether the job still runs there"
+            raise CommandFailed(words, code=ExitCode.UNREACHABLE, hint=exc.hint) from exc
+        finally:
+            ssh_.terminate()
+    if code:
+        raise CommandFailed(f"ssh ended with {code}", code=ExitCode.UNREACHABLE, hint=f"spotctl show {ref}")
 
 
-def _forwarding(text: str) -> str:
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(LOOK_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _forward_by_daemon(ref: str, pairs: list[tuple[int, int]], until: float) -> None:
+    listeners = {there: forwarding.listen(here) for there, here in pairs}
+    said: queue.Queue[forwarding.Opened | str | ClientError] = queue.Queue()
+    daemon = Daemon()
+    try:
+        forwarding.carry(daemon, ref, listeners, said)
+        waiting = set(listeners)
+        while (left := until - time.monotonic()) > 0:
+            try:
+                one = said.get(timeout=min(left, 60.0))
+            except queue.Empty:
+                continue
+            if isinstance(one, ClientError):
+                raise one
+            if isinstance(one, str):
+                if failure := forwarding.left_machine(daemon, ref, one):
+                    raise failure
+                stderr.note(f"{ref} has ended: SUCCEEDED")
+                return
+            waiting.discard(one.port)
+            if not waiting:
+                stderr.note(f"Ctrl-C ends it: {forwarding.words_of(pairs)}")
+        stderr.note("the time of --for is over")
+    finally:
+        for listener in listeners.values():
+            listener.close()
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text).total_seconds()
+    except BadValue as exc:
+        raise CommandFailed(f"--for: {exc}", hint='write it as "90m" or "12h"') from exc
+
+
+def _forwarding(text: str) -> tuple[int, int]:
+    """Return the port there, and the one here."""
     parts = text.split(":")
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 6]
     if len(numbers) != len(parts) or len(parts) > 2 or not all(1 <= number <= PORT_MAX for number in numbers):
         raise CommandFailed(f"{text!r} is no port", hint="write 6006, or 6006:7007 to have it at 7007 here")
-    return f"127.0.0.1:{numbers[-1]}:127.0.0.1:{numbers[0]}"
+    return numbers[0], numbers[-1]
 
 
 def _door(ref: str) -> tuple[ShellResponse, Path]:
     """Return where the job's machine gives a shell, and the file that holds its key."""
     where = Daemon().shell(ref)
-    if fault := fault_of(where["host"], where["port"], where["user"]):
+    if fault := fault_of(where["host"], where["port"], where["user"], where.get("command", [])):
         raise CommandFailed(
             f"the machine's address cannot be used: {fault}", code=ExitCode.UNREACHABLE, hint=f"spotctl why {ref}"
         )
@@ -222,12 +340,21 @@ def _become(command: list[str], ref: str, *, only_print: bool) -> None:
     if only_print:
         stdout.line(shlex.join(command))
         return
-    if shutil.which("ssh") is None:
-        raise CommandFailed("ssh is not installed here", code=ExitCode.LOCAL_IO, hint="apt install openssh-client")
+    _prepare(command, ref)
+    os.execvp("ssh", command)  # noqa: S606 - a list of arguments, each checked above
+
+
+def _prepare(command: list[str], ref: str) -> None:
+    _require_program("ssh")
     paths.state_dir(os.environ).mkdir(mode=0o700, parents=True, exist_ok=True)
     whose = "your own host" if "StrictHostKeyChecking=yes" in command else "an untrusted host"
-    stderr.note(f"{ref} is on {whose}: {command[command.index('-l') + 1]}@{command[-1]}")
-    os.execvp("ssh", command)  # noqa: S606 - a list of arguments, each checked above
+    stderr.note(f"{ref} is on {whose}: {command[command.index('-l') + 1]}@{command[command.index('--') + 1]}")
+
+
+def _require_program(name: str) -> None:
+    if shutil.which(name) is None:
+        package = "openssh-client" if name == "ssh" else name
+        raise CommandFailed(f"{name} is not installed here", code=ExitCode.LOCAL_IO, hint=f"apt install {package}")
 
 
 def _command(where: ShellResponse, known_hosts: Path, *more: str) -> list[str]:
@@ -240,4 +367,6 @@ def _command(where: ShellResponse, known_hosts: Path, *more: str) -> list[str]:
         # attempt, since another machine may answer at the same address tomorrow.
         trust = ["StrictHostKeyChecking=accept-new", f"HostKeyAlias=spotd-{where['job_id']}-{where['attempt']}"]
     flags = [word for option in (*trust, *_OPTIONS, *more, f'UserKnownHostsFile="{file}"') for word in ("-o", option)]
-    return ["ssh", *flags, "-p", str(where["port"]), "-l", str(where["user"]), "--", str(where["host"])]
+    there = ["-p", str(where["port"]), "-l", str(where["user"]), "--", str(where["host"])]
+    leads_on = where.get("command", [])
+    return ["ssh", *(["-t"] if leads_on else []), *flags, *there, *([shlex.join(leads_on)] if leads_on else [])]

@@ -30,6 +30,8 @@ from spotd_providers.contract.provider import (
     KnowsAccount,
     KnowsBalance,
     Logger,
+    OpensPorts,
+    PortConnection,
     Provider,
     ReadsLogs,
 )
@@ -238,6 +240,11 @@ class _Shell(GuardedProvider):
         return self._read("shell", lambda: plain.shell_address(found))
 
 
+class _Ports(GuardedProvider):
+    async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
+        return await self._in_time("open_port", lambda: cast(OpensPorts, self.inner).open_port(ref, port))
+
+
 class _Bids(GuardedProvider):
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
         await self._in_time("change_bid", lambda: cast(ChangesBids, self.inner).change_bid(ref, price))
@@ -249,6 +256,7 @@ _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
     Bills: _Billing,
     ReadsLogs: _Logs,
     GivesShell: _Shell,
+    OpensPorts: _Ports,
     ChangesBids: _Bids,
 }
 

@@ -482,9 +482,13 @@ def shell_address(value: Any) -> ShellAddress:
     """
     if not isinstance(value, ShellAddress):
         raise MalformedValue("a shell: not an address")
-    if fault := fault_of(value.host, value.port, value.user):
+    words = value.command
+    if not isinstance(words, tuple):
+        raise MalformedValue("a shell: its command is no list of words")
+    if fault := fault_of(value.host, value.port, value.user, words):
         raise MalformedValue(f"a shell: {fault}")
-    return ShellAddress(host=value.host, port=value.port, user=value.user)
+    no_ports = text(value.no_ports) if value.no_ports else ""
+    return ShellAddress(host=value.host, port=value.port, user=value.user, command=words, no_ports=no_ports)
 
 
 def lines(value: Any, *, count: int) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -60,12 +62,12 @@ class SshFaults(Faults):
 
     def __init__(self, hosts: Mapping[str, LoginHost], now: Callable[[], float]) -> None:
         super().__init__(self._run, classify=classify)
-        self._hosts = hosts
+        self.hosts = hosts
         self._now = now
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive())["body"]
-        host = self._hosts[scope["user"]]
+        host = self.hosts[scope["user"]]
         host.clock.write_text(f"{int(self._now())}\n")
         process = await asyncio.create_subprocess_exec(
             "/bin/sh", "-c", f"{host.profile}\n{scope['command']}",
@@ -101,6 +103,8 @@ class _Thread:
         self.users = users
         self.refuses_keys = False
         self.requests: list[RecordedRequest] = []
+        self.talks: list[int] = []
+        """Processes of the programs that were spoken with."""
         self._app = app
         self.key = key
         self.ready: Future[int] = Future()
@@ -146,8 +150,26 @@ class _Thread:
             self.call(self._stopping.set)
         self.thread.join(START_S)
 
+    async def _talk(self, process: asyncssh.SSHServerProcess[bytes], command: str) -> None:
+        host = getattr(self._app, "hosts", {})[process.get_extra_info("username")]
+        made = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", f"{host.profile}\n{command}",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            cwd=host.home, env={"HOME": str(host.home), "PATH": "/usr/bin:/bin"}, start_new_session=True,
+        )  # fmt: skip
+        self.talks.append(made.pid)
+        try:
+            await process.redirect(stdin=made.stdin, stdout=made.stdout)
+            process.exit(await made.wait())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(made.pid, signal.SIGKILL)
+
     async def _exchange(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         command = process.command or ""
+        if command.startswith("env PATH="):  # a program that is spoken with, and no script
+            await self._talk(process, command)
+            return
         body = await process.stdin.read()
         request = RecordedRequest(method="EXEC", path="/" + command.rpartition(" ")[2], query="", headers={}, body=body)
         self.requests.append(request)

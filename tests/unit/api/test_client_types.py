@@ -31,7 +31,7 @@ GIVEN: dict[str, Any] = {
     "ref": "llama", "sha256": "ab" * 32, "content": io.BytesIO(), "size": 0, "query": {}, "names": ["a"], "host": "h",
     "manifest": "ab" * 32, "spans": [(0, 1)], "checkpoint": None, "path": "a", "machine": "m", "what": "job",
     "budget": "1", "ceiling": "1", "draft": {}, "code_sha256": None, "secrets": {}, "pinned": True, "channel": None,
-    "name": "imagenet", "root": "{}",
+    "name": "imagenet", "root": "{}", "port": 6006,
 }  # fmt: skip
 ALSO: dict[str, dict[str, Any]] = {"cost": {"ref": "llama"}}
 """Calls that have another target with other arguments."""

@@ -125,7 +125,7 @@ def test_an_address_that_ssh_would_act_on_is_refused_twice(
     result = ctl("ssh", "llama-lora", "--print")
     assert (result.code, result.out) == (5, "")
     assert "the plugin's answer cannot be used" in result.err
-    ctl.place.answers("shell.address", {"job_id": "x", "attempt": 1, "host": host, "port": port, "user": user})
+    ctl.place.answers("ports.address", {"job_id": "x", "attempt": 1, "host": host, "port": port, "user": user})
     result = ctl("ssh", "llama-lora", "--print")
     assert (result.code, result.out) == (5, "")
     assert "the machine's address cannot be used" in result.err

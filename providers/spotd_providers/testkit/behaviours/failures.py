@@ -12,7 +12,15 @@ from functools import partial
 from typing import Any, Final
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
-from spotd_providers.contract.provider import Bills, ChangesBids, GivesShell, KnowsAccount, KnowsBalance, ReadsLogs
+from spotd_providers.contract.provider import (
+    Bills,
+    ChangesBids,
+    GivesShell,
+    KnowsAccount,
+    KnowsBalance,
+    OpensPorts,
+    ReadsLogs,
+)
 from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Offer, OfferPage
 from spotd_providers.testkit.harness import LOGIN, Harness, NotApplicable
 from spotd_providers.testkit.serve import FOR_EVER, GATEWAY_ERROR, NOT_JSON, STRIKES, Call, Canned, Faults
@@ -188,7 +196,7 @@ _ODD_HEADERS: Final = (
 )
 EVERY_CALL: Final = (
     "offers", "instances", "find", "launch", "terminate", "check", "account", "balance", "charges", "logs", "shell",
-    "change_bid",
+    "open_port", "change_bid",
 )  # fmt: skip
 
 
@@ -230,6 +238,8 @@ def _every_call(h: Harness, offer: Offer, machine: Instance) -> dict[str, Callab
         calls["logs"] = partial(provider.logs, machine.ref, lines=10)
     if isinstance(provider, GivesShell):
         calls["shell"] = partial(provider.shell, machine.ref)
+    if isinstance(provider, OpensPorts):
+        calls["open_port"] = partial(provider.open_port, machine.ref, 1)
     if isinstance(provider, ChangesBids):
         calls["change_bid"] = partial(provider.change_bid, machine.ref, offer.gpu_price)
     return calls

@@ -21,7 +21,7 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.provider import ChangesBids, GivesShell, Provider, ReadsLogs
+from spotd_providers.contract.provider import ChangesBids, GivesShell, OpensPorts, Provider, ReadsLogs
 from spotd_providers.contract.values import (
     InstanceId,
     InstanceRef,
@@ -56,6 +56,7 @@ CALLS: Final[dict[str, tuple[Power, type] | None]] = {
     "change_bid": (Power.BID_CHANGE, ChangesBids),
     "logs": (Power.LOGS, ReadsLogs),
     "shell": (Power.SHELL, GivesShell),
+    "open_port": (Power.PORTS, OpensPorts),
 }
 """Every call of the contract that takes a reference, with its power where it is an optional one."""
 CHANGES: Final = (ENDS, "change_bid")
@@ -71,7 +72,11 @@ def _require_power(h: Harness, name: str) -> None:
 
 
 def _call(h: Harness, name: str, ref: InstanceRef, price: MicroUsdPerHour) -> Callable[[], Awaitable[object]]:
-    further: dict[str, dict[str, Any]] = {"change_bid": {"price": price}, "logs": {"lines": 10}}
+    further: dict[str, dict[str, Any]] = {
+        "change_bid": {"price": price},
+        "logs": {"lines": 10},
+        "open_port": {"port": 1},
+    }
     return partial(getattr(h.provider, name), ref, **further.get(name, {}))
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from spotd_providers.contract.errors import NotSupported, Unavailable
 from spotd_providers.contract.gpus import gpu_info, kept_name
-from spotd_providers.contract.provider import Bills, ChangesBids, GivesShell, KnowsBalance, ReadsLogs
+from spotd_providers.contract.provider import Bills, ChangesBids, GivesShell, KnowsBalance, OpensPorts, ReadsLogs
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
     NO_GPU,
@@ -201,6 +201,7 @@ PROTOCOLS: Final[dict[Power, type]] = {
     Power.BALANCE: KnowsBalance,
     Power.BILLING: Bills,
     Power.SHELL: GivesShell,
+    Power.PORTS: OpensPorts,
 }
 SENTENCE_LETTERS_MIN: Final = 12
 
@@ -240,6 +241,8 @@ async def a_missing_power_raises_not_supported(h: Harness, case: Power) -> None:
         calls[Power.BILLING] = partial(provider.charges, now, now)
     if isinstance(provider, GivesShell):
         calls[Power.SHELL] = partial(provider.shell, instance.ref)
+    if isinstance(provider, OpensPorts):
+        calls[Power.PORTS] = partial(provider.open_port, instance.ref, 1)
     error = await require_refusal(h, calls[case], NotSupported)  # type: ignore[arg-type] # each returns an awaitable of its own
     expect(capability.reason in str(error), f"{error!r} does not say {capability.reason!r}")
 

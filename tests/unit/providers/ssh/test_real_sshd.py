@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from spotd_providers.contract.errors import AuthFailed
-from spotd_providers.contract.provider import Services
+from spotd_providers.contract.provider import OpensPorts, Services
 from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, LaunchRequest, OfferQuery
 from spotd_providers.kit.ssh import own_key
 from spotd_providers.ssh.plugin import PLUGIN
@@ -22,6 +22,7 @@ from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.harness import RecordingLog
 from tests.fakes.ssh.host import FakeHost, Gpu
 from tests.fakes.ssh.sshd import SSHD, real_sshd
+from tests.unit.providers.kit.test_port_relay import ODD, echo_server, exchange
 from tests.unit.providers.ssh.harness import wait_for
 
 pytestmark = [
@@ -83,6 +84,12 @@ def test_a_machine_lives_and_ends_behind_a_real_sshd(tmp_path: Path) -> None:
             async with PLUGIN.open(settings, services) as provider:
                 (found,) = (await provider.instances()).instances
                 assert (found.ref, found.state) == (made.ref, InstanceState.RUNNING)
+                assert isinstance(provider, OpensPorts)
+                with echo_server() as served:  # spotd's key may forward no ports itself: `restrict`
+                    several = [await provider.open_port(found.ref, served) for _ in range(3)]
+                    for one in several:
+                        assert await exchange(one, ODD) == ODD
+                        await one.aclose()
                 seen = (host.folder(KEY) / "job" / "environment").read_text()
                 assert "LEAKED" not in seen
                 assert "CUDA_VISIBLE_DEVICES=GPU-7177a000-0000-0001" in seen
