@@ -149,9 +149,18 @@ def late(result: Result) -> Iterator[str]:
         bound += 4 * (timedelta(minutes=result.shape.need[1]) + BOOT)
     if Hazard.BILLS in result.shape.hazards:
         bound += ALL_STATED_AFTER + BILLS_READ_WITHIN
-    bound += planned_waits(result)
+    bound += planned_waits(result) + waits_for_own(result)
     if done_at > bound:
         yield f"the last job was done at {done_at}, the bound is {bound}"
+
+
+def waits_for_own(result: Result) -> timedelta:
+    """For how long jobs may wait for own machines, one after the other where machines are few."""
+    most = result.shape.limits.get("rent_after")
+    if not isinstance(most, timedelta):
+        return timedelta(0)
+    spans = [job.spec.resources.rent_after for job, _ in result.submitted.values()]
+    return sum((most if span is None else span for span in spans), timedelta(0))
 
 
 def last_done(result: Result) -> datetime:
@@ -181,5 +190,6 @@ def wanted(result: Result) -> Counter[int]:
 
 def rounds_of(result: Result, gpus: int) -> int:
     """How often all hosts that fit must be used so that each job of this kind has had one."""
-    hosts = sum(1 for c in result.clouds for h in c.hosts if h.offer.gpu_count == gpus and c.revoked is None)
+    rented = [c for c in result.clouds if c.revoked is None and not c.trade.owned]
+    hosts = sum(1 for c in rented for h in c.hosts if h.offer.gpu_count == gpus)
     return -(-wanted(result)[gpus] // max(1, hosts))

@@ -97,6 +97,10 @@ class Trade:
     """Lists state the lowest bid that wins, or the echo of our own; bids can be changed."""
     ends_itself: bool = False
     """The runner ends its machine when it has come to its own end."""
+    owned: bool = False
+    """Its machines are the user's own."""
+    queue_wait: timedelta | None = None
+    """How long a job may wait in its queue; `None` where it has none."""
 
 
 class Cloud(Nature):
@@ -241,7 +245,7 @@ class Cloud(Nature):
         """
         if self.dead:
             raise AccountDead
-        host = next(h for h in self.hosts if h.name == offer.host_id)
+        host = self._host_of(offer)
         mine = [m for m in self.active.values() if owner_of(m.key) == owner_of(key)]
         others = sum(1 for m in mine if m.alive and m.key not in self.forgot)
         self.launch_calls.append(
@@ -264,8 +268,7 @@ class Cloud(Nature):
             raise Refused(self.refuses)
         if host.name in self.closed:
             raise Refused(self.closed[host.name])
-        busy = any(m.host is host and m.alive for m in self.active.values())
-        if busy or self.rng.random() < self.faults.refuse_launch or host.price > price_max:
+        if self._is_busy(host) or self.rng.random() < self.faults.refuse_launch or host.price > price_max:
             raise Refused
         machine = self._made(key, host, offer, price_max, task, lease)
         if self.rng.random() < self.faults.lose_launch_after:
@@ -273,6 +276,12 @@ class Cloud(Nature):
             self.lost()
             raise LostAnswer
         return self._shown(machine)
+
+    def _host_of(self, offer: Offer) -> Host:
+        return next(h for h in self.hosts if h.name == offer.host_id)
+
+    def _is_busy(self, host: Host) -> bool:
+        return any(m.host is host and m.alive for m in self.active.values())
 
     def _made(self, key: AttemptKey, host: Host, offer: Offer, price_max: int, task: Task, lease: timedelta) -> Machine:
         self._count += 1

@@ -18,6 +18,7 @@ from spotd.core.domain.attempts import Attempt, HostSample, HostStatus, MachineS
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job, disk_gb_for
 from spotd.core.domain.plan import Plan, applied, broken_rules
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.recovery import Survey
@@ -42,6 +43,7 @@ from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud, owner_of
 from tests.sim.machines import CloudDown, Machine, Row, Save, Task
 from tests.sim.orders import Orders
+from tests.sim.own_record import OwnRecord
 from tests.sim.process import Died, Process, at_once
 from tests.sim.records import Records, surveyed, surveyed_one
 
@@ -149,6 +151,12 @@ class Daemon:
         self.attempts_of: dict[JobId, dict[AttemptId, Attempt]] = {}
         self.told = Told()
         self.orders = Orders(self)
+        self.own = OwnRecord(self)
+        self.removed: frozenset[ProviderName] = frozenset()
+        """Providers that are not in the config of the next start."""
+        self.absent = self.removed
+        """Providers that are not in the config of this process."""
+        self.policy.owned = self.completed
         self.records: Records | None = None
         """Where launches are recorded, in a world in which the state may be lost."""
         self.surveyed = True
@@ -259,9 +267,11 @@ class Daemon:
         """Which the store has shown to be the newest of their jobs."""
         self.begin_timeline()
         self.polling: set[ProviderName] = set()
+        self.absent = self.removed
         if self.records is not None:
             self.hold_until_surveyed(surveyed=False)
         self.process = Process(self)
+        self.own.recall()
         life = self.life
         self.process.begin()
         if self.life != life:
@@ -292,7 +302,15 @@ class Daemon:
         """Nothing is bought and no machine is a stray while the state may be older than the store."""
         self.surveyed = surveyed
         self.policy.paused = "" if surveyed else NOT_DONE
-        self.policy.owned = lambda policy: replace(policy, identity_sure=surveyed)
+
+    def completed(self, policy: Policy) -> Policy:
+        """The policy as this process has it: whose machines are its own, and without what its config lacks."""
+        if not self.surveyed:
+            policy = replace(policy, identity_sure=False)
+        if self.absent:
+            rest = {name: rules for name, rules in policy.providers.items() if name not in self.absent}
+            policy = replace(policy, providers=rest)
+        return policy
 
     def kill(self) -> None:
         """The process is gone; what it had sent goes on without it."""
@@ -346,6 +364,7 @@ class Daemon:
                 self.told.moves.append((self.true, left, plan.attempts[left].meter.rate, after.moves.rate))
         self.world = applied(before, plan)
         self.orders.note(before, plan, self.world)
+        self.own.note(before, plan, self.world)
         for identity, own in plan.attempts.items():
             former = self.attempts_ever.get(identity)
             if own.bill.believed is not None and (former is None or former.bill.believed != own.bill.believed):
@@ -388,7 +407,7 @@ class Daemon:
     # --- what it reads ---
 
     def poll_all(self) -> None:
-        for name in sorted(self.clouds):
+        for name in sorted(self.clouds.keys() - self.absent):
             self.poll(name)
         self.soon(self.pace * self.rng.uniform(0.8, 1.2), self.poll_all)
 
@@ -432,6 +451,7 @@ class Daemon:
         if known is None or known.at < begun:
             page, changes_bids = OfferPage(offers=offers, at=begun), self.clouds[name].trade.states_floor
             self.orders.note_page(name, offers, unleapt)
+            self.own.note_page(name, offers)
             cache.offers_seen(name, page, asked_at=begun, changes_bids=changes_bids)
             cache.machines_listed(name, listing)
 
@@ -616,7 +636,7 @@ class Daemon:
         return True
 
     def list_again(self, name: ProviderName) -> None:
-        if name not in self.polling:
+        if name not in self.polling and name not in self.absent:
             self.polling.add(name)
             self.soon(LISTED_AGAIN_AFTER, lambda: self.poll(name))
 

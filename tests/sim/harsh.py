@@ -150,7 +150,7 @@ class Deceptions:
         return self.luck.choice([LaunchFailure.NO_CAPACITY, LaunchFailure.OFFER_GONE, LaunchFailure.PRICE_MOVED])
 
     def bait(self, cloud: Cloud) -> None:
-        for host in self.luck.sample(cloud.hosts, self.luck.choice([0, 1, 1, 2])):
+        for host in self.luck.sample(cloud.hosts, min(len(cloud.hosts), self.luck.choice([0, 1, 1, 2]))):
             cloud.closed[host.name] = self.refusal()
             host.base = host.level = host.price = max(20_000, host.base // 3)
 

@@ -111,6 +111,22 @@ class Hazard(StrEnum):
     """Providers bill by day, late, with credits, nothing at first, each row twice, or in another currency."""
     CEILINGS = "ceilings"
     """Jobs state no price of their own, and the ceilings of the config change while their machines run."""
+    OWN = "own"
+    """Own computers beside the rented ones, for which jobs may wait; each of the hazards below is one of theirs."""
+    OWNERS_HOURS = "owners_hours"
+    """Their owner wants them back for hours, which is announced."""
+    OWNERS_JOBS = "owners_jobs"
+    """A job of somebody else takes the place of ours, announced or not, and processes of theirs come and go."""
+    QUEUE = "queue"
+    """A cluster takes every job, and lets it wait until a place is free."""
+    NODES = "nodes"
+    """An own computer stops answering, so that lists are incomplete, and is silent besides or not."""
+    REBOOTS = "reboots"
+    """An own computer is started again."""
+    OWN_RELOADS = "own_reloads"
+    """The wait for own machines, the right to use them and whose they are change in the config."""
+    OWN_REMOVED = "own_removed"
+    """The daemon is started without the provider of own machines, on which jobs run, and later with it again."""
 
 
 HARSH: Final = frozenset(
@@ -130,7 +146,20 @@ HARSH: Final = frozenset(
 """What deceives a daemon into stopping machines that are well. Drawn in worlds of their own: see `harsh`."""
 HARSH_LATER: Final = frozenset({Hazard.CEILINGS})
 """Of these each has a source of chance of its own, in worlds of later seeds: no older one changes."""
-READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER
+OWN_MACHINES: Final = frozenset(
+    {
+        Hazard.OWN,
+        Hazard.OWNERS_HOURS,
+        Hazard.OWNERS_JOBS,
+        Hazard.QUEUE,
+        Hazard.NODES,
+        Hazard.REBOOTS,
+        Hazard.OWN_RELOADS,
+        Hazard.OWN_REMOVED,
+    }
+)
+"""Drawn in worlds of their own, over all that other worlds may hold: see `own`."""
+READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES
 """What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""

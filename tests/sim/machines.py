@@ -185,6 +185,12 @@ class Machine:
     """What it billed per hour from when on, with the fee."""
     traffic: int = 0
     """Billed for bytes."""
+    queued_since: datetime | None = None
+    """Since when it waits in a queue: it does not compute."""
+    is_overdue: bool = False
+    """A list has stated that it waited for longer than it may; it may come up a moment later."""
+    noticed_at: datetime | None = None
+    """When its owner announced that the machine is wanted back."""
 
     @property
     def alive(self) -> bool:

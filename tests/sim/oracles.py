@@ -30,6 +30,7 @@ from tests.sim.money import (
     paid_for_nothing,
     spending,
 )
+from tests.sim.own_rules import OWN_RULES
 from tests.sim.receipts import RECEIPTS
 from tests.sim.run import Result
 from tests.sim.schedules import RULES
@@ -122,7 +123,7 @@ def launches(result: Result) -> Iterator[str]:
             if count > 1:
                 yield f"{count} launches under one key {key}"
         for call in cloud.launch_calls:
-            if call.offered <= 0:
+            if call.offered <= 0 and not cloud.trade.owned:
                 yield f"{call.key} was bought at a price that is none: {call.offered}"
             ceiling = ceiling_of(result, job_of(call.key))
             most = effective(call.price_max, cloud, call.disk_gb, call.fee_ppm)
@@ -169,6 +170,8 @@ def healthy_machines_killed(result: Result) -> Iterator[str]:
         if attempt.end_reason not in GIVEN_UP or attempt.ended_at is None:
             continue
         for m in machines_of(result, attempt.key):
+            if m.is_overdue:
+                continue
             if (
                 attempt.end_reason is EndReason.PROVISION_TIMEOUT
                 and m.quiet_spans
@@ -363,4 +366,5 @@ CHECKS: Final = (
     *RULES,
     *STOPS,
     *RECEIPTS,
+    *OWN_RULES,
 )

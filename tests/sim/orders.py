@@ -210,7 +210,8 @@ class Orders:
         disk = -(-offer.storage_price * disk_gb // 720)
         spent = daemon.world.spent_by_day.get(daemon.now.date(), 0)
         is_off = "" if former else rules.unusable
-        over = policy.budget_day is not None and spent >= policy.budget_day
+        # An own machine may cost nothing, which every budget carries.
+        over = policy.budget_day is not None and spent >= policy.budget_day and offer.gpu_price + disk > 0
         self.calls.append(
             PaidCall(
                 at=daemon.true,

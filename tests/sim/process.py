@@ -20,7 +20,7 @@ from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import LaunchFailure
-from spotd.daemon.commits import Commits, CrashPoint, Database
+from spotd.daemon.commits import Commits, Committed, CrashPoint, Database
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import Pause, WakeEvent
 from spotd.daemon.executor import Executor
@@ -100,14 +100,13 @@ class Process:
         clock, log = DaemonClock(daemon), DefectLog(daemon)
         self.wake_event = WakeEvent()
         self.offer_cache = OfferCache(self.wake_event)
-        for name in daemon.clouds:
+        clouds = {name: cloud for name, cloud in daemon.clouds.items() if name not in daemon.absent}
+        for name in clouds:
             self.offer_cache.open(name)
         grants = Grants(daemon)
         database = Database(cast("Store", MemoryStore(daemon)), inline=True)
         self.commits = Commits(database, daemon.policy, clock, self.crash)
-        providers = {
-            name: guarded(calls_of(cloud, grants), clock=clock, log=log) for name, cloud in daemon.clouds.items()
-        }
+        providers = {name: guarded(calls_of(cloud, grants), clock=clock, log=log) for name, cloud in clouds.items()}
         self.bill_check: BillCheck | None = None
         if any(cloud.manner is not None for cloud in daemon.clouds.values()):
             self.bill_check = BillCheck(providers, commits=self.commits, database=database, clock=clock, log=log)
@@ -142,6 +141,7 @@ class Process:
             check_owners=self._note_listings,
             asks_store=daemon.records is not None,
         )
+        self.control_loop.daemon = daemon
         self.listings: Mapping[ProviderName, Listing] = {}
         """What the newest cycle decides on."""
         self.clocks_behind: dict[AttemptId, timedelta] = {}
@@ -203,6 +203,12 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 class PatientControlLoop(ControlLoop):
     """Leaves more time between two passes, since a world lasts for days and a full disk for hours."""
+
+    daemon: Daemon
+
+    def _publish(self, committed: Committed) -> None:
+        super()._publish(committed)
+        self.daemon.own.note_verdicts(committed.plan.verdicts)
 
     async def _reconcile_or_hold(self) -> Pause:
         pause = await super()._reconcile_or_hold()

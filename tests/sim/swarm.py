@@ -23,6 +23,7 @@ from typing import Any
 from tests.sim.harsh import HARSH_FROM, harsh
 from tests.sim.hazards import ALONE, LATER, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
+from tests.sim.own import OWN_FROM, with_own
 from tests.sim.plans import with_plans
 from tests.sim.run import run_world
 from tests.sim.worlds import GPU_COUNTS, Shape
@@ -59,11 +60,22 @@ OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
+    if seed >= OWN_FROM:
+        return with_own(harsh(seed) if Random(f"base of {seed}").random() < 0.5 else _short(seed), seed)
     if seed >= HARSH_FROM:
         return harsh(seed)
     shape = _drawn(seed, ready - PLANNED)
     planned = (h for h in sorted(ready & PLANNED) if Random(f"{h} in {seed}").random() < (0.5 if h in OFTEN else 0.3))
     return with_plans(shape, frozenset(planned), seed) if seed >= PLANNED_FROM else shape
+
+
+def _short(seed: int) -> Shape:
+    """A world of all hazards that are drawn without deceptions, of a few hours."""
+    shape = _drawn(seed, READY - PLANNED)
+    planned = frozenset(h for h in sorted(PLANNED) if Random(f"{h} in {seed}").random() < 0.3)
+    need = (60, 400) if shape.need[1] > 400 else shape.need
+    short = replace(shape, storm=min(shape.storm, timedelta(hours=8)), need=need, paces=(60, 120))
+    return with_plans(short, planned, seed)
 
 
 def _drawn(seed: int, ready: frozenset[Hazard]) -> Shape:

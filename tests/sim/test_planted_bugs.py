@@ -8,10 +8,12 @@ from tests.sim import (
     bounds,
     money,
     oracles,
+    own_rules,
     planted,
     planted_bills,
     planted_lives,
     planted_moves,
+    planted_own,
     planted_plans,
     planted_promises,
     planted_stops,
@@ -34,6 +36,7 @@ BUGS = {
     **planted_plans.PLANS,
     **planted_bills.BILLS,
     **planted_stops.STOPS,
+    **planted_own.OWN,
 }
 AT_ONCE = (
     oracles.said_by_the_core,
@@ -54,6 +57,7 @@ AT_ONCE = (
     *schedules.RULES,
     *stops.STOPS,
     receipts.bills_believed,
+    *own_rules.OWN_RULES,
 )
 """These judge what has happened by then, so a world need not go on once one is broken; others judge its end."""
 

@@ -15,8 +15,9 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.sim.bounds import waits_for_a_lower_price
 from tests.sim.harsh import CEILINGS_FROM, HARSH_FROM
-from tests.sim.hazards import ALONE, HARSH, HARSH_LATER, PLANNED, READY, Hazard
+from tests.sim.hazards import ALONE, HARSH, HARSH_LATER, OWN_MACHINES, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
+from tests.sim.own import OWN_FROM
 from tests.sim.planted_lives import CLOCKS_DIFFER
 from tests.sim.run import Result, run_world
 from tests.sim.swarm import drawn, run_all
@@ -44,6 +45,7 @@ LONG = frozenset(
 )
 """What takes about a second or more; `make test` runs all of them."""
 HARSH_FAST = (1_000_006, 1_000_034, 1_000_117, 2_000_098)
+OWN_FAST = (5_000_001, 5_000_002)
 
 FIRST_OF_SWARM = 100_000
 
@@ -91,7 +93,7 @@ def test_a_market_of_two_hundred_offers_and_forty_jobs_keeps_every_rule(seed: in
     assert broken_rules(run_world(seed, Shape(jobs=40, hosts=100))) == []
 
 
-@pytest.mark.parametrize("seed", marked([*DRAWN_FAST, *HARSH_FAST]))
+@pytest.mark.parametrize("seed", marked([*DRAWN_FAST, *HARSH_FAST, *OWN_FAST]))
 def test_a_world_that_is_drawn_whole_from_its_seed_keeps_every_rule(seed: int) -> None:
     assert broken_rules(run_world(seed, drawn(seed))) == [], f"python -m tests.sim.run {seed}"
 
@@ -111,6 +113,8 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
     assert min(harsh_ones[hazard] for hazard in HARSH) >= 20
     later = Counter(hazard for seed in range(CEILINGS_FROM, CEILINGS_FROM + 100) for hazard in drawn(seed).hazards)
     assert min(later[hazard] for hazard in HARSH_LATER) >= 20
+    own_ones = Counter(hazard for seed in range(OWN_FROM, OWN_FROM + 200) for hazard in drawn(seed).hazards)
+    assert min(own_ones[hazard] for hazard in OWN_MACHINES) >= 20
 
 
 @pytest.mark.long

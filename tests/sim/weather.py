@@ -18,6 +18,7 @@ from tests.sim.harsh import Deceptions
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Faults
 from tests.sim.mishaps import Mishaps
+from tests.sim.own import Owners, own_clouds
 from tests.sim.plans import Plans
 from tests.sim.process import Died
 from tests.sim.worlds import Shape, policy, reachable, some_job, stormy, trades
@@ -44,6 +45,7 @@ class Weather:
             Cloud(name, max(1, shape.hosts - (name != "bidders")), Random(rng.random()), self.begun_at, trade)
             for name, trade in trades(rng, luck, shape).items()
         ]
+        self.clouds += own_clouds(seed, shape, self.begun_at)
         pace = timedelta(seconds=rng.choice(shape.paces))
         self.work: dict[JobId, Work] = {}
         self.submitted: dict[JobId, tuple[Job, Work]] = {}
@@ -57,6 +59,7 @@ class Weather:
         self.is_calm = False
         self.mishaps = Mishaps(self)
         self.deceptions = Deceptions(self)
+        self.owners = Owners(self)
         self.twin = Twin(self, seed, daemon_type, pace) if Hazard.TWIN in shape.hazards else None
 
     def begin(self) -> None:
@@ -67,6 +70,7 @@ class Weather:
             self.prices(cloud)
         self.mishaps.begin()
         self.deceptions.begin()
+        self.owners.begin()
         self.daemon.crash = self.maybe_die
         self.daemon.died = self.dead
         self.daemon.boot()
@@ -157,6 +161,7 @@ class Weather:
         if Hazard.SIZES in self.shape.hazards:  # to restore terabytes takes more than the money of any day
             policy = replace(policy, budget_day=None)
         self.daemon.policy.reload(policy)
+        self.owners.end()
         self.daemon.crash = lambda _point: None
         self.revive()
         if Hazard.CHAINS in self.shape.hazards:
@@ -171,6 +176,7 @@ class Weather:
             self.agenda.after(timedelta(minutes=1), lambda: self.submit(number))
             return
         fresh, work = some_job(self.rng, self.luck, number, self.shape, self.agenda.now)
+        fresh = self.owners.asked(fresh)
         if self.plans.hazards:
             lost = self.daemon.told.lost_jobs
             known = {i: job for i, (job, _) in self.submitted.items() if i not in lost}

@@ -80,8 +80,10 @@ def policy(clouds: list[Cloud], pace: timedelta, **limits: Any) -> Policy:
             fee_ppm=c.fee_ppm,
             quote_ttl=max(timedelta(minutes=5), 3 * pace),
             reconcile_window=WINDOW,
-            provision_timeout=timedelta(minutes=20),
+            provision_timeout=timedelta(minutes=20) + (c.trade.queue_wait or timedelta(0)),
             ends_itself=c.trade.ends_itself,
+            is_own=c.trade.owned,
+            bills_from_running=c.trade.queue_wait is not None,
         )
         for c in clouds
     }
