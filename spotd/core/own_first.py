@@ -5,6 +5,7 @@ Theory. What an own machine costs is a price like any other (electricity, a shar
 provider of own machines that the job accepts has offered such a machine within `EXPECTED_FOR`, or one of our jobs has
 it, whether or not that provider answers now; or nothing is known of that provider yet, as at the first start. An own
 machine that is offered and that the job cannot use (its disk, its price) is not waited for, nor one that was not seen.
+A job that can rent nothing, by its own `providers` or the config's, waits for the market like any other.
 
 The time counts as it does for `on_demand_after`: from the first decision in which nothing but the market kept the job
 from a machine, within its windows, over launches that come to nothing. It counts anew after an own machine got the job
@@ -107,7 +108,8 @@ class OwnFirst:
             begins: nothing but the market keeps the job from a machine, so that its time counts.
         """
         limit, now = rent_limit(job, self._world.policy), self._builder.now
-        if limit <= timedelta(0) or not self._own_providers(job.spec.resources):
+        wanted = job.spec.resources
+        if limit <= timedelta(0) or not self._own_providers(wanted) or not self._rented_providers(wanted):
             return None
         places = list(islice(self._places(job, catalogue), PLACES_MAX))
         if not places:
@@ -136,10 +138,8 @@ class OwnFirst:
 
     def rent_beside(self, job: Job, agreed: Quote, catalogue: CandidateCatalogue) -> MicroUsdPerHour | None:
         """Return what the best machine to rent costs now for as much work as this own machine does in an hour."""
-        policy, wanted = self._world.policy, job.spec.resources
-        rented = tuple(
-            sorted(name for name, rules in policy.providers.items() if not rules.is_own and _accepts(wanted, name))
-        )
+        wanted = job.spec.resources
+        rented = self._rented_providers(wanted)
         if not rented:
             return None
         elsewhere = replace(job, spec=replace(job.spec, resources=replace(wanted, providers=rented)))
@@ -152,6 +152,13 @@ class OwnFirst:
     def _own_providers(self, wanted: Resources) -> tuple[ProviderName, ...]:
         """Return which providers of own machines the job accepts."""
         return tuple(name for name in self.providers if _accepts(wanted, name))
+
+    def _rented_providers(self, wanted: Resources) -> tuple[ProviderName, ...]:
+        """Return at which providers one could be rented for the job: where there is none, nothing is put off."""
+        rules = self._world.policy.providers.values()
+        return tuple(
+            sorted(one.name for one in rules if not (one.is_own or one.unusable) and _accepts(wanted, one.name))
+        )
 
     def _since(self, job: Job) -> datetime:
         """Return since when the job waits; it may wait as long as another one of its array that is like it."""

@@ -203,6 +203,22 @@ def test_a_provider_that_the_job_excludes_or_the_config_disables_is_not_waited_f
     assert taken(decided(alone(owner, rented), RENTED)[1]) == [SHOP]
 
 
+@pytest.mark.parametrize("why", ["named alone", "nothing else is enabled"])
+def test_a_job_that_can_rent_nothing_is_not_said_to_rent_later(why: str) -> None:
+    owner, rules = wanting(), policy()
+    if why == "named alone":
+        owner = replace(owner, spec=replace(owner.spec, resources=replace(owner.spec.resources, providers=(HOME,))))
+    else:
+        shut = replace(rules.providers[SHOP], unusable="shop is disabled in the config")
+        rules = replace(rules, providers={**rules.providers, SHOP: shut})
+    for after in (timedelta(0), 3 * HOUR):
+        world, plan = decided(alone(owner, rules), RENTED, after=after)
+        assert taken(plan) == []
+        assert "rented" not in plan.verdicts[FIRST].sentence
+        assert world.jobs[FIRST].state is JobState.WAITING_PRICE
+    assert taken(decided(alone(owner, rules), RENTED, titan())[1]) == [HOME]
+
+
 def test_a_provider_that_does_not_answer_is_waited_for_and_named() -> None:
     _, plan = decided(alone(wanting()), RENTED, titan(), home_at=NOW - HOUR, error="no route to host")
     assert taken(plan) == []
