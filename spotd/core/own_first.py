@@ -186,14 +186,13 @@ class OwnFirst:
                 yield f"{name}, of which nothing is known yet: {silent}"
             for kind in fitting:
                 what = f"{machine_words(*kind)} at {name}"
-                if kind in on_offer:
-                    if kind in usable:
-                        yield f"{what}, {usable[kind] or 'free now'}"
+                if kind in usable:
+                    yield f"{what}, {usable[kind] or 'free now'}"
                 elif silent:
                     yield f"{what}, {silent}"
                 elif kind in held:
                     yield f"{what}, where {held[kind]} runs"
-                else:
+                elif kind not in on_offer:
                     yield f"{what}, last free {due_words(kinds[kind])}"
 
     def _usable(self, job: Job, name: ProviderName, catalogue: CandidateCatalogue) -> dict[tuple[str, int], str]:

@@ -196,7 +196,7 @@ class OwnCloud(Cloud):
         """They are the config's, whatever the market does."""
         for host in self.hosts:
             one, count = self._places[host.name]
-            host.base = one.price * count
+            host.base = host.level = host.price = one.price * count
 
     def move_prices(self, span: timedelta) -> None:
         for host in self.hosts:

@@ -147,7 +147,7 @@ class OwnRecord:
                 ceiling = ceiling_for("RTX_4090", count, job.spec.price, policy)
                 if ceiling is not None and min(prices, default=ceiling * count + 1) <= ceiling * max(1, count):
                     yield f"{count} at {name} is on offer"
-                continue
+                    continue
             at = self.seen[name].get(("RTX_4090", count))
             held = [
                 item.key
@@ -156,7 +156,7 @@ class OwnRecord:
             ]
             if held:
                 yield f"{count} at {name} is had by {held[0]}"
-            elif at is not None and now - at <= REMEMBERED:
+            elif not offered and at is not None and now - at <= REMEMBERED:
                 yield f"{count} at {name} was free at {at}"
 
 

@@ -258,6 +258,19 @@ def test_a_machine_that_another_job_has_is_waited_for_although_it_was_never_seen
     assert "1 x RTX_4090 at home, where job1 runs; one is rented" in plan.verdicts[owner.id].sentence
 
 
+def test_a_machine_that_another_job_has_is_waited_for_although_a_dear_one_of_its_kind_is_free() -> None:
+    """Found by the world of seed 5000001."""
+    base = world_with(AttemptState.RUNNING)
+    [item] = base.attempts.values()
+    item = replace(item, quote=replace(item.quote, offer=titan(), is_own=True), machine=MachineState.LIVE)
+    owner = replace(wanting(), id=JobId("j9"))
+    world = replace(base, policy=policy(), attempts={item.id: item}, jobs={**base.jobs, owner.id: owner})
+    dear = replace(titan(9_000_000), offer_id=OfferId("dear"), host_id=HostId("dear"))
+    _, plan = decided(world, RENTED, dear)
+    assert taken(plan) == []
+    assert "1 x RTX_4090 at home, where job1 runs; one is rented" in plan.verdicts[owner.id].sentence
+
+
 def test_a_reload_counts_at_once_and_keeps_since_when_the_job_waits() -> None:
     world, _ = decided(alone(wanting()), RENTED)
     longer = replace(world, policy=policy(rent_after=5 * HOUR))
