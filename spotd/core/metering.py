@@ -360,12 +360,12 @@ def _finer_words(amount: MicroUsd) -> str:
 
 
 def _span(span: timedelta) -> str:
-    """Return `31.4 h`, `14 min` or `40 s`; what is not nothing is never shown as that."""
+    """Return `31.4 h`, `14 min` or `40 s` of a span that is not nothing, and is never shown as that."""
     if span >= 2 * _HOUR:
         return f"{span / _HOUR:.1f} h"
     if span >= 2 * _MINUTE:
         return f"{round(span / _MINUTE)} min"
-    if timedelta(0) < span < _SECOND:
+    if span < _SECOND:
         return "less than 1 s"
     return f"{round(span.total_seconds())} s"
 

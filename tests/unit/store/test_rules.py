@@ -249,6 +249,19 @@ def test_a_row_that_cannot_be_understood_is_closed_alone(store: Store) -> None:
     assert beside == v.attempt("j2")
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "A_WORD_OF_ANOTHER_VERSION"])
+def test_a_job_that_cannot_be_understood_has_failed_whatever_word_its_state_is(store: Store, state: str) -> None:
+    commit(store, v.running_job())
+    store.tx(
+        lambda tx: tx._connection.exec_driver_sql("UPDATE jobs SET state = ?", (state,))
+    )  # round the door on purpose
+    rows = [UnreadableRow(job=J1, attempt=number, error="ValueError: x") for number in (None, 1)]
+    commit(store, Plan(sealed=tuple(rows)))
+    job = store.read(lambda r: r.job(J1))
+    assert job is not None
+    assert job.state is JobState.FAILED
+
+
 def test_a_charge_of_an_attempt_that_is_not_stored_is_refused(store: Store) -> None:
     is_refused(store, v.plan(v.charge()), "a charge for attempt j1-1, which is not stored")
 

@@ -134,6 +134,14 @@ def test_a_refusal_ends_its_attempt_and_one_of_an_attempt_that_is_unknown_change
     assert launch_refused(replace(world, attempts={}), FIRST, LaunchFailure.NO_CAPACITY, "no", NOW).is_empty
 
 
+@pytest.mark.parametrize(("failure", "counts"), [(LaunchFailure.AUTH, False), (LaunchFailure.NOT_PREPARED, True)])
+def test_only_a_refusal_of_this_job_alone_counts_against_it(failure: LaunchFailure, *, counts: bool) -> None:
+    world = owed()
+    before = world.jobs[FIRST.job]
+    after = launch_refused(world, FIRST, failure, "no", NOW).jobs[FIRST.job]
+    assert ((after.idle_launches, after.not_before) != (before.idle_launches, before.not_before)) is counts
+
+
 def test_the_answer_to_a_launch_that_names_another_machine_ends_that_one_and_keeps_ours() -> None:
     world = world_with(AttemptState.RUNNING)
     plan = launched(world, FIRST, instance(InstanceState.RUNNING, ident="m2"), NOW)
