@@ -15,7 +15,7 @@ import pytest
 from spotd.core import enforcement, relocation
 from spotd.core import running as claims
 from spotd.core.domain.intents import AttemptId, JobId
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind
 from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
@@ -255,3 +255,139 @@ async def test_a_held_machine_that_vanishes_frees_its_job_and_why_says_that_it_i
         gone_at = rig.clock.now()
         await rig.until(lambda: rig.attempts(name)[0].end_reason is EndReason.OUTBID)
         assert rig.clock.now() - gone_at <= 2 * MINUTE
+
+
+# Two orders that overlap: what is decided first is not yet done when the second one comes.
+
+
+URGENT = replace(job(9, name="urgent"), spec=replace(job(9).spec, priority=10, schedule=Schedule(preempt=True)))
+
+
+async def test_a_victim_goes_on_where_the_job_it_made_room_for_is_cancelled_meanwhile(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, machines_max=1)
+    async with running(rig, tmp_path) as name:
+        urgent = await rig.submit(URGENT)
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MADE_ROOM])
+        await rig.cancel(urgent)
+        await rig.until(lambda: len(rig.attempts(name)) == 2 and rig.attempts(name)[-1].running_at is not None)
+        await rig.clock.sleep(30 * MINUTE)
+        assert stop_reasons(rig, name) == [EndReason.MADE_ROOM], "and is stopped for nothing else"
+        assert rig.attempts(urgent) == ()
+        assert [m.key for m in rig.shop.alive()] == ["spotd-lab-j1-2"]
+
+
+async def test_nothing_is_bought_above_a_ceiling_that_is_lowered_while_a_move_is_open(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    async with running(rig, tmp_path) as name:
+        rig.shop.offer_index = [HERE, CHEAP]
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
+        policy = rig.commits.policy
+        rules = replace(policy.providers[SHOP], fee_ppm=6_000_000)
+        rig.policy.reload(replace(policy, providers={**policy.providers, SHOP: rules}))
+        await rig.clock.sleep(20 * MINUTE)
+        assert len(rig.shop.requests) == 1, "$0.60 by the fee of today, where $0.50 is accepted"
+        assert rig.job(name).state is JobState.WAITING_PRICE
+        assert rig.shop.alive() == []
+        rig.policy.reload(policy)
+        await rig.until(lambda: bool(rig.shop.alive()))
+        assert rig.shop.requests[-1].offer.offer_id == "o2"
+
+
+async def test_a_job_whose_target_is_sold_to_another_goes_back_and_stays(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    async with running(rig, tmp_path) as name:
+        rig.shop.offer_index = [HERE, CHEAP]
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
+        rig.shop.offer_index = [HERE]
+        await rig.until(lambda: len(rig.attempts(name)) == 2 and rig.attempts(name)[-1].running_at is not None)
+        for _ in range(6):  # it is listed now and then, and gone before anyone can have it
+            await show(rig, [HERE, CHEAP], pages=1)
+            await show(rig, [HERE], pages=2)
+        assert stop_reasons(rig, name) == [EndReason.MIGRATED]
+        assert {machine.key for machine in rig.shop.alive()} == {"spotd-lab-j1-2"}
+
+
+async def test_a_job_that_is_cancelled_while_it_moves_buys_nothing_more(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    async with running(rig, tmp_path) as name:
+        rig.shop.offer_index = [HERE, CHEAP]
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
+        await rig.cancel(name)
+        await rig.until(lambda: rig.job(name).state is JobState.CANCELLED)
+        await rig.clock.sleep(10 * MINUTE)
+        assert len(rig.shop.requests) == 1
+        assert rig.shop.not_gone() == []
+
+
+async def test_a_preemption_goes_on_over_a_restart_and_stops_one_machine_alone(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, machines_max=2)
+    async with running(rig, tmp_path) as name:
+        rig.shop.offer_index = [HERE, offer("o2", price=410_000), offer("o3", price=420_000)]
+        second = await rig.submit(job(2))
+        await rig.until(lambda: bool(rig.attempts(second)) and rig.attempts(second)[-1].running_at is not None)
+        await rig.clock.sleep(5 * MINUTE)
+        await rig.submit(URGENT)
+        await rig.until(lambda: stop_reasons(rig, name) + stop_reasons(rig, second) == [EndReason.MADE_ROOM])
+    later = rig.reborn()
+    async with later.running(), anyio.create_task_group() as group:
+        group.start_soon(work, later, tmp_path)
+        await later.until(lambda: any(a.running_at is not None for a in later.attempts(URGENT.id)))
+        await later.clock.sleep(20 * MINUTE)
+        group.cancel_scope.cancel()
+    stopped = stop_reasons(later, name) + stop_reasons(later, second)
+    assert stopped == [EndReason.MADE_ROOM]
+    assert len(later.shop.alive()) == 2
+
+
+async def test_a_notice_a_row_that_says_gone_and_a_store_that_is_away_cost_no_healthy_machine(tmp_path: Path) -> None:
+    """The notice never comes true, and the row is wrong once."""
+    rig = rig_of(tmp_path)
+    async with running(rig, tmp_path) as name:
+        assert isinstance(rig.objects, Interruptible)
+        key = AttemptKey("spotd-lab-j1-1")
+        machine = rig.shop.machine_of(key)
+        rig.shop.machines[machine.ref.instance_id] = replace(machine, notice_at=rig.clock.now() + 2 * MINUTE)
+        await rig.clock.sleep(MINUTE / 2)
+        rig.objects.is_away = True
+        rig.shop.set_state(key, InstanceState.GONE)
+        lists = rig.shop.counts["instances"]
+        await rig.until(lambda: rig.shop.counts["instances"] > lists)
+        rig.shop.machines[machine.ref.instance_id] = machine
+        await rig.clock.sleep(15 * MINUTE)
+        rig.objects.is_away = False
+        await rig.clock.sleep(15 * MINUTE)
+        assert [a.state for a in rig.attempts(name)] == [AttemptState.RUNNING]
+        assert len(rig.shop.requests) == 1
+
+
+async def test_a_fee_that_rises_while_a_machine_is_held_keeps_it_from_waking_above_the_ceiling(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, hold_max=60 * MINUTE)
+    rig.shop.offer_index = [replace(HERE, pays_bid=True)]
+    async with running(rig, tmp_path) as name:
+        key = AttemptKey("spotd-lab-j1-1")
+        rig.shop.set_state(key, InstanceState.PAUSED, Loss.OUTBID)
+        await rig.until(lambda: "attempt.held" in rig.kinds())
+        policy = rig.commits.policy
+        rules = replace(policy.providers[SHOP], fee_ppm=1_300_000)
+        rig.policy.reload(replace(policy, providers={**policy.providers, SHOP: rules}))
+        await rig.until(lambda: not rig.shop.not_gone(), within=10 * MINUTE)
+        await rig.clock.sleep(10 * MINUTE)
+        assert len(rig.shop.requests) == 1, "$0.52 by the fee of today, where $0.50 is accepted"
+        assert rig.job(name).state in {JobState.WAITING_PRICE, JobState.RECOVERING}
+
+
+async def test_a_claim_of_a_job_whose_limit_is_lowered_stops_no_second_machine(tmp_path: Path) -> None:
+    """The urgent job can pay for the machine until another one is stopped for it."""
+    rig = rig_of(tmp_path, machines_max=1)
+    async with running(rig, tmp_path) as name:
+        urgent = await rig.submit(URGENT)
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MADE_ROOM])
+        dear = [replace(HERE, gpu_price=MicroUsdPerHour(900_000)), offer("o4", price=950_000)]
+        rig.shop.offer_index = dear
+        await rig.until(lambda: not rig.shop.alive())
+        rig.shop.offer_index = [offer("o5", price=350_000), *dear]
+        await rig.clock.sleep(40 * MINUTE)
+        assert rig.shop.most_alive["spotd-lab-j1"] <= 1
+        assert len(rig.shop.alive()) == 1
+        assert [m.key.split("-")[2] for m in rig.shop.alive()] == [urgent]
+        assert stop_reasons(rig, name) == [EndReason.MADE_ROOM]
