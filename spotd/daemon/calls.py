@@ -13,7 +13,6 @@ from spotd.core import bids
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import IntentState, bid_intent_id
 from spotd.core.domain.market import MarketSnapshot
-from spotd.core.domain.plan import Plan
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.daemon.commits import Committed, CrashPoint, Decide, Points
 from spotd.daemon.market.guarded import GuardedProvider
@@ -106,7 +105,8 @@ class BidChanges:
         committed = await self._commit(
             lambda world, now: bids.bid_sent(world, attempt.id, now, market),
             _POINTS,
-            otherwise=lambda _world, _now: Plan(),
+            # Left as it is, it would be taken up again at once, and for ever.
+            otherwise=lambda world, now: bids.bid_refused(world, attempt.id, "it cannot be recorded", now),
         )
         intent = committed.world.intents.get(bid_intent_id(attempt.key))
         now = committed.world.attempts.get(attempt.id)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.api.requests import JobQuery
-from spotd.core import relocation
+from spotd.core import bids, relocation
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Moves
 from spotd.core.domain.plan import Plan
@@ -179,6 +179,22 @@ async def test_a_bid_of_a_cycle_that_was_faster_than_the_start_of_the_calls_is_p
         assert rig.shop.bids == []
         rig.executor._group = group
         await rig.until(lambda: rig.shop.bids == [473_000])
+
+
+async def test_a_change_of_a_bid_that_cannot_be_recorded_is_not_asked_for(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object) -> Plan:
+        raise ValueError("planted")
+
+    async with running(rig) as name:
+        monkeypatch.setattr(bids, "bid_sent", fail)
+        floor(rig, 430_000)
+        await rig.until(lambda: "bid.raising" in rig.kinds())
+        for _ in range(10):
+            rig.host(name, 1).beat("run")
+            await rig.clock.sleep(MINUTE / 2)
+        assert rig.shop.bids == []
 
 
 async def test_an_outbid_machine_that_woke_while_its_time_ran_out_may_save(rig: Rig) -> None:
