@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spotd.api.edge import PATIENT_S, Failure, RequestEdge
+from spotd.api.edge import ADOPTION_S, PATIENT_S, Failure, RequestEdge
 from spotd.api.handlers import Handlers
 from spotd.api.requests import (
     ContentsQuery,
@@ -65,6 +65,7 @@ from spotd.api.routes import (
     serving,
 )
 from spotd.api.schemas.answers import (
+    AdoptionResponse,
     CalibrationAnswer,
     ChannelTestsAnswer,
     CheckpointsAnswer,
@@ -85,6 +86,7 @@ from spotd.api.schemas.answers import (
     WhyAnswer,
 )
 from spotd.api.schemas.bodies import (
+    AdoptionBody,
     BudgetBody,
     CeilingBody,
     ChannelBody,
@@ -454,3 +456,14 @@ class _Api(RequestEdge):
     async def reconcile(self) -> ReconcileResponse:
         """List the machines of all providers now, and compare."""
         return await self._ask(self._handlers.health.reconcile, limit_s=PATIENT_S)
+
+    @serving("GET", "/v1/adoption")
+    async def adoption(self) -> AdoptionResponse:
+        """Show from what a lost state would be rebuilt, and change nothing."""
+        return await self._ask(self._handlers.adoption.plan, limit_s=ADOPTION_S)
+
+    @serving("POST", "/v1/adoption", refuses=[RefusalCode.CONFLICT])
+    async def adopt(self, body: AdoptionBody) -> AdoptionResponse:
+        """Rebuild what of a lost state the store knows."""
+        secrets = read_secrets(body)
+        return await self._ask(lambda: self._handlers.adoption.adopt(secrets), limit_s=ADOPTION_S)

@@ -33,6 +33,8 @@ QUICK_S: Final = 30.0
 """Longest that a query of rows may take; the client waits a little longer."""
 PATIENT_S: Final = 150.0
 """Longest for what asks providers or the object store."""
+ADOPTION_S: Final = 600.0
+"""To read the files of ten thousand jobs from a slow store."""
 _ERROR_CHECK_S: Final = 0.1
 
 Failure = Callable[[str, Exception], None]

@@ -100,3 +100,5 @@ class AsyncDaemon:
     test_notifications = _as_awaitable(Daemon.test_notifications)
     doctor = _as_awaitable(Daemon.doctor)
     reconcile = _as_awaitable(Daemon.reconcile)
+    adoption = _as_awaitable(Daemon.adoption)
+    adopt = _as_awaitable(Daemon.adopt)

@@ -9,10 +9,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from spotd import paths
-from spotd.client.transport import ANSWER_S, PATIENT_S, DaemonRefused, Query, Transport
+from spotd.client.transport import ADOPTION_S, ANSWER_S, PATIENT_S, DaemonRefused, Query, Transport
 
 if TYPE_CHECKING:  # a command that does not print a type does not load it
     from spotd.api.schemas.answers import (
+        AdoptionResponse,
         CalibrationAnswer,
         ChannelTestsAnswer,
         CheckpointsAnswer,
@@ -223,6 +224,13 @@ class Daemon:
 
     def reconcile(self) -> ReconcileResponse:
         return self._transport.json("POST", "/v1/reconcile", timeout_s=PATIENT_S)
+
+    def adoption(self) -> AdoptionResponse:
+        return self._transport.json("GET", "/v1/adoption", timeout_s=ADOPTION_S)
+
+    def adopt(self, secrets: Mapping[str, str]) -> AdoptionResponse:
+        body = {"secrets": dict(secrets)}
+        return self._transport.json("POST", "/v1/adoption", body=body, timeout_s=ADOPTION_S)
 
 
 def _job(ref: str, part: str = "") -> str:

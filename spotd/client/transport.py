@@ -91,6 +91,8 @@ ANSWER_S: Final = 40.0
 """Above the longest that the daemon lets a query of rows take, so that its own message arrives."""
 PATIENT_S: Final = 180.0
 """For what asks providers or the object store."""
+ADOPTION_S: Final = 660.0
+"""Of the one question for which the daemon may read the files of ten thousand jobs."""
 STREAM_S: Final = 45.0
 """A followed stream sends an empty line every 10 s; several missing mean that the daemon is gone."""
 SCHEMA: Final = 1

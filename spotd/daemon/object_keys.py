@@ -18,6 +18,15 @@ def spec_key(job: JobId) -> str:
     return f"jobs/{job}/spec.json"
 
 
+def job_records_prefix(install: str) -> str:
+    """Below this lies a file of each job of the install (`spotd.daemon.job_records`); no host may write here."""
+    return f"jobrecords/{install}/"
+
+
+def job_record_key(install: str, name: str) -> str:
+    return job_records_prefix(install) + name
+
+
 def launches_prefix(job: JobId) -> str:
     """Below this lies a record of every attempt that was ever prepared; no host may write here."""
     return f"jobs/{job}/launches/"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
 from heapq import nlargest
@@ -41,6 +41,15 @@ class NumberUsed(StoreError):
     """An attempt that was launched before, in a run of spotd that the state does not know."""
 
 
+def lost_words(jobs: int) -> str:
+    """Return why nothing is bought, and no stray machine ended, while the store has jobs that the state lacks."""
+    those = "1 job" if jobs == 1 else f"{jobs:,} jobs"
+    return (
+        f"the checkpoint store has {those} of this install that the state does not know: the state was lost, or is an"
+        " older copy; spotctl reconcile --adopt shows what it takes back"
+    )
+
+
 def use_number(objects: ObjectStore, attempt: Attempt) -> None:
     """Make the number this launch's alone, whatever another run or another daemon believes.
 
@@ -70,8 +79,22 @@ class RecoverySurvey:
     """The one survey at a start; `done` once the state is known to be no older than the store."""
 
     def __init__(
-        self, objects: ObjectStore, *, commits: Commits, clock: Clock, log: Logger, inline: bool = False
+        self,
+        objects: ObjectStore,
+        *,
+        commits: Commits,
+        clock: Clock,
+        log: Logger,
+        inline: bool = False,
+        count_lost: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
+        """Make the survey.
+
+        Args:
+            count_lost: how many jobs the store knows that have not ended, and that the state does not know.
+        """
+        self._count_lost = count_lost
+        self.lost = 0
         self._objects = objects
         self._commits = commits
         self._clock = clock
@@ -92,6 +115,8 @@ class RecoverySurvey:
         """Why nothing may be bought yet, in a sentence."""
         if self.done:
             return ""
+        if self.lost:
+            return lost_words(self.lost)
         return f"{NOT_DONE}: {self._outage.error}" if self._outage.error else NOT_DONE
 
     async def run(self) -> None:
@@ -112,7 +137,10 @@ class RecoverySurvey:
         world = await self._commits.world()
         now = self._clock.now()
         found, unsent = await self._threads.run(
-            lambda: (survey_all(self._objects, world, now, self._read), unsent_launches(self._objects, world)),
+            lambda: (
+                survey_all(self._objects, world, now, tolerant_read(self._log)),
+                unsent_launches(self._objects, world),
+            ),
             deadline_s=DEADLINE_S,
         )
         if found or unsent:
@@ -122,19 +150,33 @@ class RecoverySurvey:
             )
             if found:
                 self._log.warning("survey.recovered", jobs=sorted(committed.plan.jobs))
-        self.done = True
+        self.lost = 0 if self._count_lost is None else await self._count_lost()
+        if self.lost:
+            self._log.error("survey.state_lost", jobs=self.lost, error=lost_words(self.lost))
+        self.done = not self.lost
 
-    def _read(self, objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
+    def note_adoption(self) -> None:
+        """Every job that the store knows is in the state."""
+        self.lost, self.done = 0, True
+
+
+def tolerant_read(log: Logger) -> HostRead:
+    """Return a reader for which a host that wrote what raises wrote nothing."""
+
+    def read(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
         try:
-            return _read(objects, attempt, job, now)
+            return read_attempt(objects, attempt, job, now)
         except StoreError:
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever one host wrote, the daemon must begin
-            self._log.warning("host.not_readable", attempt=attempt.key, error=str(exc)[:500], exc_info=exc)
+        except Exception as exc:
+            log.warning("host.not_readable", attempt=attempt.key, error=str(exc)[:500], exc_info=exc)
             return None
 
+    return read
 
-def _read(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
+
+def read_attempt(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
+    """Return what the host of an attempt wrote; `None` where no machine of it ever did."""
     if next(iter(objects.list(object_keys.prefix_of(attempt.id))), None) is None:
         return None  # no machine of it ever wrote
     return read_host(objects, ReadMemory(), attempt, job, at=now, dated=lambda real: real)
@@ -152,7 +194,7 @@ def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]
     }
 
 
-def survey_all(objects: ObjectStore, world: World, now: datetime, read: HostRead = _read) -> list[Survey]:
+def survey_all(objects: ObjectStore, world: World, now: datetime, read: HostRead = read_attempt) -> list[Survey]:
     """Return what the store knows of each job that is not over, beyond the state; jobs without news are left out.
 
     Args:
@@ -182,7 +224,9 @@ def survey_all(objects: ObjectStore, world: World, now: datetime, read: HostRead
     return found
 
 
-def survey_one(objects: ObjectStore, policy: Policy, job: Job, now: datetime, read: HostRead = _read) -> Survey | None:
+def survey_one(
+    objects: ObjectStore, policy: Policy, job: Job, now: datetime, read: HostRead = read_attempt
+) -> Survey | None:
     """Return what the store knows of a job that is over, and whose owner wants more of it; nothing without news.
 
     Raises:
@@ -194,7 +238,16 @@ def survey_one(objects: ObjectStore, policy: Policy, job: Job, now: datetime, re
 
 def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:
     numbers = _numbers_after(objects, job.id, job.attempts_made)
-    return [Unknown(number=number, record=_record(objects, job.id, number)) for number in sorted(numbers)]
+    return [Unknown(number=number, record=launch_record(objects, job.id, number)) for number in sorted(numbers)]
+
+
+def used_numbers(objects: ObjectStore, job: JobId) -> set[int]:
+    """Return the numbers of the job that were used.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    return _numbers_after(objects, job, 0)
 
 
 def _numbers_after(objects: ObjectStore, job: JobId, known: int) -> set[int]:
@@ -205,7 +258,12 @@ def _numbers_after(objects: ObjectStore, job: JobId, known: int) -> set[int]:
     return set(nlargest(RECORDS_MAX, (number for number in numbers if number > known)))
 
 
-def _record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | None:
+def launch_record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | None:
+    """Return what was agreed when the number was used; `None` where that cannot be read.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
     try:
         stored = objects.get(object_keys.launch_key(job, number), bytes_max=RECORD_BYTES_MAX)
         return from_json(LaunchRecord, stored.decode())

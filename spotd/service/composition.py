@@ -42,6 +42,7 @@ from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor, use_of
 from spotd.daemon.hosts.reader import last_lines
 from spotd.daemon.install import JobIds, new_identity, other_account_words, require_same_install, this_holder
+from spotd.daemon.job_records import JobRecords
 from spotd.daemon.lease_controller import LeaseController
 from spotd.daemon.log import Redactor
 from spotd.daemon.market.offer_cache import OfferCache
@@ -279,6 +280,15 @@ class _Daemon:
         app.redactor.register(settings.secrets)
         secrets = SecretFiles(settings.state_dir / "secrets", app.redactor, crash)
         remote = RemoteData(lambda: app.reloaded.remote)
+        self.job_records = JobRecords(
+            objects,
+            world=lambda: None if self.control_loop.state is None else self.control_loop.state.world,
+            database=database,
+            policy=self.policy,
+            clock=clock,
+            log=logs.get("job-records"),
+            may_write=lambda: leasing.may_write,
+        )
         grants = GrantBuilder(
             objects,
             clock=clock,
@@ -290,6 +300,7 @@ class _Daemon:
             issued=None if timeline is None else timeline.issued,
             on_host=seconds_on_host(clock),
             remote=remote,
+            require_job_record=self.job_records.require,
         )
         self.grant_writer = GrantWriter(
             grants,
@@ -300,7 +311,9 @@ class _Daemon:
             log=logs.get("grants"),
             forbidden=lambda: leasing.lost,
         )
-        self.surveyor = RecoverySurvey(objects, commits=commits, clock=clock, log=logs.get("survey"))
+        self.surveyor = RecoverySurvey(
+            objects, commits=commits, clock=clock, log=logs.get("survey"), count_lost=self.job_records.count_lost
+        )
         self.policy.gates += [lambda: leasing.hold, lambda: self.surveyor.hold]
         self.policy.owned = self._with_identity
         shared_by = objects.shared_with_hosts_by
@@ -362,13 +375,14 @@ class _Daemon:
             world=lambda: None if self.control_loop.state is None else self.control_loop.state.world,
             wall=wall,
             log=logs.get("retention"),
-            may_delete=lambda: leasing.may_write and not self.control_loop.only_reconciles,
+            may_delete=lambda: leasing.may_write and self.surveyor.done and not self.control_loop.only_reconciles,
         )
         self.bills = BillCheck(
             self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
         )
         parts = (self.control_loop, self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
-        self.controllers = [*(part.controller for part in parts), dataset_garbage.controller]
+        others = (dataset_garbage.controller, self.job_records.controller)
+        self.controllers = [*(part.controller for part in parts), *others]
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
         code_spool.clear(spool)
@@ -386,6 +400,8 @@ class _Daemon:
             objects=objects,
             datasets=self.datasets,
             secrets=secrets,
+            surveyor=self.surveyor,
+            job_records=self.job_records,
             ids=JobIds(clock, chance),
             providers=self.hosting.entries,
             crash=crash,

@@ -9,6 +9,7 @@ A job reference (`ref`) is an id, a name or a unique prefix of an id; `job_refs.
 
 from __future__ import annotations
 
+from spotd.api.handlers.adoption import AdoptionHandlers
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.data import DataHandlers
 from spotd.api.handlers.doctor import DoctorHandlers, NotificationHandlers
@@ -42,6 +43,7 @@ class Handlers:
         self.receipts = ReceiptHandlers(context)
         self.ledger = LedgerHandlers(context)
         self.prices = PriceHandlers(context)
+        self.adoption = AdoptionHandlers(context)
         self.health = HealthHandlers(context)
         self.hosts = HostHandlers(context)
         self.notifications = NotificationHandlers(context)

@@ -24,9 +24,11 @@ from spotd.daemon.datasets import Datasets
 from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.install import JobIds
+from spotd.daemon.job_records import JobRecords
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import ProviderEntry
 from spotd.daemon.market.price_recorder import PriceRecorder
+from spotd.daemon.recovery_survey import RecoverySurvey
 from spotd.store import JobView, Reads, StateError
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
@@ -61,6 +63,8 @@ class HandlerContext:
     objects: ObjectStore
     datasets: Datasets
     secrets: SecretFiles
+    surveyor: RecoverySurvey
+    job_records: JobRecords
     ids: JobIds
     providers: Mapping[ProviderName, ProviderEntry]
     crash: CrashPoints

@@ -252,6 +252,55 @@ class ReconcileResponse(Answer):
     actions: list[str]
 
 
+class AdoptedJobResponse(TypedDict):
+    """A job that the store knows and the state does not.
+
+    Attributes:
+        state: the final one of a job that had ended, CANCELLING for one that is ended now, empty for one that goes on.
+        attempt: the newest one, whose machine is searched for; null where there is none.
+        machine: as its provider lists it now; empty where it does not.
+        spent_usd: by the file in the store.
+    """
+
+    id: str
+    name: str
+    state: str
+    attempt: int | None
+    provider: str
+    machine: str
+    checkpoints: int
+    spent_usd: float | None
+
+
+class UnownedMachineResponse(TypedDict):
+    """A machine of this install that no job of the store or of the state has."""
+
+    provider: str
+    machine: str
+    key: str
+
+
+class AdoptionResponse(Answer):
+    """What a lost state is rebuilt from: the plan, or what was done of it.
+
+    Attributes:
+        adopted: it was done.
+        strays: they are ended.
+        secrets: names whose values are needed again.
+        unreadable: files in the store that cannot be understood, each with the reason.
+        others: how many files are of another install with the same label; they are left alone.
+        unlisted: providers without a complete list of machines.
+    """
+
+    adopted: bool
+    jobs: list[AdoptedJobResponse]
+    strays: list[UnownedMachineResponse]
+    secrets: list[str]
+    unreadable: list[str]
+    others: int
+    unlisted: list[str]
+
+
 class StatusResponse(TypedDict):
     """A summary of the daemon. `clock_scale` is above 1 in an accelerated local market.
 

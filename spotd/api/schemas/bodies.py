@@ -84,6 +84,12 @@ class ChannelBody(TypedDict):
     channel: str | None
 
 
+class AdoptionBody(TypedDict):
+    """Values of secrets by name: they are lost with a state."""
+
+    secrets: NotRequired[dict[str, str]]
+
+
 class HostBody(TypedDict):
     """A host as `HOST` or `PROVIDER/HOST`."""
 

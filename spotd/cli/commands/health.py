@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import ExitCode
-from spotd.cli.inputs.options import ID, JSON, TABLE, output, show_data
+from spotd.cli.inputs.options import ID, JSON, TABLE, output, require_yes, show_data
 from spotd.cli.views.table import Cell, Column
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
@@ -18,6 +20,8 @@ from spotd.words import NOTHING, clean, count, dollars, local_text, seconds_betw
 
 if TYPE_CHECKING:
     from spotd.api.schemas.answers import (
+        AdoptedJobResponse,
+        AdoptionResponse,
         ChannelTestResponse,
         CheckResponse,
         DoctorResponse,
@@ -179,12 +183,28 @@ def _show_checks(daemon: Daemon, shape: DoctorResponse) -> None:
 
 
 @click.command()
+@click.option("--adopt", is_flag=True, help="When the state is lost: take back jobs and machines by the store.")
+@click.option("-y", "--yes", is_flag=True, help="With --adopt: do not ask.")
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --adopt: the secrets of the jobs as NAME=value lines; others are read from this environment.",
+)
 @output(TABLE, JSON)
-def reconcile(*, output: str) -> None:
-    """Ask every provider for its machines now, and set right what differs."""
+def reconcile(*, adopt: bool, yes: bool, secret_file: Path | None, output: str) -> int:
+    """Ask every provider for its machines now, and set right what differs.
+
+    With --adopt, show what the checkpoint store knows of jobs that the state lacks, and rebuild them once that is
+    agreed to, by an answer or by -y.
+    """
+    if not adopt and (yes or secret_file is not None):
+        raise click.UsageError("--yes and --secret-file are for --adopt")
     shape: ReconcileResponse = Daemon().reconcile()
+    if adopt:
+        return _adopt(yes=yes, secret_file=secret_file, output=output)
     if show_data(shape, output):
-        return
+        return ExitCode.OK
     for listing in shape["listings"]:
         found = count(listing["machines"], "machine") if listing["complete"] else "no complete list"
         stdout.line(clean(": ".join(part for part in (listing["provider"], found, listing["error"]) if part)))
@@ -192,6 +212,65 @@ def reconcile(*, output: str) -> None:
         stdout.line(clean(action))
     if not shape["actions"]:
         stdout.line("nothing to set right")
+    return ExitCode.OK
+
+
+ADOPTED_SHOWN = 50
+"""More jobs than this are counted."""
+
+
+def _adopt(*, yes: bool, secret_file: Path | None, output: str) -> int:
+    daemon = Daemon()
+    plan: AdoptionResponse = daemon.adoption()
+    if output == TABLE:
+        _show_adoption(plan)
+    agreed = yes
+    if plan["jobs"] and not yes and stderr.can_ask():
+        require_yes("take back these jobs?", otherwise="nothing was changed")
+        agreed = True
+    if not agreed or not plan["jobs"]:
+        show_data(plan, output)
+        if plan["jobs"]:
+            stderr.note("nothing was changed; spotctl reconcile --adopt --yes does it")
+        return ExitCode.OK
+    from spotd.cli.inputs.draft import collect  # loads what reads job files
+
+    values = collect(plan["secrets"], file=secret_file, environ=os.environ)
+    done = daemon.adopt(values)
+    if not show_data(done, output):
+        stdout.line(f"{count(len(done['jobs']), 'job')} taken back")
+    return ExitCode.OK
+
+
+def _show_adoption(plan: AdoptionResponse) -> None:
+    for job in plan["jobs"][:ADOPTED_SHOWN]:
+        stdout.line(clean(f"take back: {job['name']} ({job['id']}): {_fate(job)}"))
+    if len(plan["jobs"]) > ADOPTED_SHOWN:
+        stdout.line(f"take back: {len(plan['jobs']) - ADOPTED_SHOWN:,} jobs more")
+    for stray in plan["strays"]:
+        stdout.line(clean(f"end: {stray['machine']} at {stray['provider']} ({stray['key']}): no job has it"))
+    for line in plan["unreadable"]:
+        stdout.line(clean(f"cannot be read: {line}"))
+    if plan["others"]:
+        stdout.line(f"left alone: {count(plan['others'], 'job')} of another install with this label")
+    if plan["unlisted"]:
+        stdout.line(clean(f"no complete list of machines yet: {', '.join(plan['unlisted'])}"))
+    if plan["secrets"]:
+        stdout.line(clean(f"needed again: {', '.join(plan['secrets'])}"))
+    if not plan["jobs"]:
+        stdout.line("the state knows every job of the store")
+
+
+def _fate(job: AdoptedJobResponse) -> str:
+    if job["state"] and job["state"] != "CANCELLING":
+        return f"it had ended as {job['state']}"
+    saved = f"{count(job['checkpoints'], 'checkpoint')}, ${job['spent_usd'] or 0:.2f} spent"
+    goes_on = "is cancelled" if job["state"] else "goes on"
+    if job["attempt"] is None:
+        return f"it {goes_on}, without a machine; {saved}"
+    where = job["provider"] or "an unknown provider"
+    machine = f"with machine {job['machine']} at {where}" if job["machine"] else f"once {where} was searched"
+    return f"it {goes_on} {machine}, attempt {job['attempt']}; {saved}"
 
 
 # `notify test`: does a notification arrive.

@@ -96,10 +96,12 @@ class GrantBuilder:
         issued: Callable[[], datetime] | None = None,
         on_host: Callable[[timedelta], float] = timedelta.total_seconds,
         remote: RemoteData | None = None,
+        require_job_record: Callable[[Job], None] = lambda _: None,
     ) -> None:
         """Make the builder.
 
         Args:
+            require_job_record: sees to it that the store has the job's file before a machine may exist.
             on_host: how many seconds a host is given for a span of its job.
         """
         self._objects = objects
@@ -113,6 +115,7 @@ class GrantBuilder:
         self._runner_sha256 = bundle.sha256
         self._traits = traits
         self._crash = crash
+        self._require_job_record = require_job_record
         self._there: set[str] = set()
         self._there_lock = threading.Lock()
         self._passed_over: dict[AttemptId, tuple[FailedRestore, ...]] = {}
@@ -137,6 +140,7 @@ class GrantBuilder:
             json.dumps(spec_to_json(job.spec), indent=1).encode(),
             (CrashPoint.BEFORE_PUT_SPEC, CrashPoint.AFTER_PUT_SPEC),
         )
+        self._require_job_record(job)
         use_number(self._objects, attempt)
         self._newest.add(attempt.id)
         self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))

@@ -30,11 +30,13 @@ from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.install import JobIds
+from spotd.daemon.job_records import JobRecords
 from spotd.daemon.log import Redactor
 from spotd.daemon.market.guarded import GuardedProvider, guarded
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import Poller, PollPace, ProviderEntry
 from spotd.daemon.market.price_recorder import PriceRecorder
+from spotd.daemon.recovery_survey import RecoverySurvey
 from spotd.history import History
 from spotd.store import Reads, Store
 from spotd_jobs.objects.api import ObjectStore
@@ -126,6 +128,25 @@ class Rig:
         self.redactor = Redactor()
         self.secrets = SecretFiles(folder / "secrets", self.redactor, self.crash)
         self.traits = {shop.name: _TRAITS for shop in self.shops}
+        self.job_records = JobRecords(
+            self.objects,
+            world=lambda: None if self.control_loop.state is None else self.control_loop.state.world,
+            database=self.database,
+            policy=self.policy,
+            clock=self.clock,
+            log=self.log,
+            may_write=lambda: True,
+            inline=True,
+        )
+        self.surveyor = RecoverySurvey(
+            self.objects,
+            commits=self.commits,
+            clock=self.clock,
+            log=self.log,
+            inline=True,
+            count_lost=self.job_records.count_lost,
+        )
+        self.surveyor.done = True  # a test that wants it asks for it
         self.grants = GrantBuilder(
             self.objects,
             clock=self.clock,
@@ -134,6 +155,7 @@ class Rig:
             bundle=RunnerBundle(data=b"a runner"),
             traits=self.traits,
             crash=self.crash,
+            require_job_record=self.job_records.require,
         )
         self.grant_writer = GrantWriter(
             self.grants,
@@ -330,6 +352,8 @@ class Rig:
             objects=self.objects,
             datasets=Datasets(self.objects),
             secrets=self.secrets,
+            surveyor=self.surveyor,
+            job_records=self.job_records,
             ids=JobIds(self.clock, Random(7)),
             providers={
                 shop.name: ProviderEntry(
