@@ -230,8 +230,8 @@ def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime
         return now
     if item.meter.until is None and item.phase == "done":
         return now  # its host writes nothing more, and nothing but an order ends it
-    heard_at = item.heartbeat_seen_at  # what is read in time is never ahead of the proof by so much: `prove`
-    was_late = heard_at is not None and heard_at - item.proven_at >= PROOF_STEP
+    seen_at = item.heartbeat_seen_at  # what is read in time is never ahead of the proof by so much: `prove`
+    was_late = seen_at is not None and seen_at - item.proven_at >= PROOF_STEP
     if now - item.proven_at <= GAP and not was_late:
         return now
     return min(max(item.proven_at + PROOF_STEP / 2, since), now)

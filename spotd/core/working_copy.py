@@ -55,7 +55,7 @@ class WorkingCopy:
         self._jobs: dict[JobId, Job] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
         self._attempts_now = world.attempts
-        """Each as it is now, for the many that are only looked up; a copy from the first change on."""
+        """Each as it is now, changed or not; a copy from the first change on."""
         self._intents: dict[IntentId, Intent] = {}
         self._cooldowns: list[Cooldown] = []
         self._learnt: dict[RecordId, Record] = {}
