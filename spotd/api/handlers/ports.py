@@ -30,8 +30,8 @@ from spotd_providers.contract.values import InstanceRef, Power
 
 CONNECTIONS_MAX: Final = 64
 """At a time, of one forwarded port: a page opens a dozen."""
-LOOK_S: Final = 1.0
-"""Between two looks at whether the job still has the machine."""
+CHECK_EVERY_S: Final = 1.0
+"""Between two checks whether the job still has the machine."""
 PIECE: Final = 32 * 1024
 CLOSE_S: Final = 6.0
 Put = Callable[[PortResponse], Awaitable[None]]
@@ -150,7 +150,7 @@ class _Door:
             now = self._context.world().counting_attempt(self._place.job)
             if now is None or now.id != self._place.attempt.id:
                 break
-            await anyio.sleep(LOOK_S)
+            await anyio.sleep(CHECK_EVERY_S)
         return "the job has left this machine" if now is None else f"the job is on another machine: {now.provider}"
 
     async def _lead(self, near: SocketStream) -> None:

@@ -152,8 +152,8 @@ def mcp(*, root: Path) -> None:
 # `spotctl ssh`: a shell on a job's machine, by the ssh of this computer and a key of the provider's account.
 
 
-LOOK_S: Final = 5.0
-"""Between two looks at whether the job still has the machine."""
+CHECK_EVERY_S: Final = 5.0
+"""Between two checks whether the job still has the machine."""
 _OPTIONS = (
     "GlobalKnownHostsFile=/dev/null",
     # Whatever the person's own configuration says for every host: the machine may be an untrusted host's.
@@ -273,7 +273,7 @@ def _forward_by_ssh(
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:
     try:
-        return process.wait(LOOK_S)
+        return process.wait(CHECK_EVERY_S)
     except subprocess.TimeoutExpired:
         return None
 

@@ -76,7 +76,7 @@ def shop(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> Leading:
     name = ctl.rig.shop.name
     entries[name] = replace(entries[name], provider=guarded(made, clock=ctl.rig.clock, log=ctl.rig.log))
     ctl.place.write(worlds.running(), worlds.waiting())
-    monkeypatch.setattr(port_handlers, "LOOK_S", 0.02)
+    monkeypatch.setattr(port_handlers, "CHECK_EVERY_S", 0.02)
     return made
 
 
