@@ -41,8 +41,9 @@ test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
 	@echo "running the tests; longer swarms are 'make swarm'"
 	@$(BIN)/python -m pytest -n 6 $(SPREAD) --durations=25 --durations-min=1 -m "not slow and not system" $(ARGS)
 
-system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Prometheus (those that lack one are skipped)
+system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Slurm, PostgreSQL (those that lack one are skipped)
 	@$(BIN)/python -m pytest -m system $(ARGS)
+	@$(BIN)/python -m tests.system.engines.postgres $(BIN)/python -m pytest -m quick tests/unit/store
 
 docs: $(VENV)/.dev ## build the documentation as a site, into site/; any warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": Lazy(target=f"{_HERE}:run", help="Run the daemon in the foreground."),
     "demo": Lazy(target=f"{_HERE}:demo", help="Watch real jobs survive preemption; two minutes, no account."),
     "migrate": Lazy(target=f"{_HERE}:migrate", help="Bring the state database to this version."),
+    "migrate-state": Lazy(target=f"{_HERE}:migrate_state", help="Move the state to another database."),
     "install-service": Lazy(
         target="spotd.cli.commands.daemon:install_service", help="Run the daemon as a service of systemd."
     ),

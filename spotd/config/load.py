@@ -34,7 +34,7 @@ from spotd.config.credentials import (
     registry_warnings,
     resolve_credential,
 )
-from spotd.config.model import SECTIONS, CeilingsSection, Config, ProviderConfig, ProviderSection
+from spotd.config.model import SECTIONS, STORE_DEFAULT, CeilingsSection, Config, ProviderConfig, ProviderSection
 from spotd.config.notify import NOTIFY, NotifySection, is_in_the_clear, read_channels
 from spotd.config.sources import BUCKETS, BucketSection, read_buckets, source_warnings
 from spotd.config.values import Bytes, ConfigError, known_keys, problems_of
@@ -243,6 +243,24 @@ def _checked_provider(
 
 
 def _contradictions(config: Config) -> list[Problem]:
+    return [*_not_shared(config), *_out_of_time(config)]
+
+
+def _not_shared(config: Config) -> list[Problem]:
+    """Return what is missing of what several daemons over one database have in common."""
+    if not config.daemon.state.startswith("postgresql://"):
+        return []
+    found = []
+    if config.daemon.install is None:
+        message = "is missing: the daemons that share a state in PostgreSQL have one label"
+        found.append(Problem(key="daemon.install", message=message, hint='write install = "lab" in each config'))
+    if config.store.url == STORE_DEFAULT:
+        message = "is a folder of this computer: the daemons that share a state in PostgreSQL have one store"
+        found.append(Problem(key="store.url", message=message, hint='write url = "s3://bucket/prefix" in each config'))
+    return found
+
+
+def _out_of_time(config: Config) -> list[Problem]:
     if config.daemon.time_scale == 1:
         return []
     real = [provider.name for provider in config.providers if provider.common.enabled and not _shares_files(provider)]

@@ -74,7 +74,8 @@ class DaemonSection(Section):
     before installs had identities. Only for a spotd that will never run again."""
 
     state: str = SQLITE_DEFAULT
-    """Where jobs, attempts and spending are recorded: "sqlite" below the state directory, or "sqlite:////path/file"."""
+    """Where jobs, attempts and spending are recorded: "sqlite" below the state directory, "sqlite:////path/file", or
+    "postgresql://user@host/database", on which several daemons may be started: one leads, the others wait."""
 
     poll_every: Interval = timedelta(seconds=60)
     """How often prices are asked for; each provider can have its own."""
@@ -109,13 +110,20 @@ class DaemonSection(Section):
 
     @field_validator("state")
     @classmethod
-    def _state_is_sqlite(cls, value: str) -> str:
+    def _state_is_a_place(cls, value: str) -> str:
         if value == SQLITE_DEFAULT or re.fullmatch(r"sqlite:///.+", value):
             return value
-        if value.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
-            raise hinted("PostgreSQL is not supported yet", 'write state = "sqlite"')
         # the value is not repeated: a database URL may hold a password
-        raise hinted("is no place for the state", 'write state = "sqlite" or state = "sqlite:////path/to/file"')
+        hint = 'write state = "sqlite", "sqlite:////path/to/file" or "postgresql://user@host/database"'
+        if value.partition("://")[0] in ("postgres", "postgresql+psycopg", "postgresql+psycopg2", "postgresql+asyncpg"):
+            raise hinted("begins with a scheme of another program", hint)
+        if not re.fullmatch(r"postgresql://[^/]+/[^/?]+(\?.*)?", value):
+            raise hinted("is no place for the state", hint)
+        if ":" in value.removeprefix("postgresql://").rpartition("@")[0] or "password=" in value:
+            raise hinted(
+                "holds a password", "write it into a file of libpq, ~/.pgpass or the one that PGPASSFILE names"
+            )
+        return value
 
 
 class StoreSection(Section):

@@ -20,7 +20,7 @@ from spotd.core.domain.states import InvariantBroken
 from spotd.core.domain.world import World
 from spotd.core.kernel.quarantine import parts, sealing, set_aside, sound
 from spotd.store import Reads, Store, Tx
-from spotd.store.engine import StateError
+from spotd.store.place import StateError
 from spotd_jobs.objects.api import StoreError
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import ProviderName
@@ -394,6 +394,16 @@ class Database:
     @property
     def last_error(self) -> str:
         return self._writing or self._reading
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a daemon on another computer may go on with this state."""
+        return self._store.is_shared
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process may write this state: this one is to end at once."""
+        return self._store.is_lost
 
     async def tx(self, work: Callable[[Tx], T]) -> T:
         """Return what the work returned, durably committed.

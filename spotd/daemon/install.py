@@ -21,7 +21,7 @@ from spotd.core.domain.policy import Policy, key_belongs_to
 from spotd.core.domain.world import World
 from spotd.daemon.commits import Database
 from spotd.paths import write_once
-from spotd.store import MachineView
+from spotd.store import FORMER_PLACES, MachineView
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreError
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import InstallId, ProviderName
@@ -341,11 +341,16 @@ async def this_holder(database: Database, state_dir: Path, state_url: str | Path
     if name is None:
         name = secrets.token_hex(16)
         await database.tx(lambda tx: tx.set_meta(STATE_ID, str(name)))
-    words = f"process {os.getpid()} on {socket.gethostname()}, state in {state_dir}"
-    return Holder(words=words, places=_places(name, state_dir, state_url), nonce=secrets.token_hex(16))
+    server, former = await database.read(lambda reads: (reads.server(), reads.meta(FORMER_PLACES) or ""))
+    words = f"process {os.getpid()} on {socket.gethostname()}, state in {server or state_dir}"
+    places = _places(name, state_dir, state_url, server) | frozenset(former.split())
+    return Holder(words=words, places=places, nonce=secrets.token_hex(16))
 
 
-def _places(name: str, state_dir: Path, state_url: str | Path) -> frozenset[str]:
+def _places(name: str, state_dir: Path, state_url: str | Path, server: str) -> frozenset[str]:
+    if server:
+        # Who leads it is the only one that writes: the folder of one of its daemons proves nothing of another.
+        return frozenset({place_hash("state", name, server)})
     folder = place_hash("folder", _machine(), str(state_dir.resolve()), _token(state_dir / PLACE_FILE))
     try:
         return frozenset({folder, place_hash("state", name, str(Path(state_url).stat().st_ino))})

@@ -16,6 +16,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final
 
@@ -57,7 +58,7 @@ from spotd.service import lifecycle as sockets
 from spotd.service import memory
 from spotd.service.accelerated import open_clock, paced, seconds_on_host
 from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, signals
-from spotd.store import Store
+from spotd.store import POSTGRES, Store, StoreInUse
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.start import SCRIPT_BYTES_MAX, build_runner, start_script
 from spotd_providers.contract.provider import Clock
@@ -70,6 +71,7 @@ TAKING_STOCK: Final = "spotd has just started and first asks every provider whic
 STOCK_DEADLINE_S: Final = 10.0
 OUTPUT_S: Final = 15.0
 API_CLOSE_S: Final = 3.0
+LEAD_CHECK_S: Final = 0.5
 WRITABLE_CHECK: Final = timedelta(seconds=10)
 HISTORY_FILE: Final = "prices.sqlite"
 
@@ -80,6 +82,8 @@ class DaemonEnded(Enum):
     BY_SIGNAL = "by_signal"
     CLOCK_SET = "clock_set"
     """The next run gives the timeline its new date."""
+    LEAD_LOST = "lead_lost"
+    """Another process may lead the state: the next run waits until this one may again, and reads everything anew."""
 
 
 class App:
@@ -120,7 +124,9 @@ class App:
         clock = open_clock(settings.state_dir, scale=settings.clock_scale, begin=settings.clock_start)
         bound = sockets.bind(settings.socket)
         try:
-            async with self._state() as store, signals() as received:
+            async with signals() as received, self._state(bound.socket, received) as store:
+                if store is None:
+                    return DaemonEnded.BY_SIGNAL
                 require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
                 objects = await anyio.to_thread.run_sync(settings.open_objects)
                 database = Database(store)
@@ -145,13 +151,23 @@ class App:
             bound.close()
 
     @asynccontextmanager
-    async def _state(self) -> AsyncIterator[Store]:
-        store = await anyio.to_thread.run_sync(Store.open, self.settings.state_url)
+    async def _state(self, sock: socket.socket, received: AsyncIterator[signal.Signals]) -> AsyncIterator[Store | None]:
+        url = self.settings.state_url
+        store: Store | None
+        try:
+            store = await anyio.to_thread.run_sync(Store.open, url)
+        except StoreInUse as error:
+            if isinstance(url, Path) or not url.startswith(f"{POSTGRES}://"):
+                raise
+            from spotd.service.standby import wait_to_lead
+
+            store = await wait_to_lead(url, error, sock, received, notify=self.notify, log=self.log)
         try:
             yield store
         finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(store.close)
+            if store is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(store.close)
 
     async def _serve(
         self, daemon: _Daemon, sock: socket.socket, received: AsyncIterator[signal.Signals]
@@ -184,6 +200,7 @@ class App:
             lifecycle = daemon.lifecycle(self._load, group)
             if daemon.timeline is not None:
                 group.start_soon(lifecycle.end_when, daemon.date_wanted, name="clock")
+            group.start_soon(_end_when_lost, daemon.parts.database, group.cancel_scope, name="lead")
             await lifecycle.run(received)
             closing.set()
             with anyio.move_on_after(API_CLOSE_S):
@@ -191,6 +208,9 @@ class App:
             group.cancel_scope.cancel()
         for controller in daemon.controllers:
             self.log.info("controller.metrics", controller=controller.name, **asdict(controller.metrics))
+        if daemon.parts.database.is_lost:
+            self.log.error("daemon.lead_lost", reason="another spotd may lead this state; machines are left running")
+            return DaemonEnded.LEAD_LOST
         if lifecycle.begins_anew:
             self.log.info("daemon.begins_anew", reason="the computer's clock was set")
             return DaemonEnded.CLOCK_SET
@@ -212,6 +232,13 @@ class App:
 
     def _api_failed(self, route: str, error: Exception) -> None:
         self.log.error("api.failed", route=route, exc_info=error)
+
+
+async def _end_when_lost(database: Database, scope: anyio.CancelScope) -> None:
+    """End everything at once when another process may lead: whatever this one still did would be the other's to do."""
+    while not database.is_lost:  # noqa: ASYNC110 - a thread of the state's finds it out
+        await anyio.sleep(LEAD_CHECK_S)
+    scope.cancel()
 
 
 async def _serving(

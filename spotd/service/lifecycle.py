@@ -46,6 +46,9 @@ class SystemdNotifier:
     def ready(self) -> None:
         self._send("READY=1\nSTATUS=running")
 
+    def waiting(self) -> None:
+        self._send("READY=1\nSTATUS=waiting: another spotd leads")
+
     def alive(self) -> None:
         self._send("WATCHDOG=1")
 

@@ -31,10 +31,10 @@ from spotd.core.domain.policy import RegistryRules, names_in_config
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.notifications import ChannelRules
 from spotd.daemon import log as logs
-from spotd.daemon.commits import CrashPoints, never
+from spotd.daemon.commits import CrashPoints, Database, never
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.hub import HubPlace
-from spotd.daemon.install import ALPHABET, BadConfig
+from spotd.daemon.install import ALPHABET, BadConfig, this_holder
 from spotd.daemon.log import Redactor
 from spotd.daemon.policy import ChannelSettings, ProviderSettings, Settings
 from spotd.daemon.remote_data import BucketPlace, RemotePlaces
@@ -44,7 +44,7 @@ from spotd.service.accelerated import ClockFileBroken
 from spotd.service.composition import App, DaemonEnded
 from spotd.service.lifecycle import SocketRefused
 from spotd.store import StateError as StateError
-from spotd.store import Store
+from spotd.store import Store, move_state, parse_place
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.objects.folder import FolderStore
@@ -422,7 +422,7 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
         settings = load()
         redactor.register(settings.secrets)
         app = App(settings, load=load, redactor=redactor, crash=crash)
-        while anyio.run(app.run) is DaemonEnded.CLOCK_SET:
+        while anyio.run(app.run) is not DaemonEnded.BY_SIGNAL:
             app = App(app.reloaded, load=load, redactor=redactor, crash=crash)
     except BadConfig as exc:
         return _fail(str(exc), BAD_CONFIG)
@@ -494,3 +494,17 @@ def migrate_state(state: str | Path) -> str | Path:
     with Store.open(place):
         pass
     return place
+
+
+async def moved_state(config: Config, to: str) -> int:
+    """Move the state that the config names to another place; return how many rows it has.
+
+    Raises:
+        StateError: it cannot be moved, and nothing was lost.
+    """
+    state_dir = paths.state_dir(os.environ)
+    here = state_dir / STATE_FILE if config.daemon.state == SQLITE_DEFAULT else config.daemon.state
+    there = state_dir / STATE_FILE if to == SQLITE_DEFAULT else to
+    with Store.open(here, for_move_to=str(parse_place(there))) as store:
+        me = await this_holder(Database(store, inline=True), state_dir, here)
+    return move_state(here, there, known_by=me.places)

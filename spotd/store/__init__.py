@@ -1,26 +1,34 @@
 """The state database: the only place where rows exist. Everything that leaves it is a core value or a view."""
 
-from spotd.store.engine import (
+from spotd.store.engine import StorePoint
+from spotd.store.moving import FORMER_PLACES, move_state
+from spotd.store.place import (
+    POSTGRES,
+    LeadershipLost,
     StateError,
     StateUnavailable,
     StoreCorrupt,
     StoreInUse,
+    StoreMoved,
     StoreOtherSchema,
-    StorePoint,
     StoreTooNew,
     StoreUnsupported,
+    parse_place,
 )
 from spotd.store.queries import Reads
 from spotd.store.store import Folding, Store, Tx
 from spotd.store.views import AttemptView, CostGroup, CostGrouping, EventView, JobView, MachineView, Totals
 
 __all__ = [
+    "FORMER_PLACES",
+    "POSTGRES",
     "AttemptView",
     "CostGroup",
     "CostGrouping",
     "EventView",
     "Folding",
     "JobView",
+    "LeadershipLost",
     "MachineView",
     "Reads",
     "StateError",
@@ -28,10 +36,13 @@ __all__ = [
     "Store",
     "StoreCorrupt",
     "StoreInUse",
+    "StoreMoved",
     "StoreOtherSchema",
     "StorePoint",
     "StoreTooNew",
     "StoreUnsupported",
     "Totals",
     "Tx",
+    "move_state",
+    "parse_place",
 ]

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, timedelta
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sqlalchemy import Connection, Insert, Table, bindparam, delete, func, insert, not_, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert_into
+from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
+from sqlalchemy.dialects.sqlite import insert as insert_into_sqlite
 
 from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, Cooldown, CooldownScope
 from spotd.core.domain.intents import (
@@ -40,6 +41,7 @@ from spotd.core.kernel.quarantine import QUARANTINE_MARK
 from spotd.core.metering import day_start
 from spotd.store import tables
 from spotd.store.engine import AtPoint, StorePoint
+from spotd.store.place import POSTGRES
 from spotd.store.tables import (
     ATTEMPT_COSTS,
     ATTEMPTS,
@@ -210,13 +212,23 @@ def _add_up(connection: Connection, charges: Sequence[Charge]) -> None:
         days[charge.day, charge.provider] += sums
     of_attempts = [{"job_id": i.job, "attempt": i.number, **COST_SUMS.out(sums)} for i, sums in attempts.items()]
     of_days = [{"day": day, "provider": name, **COST_SUMS.out(sums)} for (day, name), sums in days.items()]
-    connection.execute(_adding(ATTEMPT_COSTS), of_attempts)
-    connection.execute(_adding(DAY_COSTS), of_days)
+    dialect = connection.dialect.name
+    connection.execute(_adding(ATTEMPT_COSTS, dialect), of_attempts)
+    connection.execute(_adding(DAY_COSTS, dialect), of_days)
+
+
+def _inserting(table: Table, dialect: str) -> SqliteInsert:
+    """Return an INSERT of the table that may state what to do with a row that is there; each dialect has its own."""
+    if dialect != POSTGRES:
+        return insert_into_sqlite(table)
+    from sqlalchemy.dialects.postgresql import insert as insert_into_postgres
+
+    return cast(SqliteInsert, insert_into_postgres(table))  # the same methods
 
 
 @cache
-def _adding(table: Table) -> Insert:
-    statement = upsert_into(table)
+def _adding(table: Table, dialect: str) -> Insert:
+    statement = _inserting(table, dialect)
     added: dict[str, Any] = {c.name: c + statement.excluded[c.name] for c in table.c if not c.primary_key}
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
 
@@ -309,8 +321,8 @@ def _state_of_job(stored: str) -> JobState:
 
 
 @cache
-def _upsert_statement(table: Table) -> Insert:
-    statement = upsert_into(table)
+def _upsert_statement(table: Table, dialect: str) -> Insert:
+    statement = _inserting(table, dialect)
     changed: dict[str, Any] = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     where = statement.excluded.until >= COOLDOWNS.c.until if table is COOLDOWNS else None
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed, where=where)
@@ -331,7 +343,7 @@ def _seal(connection: Connection, sealed: Sequence[UnreadableRow]) -> None:
 
 def _upsert(connection: Connection, table: Table, values: Sequence[Columns]) -> None:
     if values:
-        connection.execute(_upsert_statement(table), values)
+        connection.execute(_upsert_statement(table, connection.dialect.name), values)
 
 
 def _append(connection: Connection, table: Table, values: Sequence[Columns]) -> None:

@@ -23,55 +23,25 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, create_mock_engine, event, exc, inspect, text
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
 from spotd.core.domain.states import InvariantBroken
+from spotd.store.place import (
+    POSTGRES,
+    DatabasePlace,
+    StateError,
+    StateUnavailable,
+    StoreCorrupt,
+    StoreInUse,
+    StoreOtherSchema,
+    StoreTooNew,
+)
 from spotd.store.tables import METADATA
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 
-# Errors of the state database; each leaf names the next step.
-#
-# Every message names the file and holds no value of a statement: `hint` is the way out.
-
-
-class StateError(Exception):
-    """The state database refused or could not do something. Nothing of the transaction was written."""
-
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(f"{message}; {hint}")
-        self.message = message
-        self.hint = hint
-
-
-class StateUnavailable(StateError):
-    """It cannot be read or written now (disk full, locked, I/O error): hold, and try the same transaction again."""
-
-
-class StoreInUse(StateError):
-    """Another process writes this state: there can be only one."""
-
-
-class StoreTooNew(StateError):
-    """A newer spotd wrote this state; it was left as it is."""
-
-
-class StoreOtherSchema(StateError):
-    """The tables are not those of the revision that the file states; it was left as it is."""
-
-
-class StoreCorrupt(StateError):
-    """The file is damaged or no state database at all; it was left as it is."""
-
-
-class StoreUnsupported(StateError):
-    """The place that was asked for is of a kind that this version cannot use."""
-
-
-MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 5_000
 WAL_BYTES_KEPT: Final = 64_000_000
 _SETTINGS: Final = (
@@ -83,33 +53,6 @@ _SETTINGS: Final = (
 )
 _CODE_MASK: Final = 0xFF
 """The low byte of an extended SQLite result code is its kind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabasePlace:
-    """Where a state lives. `path` is `None` for one that lives in memory only."""
-
-    path: Path | None
-
-    def __str__(self) -> str:
-        return MEMORY if self.path is None else str(self.path)
-
-
-def parse_place(url: str | Path) -> DatabasePlace:
-    """Return the place of a path, `sqlite:///...` URL or `:memory:`.
-
-    Raises:
-        StoreUnsupported: another kind of database. The message does not repeat the URL, which may hold a password.
-    """
-    if isinstance(url, str) and "://" in url:
-        scheme = url.partition("://")[0]
-        if scheme.partition("+")[0] != "sqlite":
-            raise StoreUnsupported(
-                f'a state in "{scheme}://" is not supported in this version',
-                hint='write state = "sqlite" in the [daemon] section of the config',
-            )
-        url = make_url(url).database or MEMORY
-    return DatabasePlace(path=None if str(url) == MEMORY else Path(url).absolute())
 
 
 def has_log(place: DatabasePlace) -> bool:
@@ -126,6 +69,10 @@ def open_engine(place: DatabasePlace, *, reads_only: bool = False, keeps_log: bo
     Args:
         keeps_log: the log is read and stays: a connection that may write moves its commits into the file at the end.
     """
+    if place.url is not None:
+        from spotd.store.postgres import open_postgres
+
+        return open_postgres(place, reads_only=reads_only)
     if place.path is not None:
         _create_private(place.path)
     engine = create_engine(
@@ -182,6 +129,10 @@ def translated(place: DatabasePlace) -> Iterator[None]:
 
 def translate(place: DatabasePlace, error: BaseException | None) -> Exception:
     """Return our error for a driver's error."""
+    if place.url is not None:
+        from spotd.store.postgres import translate_postgres
+
+        return translate_postgres(place, error)
     code = getattr(error, "sqlite_errorcode", 0) & _CODE_MASK
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     if code == sqlite3.SQLITE_CONSTRAINT:
@@ -242,6 +193,8 @@ def pass_on(_point: StorePoint) -> None:
 
 
 _PID_LENGTH_MAX: Final = 20
+LEADER_TABLE: Final = "leader"
+"""In PostgreSQL, who may write: there before the tables of a state are."""
 
 
 class WriterLock:
@@ -338,7 +291,10 @@ BUNDLED: Final = Schema(
 
 def fingerprint(connection: Connection) -> str:
     """Return a hash of spotd's tables and columns, whatever their order. Tables of other programs do not matter."""
-    rows = connection.execute(text(_COLUMNS))
+    query = _COLUMNS
+    if connection.dialect.name == POSTGRES:
+        from spotd.store.postgres import COLUMNS as query  # noqa: N811 - the same query in another dialect
+    rows = connection.execute(text(query))
     described = sorted(f"{table}.{name} {kind} {required} {key}" for table, name, kind, required, key in rows)
     known = [line for line in described if line.partition(".")[0] in METADATA.tables]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:16]
@@ -358,7 +314,7 @@ def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema
         StoreOtherSchema: the tables are not those of its revision.
         StoreCorrupt: these are not the tables of a spotd state.
     """
-    tables = set(inspect(connection).get_table_names())
+    tables = set(inspect(connection).get_table_names()) - {LEADER_TABLE}
     if not tables:
         return None
     revisions = []
@@ -394,18 +350,21 @@ def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, sch
     connection.rollback()
     if before == schema.head:
         return False
-    # A rebuilt table must not take its children with it; the setting can only be changed outside a transaction.
-    connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-    connection.rollback()
+    is_sqlite = place.url is None
+    if is_sqlite:
+        # A rebuilt table must not take its children with it; the setting can only be changed outside a transaction.
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+        connection.rollback()
     try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if is_sqlite:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
         at_point(StorePoint.MIGRATION_BEGUN)
         if before is None:
             before = _create(connection, at_point)
         if before != schema.head:
             _upgrade(connection, at_point, schema)
         stored_revision(connection, place, schema)
-        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall() if is_sqlite else ()
         if broken:
             raise StoreCorrupt(
                 f"the state {place} has {len(broken)} rows that refer to nothing",
@@ -416,8 +375,9 @@ def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, sch
         connection.rollback()
         raise
     finally:
-        connection.exec_driver_sql("PRAGMA foreign_keys = ON")
-        connection.rollback()
+        if is_sqlite:
+            connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+            connection.rollback()
     at_point(StorePoint.MIGRATION_COMMITTED)
     return True
 
@@ -451,8 +411,13 @@ def _statements() -> tuple[str, ...]:
 
 def _create(connection: Connection, at_point: AtPoint) -> str:
     """Make the tables of this version; return their revision."""
-    for statement in _statements():
-        connection.exec_driver_sql(statement)
+    if connection.dialect.name == POSTGRES:
+        from spotd.store.postgres import create_tables
+
+        create_tables(connection)
+    else:
+        for statement in _statements():
+            connection.exec_driver_sql(statement)
     # As alembic itself makes it, which finds it there at the next step.
     connection.exec_driver_sql(
         "CREATE TABLE alembic_version "

@@ -17,6 +17,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    text,
     true,
 )
 
@@ -29,8 +30,8 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Experience, PastJob, UnreadableRow, World
 from spotd.core.kernel.quarantine import QUARANTINE_MARK
 from spotd.store import tables
-from spotd.store.engine import DatabasePlace, StoreCorrupt
 from spotd.store.outbox import Outbox
+from spotd.store.place import DatabasePlace, StoreCorrupt
 from spotd.store.selects import (
     COMPARED,
     GROUPS,
@@ -95,6 +96,10 @@ from spotd_providers.contract.values import AttemptKey, MicroUsd, ProviderName
 C = TypeVar("C")
 AMBIGUOUS_MAX: Final = 10
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes", "chain"})
+_SERVER: Final = (
+    "SELECT s.system_identifier || '/' || d.oid || '/' || current_schema() "
+    "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()"
+)
 _NAMES: Final = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(IDS))
 _ATTEMPTS: Final = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(IDS)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
@@ -135,6 +140,8 @@ class Reads:
     def __init__(self, place: DatabasePlace, connection: Connection, memory: RowCache) -> None:
         self._place = place
         self._connection = connection
+        self.connection = connection
+        """What this view reads by, for what copies whole tables."""
         self._memory = memory
 
     def world(self, policy: Policy, now: datetime) -> World:
@@ -452,6 +459,12 @@ class Reads:
     def outbox(self) -> Outbox:
         """Return the queues of the notification channels, which only a transaction may change."""
         return Outbox(self._connection)
+
+    def server(self) -> str:
+        """Return which database of which server this is, a copy of it being another one; empty for SQLite."""
+        if self._place.url is None:
+            return ""
+        return str(self._connection.execute(text(_SERVER)).scalar_one())
 
     def meta(self, key: str) -> str | None:
         """Return a fact about this state itself."""

@@ -1,6 +1,7 @@
 """The state of one spotd installation, as transactions over core values.
 
-Theory. One process writes. `tx` runs a function in one write transaction (BEGIN IMMEDIATE, synchronous FULL): when it
+Theory. One process writes. `tx` runs a function in one write transaction (SQLite: BEGIN IMMEDIATE, synchronous FULL;
+PostgreSQL: fenced by the leader's row): when it
 returns, what it committed survives a power cut; when it raises, nothing happened. `read` runs one in a snapshot, on a
 connection of its own, so that no answer delays a decision. Both may be called from any thread, one of each kind at a
 time; production calls each kind from one dedicated thread, a simulation inline. A state in memory has one connection.
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, and_, delete, exc, func, insert, or_, select, update
 
@@ -28,22 +29,29 @@ from spotd.store import tables
 from spotd.store.commit import write_plan
 from spotd.store.engine import (
     AtPoint,
-    DatabasePlace,
-    StateUnavailable,
     StorePoint,
     WriterLock,
     has_log,
     migrate,
     open_engine,
-    parse_place,
     pass_on,
     stored_revision,
     translated,
+)
+from spotd.store.place import (
+    MEMORY,
+    DatabasePlace,
+    StateUnavailable,
+    StoreMoved,
+    parse_place,
 )
 from spotd.store.queries import Reads
 from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META, RowCache, chunks
 from spotd.store.values import instant_in, instant_out
 from spotd.store.world import forget_faded
+
+if TYPE_CHECKING:
+    from spotd.store.postgres import Leadership
 
 # Keeps the state from growing for ever: old events are folded into one line, and rows that nothing asks for go.
 #
@@ -222,6 +230,9 @@ def _said(data: str) -> dict[str, int]:
     return {k: n for k, n in found.items() if type(n) is int and n > 0} if isinstance(found, dict) else {}
 
 
+MOVED_TO: Final = "moved_to"
+"""Fact of a state that was moved: where it is used now. Such a state is never opened again."""
+_MOVED_TO: Final = select(META.c.value).where(META.c.key == MOVED_TO)
 T = TypeVar("T")
 NESTED: Final = "a transaction was begun inside another one"
 
@@ -272,13 +283,14 @@ class Store:
         *,
         place: DatabasePlace,
         engine: Engine,
-        lock: WriterLock | None,
+        lock: WriterLock | Leadership | None,
         reader: Engine | None = None,
         at_point: AtPoint = pass_on,
     ) -> None:
         self._place = place
         self._engine = engine
         self._lock = lock
+        self._leads = None if isinstance(lock, WriterLock) else lock
         self._at_point = at_point
         self._memory = RowCache()
         self._turn = _Turn(place)
@@ -289,20 +301,22 @@ class Store:
         """Jobs that were written, and that the reader must read again."""
 
     @classmethod
-    def open(cls, url: str | Path, *, at_point: AtPoint = pass_on) -> Self:
-        """Open the state at a path, `sqlite:///` URL or `:memory:`, at this version's schema; made if it is not there.
+    def open(cls, url: str | Path, *, at_point: AtPoint = pass_on, for_move_to: str = "") -> Self:
+        """Open the state at a place that `parse_place` knows, at this version's schema; made if it is not there.
 
         Args:
             at_point: called at every `StorePoint`; tests end the process there.
+            for_move_to: where the state is being moved to: one that was sealed for that place is opened all the same.
 
         Raises:
             StoreInUse: another process writes it.
+            StoreMoved: it was moved to another place.
             StoreTooNew, StoreOtherSchema, StoreCorrupt: the file was left as it is.
             StateUnavailable: it cannot be opened now.
             StoreUnsupported: another kind of database.
         """
         place = parse_place(url)
-        lock = None if place.path is None else WriterLock(place.path)
+        lock = _lock(place)
         engine: Engine | None = None
         try:
             if has_log(place):
@@ -315,14 +329,17 @@ class Store:
                 migrate(connection, place, at_point)
                 if place.path is not None:
                     connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+                moved_to = connection.execute(_MOVED_TO).scalar()
                 connection.rollback()
+            if moved_to not in {None, for_move_to}:
+                raise StoreMoved(f"the state {place} was moved to {moved_to}", hint="name that one in [daemon] state")
         except BaseException:
             if engine is not None:
                 engine.dispose()
             if lock is not None:
                 lock.release()
             raise
-        reader = None if place.path is None else open_engine(place, reads_only=True)
+        reader = None if str(place) == MEMORY else open_engine(place, reads_only=True)
         return cls(place=place, engine=engine, reader=reader, lock=lock, at_point=at_point)
 
     def close(self) -> None:
@@ -342,6 +359,16 @@ class Store:
     ) -> None:
         self.close()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes of other computers may open it."""
+        return self._leads is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process may write this state: what this one remembers of it is not to be acted on."""
+        return self._leads is not None and self._leads.is_lost
+
     def tx(self, fn: Callable[[Tx], T]) -> T:
         """Return what the function returned, once everything it committed is durable; if it raises, nothing happened.
 
@@ -353,7 +380,7 @@ class Store:
             raise InvariantBroken(NESTED)
         with self._turn.mine(), translated(self._place), self._engine.connect() as connection:
             try:
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                xid = self._begin(connection)
                 self._at_point(StorePoint.BEGUN)
                 tx = Tx(self._place, connection, self._memory, self._at_point)
                 result = fn(tx)
@@ -361,7 +388,7 @@ class Store:
                 self._forget_later(changed)
                 if tx.spoiled:
                     raise InvariantBroken("a transaction went on after one of its plans was refused")
-                connection.commit()
+                self._commit(connection, xid)
                 # Once more: the reader may have remembered the former values in between.
                 self._forget_later(changed)
             except BaseException:
@@ -382,12 +409,28 @@ class Store:
             raise InvariantBroken(NESTED)
         with self._reading.mine(), translated(self._place), self._reader.connect() as connection:
             self._forget_now()
-            connection.exec_driver_sql("BEGIN")
+            if self._place.url is None:
+                connection.exec_driver_sql("BEGIN")
             try:
                 return fn(Reads(self._place, connection, self._read_memory))
             finally:
                 with suppress(exc.DBAPIError):
                     connection.rollback()
+
+    def _begin(self, connection: Connection) -> int:
+        """Begin a transaction that writes; return its number where the database gives it one, else 0."""
+        if self._leads is not None:
+            return self._leads.fence(connection)
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return 0
+
+    def _commit(self, connection: Connection, xid: int) -> None:
+        try:
+            connection.commit()
+        except exc.DBAPIError as error:
+            if self._leads is None or not error.connection_invalidated:
+                raise
+            self._leads.require_committed(xid, error)
 
     def _forget_later(self, changed: frozenset[JobId]) -> None:
         if self._reader is not self._engine:
@@ -399,6 +442,15 @@ class Store:
             self._read_memory.lists.clear()
             for job in changed:
                 self._read_memory.jobs.pop(job, None)
+
+
+def _lock(place: DatabasePlace) -> WriterLock | Leadership | None:
+    """Make this process the one that writes there."""
+    if place.url is not None:
+        from spotd.store.postgres import Leadership
+
+        return Leadership(place)
+    return None if place.path is None else WriterLock(place.path)
 
 
 class _Turn:

@@ -212,12 +212,19 @@ def _append_only(table: Table, connection: Connection, **_: object) -> None:
     """Forbid to change or delete rows of the table, but for events that are folded."""
     for verb in ("UPDATE", "DELETE"):
         folded = table is EVENTS and verb == "DELETE"
-        unless = "WHEN NOT EXISTS (SELECT 1 FROM meta WHERE key = 'folding') " if folded else ""
-        trigger = (
-            f"CREATE TRIGGER {table.name}_no_{verb.lower()} BEFORE {verb} ON {table.name} {unless}"
-            f"BEGIN SELECT RAISE(ABORT, '{table.name} are append-only'); END"
-        )
-        connection.execute(text(trigger))
+        when = "NOT EXISTS (SELECT 1 FROM meta WHERE key = 'folding')" if folded else ""
+        name, words = f"{table.name}_no_{verb.lower()}", f"{table.name} are append-only"
+        begin = f"CREATE TRIGGER {name} BEFORE {verb} ON {table.name} "
+        if connection.dialect.name == "postgresql":
+            body = f"RAISE EXCEPTION '{words}' USING ERRCODE = 'check_violation';"
+            within = f"IF {when} THEN {body} END IF; RETURN OLD;" if when else body
+            connection.execute(
+                text(f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {within} END$$")
+            )
+            connection.execute(text(f"{begin}FOR EACH ROW EXECUTE FUNCTION {name}()"))
+            continue
+        unless = f"WHEN {when} " if when else ""
+        connection.execute(text(f"{begin}{unless}BEGIN SELECT RAISE(ABORT, '{words}'); END"))
 
 
 for _kept in (EVENTS, CHARGES):

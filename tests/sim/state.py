@@ -16,7 +16,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World, awaited, past_job
-from spotd.store.engine import StateUnavailable
+from spotd.store.place import StateUnavailable
 from spotd_providers.contract.values import ProviderName
 
 if TYPE_CHECKING:

@@ -142,7 +142,7 @@ class SubmissionHandlers(DaemonAnswers):
                 raise OverBudget(limited, hint=ALLOW_HINT)
             spec = limited
         require_future(spec, context.clock.now())
-        _require_secrets(spec, submission)
+        _require_secrets(spec, submission, is_shared=context.database.is_shared)
         code_bytes = await self._code_bytes(spec, submission)
         source = await find_resume_source(context, submission.resume_from)
         world, market, now = context.world(), context.offer_cache.snapshot(), context.clock.now()
@@ -248,7 +248,11 @@ def _tasks(spec: JobSpec, text: str) -> _Tasks | None:
         raise Invalid(str(exc), hint=exc.hint) from exc
 
 
-def _require_secrets(spec: JobSpec, submission: Submission) -> None:
+def _require_secrets(spec: JobSpec, submission: Submission, *, is_shared: bool) -> None:
+    if spec.secrets and is_shared:
+        # They lie on this computer alone: the job would lose its machine once a daemon of another one leads.
+        hint = 'keep the state of jobs with secrets in SQLite (state = "sqlite" in [daemon]), or remove the secrets'
+        raise Invalid(f"a job over a state in PostgreSQL cannot have secrets ({', '.join(spec.secrets)})", hint=hint)
     missing = [name for name in spec.secrets if name not in submission.secrets]
     if missing:
         hint = "set it in the environment of spotctl, or give --secret-file"

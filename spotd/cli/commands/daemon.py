@@ -70,6 +70,27 @@ def migrate(*, config_path: Path | None) -> None:
     stdout.line(f"{place} is at this version")
 
 
+@click.command()
+@click.argument("place")
+@_config_option
+def migrate_state(*, place: str, config_path: Path | None) -> None:
+    """Move the state to PLACE: sqlite, sqlite:////path/to/file or postgresql://user@host/database.
+
+    The daemon must have ended. The old place is sealed and kept; it is never opened again.
+    """
+    loaded = _load_config(config_path)
+    import anyio
+
+    from spotd.service.main import StateError, moved_state
+
+    try:
+        rows = anyio.run(moved_state, loaded.config, place)
+    except StateError as exc:
+        raise CommandFailed(exc.message, code=ExitCode.LOCAL_IO, hint=exc.hint) from exc
+    stdout.line(f"moved {count(rows, 'row')}")
+    stdout.line(f'next: write state = "{clean(place)}" in [daemon], then start spotd')
+
+
 @click.group()
 def config() -> None:
     """Check the configuration, or print an example."""

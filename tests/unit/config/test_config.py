@@ -188,9 +188,28 @@ BAD = [
     pytest.param(
         '[daemon]\nstate = "postgresql://u:hunter2@h/db"',
         "daemon.state",
-        "not supported yet",
-        '"sqlite"',
-        id="postgresql",
+        "holds a password",
+        "PGPASSFILE",
+        id="postgresql with a password",
+    ),
+    pytest.param(
+        '[daemon]\nstate = "postgresql://u@h/db?password=hunter2"', "daemon.state", "a password", ".pgpass", id="query"
+    ),
+    pytest.param('[daemon]\nstate = "postgresql://u@h"', "daemon.state", "no place for", "/database", id="no database"),
+    pytest.param('[daemon]\nstate = "postgres://u@h/db"', "daemon.state", "another program", "postgresql", id="scheme"),
+    pytest.param(
+        '[daemon]\nstate = "postgresql://u@h/db"\n[store]\nurl = "s3://bkt/p"',
+        "daemon.install",
+        "is missing",
+        'install = "lab"',
+        id="postgresql without a label",
+    ),
+    pytest.param(
+        '[daemon]\nstate = "postgresql://u@h/db"\ninstall = "lab"\n[store]\nurl = "file"',
+        "store.url",
+        "a folder of this computer",
+        "s3://bucket/prefix",
+        id="postgresql without a store",
     ),
     pytest.param('[daemon]\nstate = "mysql://u:hunter2@h"', "daemon.state", "no place for", '"sqlite"', id="mysql"),
     pytest.param("[daemon]\ntime_scale = 0.5", "daemon.time_scale", "0.5 is not a number from 1", "1.0", id="slow"),

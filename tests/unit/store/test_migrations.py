@@ -30,9 +30,9 @@ from spotd.store.engine import (
     migrate,
     migration_config,
     open_engine,
-    parse_place,
     pass_on,
 )
+from spotd.store.place import parse_place
 from spotd.store.tables import METADATA
 from tests.unit.core.builders import shop_policy
 from tests.unit.store import values as v

@@ -86,7 +86,7 @@ def test_a_lock_whose_holder_is_unreadable_is_still_a_lock(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://user:hunter2@host/db", "postgresql+psycopg://user:hunter2@host/db", "mysql://hunter2@host/db"]
+    "url", ["postgres://user:hunter2@host/db", "postgresql+psycopg://user:hunter2@host/db", "mysql://hunter2@host/db"]
 )
 def test_another_database_is_refused_without_showing_its_password(url: str) -> None:
     refuses(url, StoreUnsupported, url.partition("://")[0], 'state = "sqlite"')

@@ -1,0 +1,97 @@
+"""While another process leads the state, answers every request with who that is, and waits.
+
+A daemon on PostgreSQL may be one of several. Nothing of its own begins before it leads: no poll, no call, no decision.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import AsyncIterator
+from typing import Final
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from spotd.api.responses import ApiUnavailable, refusal_response
+from spotd.service.http_server import serve
+from spotd.service.lifecycle import SystemdNotifier
+from spotd.store import StateError, StateUnavailable, Store, StoreInUse
+from spotd_providers.contract.provider import Logger
+
+ASK_EVERY_S: Final = 2.0
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+async def wait_to_lead(
+    url: str,
+    first: StateError,
+    sock: socket.socket,
+    received: AsyncIterator[signal.Signals],
+    *,
+    notify: SystemdNotifier,
+    log: Logger,
+) -> Store | None:
+    """Return the state, opened by this process as the one that writes it; `None` where a signal ended the wait.
+
+    Args:
+        first: why it could not be opened at once.
+
+    Raises:
+        StateError: it cannot be opened, and waiting does not mend that.
+    """
+    wait = _Wait(url, first)
+    log.info("daemon.waits", reason=wait.reason.message)
+    notify.waiting()
+    async with anyio.create_task_group() as group:
+        closing = anyio.Event()
+        group.start_soon(wait.serve, sock, closing, name="standby-api")
+        async with anyio.create_task_group() as waiting:
+
+            async def end() -> None:
+                async for number in received:
+                    if number is not signal.SIGHUP:
+                        waiting.cancel_scope.cancel()
+                        return
+
+            async def lead() -> None:
+                await wait.until_leading()
+                waiting.cancel_scope.cancel()
+
+            waiting.start_soon(end, name="standby-signals")
+            waiting.start_soon(lead, name="standby")
+        closing.set()
+    if wait.store is not None:
+        log.info("daemon.leads", waited_for=wait.first.message)
+    return wait.store
+
+
+class _Wait:
+    """A wait for the lead. `reason` is why it goes on, `store` is there once it is over."""
+
+    def __init__(self, url: str, first: StateError) -> None:
+        self._url = url
+        self.first = self.reason = first
+        self.store: Store | None = None
+
+    async def until_leading(self) -> None:
+        while self.store is None:
+            await anyio.sleep(ASK_EVERY_S)
+            try:
+                # Not to be left in the middle: it would lead without a daemon.
+                with anyio.CancelScope(shield=True):
+                    self.store = await anyio.to_thread.run_sync(Store.open, self._url)
+            except (StoreInUse, StateUnavailable) as error:
+                self.reason = error
+
+    async def serve(self, sock: socket.socket, closing: anyio.Event) -> None:
+        routes = [Route("/{path:path}", self._answer, methods=_METHODS)]
+        # A server closes what it was given; the daemon goes on with the socket itself.
+        await serve(Starlette(routes=routes), sock.dup(), started=anyio.Event(), closing=closing)
+
+    async def _answer(self, _request: Request) -> Response:
+        hint = "ask on the computer of that one; this spotd leads when that one stops"
+        return refusal_response(ApiUnavailable(f"this spotd waits: {self.reason.message}", hint=hint))

@@ -1,0 +1,158 @@
+"""A real PostgreSQL on loopback, in one folder: started once, stopped, killed and started again by tests.
+
+`python -m tests.system.engines.postgres COMMAND` runs a command beside one, which finds its URL in `SPOTD_TEST_STATE`:
+so the tests of the store run over it as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_USER: Final = "postgres"
+_READY_S: Final = 60.0
+_STOP_S: Final = 30
+
+
+def programs() -> Path | None:
+    """Return the folder of the newest server's programs, which Debian keeps out of the PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    if found:
+        return found[-1].parent
+    initdb = shutil.which("initdb")
+    return Path(initdb).parent if initdb else None
+
+
+def missing() -> str:
+    """Why there can be no server here; empty where there can."""
+    if programs() is None:
+        return "PostgreSQL is not installed (Debian: apt-get install postgresql)"
+    try:
+        pwd.getpwnam(_USER)
+    except KeyError:
+        return f"PostgreSQL does not run as root, and there is no user {_USER}" if os.geteuid() == 0 else ""
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postgres:
+    """One server."""
+
+    root: Path
+    port: int
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    def url(self, schema: str, *, port: int | None = None) -> str:
+        """Return the URL of a state in this schema, which is made when it is not there."""
+        self.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        return f"postgresql://spotd@127.0.0.1:{port or self.port}/spotd?options=-csearch_path%3D{schema}"
+
+    def sql(self, statement: str) -> str:
+        """Run a statement; return what it answers, without headings."""
+        done = self._run("psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "spotd", "-Atqc", statement, "spotd")
+        return done.stdout.strip()
+
+    def start(self) -> None:
+        self._run("pg_ctl", "-D", str(self.data), "-l", str(self.root / "log"), "-t", str(_READY_S), "-w", "start")
+
+    def stop(self, mode: str = "fast") -> None:
+        self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-t", str(_STOP_S), "-w", "stop")
+
+    def kill(self) -> None:
+        """End it as a crash does. Its processes end with the postmaster within a moment."""
+        pid = int((self.data / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _STOP_S
+        while _is_alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        folder = programs()
+        assert folder is not None
+        as_root = os.geteuid() == 0
+        owner = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--init-groups"] if as_root else []
+        done = subprocess.run(
+            [*owner, str(folder / program), *arguments],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if program == "psql" else subprocess.DEVNULL,
+            stderr=subprocess.PIPE if program == "psql" else subprocess.DEVNULL,
+            text=True,
+            cwd="/",
+            timeout=_READY_S * 2,
+        )
+        if done.returncode != 0:
+            log = self.root / "log"
+            raise RuntimeError(f"{program} failed: {done.stderr or (log.read_text()[-2000:] if log.exists() else '')}")
+        return done
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def running() -> Iterator[Postgres]:
+    """Start a server in a folder of its own, which its user must be able to reach."""
+    with tempfile.TemporaryDirectory(prefix="postgres-") as folder:
+        Path(folder).chmod(0o755)
+        with _running(Path(folder) / "server") as server:
+            yield server
+
+
+@contextmanager
+def _running(root: Path) -> Iterator[Postgres]:
+    root.mkdir()
+    if os.geteuid() == 0:
+        shutil.chown(root, _USER, _USER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = Postgres(root=root, port=port)
+    server._run("initdb", "-D", str(server.data), "-A", "trust", "-U", "spotd", "-N")
+    with (server.data / "postgresql.conf").open("a") as config:
+        config.write(f"port={port}\nlisten_addresses='127.0.0.1'\nunix_socket_directories='{root}'\n")
+        config.write("fsync=off\n")  # a killed server loses nothing by it, only a computer without power
+    server.start()
+    try:
+        server._run("createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "spotd", "spotd")
+        yield server
+    finally:
+        server.stop("immediate")
+
+
+STATE_VARIABLE: Final = "SPOTD_TEST_STATE"
+
+
+def main(command: list[str]) -> int:
+    """Run the command beside a server; return its exit code, 0 where there can be no server."""
+    reason = missing()
+    if reason:
+        print(f"skipped: {reason}")
+        return 0
+    with running() as server:
+        url = f"postgresql://spotd@127.0.0.1:{server.port}/spotd"
+        return subprocess.run(command, check=False, env={**os.environ, STATE_VARIABLE: url}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

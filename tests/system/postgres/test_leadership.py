@@ -1,0 +1,244 @@
+"""Who leads a state in PostgreSQL: one process at a time, whatever becomes of it, of the server and of the link."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import pytest
+
+from spotd.store import LeadershipLost, StateUnavailable, Store, StoreInUse
+from spotd.store import postgres as leading
+from tests.system.engines.postgres import Postgres
+from tests.waiting import until
+
+pytestmark = pytest.mark.system
+ALIVE: Final = """
+import sys, time
+from spotd.store import Store
+store = Store.open(sys.argv[1])
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def put(store: Store, value: str) -> None:
+    store.tx(lambda tx: tx.set_meta("word", value))
+
+
+def word(store: Store) -> str | None:
+    return store.read(lambda reads: reads.meta("word"))
+
+
+def expire(server: Postgres, url: str) -> None:
+    """As the database's clock does to a leader that is not heard of."""
+    schema = url.rpartition("%3D")[2]
+    server.sql(f"UPDATE {schema}.leader SET expires = clock_timestamp() - interval '1 second'")  # noqa: S608 - ours
+
+
+def test_one_process_leads_and_the_next_begins_where_it_ended(url: str) -> None:
+    with Store.open(url) as first:
+        put(first, "a")
+        with pytest.raises(StoreInUse, match=r"is in use by process \d+ on .+, whose lease lasts 1?\d s more"):
+            Store.open(url)
+    with Store.open(url) as second:
+        assert word(second) == "a"
+        assert not second.is_lost
+
+
+def test_a_killed_leader_is_followed_within_its_lease(url: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", ALIVE, url], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+    found: list[Store] = []
+
+    def leads() -> bool:
+        with suppress(StoreInUse):
+            found.append(Store.open(url))
+        return bool(found)
+
+    until(leads, what="another process to lead", within=leading.LEASE_S + 5)
+    found[0].close()
+
+
+def test_a_former_leader_commits_nothing_more(server: Postgres, url: str) -> None:
+    with Store.open(url) as former:
+        put(former, "former")
+        expire(server, url)
+        with Store.open(url) as leader:
+            with pytest.raises(LeadershipLost, match="does not lead"):
+                put(former, "late")
+            assert former.is_lost
+            assert word(leader) == "former"
+            put(leader, "leader")
+            with pytest.raises(LeadershipLost):
+                put(former, "later")
+            assert word(leader) == "leader"
+
+
+def test_a_transaction_that_is_under_way_ends_before_another_process_leads(server: Postgres, url: str) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    with Store.open(url) as former:
+
+        def slow() -> None:
+            def work(tx: object) -> None:
+                begun.set()
+                may_end.wait(8)
+                tx.set_meta("word", "whole")  # type: ignore[attr-defined]  # a Tx, whose class is the store's own
+
+            former.tx(work)
+
+        writer = threading.Thread(target=slow)
+        writer.start()
+        begun.wait(8)
+        expire_later = threading.Thread(target=expire, args=(server, url))
+        expire_later.start()  # waits for the row itself
+        may_end.set()
+        writer.join()
+        expire_later.join()
+        with Store.open(url) as leader:
+            assert word(leader) == "whole"
+
+
+def test_a_server_that_crashes_and_comes_back_is_used_again(server: Postgres, url: str) -> None:
+    with Store.open(url) as store:
+        put(store, "before")
+        server.kill()
+        with pytest.raises(StateUnavailable):
+            put(store, "never")
+        server.start()
+        until(lambda: is_put(store, "after"), what="the state to be written again", within=20)
+        assert word(store) == "after"
+        assert not store.is_lost
+
+
+def is_put(store: Store, value: str) -> bool:
+    with suppress(StateUnavailable):
+        put(store, value)
+        return True
+    return False
+
+
+def test_a_leader_that_cannot_renew_its_lease_stops_before_another_may_begin(
+    server: Postgres, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(leading, "RENEW_S", 3600.0)
+    with Store.open(url) as store:
+        assert store._leads is not None
+        monkeypatch.setattr(store._leads, "_steady", lambda: now[0])
+        monkeypatch.setattr(store._leads, "_held_since", 0.0)
+        now[0] = leading.GIVE_UP_S - 0.1
+        put(store, "in time")
+        now[0] = leading.GIVE_UP_S
+        assert store.is_lost
+        with pytest.raises(LeadershipLost, match="could not be renewed"):
+            put(store, "too late")
+        assert leading.GIVE_UP_S + leading.LEASE_STATEMENT_MS / 1000 < leading.LEASE_S
+
+
+class Link:
+    """A TCP link to the server that is cut at a statement: before it arrives, or before its answer does."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.cut_before_commit = self.cut_after_commit = False
+        self._swallows: set[socket.socket] = set()
+        self._ends: list[socket.socket] = [self._listener]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._ends += [near, far]
+                both = [threading.Thread(target=way, args=(near, far)) for way in (self._forth, self._back)]
+                self._threads += both
+                for thread in both:
+                    thread.start()
+
+    def _forth(self, near: socket.socket, far: socket.socket) -> None:
+        with suppress(OSError):
+            writes = False
+            while data := near.recv(65_536):
+                writes = writes or b"UPDATE meta" in data
+                ends = writes and b"COMMIT\0" in data
+                if ends and self.cut_before_commit:
+                    self.cut_before_commit = False
+                    break
+                if ends and self.cut_after_commit:
+                    self.cut_after_commit = False
+                    self._swallows.add(far)
+                    far.sendall(data)
+                    continue  # until the answer has come
+                far.sendall(data)
+        for end in (near, far):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _back(self, near: socket.socket, far: socket.socket) -> None:
+        with suppress(OSError):
+            while data := far.recv(65_536):
+                if far in self._swallows:
+                    break
+                near.sendall(data)
+        for end in (near, far):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for end in self._ends:
+            end.close()
+
+
+@contextmanager
+def linked(server: Postgres) -> Iterator[Link]:
+    link = Link(server.port)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def test_a_commit_that_never_arrived_is_known_not_to_have_happened(server: Postgres, url: str) -> None:
+    with linked(server) as link, Store.open(url.replace(f":{server.port}/", f":{link.port}/")) as store:
+        put(store, "before")
+        link.cut_before_commit = True
+        with pytest.raises(StateUnavailable):
+            put(store, "lost")
+        assert word(store) == "before"
+        put(store, "again")
+        assert not store.is_lost
+
+
+def test_a_commit_whose_answer_is_lost_is_known_to_have_happened(server: Postgres, url: str) -> None:
+    with linked(server) as link, Store.open(url.replace(f":{server.port}/", f":{link.port}/")) as store:
+        put(store, "before")
+        link.cut_after_commit = True
+        put(store, "kept")
+        assert word(store) == "kept"
+        assert not store.is_lost
+
+
+@pytest.mark.parametrize(
+    "what", ["postgresql://nobody@127.0.0.1:{port}/spotd", "postgresql://spotd@127.0.0.1:{port}/no"]
+)
+def test_a_user_or_a_database_that_is_not_there_is_said(server: Postgres, what: str) -> None:
+    with pytest.raises(StateUnavailable, match=r"refuses this user|cannot be reached") as caught:
+        Store.open(what.format(port=server.port))
+    assert "does not exist" in str(caught.value)
