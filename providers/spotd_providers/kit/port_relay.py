@@ -84,6 +84,8 @@ class RelayConnection:
     async def _line(self, *, most: int) -> bytes:
         """Return the next line without its end; what is left of one that was cut counts as none."""
         while b"\n" not in self._rest:
+            if len(self._rest) > most:
+                raise Unavailable(f"{self._who} sends what is no line of a relay")
             try:
                 piece = await self._pipes.read()
             except OSError as exc:
@@ -91,8 +93,6 @@ class RelayConnection:
             if not piece:
                 raise Unavailable(f"the way to {self._who} ended")
             self._rest += piece
-            if len(self._rest) > most:
-                raise Unavailable(f"{self._who} sends what is no line of a relay")
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 

@@ -303,6 +303,7 @@ class _SshPipes:
     async def aclose(self) -> None:
         # What runs there sees the end of its input, and ends.
         self._connection.abort()
+        await self._connection.wait_closed()
 
 
 class LocalShell:

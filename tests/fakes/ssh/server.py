@@ -158,12 +158,29 @@ class _Thread:
             cwd=host.home, env={"HOME": str(host.home), "PATH": "/usr/bin:/bin"}, start_new_session=True,
         )  # fmt: skip
         self.talks.append(made.pid)
+        given, printed = made.stdin, made.stdout
+        assert given is not None
+        assert printed is not None
+
+        async def give() -> None:
+            with contextlib.suppress(OSError, asyncssh.Error):
+                while data := await process.stdin.read(65536):
+                    given.write(data)
+                    await given.drain()
+            given.close()
+
+        giving = asyncio.create_task(give())
         try:
-            await process.redirect(stdin=made.stdin, stdout=made.stdout)
-            process.exit(await made.wait())
+            with contextlib.suppress(OSError, asyncssh.Error):
+                while data := await printed.read(65536):
+                    process.stdout.write(data)
+                    await process.stdout.drain()
+                process.exit(await made.wait())
         finally:
+            giving.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(made.pid, signal.SIGKILL)
+            await made.wait()
 
     async def _exchange(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         command = process.command or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shlex
 import socket
 import threading
@@ -162,5 +163,16 @@ def test_bytes_that_no_relay_wrote_end_the_connection(line: bytes) -> None:
     async def main() -> None:
         with pytest.raises(Unavailable, match="no line of a relay"):
             await port_relay.RelayConnection(Script(line), "a host").receive()
+
+    anyio.run(main)
+
+
+def test_many_lines_that_arrive_together_are_no_long_line() -> None:
+    line = base64.b64encode(b"x" * 16_384) + b"\n"
+    together = line * 8
+
+    async def main() -> None:
+        made = port_relay.RelayConnection(Script(together[:20_000], together[20_000:]), "a host")
+        assert [len(await made.receive()) for _ in range(8)] == [16_384] * 8
 
     anyio.run(main)
