@@ -158,6 +158,7 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
     if before.meter.since is None:
         return
     _note_rest(builder, before, report)
+    bill_until_it_wrote(builder, before, report)
     item = builder.attempt(attempt)
     known, span = item.meter.until, outlives(before, job, builder.policy)
     is_limited = span is not None and known is not None
@@ -212,6 +213,26 @@ def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> Non
     item = builder.attempt(before.id)
     until = proven_until(item, builder.job(before.id.job), builder.policy, end)
     builder.put_attempt(replace(item, proven_at=end, meter=replace(item.meter, until=until)))
+
+
+def bill_until_it_wrote(builder: PlanBuilder, before: Attempt, report: HostStatus) -> None:
+    """Bill in full up to what its host wrote last, where a list that was read before showed a machine that had stopped.
+
+    Such a machine is billed for its disk alone from the newest proof of its life, where nobody saw when it stopped
+    (`ran_until`). One that a list showed to stop is billed from that moment on, and stays so.
+    """
+    since, proven, halted = before.meter.since, before.proven_at, halted_rate(before.quote)
+    if since is None or proven is None or before.meter.rate != halted or since != proven + PROOF_STEP / 2:
+        return
+    wrote = [at for at in (report.exit_at, report.alive_at) if at is not None]
+    last = min(max(wrote, default=proven), report.read_at, builder.now)
+    full = metered_rate(before.quote)
+    if last <= since or full <= halted:
+        return
+    meter = replace(before.meter, rate=full, on_demand_rate=on_demand_rate(before.quote))
+    builder.put_attempt(replace(before, meter=meter))
+    builder.set_rate(before.id, halted, None, at=min(last + HEARTBEATS_APART / 2, builder.now))
+    builder.put_attempt(replace(builder.attempt(before.id), proven_at=last))
 
 
 def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.billing import (
+    bill_until_it_wrote,
     charge_unseen,
     last_lived,
     meter_outputs,
@@ -174,6 +175,8 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     """Take in checkpoints, signs of life and notices of an attempt that counts; of one that is over its traffic."""
     item = builder.attempt(attempt_id)
     if not item.state.counts:
+        if item.end_reason is not EndReason.QUARANTINED:  # whose values may not be understood
+            bill_until_it_wrote(builder, item, report)
         meter_traffic(builder, attempt_id, report)
         return
     for note in report.notes:

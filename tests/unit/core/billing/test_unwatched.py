@@ -72,6 +72,32 @@ def test_a_machine_that_was_lost_meanwhile_is_booked_to_within_a_heartbeat(
     assert least <= booked <= most
 
 
+@pytest.mark.parametrize("lived", [timedelta(minutes=m) for m in (2, 12, 25)], ids=str)
+@pytest.mark.parametrize("has_exited", [True, False], ids=["its runner had ended", "it was stopped"])
+@KINDS
+def test_a_list_that_is_read_before_the_host_takes_nothing_from_the_time_that_the_host_ran(
+    lived: timedelta, *, has_exited: bool, ends_itself: bool
+) -> None:
+    world = seen(left(ends_itself=ends_itself), InstanceState.PAUSED, BACK)
+    world = seen(world, InstanceState.PAUSED, BACK + MINUTE)
+    ended: dict[str, Any] = (
+        {"phase": "done", "exit_reason": EndReason.LEASE_EXPIRED, "exit_at": DIED + lived} if has_exited else {}
+    )
+    wrote = heard(BACK + 2 * MINUTE, alive_at=DIED + lived, **ended)
+    world = seen(world, InstanceState.PAUSED, BACK + 2 * MINUTE, wrote)
+    booked = job_spent(world, world.jobs[JOB], BACK + 3 * MINUTE)
+    assert cost(RATE, 10 * MINUTE + lived) <= booked <= cost(RATE, 12 * MINUTE + lived)
+
+
+def test_a_machine_that_was_seen_to_stop_is_not_booked_until_a_date_that_its_host_states_later() -> None:
+    world = seen(left(ends_itself=False), InstanceState.PAUSED, DIED + 30 * SECOND)
+    world = seen(world, InstanceState.PAUSED, DIED + MINUTE)
+    before = job_spent(world, world.jobs[JOB], DIED + 3 * HOUR)
+    wrote = heard(BACK, alive_at=DIED + 2 * HOUR)
+    world = seen(world, InstanceState.PAUSED, BACK, wrote)
+    assert job_spent(world, world.jobs[JOB], BACK) - before <= cost(RATE, MINUTE)
+
+
 @pytest.mark.parametrize("away", [timedelta(seconds=s) for s in (130, 200, 290)], ids=str)
 @pytest.mark.parametrize("lived", [timedelta(seconds=s) for s in (1, 20, 50)], ids=str)
 @KINDS
