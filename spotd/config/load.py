@@ -243,10 +243,10 @@ def _checked_provider(
 
 
 def _contradictions(config: Config) -> list[Problem]:
-    return [*_not_shared(config), *_out_of_time(config)]
+    return [*_shared_state_problems(config), *_out_of_time(config)]
 
 
-def _not_shared(config: Config) -> list[Problem]:
+def _shared_state_problems(config: Config) -> list[Problem]:
     """Return what is missing of what several daemons over one database have in common."""
     if not config.daemon.state.startswith("postgresql://"):
         return []

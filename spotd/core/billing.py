@@ -218,7 +218,7 @@ def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> Non
 def bill_until_it_wrote(builder: PlanBuilder, before: Attempt, report: HostStatus) -> None:
     """Bill in full up to what its host wrote last, where a list that was read before showed a machine that had stopped.
 
-    Such a machine is billed for its disk alone from the newest proof of its life, where nobody saw when it stopped
+    Such a machine is billed for its disk alone from the newest proof of its life, where nothing showed when it stopped
     (`ran_until`). One that a list showed to stop is billed from that moment on, and stays so.
     """
     since, proven, halted = before.meter.since, before.proven_at, halted_rate(before.quote)

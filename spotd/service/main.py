@@ -496,7 +496,7 @@ def migrate_state(state: str | Path) -> str | Path:
     return place
 
 
-async def moved_state(config: Config, to: str) -> int:
+async def relocate_state(config: Config, to: str) -> int:
     """Move the state that the config names to another place; return how many rows it has.
 
     Raises:

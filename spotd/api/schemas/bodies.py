@@ -84,10 +84,10 @@ class ChannelBody(TypedDict):
     channel: str | None
 
 
-class AdoptionBody(TypedDict):
+class AdoptionBody(TypedDict, total=False):
     """Values of secrets by name: they are lost with a state."""
 
-    secrets: NotRequired[dict[str, str]]
+    secrets: dict[str, str]
 
 
 class HostBody(TypedDict):

@@ -81,10 +81,10 @@ def migrate_state(*, place: str, config_path: Path | None) -> None:
     loaded = _load_config(config_path)
     import anyio
 
-    from spotd.service.main import StateError, moved_state
+    from spotd.service.main import StateError, relocate_state
 
     try:
-        rows = anyio.run(moved_state, loaded.config, place)
+        rows = anyio.run(relocate_state, loaded.config, place)
     except StateError as exc:
         raise CommandFailed(exc.message, code=ExitCode.LOCAL_IO, hint=exc.hint) from exc
     stdout.line(f"moved {count(rows, 'row')}")
