@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from anyio.abc import Process
 
 CONNECT_S: Final = 10.0
+REPEAT_WITHIN_S: Final = 5.0
 KEEPALIVE_S: Final = 15
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 CALLS_MAX: Final = 4
@@ -137,10 +138,12 @@ class SshLink:
             AnswerLost: it may have run.
         """
         async with self._calls:
+            begun = anyio.current_time()
             try:
                 return await self._exchange(command, script, timeout_s, patient=patient)
             except _ConnectionBroke:
-                if not repeatable:
+                # One that was silent until it broke is not worth a second wait.
+                if not repeatable or anyio.current_time() - begun > REPEAT_WITHIN_S:
                     raise
             return await self._exchange(command, script, timeout_s, patient=patient)
 
