@@ -336,6 +336,8 @@ CLIPPED = """() => [...document.querySelectorAll("a, button, input, textarea, su
 
 def violations(axe: Any, page: Any) -> list[str]:
     """Return each element of the page that breaks a rule, with the rule."""
+    # The framework's bar of a request that is under way has no name, and is gone with its answer.
+    page.wait_for_function("[...document.querySelectorAll('.q-loading-bar')].every(bar => +bar.style.opacity === 0)")
     found = axe.run(page).response["violations"]
     return [f"{rule['id']}: {node['html'][:160]}" for rule in found for node in rule["nodes"]]
 
