@@ -93,7 +93,8 @@ async def test_a_launch_that_two_plans_hold_is_made_once(rig: Rig, monkeypatch: 
     def take_twice(plan: Plan, world: World) -> None:
         take(plan, world)
         take(plan, world)
-        under_way.append(rig.executor.busy)
+        # Before the executor runs, what it is to launch waits for it.
+        under_way.append(rig.executor.busy + len(rig.executor._waiting))
 
     under_way: list[int] = []
     monkeypatch.setattr(rig.executor, "take", take_twice)
