@@ -18,7 +18,14 @@ from spotd.store import Store
 from spotd.store.tables import METADATA
 
 _SERVER: Final = os.environ.get("SPOTD_TEST_STATE", "")
-_OVER_SQLITE: Final = ("test_crashes", "test_full_disk", "test_migrations", "test_opening", "test_transactions")
+_OVER_SQLITE: Final = (
+    "test_crashes",
+    "test_full_disk",
+    "test_migrations",
+    "test_opening",
+    "test_power_cut",
+    "test_transactions",
+)
 """Their subject is the file, its log, its locks or its disk."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
 from spotd.core.domain.intents import IntentKind, IntentState, JobId, Meter
 from spotd.core.domain.plan import Plan
@@ -253,7 +254,7 @@ def test_a_row_that_cannot_be_understood_is_closed_alone(store: Store) -> None:
 def test_a_job_that_cannot_be_understood_has_failed_whatever_word_its_state_is(store: Store, state: str) -> None:
     commit(store, v.running_job())
     store.tx(
-        lambda tx: tx._connection.exec_driver_sql("UPDATE jobs SET state = ?", (state,))
+        lambda tx: tx._connection.execute(text("UPDATE jobs SET state = :state"), {"state": state})
     )  # round the door on purpose
     rows = [UnreadableRow(job=J1, attempt=number, error="ValueError: x") for number in (None, 1)]
     commit(store, Plan(sealed=tuple(rows)))
