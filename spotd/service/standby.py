@@ -54,6 +54,7 @@ async def wait_to_lead(
             async def end() -> None:
                 async for number in received:
                     if number is not signal.SIGHUP:
+                        wait.is_ended = True
                         waiting.cancel_scope.cancel()
                         return
 
@@ -64,18 +65,23 @@ async def wait_to_lead(
             waiting.start_soon(end, name="standby-signals")
             waiting.start_soon(lead, name="standby")
         closing.set()
+    if wait.store is not None and wait.is_ended:
+        # It came while the state was being opened: the lead is given back at once, and not after its lease.
+        await anyio.to_thread.run_sync(wait.store.close)
+        return None
     if wait.store is not None:
         log.info("daemon.leads", waited_for=wait.first.message)
     return wait.store
 
 
 class _Wait:
-    """A wait for the lead. `reason` is why it goes on, `store` is there once it is over."""
+    """A wait for the lead. `reason` is why it goes on, `store` is there once it leads, a signal sets `is_ended`."""
 
     def __init__(self, url: str, first: StateError) -> None:
         self._url = url
         self.first = self.reason = first
         self.store: Store | None = None
+        self.is_ended = False
 
     async def until_leading(self) -> None:
         while self.store is None:
