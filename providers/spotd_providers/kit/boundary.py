@@ -184,7 +184,10 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterPlugin(Generic[S]):
-    """A `ProviderPlugin` whose settings are a pydantic model."""
+    """A `ProviderPlugin` whose settings are a pydantic model.
+
+    `powers` is what it can do where all is set for it; a reason beside an available one is what that takes.
+    """
 
     name: ProviderName
     title: str
@@ -192,6 +195,7 @@ class AdapterPlugin(Generic[S]):
     needs_credential: bool
     traits_by: Callable[[S], ProviderTraits]
     open_by: Callable[[S, Services], AbstractAsyncContextManager[Provider]]
+    powers: Mapping[Power, Capability]
 
     def traits(self, settings: Any) -> ProviderTraits:
         return self.traits_by(self._validate(settings))
@@ -211,6 +215,11 @@ def capabilities(*available: Power, missing: Mapping[Power, str]) -> Mapping[Pow
     """Declare the powers that are available, and the missing ones with the sentence a user reads."""
     absent = {power: Capability(available=False, reason=reason) for power, reason in missing.items()}
     return {**dict.fromkeys(available, Capability(available=True)), **absent}
+
+
+def all_but(missing: Mapping[Power, str]) -> Mapping[Power, Capability]:
+    """Declare every power as available but these, which have the sentence a user reads."""
+    return capabilities(*(power for power in Power if power not in missing), missing=missing)
 
 
 # The command that adds an optional part to this very installation, found out when it is needed.

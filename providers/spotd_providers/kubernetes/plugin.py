@@ -30,7 +30,7 @@ from spotd_providers.contract.values import (
     Power,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
+from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page, judge_apart, rejected
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Meaning, RestRefused
@@ -116,9 +116,7 @@ class KubernetesProvider(ProviderTemplate):
         self._kubeconfig = str(Path(settings.kubeconfig).expanduser())
         self._has_kubeconfig = settings.base_url is None and settings.kubeconfig != IN_CLUSTER
         missing = _MISSING if self._has_kubeconfig else {**_MISSING, Power.SHELL: _NO_SHELL}
-        self.capabilities: Mapping[Power, Capability] = capabilities(
-            *(power for power in Power if power not in missing), missing=missing
-        )
+        self.capabilities: Mapping[Power, Capability] = all_but(missing)
 
     @property
     def requests_sent(self) -> int:
@@ -418,4 +416,5 @@ PLUGIN: Final = AdapterPlugin(
     needs_credential=False,
     traits_by=_traits,
     open_by=_open,
+    powers={**all_but(_MISSING), Power.SHELL: Capability(available=True, reason="with a kubeconfig")},
 )

@@ -33,7 +33,7 @@ from spotd_providers.contract.values import (
     Power,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
+from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page, judge_apart, rejected
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Meaning, RestClient, RestRefused, open_rest
@@ -93,9 +93,7 @@ class LambdaProvider(ProviderTemplate):
         self._ssh_key_is_there = False
         self._one_ssh_key = anyio.Lock()
         missing = _MISSING if settings.ssh_key else {**_MISSING, Power.SHELL: _NO_SHELL}
-        self.capabilities: Mapping[Power, Capability] = capabilities(
-            *(power for power in Power if power not in missing), missing=missing
-        )
+        self.capabilities: Mapping[Power, Capability] = all_but(missing)
 
     @property
     def requests_sent(self) -> int:
@@ -300,4 +298,5 @@ PLUGIN: Final = AdapterPlugin(
     needs_credential=True,
     traits_by=_traits,
     open_by=_open,
+    powers={**all_but(_MISSING), Power.SHELL: Capability(available=True, reason="with `ssh_key`")},
 )

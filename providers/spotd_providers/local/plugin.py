@@ -450,4 +450,5 @@ PLUGIN: Final = AdapterPlugin(
     needs_credential=False,
     traits_by=_traits,
     open_by=_open,
+    powers=CAPABILITIES,
 )

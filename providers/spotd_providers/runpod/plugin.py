@@ -299,4 +299,5 @@ PLUGIN: Final = AdapterPlugin(
     needs_credential=True,
     traits_by=_traits,
     open_by=_open,
+    powers=CAPABILITIES,
 )

@@ -45,7 +45,7 @@ from spotd_providers.contract.values import (
     Rejected,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
+from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page, clock_line, judge_apart, rejected
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.port_relay import open_relay
@@ -120,9 +120,7 @@ class SlurmProvider(ProviderTemplate):
     mark = "name and comment"
     no_login = NO_LOGIN
     ids: ClassVar[re.Pattern[str]] = re.compile(r"[0-9]{1,18}:[A-Za-z0-9._-]{1,128}")
-    capabilities: Mapping[Power, Capability] = capabilities(
-        *(power for power in Power if power not in _MISSING), missing=_MISSING
-    )
+    capabilities: Mapping[Power, Capability] = all_but(_MISSING)
 
     def __init__(self, settings: SlurmSettings, services: Services) -> None:
         super().__init__(services)
@@ -510,4 +508,5 @@ PLUGIN: Final = AdapterPlugin(
     needs_credential=False,
     traits_by=_traits,
     open_by=_open,
+    powers=SlurmProvider.capabilities,
 )

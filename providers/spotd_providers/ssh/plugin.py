@@ -43,7 +43,7 @@ from spotd_providers.contract.values import (
     Rejected,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, capabilities
+from spotd_providers.kit.boundary import AdapterPlugin, all_but
 from spotd_providers.kit.calls import Page, ask_each, clock_line, rejected
 from spotd_providers.kit.host_gpus import ROCM
 from spotd_providers.kit.http import AnswerLost
@@ -92,9 +92,7 @@ class SshProvider(ProviderTemplate):
     machine = "machine"
     no_login = NO_LOGIN
     ids = re.compile(r"[a-z0-9-]{1,31}:[A-Za-z0-9._-]{1,128}")
-    capabilities: Mapping[Power, Capability] = capabilities(
-        *(power for power in Power if power not in _MISSING), missing=_MISSING
-    )
+    capabilities: Mapping[Power, Capability] = all_but(_MISSING)
 
     def __init__(self, settings: SshSettings, services: Services) -> None:
         super().__init__(services)
@@ -412,4 +410,5 @@ PLUGIN: Final = AdapterPlugin(
     needs_credential=False,
     traits_by=_traits,
     open_by=_open,
+    powers=SshProvider.capabilities,
 )

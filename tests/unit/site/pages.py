@@ -17,6 +17,7 @@ from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.model import SECTIONS, ProviderSection
 from spotd.config.sources import BucketSection
 from spotd_jobs.spec.keys import FILE_ORDER
+from spotd_providers.contract.values import Capability, Power
 
 _WIDTH = 100
 
@@ -189,4 +190,52 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "anything"))
 
 
-PAGES = {"commands.md": commands, "config.md": config, "job-file.md": job_file, "api.md": api}
+_POWERS = {
+    Power.SPOT: "spot machines, which may be taken back",
+    Power.BID_CHANGE: "a bid that follows the market while the machine runs",
+    Power.NOTICES: "a notice before a machine is taken back",
+    Power.CAPACITY_SCORES: "how likely a launch is to succeed",
+    Power.HOST_IDENTITY: "which host an offer stands on, so that a bad one is left out",
+    Power.SELF_TERMINATE: "a machine that ends itself, without the daemon",
+    Power.STOP_RESUME: "a machine that is stopped and resumed",
+    Power.LOGS: "the console of a machine, before the runner reports",
+    Power.SHELL: "`spotctl ssh`",
+    Power.PORTS: "`spotctl forward` by the provider's own way",
+    Power.BALANCE: "the money left at the provider",
+    Power.BILLING: "what was billed, read back and compared",
+}
+"""What each power is for a user. One without words fails the page."""
+
+
+def powers() -> str:
+    """What each bundled provider can do, and why it cannot do the rest."""
+    found = InstalledPlugins()
+    bundled = [(name, found.load(name)) for name in found.bundled()]
+    declared: dict[str, Mapping[Power, Capability]] = {name: getattr(one, "powers") for name, one in bundled}  # noqa: B009 - of bundled plugins only, so no part of their Protocol
+
+    def cell(has: Capability) -> str:
+        return "no" if not has.available else f"yes, {has.reason}" if has.reason else "yes"
+
+    def lines() -> Iterator[str]:
+        rows = [
+            (_POWERS[power], f"`{power}`", *(cell(declared[name][power]) for name, _ in bundled))
+            for power in sorted(Power, key=[*_POWERS, *Power].index)
+        ]
+        yield from _table(("", "power", *(f"`{name}`" for name, _ in bundled)), rows)
+        for name, plugin in bundled:
+            yield from (f"## {plugin.title}: what is missing, and why", "")
+            for power in sorted(Power, key=[*_POWERS, *Power].index):
+                if not declared[name][power].available:
+                    yield f"* `{power}`: {declared[name][power].reason}"
+            yield ""
+
+    about = (
+        "Made of what each bundled provider declares. `spotctl providers --explain` shows the same of those that you"
+        " have configured, third parties' included."
+    )
+    return _page("What each provider can do", about, lines())
+
+
+PAGES = {
+    "commands.md": commands, "config.md": config, "job-file.md": job_file, "api.md": api, "powers.md": powers,
+}  # fmt: skip

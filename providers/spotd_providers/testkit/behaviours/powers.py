@@ -218,6 +218,9 @@ async def every_power_is_declared(h: Harness) -> None:
         protocol = PROTOCOLS.get(power)
         if capability.available and protocol is not None:
             expect(isinstance(h.provider, protocol), f"{power} is declared and not implemented")
+        shown = getattr(h.plugin, "powers", {power: capability}).get(power)
+        if shown is None or (capability.available and not shown.available):
+            raise BehaviourFailed(f"{power} is not among the powers of the plugin, which the page of them shows")
 
 
 @behaviour(cases=tuple(PROTOCOLS))
