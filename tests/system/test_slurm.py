@@ -422,3 +422,10 @@ def test_a_port_of_a_job_is_reached_from_the_login_node_for_as_long_as_it_runs(s
             await provider.open_port(made.ref, port)
 
     play(slurm, tmp_path, story)
+
+
+def test_a_cluster_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
+    with running_slurm(tmp_path / "own") as own:
+        number = own.run("sbatch", "--parsable", "--mem=100", "--output=/dev/null", "--wrap", "sleep 600").strip()
+        own.wait_until(lambda: own.job(number)["JobState"] == "RUNNING" and len(own.processes()) > 1)
+    assert own.processes() == []

@@ -157,10 +157,26 @@ class Slurm:
                 self.run("scancel", "--signal=KILL", "--full", number, check=False)
         for name in (*NODES, "slurmctld", "munged"):
             self._kill(name)
-        for name in NODES:
-            for pid in self._steps(name):
+        deadline = time.monotonic() + READY_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+    def processes(self) -> list[int]:
+        """Return the jobs of this cluster and their keepers.
+
+        A keeper whose daemon is gone waits for it for ever. Its title overwrites its environment, so it is known by its
+        folder, which is that of the logs.
+        """
+        found = [pid for name in NODES for pid in self._steps(name)]
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                is_keeper = (folder / "comm").read_text().startswith("slurmstepd")
+                if is_keeper and (folder / "cwd").resolve().is_relative_to(self.root):
+                    found.append(int(folder.name))
+        return [pid for pid in found if not _is_zombie(pid)]
 
 
 def _keeper_of(pid: int) -> int:
