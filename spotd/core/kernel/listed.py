@@ -223,8 +223,10 @@ def _end_again(builder: PlanBuilder, item: Attempt) -> None:
     if item.ref is None:
         return
     intent = builder.end_order(item)
-    if intent is not None and intent.state is IntentState.OPEN and item.meter.rate <= halted_rate(item.quote):
-        # It was halted and bills in full again, so an order that waits for its turn to be repeated waits no longer.
+    # Of a machine that costs nothing the rate does not tell whether it was halted: it was not, as far as is known.
+    is_halted = item.meter.rate <= halted_rate(item.quote) < metered_rate(item.quote)
+    if intent is not None and intent.state is IntentState.OPEN and is_halted:
+        # It bills in full again, so an order that waits for its turn to be repeated waits no longer.
         builder.put_intent(replace(intent, not_before=None))
         _bill_again(builder, item.id, intent.accepted_at)
         builder.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from spotd.core.domain.intents import IntentState
+from spotd.core.domain.intents import IntentState, Meter
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
@@ -60,3 +60,20 @@ def test_one_that_its_provider_does_not_end_is_metered_at_the_stated_price_while
     assert item.meter.rate >= 700_000
     booked = accrued(item.meter, NOW + timedelta(hours=3)) + item.meter.settled
     assert booked >= 3 * 700_000 * 99 // 100
+
+
+def test_an_own_machine_that_costs_nothing_has_not_woken_while_it_waits_for_its_end() -> None:
+    world = world_with(AttemptState.ENDING)
+    (item,), (intent,) = world.attempts.values(), world.intents.values()
+    nothing = MicroUsdPerHour(0)
+    price = replace(item.quote.price, gpu=nothing, storage=nothing, upload=nothing, restore=nothing, total=nothing)
+    free = replace(item.quote, price=price)
+    waits = replace(intent, state=IntentState.OPEN, accepted_at=None, tries=8, not_before=NOW + timedelta(minutes=4))
+    item = replace(item, quote=free, meter=Meter())
+    world = replace(world, attempts={item.id: item}, intents={intent.id: waits})
+    for seconds in (30, 60):
+        at = NOW + timedelta(seconds=seconds)
+        plan = reconcile(world, listing(instance(InstanceState.RUNNING), at=at), {}, at)
+        assert plan.events == ()
+        world = applied(world, plan)
+    assert [one.not_before for one in world.intents.values()] == [waits.not_before], "its order keeps its back-off"
