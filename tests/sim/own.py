@@ -181,7 +181,7 @@ class OwnCloud(Cloud):
         shown, waits = super()._shown(m), self.trade.queue_wait
         if m.queued_since is not None and m.alive and waits is not None and self.now - m.queued_since > waits:
             m.is_overdue = True
-            return replace(shown, state=InstanceState.PAUSED, loss=Loss.PROVISION_FAILED)
+            return replace(shown, state=InstanceState.PAUSED, loss=Loss.NO_CAPACITY)
         return shown
 
     def terminate(self, ref: InstanceRef) -> None:

@@ -356,7 +356,7 @@ LOSSES: Final[Mapping[str, Loss]] = {
     "Server.SpotInstanceTermination": Loss.PREEMPTED,
     "Server.SpotInstanceShutdown": Loss.PREEMPTED,
     "Client.InstanceInitiatedShutdown": Loss.SELF,
-    "Server.InsufficientInstanceCapacity": Loss.PROVISION_FAILED,
+    "Server.InsufficientInstanceCapacity": Loss.NO_CAPACITY,
     "Client.VolumeLimitExceeded": Loss.PROVISION_FAILED,
     "Client.InvalidSnapshot.NotFound": Loss.PROVISION_FAILED,
     "Client.InternalError": Loss.PROVISION_FAILED,

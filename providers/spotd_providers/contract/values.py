@@ -321,6 +321,8 @@ class Loss(StrEnum):
     OUTBID = "outbid"
     HOST_LOST = "host_lost"
     PROVISION_FAILED = "provision_failed"
+    NO_CAPACITY = "no_capacity"
+    """It waited for a place and got none: nothing ran, and neither its host nor the job is at fault."""
     IMAGE_ERROR = "image_error"
     BALANCE = "balance"
     EXPIRED = "expired"

@@ -381,7 +381,7 @@ def _waiting(pod: Mapping[str, Any], settings: KubernetesSettings, now: datetime
     if placed is not None and not placed["is"] and placed["reason"] == "Unschedulable":
         waited = now - (instant(placed["since"]) or since)
         if waited > settings.schedule_span:
-            return _Seen(state=InstanceState.PAUSED, loss=Loss.PROVISION_FAILED, detail=str(placed["message"]))
+            return _Seen(state=InstanceState.PAUSED, loss=Loss.NO_CAPACITY, detail=str(placed["message"]))
         return _Seen(state=InstanceState.PENDING, detail=str(placed["message"]))
     return _Seen(state=InstanceState.PENDING if phase == "Pending" else InstanceState.UNKNOWN)
 

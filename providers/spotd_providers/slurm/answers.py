@@ -411,5 +411,5 @@ def _waiting(row: JobRow, settings: SlurmSettings, at: Any, now: datetime) -> di
         return _stop_of(InstanceState.PAUSED, Loss.PROVISION_FAILED, words)
     if waited > settings.queue_wait:
         minutes = int(settings.queue_wait.total_seconds() // 60)
-        return _stop_of(InstanceState.PAUSED, Loss.PROVISION_FAILED, f"{words}, for more than {minutes} min")
+        return _stop_of(InstanceState.PAUSED, Loss.NO_CAPACITY, f"{words}, for more than {minutes} min")
     return {"state": InstanceState.PENDING, "detail": words}

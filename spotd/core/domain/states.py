@@ -249,6 +249,7 @@ class EndReason(StrEnum):
     USER_ERROR = "user_error"
     IMAGE_ERROR = "image_error"
     PROVISION_TIMEOUT = "provision_timeout"
+    NO_CAPACITY = "no_capacity"
     LAUNCH_FAILED = "launch_failed"
     NEVER_LAUNCHED = "never_launched"
     OVER_BUDGET = "over_budget"
@@ -310,6 +311,9 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.PROVISION_TIMEOUT: EndTraits(
         JobState.RECOVERING, EndKind.GIVEN_UP, Blame.HOST, Counted.SILENT_START, EndEvidence.FAULT,
         "the machine did not come up in time"),
+    EndReason.NO_CAPACITY: EndTraits(
+        JobState.RECOVERING, EndKind.UNBOUGHT, Blame.POOL, Counted.LAUNCH, EndEvidence.NONE,
+        "the machine waited for a place and got none: {detail}"),
     # What cools down depends on the refusal: see `outcomes`.
     EndReason.LAUNCH_FAILED: EndTraits(
         JobState.RECOVERING, EndKind.UNBOUGHT, Blame.NONE, Counted.LAUNCH, EndEvidence.NONE,

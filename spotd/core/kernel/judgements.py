@@ -31,6 +31,7 @@ _LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
     Loss.OUTBID: EndReason.OUTBID,
     Loss.HOST_LOST: EndReason.HOST_LOST,
     Loss.PROVISION_FAILED: EndReason.HOST_LOST,
+    Loss.NO_CAPACITY: EndReason.NO_CAPACITY,
     Loss.IMAGE_ERROR: EndReason.IMAGE_ERROR,
     Loss.BALANCE: EndReason.PROVIDER_BALANCE,
     Loss.EXPIRED: EndReason.HOST_LOST,
@@ -150,9 +151,8 @@ def end_halted(case: Case) -> None:
     if is_kept(case.builder, item, mine):
         keep_outbid(case.builder, item)
         return
-    reason = EndReason.HOST_LOST if mine.loss is None else _LOSS_REASONS[mine.loss]
-    if mine.loss is None and item.notice_at is not None:
-        reason = EndReason.PREEMPTED
+    unstated = EndReason.HOST_LOST if item.notice_at is None else EndReason.PREEMPTED
+    reason = unstated if mine.loss is None else _LOSS_REASONS[mine.loss]
     case.end(reason, mine.detail or f"the provider says {mine.state.value}")
 
 
@@ -179,10 +179,8 @@ def end_absent(case: Case) -> None:
         case.end(item.stop.reason, item.stop.detail)
     elif item.notice_at is not None:
         case.end(EndReason.PREEMPTED)
-    elif is_mute(item):
-        case.end(EndReason.OUTBID, "the provider lists it no more")
     else:
-        case.end(EndReason.HOST_LOST, "the provider lists it no more")
+        case.end(EndReason.OUTBID if is_mute(item) else EndReason.HOST_LOST, "the provider lists it no more")
 
 
 def watch_unlisted(case: Case) -> None:

@@ -6,6 +6,7 @@ decisions depend on the world as it is and not on how it came about.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -34,6 +35,7 @@ from spotd_providers.contract.values import (
     NO_GPU,
     AttemptKey,
     Balance,
+    HostId,
     InstanceState,
     Listing,
     Market,
@@ -276,8 +278,13 @@ class OfferCache:
             return page.offers
         ids = {sale.offer_id for sale in sold}
         twins = {(o.host_id, o.gpu_count, market) for o in sold for market in Market if market is not o.market}
+        left = _left_on_hosts(page, sold)
         return tuple(
-            o for o in page.offers if o.offer_id not in ids and (o.host_id, o.gpu_count, o.market) not in twins
+            o
+            for o in page.offers
+            if o.offer_id not in ids
+            and (o.host_id, o.gpu_count, o.market) not in twins
+            and o.gpu_count <= left.get((o.host_id, o.gpu), o.gpu_count)
         )
 
     def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
@@ -495,3 +502,20 @@ class WatchedProviders:
             if since < now and seen is not None and seen.complete and seen.at > since + world.policy.list_lag(name):
                 del self._last[name]
         return frozenset(self._last)
+
+
+def _left_on_hosts(page: OfferPage, sold: Iterable[Offer]) -> Mapping[tuple[HostId | None, str], int]:
+    """How many GPUs of a kind are left on each host where something was sold.
+
+    A host is offered by several counts at once, each out of the same GPUs: it has as many as one count of them makes
+    together in one market.
+    """
+    hosts = {(sale.host_id, sale.gpu) for sale in sold}
+    shown = Counter((o.host_id, o.gpu, o.market, o.gpu_count) for o in page.offers if (o.host_id, o.gpu) in hosts)
+    left: dict[tuple[HostId | None, str], int] = {}
+    for (host, gpu, _, count), offers in shown.items():
+        left[host, gpu] = max(left.get((host, gpu), 0), count * offers)
+    for sale in sold:
+        if (sale.host_id, sale.gpu) in left:
+            left[sale.host_id, sale.gpu] -= sale.gpu_count
+    return left

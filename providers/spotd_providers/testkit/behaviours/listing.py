@@ -233,7 +233,7 @@ async def a_machine_that_cannot_come_up_says_so(h: Harness) -> None:
     for report in await _all_reports(h, instance):
         expect(report.state is not InstanceState.RUNNING, "a machine that cannot come up is called running")
         expect(
-            report.loss in (Loss.PROVISION_FAILED, Loss.IMAGE_ERROR, Loss.HOST_LOST),
+            report.loss in (Loss.PROVISION_FAILED, Loss.NO_CAPACITY, Loss.IMAGE_ERROR, Loss.HOST_LOST),
             f"a machine that cannot come up is lost by {report.loss}",
         )
 

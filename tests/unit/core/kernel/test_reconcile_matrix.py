@@ -243,6 +243,20 @@ def test_a_machine_that_does_not_come_up_in_time_is_given_up() -> None:
     assert next(iter(plan.attempts.values())).end_reason is EndReason.PROVISION_TIMEOUT
 
 
+def test_a_machine_that_got_no_place_is_no_failed_start_of_its_job_however_often() -> None:
+    world = world_with(A.STARTING)
+    world = replace(world, jobs={J: replace(world.jobs[J], failed_starts=100)})
+    shown = instance(S.PAUSED, loss=Loss.NO_CAPACITY)
+    world = applied(world, reconcile(world, listing(shown), {}, NOW))
+    later = NOW + MINUTE
+    read = {key: replace(one, read_at=later) for key, one in report().items()}
+    plan = reconcile(world, listing(shown, at=later), read, later)
+    assert after(world, plan) == (A.ENDING, JobState.QUEUED), "nothing of it ever ran"
+    assert next(iter(plan.attempts.values())).end_reason is EndReason.NO_CAPACITY
+    assert ends(plan) == ["terminate:shop::m1"]
+    assert {c.scope for c in plan.cooldowns} == {CooldownScope.POOL}
+
+
 def test_silence_alone_is_a_lost_host_only_after_the_lease() -> None:
     assert shop_policy().silence_limit > shop_policy().lease
     world = world_with(A.RUNNING, heartbeat_seen_at=NOW - shop_policy().silence_limit)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.market.offer_cache import Evidence, OfferCache
 from spotd_providers.contract.values import HostId, Market, Offer, OfferPage
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, offer
 
 SECOND = timedelta(seconds=1)
@@ -53,6 +55,35 @@ def test_another_offer_of_the_same_host_and_a_pool_stay() -> None:
     offer_cache.bought(one, at=NOW + SECOND)
     offer_cache.bought(pool, at=NOW + SECOND)
     assert shown(offer_cache) == ["b", "c"]
+
+
+def of(count: int, name: str = "", *, host: str = "h", gpu: str = "RTX_4090", market: Market = Market.SPOT) -> Offer:
+    return replace(offer(name or f"{host}:{count}", host_id=HostId(host), gpu=gpu, market=market), gpu_count=count)
+
+
+@every(
+    "offers, sold, left",
+    [
+        ([of(1), of(2), of(4), of(8)], 4, ["h:1", "h:2"]),
+        ([of(1), of(2), of(4), of(8)], 8, []),
+        ([of(4, "a"), of(4, "b"), of(8, "c")], 4, ["b"]),
+        ([of(2, "a"), of(2, "b"), of(2, "c"), of(4, "d")], 2, ["b", "c", "d"]),
+        ([of(4), of(8), of(8, host="i"), of(8, "l", gpu="L4")], 4, ["i:8", "l"]),
+        ([of(4), of(4, "x", market=Market.ON_DEMAND)], 4, []),
+    ],
+    ids=[
+        "one's own host, in every count",
+        "the whole of it",
+        "parts that are offers of their own",
+        "parts and no whole",
+        "another host and other GPUs stay",
+        "two markets are not two hosts",
+    ],
+)
+def test_what_was_bought_is_not_sold_again_in_another_count(offers: list[Offer], sold: int, left: list[str]) -> None:
+    offer_cache = opened(*offers)
+    offer_cache.bought(next(o for o in offers if o.gpu_count == sold), at=NOW + SECOND)
+    assert shown(offer_cache) == left
 
 
 def test_when_a_kind_was_last_offered_is_kept_when_it_is_gone() -> None:

@@ -64,7 +64,7 @@ def test_every_state_is_translated_and_an_unheard_of_one_is_unknown(word: str, s
         ("Server.SpotInstanceTermination", "", "instance-terminated-by-price", Loss.OUTBID),
         ("Client.InstanceInitiatedShutdown", "", "instance-terminated-by-user", Loss.SELF),
         ("Client.UserInitiatedShutdown", "", "instance-terminated-by-user", None),
-        ("Server.InsufficientInstanceCapacity", "", "fulfilled", Loss.PROVISION_FAILED),
+        ("Server.InsufficientInstanceCapacity", "", "fulfilled", Loss.NO_CAPACITY),
         ("Server.InternalError", "Internal error on launch", "fulfilled", Loss.PROVISION_FAILED),
         ("Server.InternalError", "Internal error", "fulfilled", Loss.HOST_LOST),
         ("Client.VolumeLimitExceeded", "", "fulfilled", Loss.PROVISION_FAILED),

@@ -280,7 +280,7 @@ ENDING, GONE = InstanceState.ENDING, InstanceState.GONE
         ([waiting("ContainerCreating")], PENDING, None),
         ([own_pod(**status("Running", running={"startedAt": _at()}))], RUNNING, None),
         ([unplaced(9)], PENDING, None),
-        ([unplaced(11)], PAUSED, Loss.PROVISION_FAILED),
+        ([unplaced(11)], PAUSED, Loss.NO_CAPACITY),
         ([waiting("ImagePullBackOff")], PAUSED, Loss.IMAGE_ERROR),
         ([waiting("InvalidImageName")], PAUSED, Loss.IMAGE_ERROR),
         ([waiting("CreateContainerConfigError")], PAUSED, Loss.PROVISION_FAILED),

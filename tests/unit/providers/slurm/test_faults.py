@@ -331,7 +331,7 @@ def test_a_job_that_waits_too_long_is_given_up_and_never_starts(tmp_path: Path) 
         assert (await story_machine(h, provider, request.key))[0] is InstanceState.PENDING
         await h.advance(timedelta(minutes=2))
         state, loss, detail = await story_machine(h, provider, request.key)
-        assert (state, loss) == (InstanceState.PAUSED, Loss.PROVISION_FAILED)
+        assert (state, loss) == (InstanceState.PAUSED, Loss.NO_CAPACITY)
         assert "for more than 10 min" in detail
         await provider.terminate(made.ref)
         for node in h.slurm.nodes.values():
