@@ -173,12 +173,13 @@ class RestCloud(FakeCloud, Generic[Q, M]):
         if self.quirks.quota_gpus is not None and used + gpus > self.quirks.quota_gpus:
             raise RestRefusal(403, "GPU quota exceeded: the limit of your account is reached", code="forbidden_action")
 
-    def _keep(self, machine: M, *, bills_now: bool) -> M:
-        """Keep a new machine in the books; raises what `fail_after_launch` orders."""
+    def _keep(self, machine: M, *, bills_now: bool, storage: MicroUsdPerHour = NOTHING) -> M:
+        """Keep a new machine in the books."""
         machine.deaths_left = self.quirks.undead
         self.rented[machine.machine_id] = machine
         compute = machine.price if bills_now else NOTHING
-        self.ledger.open(machine.machine_id, machine.label or "", at=machine.launched_at, compute=compute)
+        label, at = machine.label or "", machine.launched_at
+        self.ledger.open(machine.machine_id, label, at=at, compute=compute, storage=storage)
         return machine
 
     def _raise_after_launch(self) -> None:
