@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The tests start hundreds of processes; without its compiled modules each would compile all of spotd anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test system check format docs swarm frameworks clients bench clean
+.PHONY: help demo quick test system check format docs lengthy swarm frameworks clients bench clean
 
 # The lines beginning with `##@` name the groups.
 help: ## list what make can do
@@ -38,8 +38,8 @@ format: $(VENV)/.dev ## put the code into its format
 
 ##@ Before a merge
 test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
-	@echo "running the tests; longer swarms are 'make swarm'"
-	@$(BIN)/python -m pytest -n 6 $(SPREAD) --durations=25 --durations-min=1 -m "not slow and not system" $(ARGS)
+	@echo "running the tests; long stories are 'make lengthy', longer swarms 'make swarm'"
+	@$(BIN)/python -m pytest -n 6 $(SPREAD) --durations=25 --durations-min=1 -m "not lengthy and not slow and not system" $(ARGS)
 
 system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Slurm, PostgreSQL (those that lack one are skipped)
 	@$(BIN)/python -m pytest -m system $(ARGS)
@@ -50,6 +50,11 @@ docs: $(VENV)/.dev ## build the documentation as a site, into site/; any warning
 	@echo "open site/index.html, or serve it: $(BIN)/mkdocs serve"
 
 ##@ Longer
+# PART=2/4 runs every fourth of them, from the third on.
+PART ?= 0/1
+lengthy: $(VENV)/.dev ## long stories and searches: jobs across three clouds, recorded weeks, rare worlds
+	@$(BIN)/python -m pytest -n 4 $(SPREAD) --durations=10 --timeout=900 -m "lengthy and not slow and not system" --part $(PART) $(ARGS)
+
 swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills, new examples of each property
 	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m "slow or hypothesis" $(ARGS)
 

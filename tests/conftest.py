@@ -4,8 +4,9 @@ Hypothesis: the machine may be busy, so slowness is no failure; and `make test` 
 that what failed for one fails for all. `make swarm` runs these tests too and draws ten times as many new ones:
 HYPOTHESIS_PROFILE=search.
 
-Tiers: a test is `quick` by its folder, unless it is marked `process`, `long`, `slow` or `system`. A quick test
-that starts a process or really sleeps fails, whatever runs it.
+Tiers: a test is `quick` by its folder, unless it is marked `process`, `long`, `lengthy`, `slow` or `system`. A quick
+test that starts a process or really sleeps fails, whatever runs it. `--part 2/4` runs every fourth of the chosen tests,
+from the third on: the parts 0/4 to 3/4 together are all of them, and each part has its share of each folder.
 
 Surroundings: every test process, and so every process that a test starts, begins with the same signals, umask and
 environment, whoever started it; see `tests/inherited.py`.
@@ -74,7 +75,7 @@ _WAITING_PLACES: Final = tuple(
 """Where most tests wait for processes more than they compute."""
 _PIECE: Final = 20
 """A longer file of end-to-end tests is shared among workers."""
-_NOT_QUICK: Final = ("process", "long", "slow", "system", "e2e")
+_NOT_QUICK: Final = ("process", "long", "lengthy", "slow", "system", "e2e")
 _SERVERS: Final = frozenset({"weed"})
 """Fixtures that start a process."""
 _PROCESS_EVENTS: Final = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
@@ -131,11 +132,25 @@ def _import_own_share(config: pytest.Config) -> None:
             importlib.import_module(".".join(path.relative_to(_TESTS.parent).with_suffix("").parts))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=_part, default=(0, 1), metavar="K/N", help="run every Nth of the chosen tests")
+
+
+def _part(words: str) -> tuple[int, int]:
+    number, _, count = words.partition("/")
+    part = int(number), int(count)
+    if not 0 <= part[0] < part[1]:
+        raise ValueError(words)
+    return part
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before `-m` selects, and after it
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     _mark(items)
     yield
-    items[:] = _dealt(items, _WORKERS)
+    number, count = config.getoption("part")
+    config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % count != number])
+    items[:] = _dealt(items[number::count], _WORKERS)
 
 
 def _mark(items: list[pytest.Item]) -> None:

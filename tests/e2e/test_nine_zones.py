@@ -67,7 +67,10 @@ def all_bills_are_read(found: Lab) -> bool:
 @pytest.mark.skipif(not zones(), reason=f"the recorded traces are not here: {TRACES} (set SPOTD_SHARED_DATA)")
 @pytest.mark.parametrize(
     ("span", "preemptions"),
-    [(timedelta(days=4), 5), pytest.param(timedelta(days=14), 20, marks=pytest.mark.slow)],
+    [
+        pytest.param(timedelta(days=4), 5, marks=pytest.mark.lengthy),
+        pytest.param(timedelta(days=14), 20, marks=pytest.mark.slow),
+    ],
     ids=["four days", "two weeks"],
 )
 def test_four_jobs_live_through_recorded_days_of_nine_zones(tmp_path: Path, span: timedelta, preemptions: int) -> None:

@@ -35,6 +35,7 @@ from tests.fakes.vastai import Ask, VastApi, VastCloud
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.lengthy,
     pytest.mark.skipif(SSHD is None, reason="openssh-server is not installed"),
 ]
 SCALE = 20.0

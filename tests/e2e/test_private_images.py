@@ -11,7 +11,7 @@ from tests.e2e.clouds import Clouds, three_clouds
 from tests.e2e.ctl import assert_no_traceback, spotctl
 from tests.e2e.harness import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.lengthy]
 IMAGE = "ghcr.io/lab/train:1"
 PASSWORD = "canary-of-the-registry-5d20"
 WRONG = "canary-of-before-11c7"

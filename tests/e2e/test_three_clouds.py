@@ -22,7 +22,7 @@ from tests.e2e.test_bucket import files_below, store_keys, store_section
 from tests.fakes.aws import Phase
 from tests.fakes.seaweed import CANARY, Weed
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.lengthy]
 FLAGS = "--steps 1500 --save-every 25"
 JOB_SECRET = "secret-of-the-job-canary-91be"
 NOTICE = timedelta(minutes=2)

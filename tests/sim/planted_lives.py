@@ -137,13 +137,13 @@ LIVES: Mapping[str, Bug] = {
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
     ),
     "end a job for the price of a moment": Bug(
-        patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=29
+        patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=5, until=timedelta(hours=2)
     ),
     "take what was given up for ended": Bug(
-        patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3, until=timedelta(hours=6)
+        patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=5, until=timedelta(hours=3)
     ),
     "give up a machine without a last full read of its host": Bug(
-        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=17
+        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=5, until=timedelta(hours=4)
     ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "forget what was ended on a full disk": Bug(

@@ -110,7 +110,7 @@ PLANS: Mapping[str, Bug] = {
         patch=stops_equals_as_well, rule=("preempted",), shape=PLANNED, seed=5, until=timedelta(hours=9)
     ),
     "see no stall": Bug(patch=sees_no_stall, rule=("hung",), shape=PLANNED, limit=timedelta(hours=30)),
-    "move for anything": Bug(patch=moves_for_anything, rule=("moved",), shape=BESIDE, seed=3),
+    "move for anything": Bug(patch=moves_for_anything, rule=("moved",), shape=BESIDE, seed=6, until=timedelta(hours=5)),
     "bid less": Bug(patch=moves_for_anything, rule=("bids_bounded",), shape=BESIDE, seed=3),
     "wait for an outbid machine for ever": Bug(patch=waits_for_ever, rule=("held",), shape=BESIDE, seed=3),
     "end what it moves": Bug(patch=ends_what_it_moves, rule=("ended_unsaved",), shape=BESIDE, seed=3),

@@ -120,7 +120,7 @@ def _both(seed: int, monkeypatch: pytest.MonkeyPatch) -> Both:
     )
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_daemon_and_back_test_agree_on_starts_losses_moves_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for seed in SEEDS:

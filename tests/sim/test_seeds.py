@@ -36,8 +36,15 @@ SHAPES = {
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = 0, range(1, 40)
-FOUND = (("faults without crashes", 3), ("job budgets", 11), ("deadlines", 39), ("clocks differ", 32))
+FOUND = (
+    ("faults without crashes", 3),
+    ("job budgets", 11),
+    pytest.param("deadlines", 39, marks=pytest.mark.lengthy),
+    pytest.param("clocks differ", 32, marks=pytest.mark.lengthy),
+)
 """Worlds that broke a rule once, beside the drawn ones below."""
+LENGTHY = frozenset({"day budget", "clocks differ"})
+"""Each takes as long as all other shapes together."""
 """Beside one of each shape, `test_planted_bugs.py` runs some thirty whole worlds with the real daemon."""
 DRAWN_FAST = (0, 10, 1200, 1675, 2043, 55_331, 53_433)
 OWN_FAST = (5_000_000, 5_000_001)
@@ -62,7 +69,11 @@ FIRST_OF_SWARM = 100_000
 
 
 def marked(worlds: Iterable[str | int]) -> list[ParameterSet]:
-    return [pytest.param(world, marks=pytest.mark.long if world in LONG else ()) for world in worlds]
+    mark = pytest.mark
+    return [
+        pytest.param(world, marks=mark.lengthy if world in LENGTHY else mark.long if world in LONG else ())
+        for world in worlds
+    ]
 
 
 def run(shape: str, seed: int) -> Result:

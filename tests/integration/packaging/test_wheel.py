@@ -100,6 +100,7 @@ def test_the_installed_daemon_finds_its_providers_by_their_entry_points(installe
 
 
 @pytest.mark.e2e
+@pytest.mark.lengthy
 def test_the_installed_daemon_carries_a_job_across_a_preemption(installed: Path, tmp_path: Path) -> None:
     done = run([installed / "spotd", "demo", "--quick", "--plain"], tmp_path, within=180)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

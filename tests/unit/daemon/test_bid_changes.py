@@ -27,9 +27,18 @@ KEY = AttemptKey("spotd-lab-j1-1")
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
+def look_every_s() -> float:
+    """How often hosts and machines are read; a test of hours looks less often."""
+    return 20.0
+
+
+@pytest.fixture
+def rig(tmp_path: Path, look_every_s: float) -> Rig:
     made = Rig(
-        tmp_path, policy=shop_policy(raise_bids=True, hold_max=10 * MINUTE), read_every_s=20.0, list_every_s=20.0
+        tmp_path,
+        policy=shop_policy(raise_bids=True, hold_max=10 * MINUTE),
+        read_every_s=look_every_s,
+        list_every_s=look_every_s,
     )
     made.shop.offer_index = [offer("o1", price=400_000, pays_bid=True)]
     return made
@@ -129,6 +138,7 @@ async def test_a_fee_that_is_read_anew_while_a_raise_waits_for_its_turn_keeps_th
         assert (attempt.price_max, attempt.meter.rate) == (440_000, 484_000), "and is booked by that fee"
 
 
+@pytest.mark.parametrize("look_every_s", [60.0])
 @pytest.mark.parametrize(
     "fault",
     [

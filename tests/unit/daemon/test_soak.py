@@ -34,7 +34,7 @@ def growth(early: Reading, late: Reading) -> list[str]:
     return [f"{name}: {more}" for name, more in grown.items() if more > bounds[name]]
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 async def test_a_daemon_holds_no_more_after_hours_than_it_did_before_and_a_leak_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

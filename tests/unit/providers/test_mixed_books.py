@@ -368,6 +368,7 @@ def test_each_receipt_agrees_with_the_ledger_of_ec2_within_one_percent(story: St
     )
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("opened", "stories"),
     [
