@@ -186,7 +186,8 @@ S = TypeVar("S", bound=BaseModel)
 class AdapterPlugin(Generic[S]):
     """A `ProviderPlugin` whose settings are a pydantic model.
 
-    `powers` is what it can do where all is set for it; a reason beside an available one is what that takes.
+    `powers` is what it can do where all is set for it; a reason beside an available one is what that takes. `tried` is
+    what it was run against.
     """
 
     name: ProviderName
@@ -196,6 +197,7 @@ class AdapterPlugin(Generic[S]):
     traits_by: Callable[[S], ProviderTraits]
     open_by: Callable[[S, Services], AbstractAsyncContextManager[Provider]]
     powers: Mapping[Power, Capability]
+    tried: str = "never run against the live service"
 
     def traits(self, settings: Any) -> ProviderTraits:
         return self.traits_by(self._validate(settings))

@@ -102,6 +102,7 @@ class Dialect:
         problem_of: the words in the body of a refusal; `None` for a body that is not the provider's own.
         text_of: the same of a body that is no JSON object.
         is_refusal: whether the body of a success says that it is none.
+        object_of: the JSON object of a success whose body is none, as a list or a bare text; anything else refuses it.
         codes: meaning by error word; a key that ends in `/` stands for every word that begins so.
         interval: least time between two requests.
         buy_interval: least time between two purchases.
@@ -118,6 +119,7 @@ class Dialect:
     penalty: timedelta = timedelta(seconds=12)
     text_of: Callable[[str], RefusalWords | None] = lambda _: None
     is_refusal: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    object_of: Callable[[HttpAnswer, Any], Any] = lambda _, body: body
     paces: Mapping[str, Pace] = field(default_factory=dict)
     buy_timeout_s: float = 45.0
 
@@ -302,6 +304,7 @@ class RestClient:
         if 200 <= answer.status < 300:
             if answer.status == 204 and not answer.body:
                 return {}
+            body = self._dialect.object_of(answer, body)
             if not isinstance(body, dict):
                 raise Unavailable(f"{who}'s answer to {what} is not a JSON object")
             if not self._dialect.is_refusal(body):

@@ -351,7 +351,10 @@ class ProviderTemplate(ABC):
                 instance = self._machine(raw, request.key) or instance
         fault = self._fault(instance, request)
         if fault is not None:
+            self._unconfirmed[instance.ref.instance_id] = request  # where it cannot be ended yet, each list tries again
+            bound(self._unconfirmed)
             await self._undo(instance.ref, request.key, str(fault))
+            del self._unconfirmed[instance.ref.instance_id]
             raise fault
         if not self._shows_terms(instance):
             self._unconfirmed[instance.ref.instance_id] = request

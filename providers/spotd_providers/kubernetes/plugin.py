@@ -417,4 +417,5 @@ PLUGIN: Final = AdapterPlugin(
     traits_by=_traits,
     open_by=_open,
     powers={**all_but(_MISSING), Power.SHELL: Capability(available=True, reason="with a kubeconfig")},
+    tried="a real API server with pretended nodes",
 )

@@ -451,4 +451,5 @@ PLUGIN: Final = AdapterPlugin(
     traits_by=_traits,
     open_by=_open,
     powers=CAPABILITIES,
+    tried="the whole of it runs here",
 )

@@ -509,4 +509,5 @@ PLUGIN: Final = AdapterPlugin(
     traits_by=_traits,
     open_by=_open,
     powers=SlurmProvider.capabilities,
+    tried="a real Slurm on one computer",
 )

@@ -411,4 +411,5 @@ PLUGIN: Final = AdapterPlugin(
     traits_by=_traits,
     open_by=_open,
     powers=SshProvider.capabilities,
+    tried="a real ssh server on one computer",
 )

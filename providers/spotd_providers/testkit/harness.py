@@ -325,6 +325,8 @@ class Harness(MarketKnobs, ABC):
     """One provider, opened against its fake cloud. A fresh one is made for every behaviour."""
 
     plugin: ClassVar[ProviderPlugin]
+    key_exchanges: ClassVar[frozenset[str]] = frozenset()
+    """Paths whose body has to hold the key, since the cloud gives a token for it there."""
 
     def __init__(
         self,

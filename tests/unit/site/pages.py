@@ -221,6 +221,7 @@ def powers() -> str:
             (_POWERS[power], f"`{power}`", *(cell(declared[name][power]) for name, _ in bundled))
             for power in sorted(Power, key=[*_POWERS, *Power].index)
         ]
+        rows.append(("what it was run against", "", *(str(getattr(one, "tried")) for _, one in bundled)))  # noqa: B009 - as above
         yield from _table(("", "power", *(f"`{name}`" for name, _ in bundled)), rows)
         for name, plugin in bundled:
             yield from (f"## {plugin.title}: what is missing, and why", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -46,6 +44,7 @@ from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.serve import Call, Canned
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.lambdacloud import EDGE_ERROR, JUPYTER_TOKEN, Quirks, some_kinds
+from tests.unit.providers.damaged import damaged
 from tests.unit.providers.lambdacloud.harness import LambdaHarness, open_harness, play
 
 
@@ -255,41 +254,6 @@ MACHINE = {
     "tags": [{"key": "spotd-key", "value": "spotd-lab-j0b-1"}],
     "instance_type": some_kinds()[0].row(), "region": {"name": "us-west-1"}, "jupyter_token": "t",
 }  # fmt: skip
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(allow_nan=True, allow_infinity=True),
-    st.text(max_size=20),
-    st.sampled_from([-1, 0, -0.0, 75.5, 1e308, 2**63, 2**1024, "NaN", "75", "\ud800", "", "N/A", "H100 (9999 GB)"]),
-)
-junk = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-)
-
-
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for name, one in inner for found in _paths(one, (*path, name)))]
-
-
-@st.composite
-def damaged(draw: st.DrawFn, payload: Any) -> Any:
-    """The payload with one to three of its values, at any depth, replaced or dropped."""
-    found = copy.deepcopy(payload)
-    for _ in range(draw(st.integers(1, 3))):
-        paths = [path for path in _paths(found) if path]
-        if not paths:
-            break
-        *way, last = draw(st.sampled_from(paths))
-        place = found
-        for name in way:
-            place = place[name]
-        if draw(st.integers(0, 3)):
-            place[last] = draw(junk)
-        else:
-            del place[last]
-    return found
 
 
 def judge_types(data: Any) -> None:

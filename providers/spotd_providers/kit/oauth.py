@@ -1,0 +1,74 @@
+"""A key that is a pair of client id and secret, exchanged for tokens that run out: client credentials of OAuth 2."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Final
+
+import anyio
+
+from spotd_providers.contract.errors import AuthFailed, Unavailable
+from spotd_providers.contract.provider import Clock, Services
+from spotd_providers.kit.calls import Rest
+from spotd_providers.kit.http import AnswerLost, Http, open_http
+from spotd_providers.kit.rest import READ_TIMEOUT_S, Dialect, RestClient
+from spotd_providers.kit.shapes import decode_or_none
+
+TOKEN_MARGIN: Final = timedelta(seconds=60)
+TOKEN_LIFE_MAX: Final = timedelta(hours=12)
+
+
+class Tokens:
+    """Bearer tokens for the pair of client id and secret, fetched when one is about to run out or was refused."""
+
+    def __init__(self, http: Http, path: str, pair: tuple[str, str], *, who: str, clock: Clock) -> None:
+        self._http = http
+        self._path = path
+        self._who = who
+        self._clock = clock
+        self._body = {"grant_type": "client_credentials", "client_id": pair[0], "client_secret": pair[1]}
+        self._token = ""
+        self._left = Rest(clock)
+        self._one = anyio.Lock()
+
+    async def __call__(self, another: bool) -> str:  # noqa: FBT001 - the form of a token source
+        refused = self._token
+        async with self._one:
+            if self._token and self._left.left() > timedelta(0) and not (another and self._token == refused):
+                return self._token
+            try:
+                answer = await self._http.send("POST", self._path, json_body=self._body)
+            except AnswerLost as exc:
+                raise Unavailable(f"{self._who}'s answer to a request for a token was lost") from exc
+            said = decode_or_none(answer.body, who=self._who)
+            if answer.status in (400, 401, 403) and isinstance(said, dict):
+                raise AuthFailed(f"{self._who} refused the pair of client_id and api_key ({answer.status})")
+            token = said.get("access_token") if isinstance(said, dict) and answer.status < 300 else None
+            if not isinstance(token, str) or not token.isascii() or not token.isprintable() or not token:
+                raise Unavailable(f"{self._who} answered {answer.status} to a request for a token, and no token")
+            life = said.get("expires_in")
+            known = isinstance(life, int | float) and 0 < life < TOKEN_LIFE_MAX.total_seconds()
+            span = timedelta(seconds=life) if known else TOKEN_MARGIN * 2
+            self._token, self._left = token, Rest(self._clock)
+            self._left.take(span - min(TOKEN_MARGIN, span / 4))
+            return token
+
+
+@asynccontextmanager
+async def open_with_tokens(
+    base_url: str, dialect: Dialect, services: Services, *, client_id: str, path: str, key_hint: str
+) -> AsyncIterator[RestClient]:
+    """Open the client of one account, whose requests carry a token that `path` gives.
+
+    Raises:
+        AuthFailed: there is no pair; `key_hint` says which settings name it.
+    """
+    if not services.credential or not client_id:
+        raise AuthFailed(f"{dialect.who} needs a pair of client id and secret: {key_hint}")
+    headers, pair = {"accept": "application/json"}, (client_id, services.credential)
+    async with open_http(base_url, headers=headers, timeout_s=READ_TIMEOUT_S) as keys:
+        tokens = Tokens(keys, path, pair, who=dialect.who, clock=services.clock)
+        async with open_http(base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=tokens) as http:
+            yield RestClient(http, dialect, clock=services.clock, rng=services.rng)

@@ -1,0 +1,1 @@
+"""Verda, formerly DataCrunch: virtual machines at fixed spot and on-demand prices."""
