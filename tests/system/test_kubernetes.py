@@ -28,6 +28,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kubernetes import plugin
 from spotd_providers.kubernetes.plugin import PLUGIN, RIGHTS, WIDE_RIGHTS, KubernetesProvider
+from spotd_providers.kubernetes.ports import open_pod_port
 from tests.system.engines.kube import H100, Kube, KubeNode, running_kube
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -51,11 +52,17 @@ class RealClock:
 
 
 @pytest.fixture(scope="module")
-def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
     with running_kube(tmp_path_factory.mktemp("kube")) as found:
         for name, labels in (("own-1", H100), ("spot-1", SPOT)):
             found.add_node(KubeNode(name=name, labels=labels, allocatable=_room("2")))
         yield found
+
+
+@pytest.fixture
+def kube(started: Kube) -> Kube:
+    started.empty("own-1", "spot-1")
+    return started
 
 
 def _room(gpus: str) -> dict[str, str]:
@@ -389,3 +396,36 @@ def test_a_quota_and_a_policy_of_the_cluster_are_refusals_and_not_a_wrong_key(ku
         assert await provider.find(request.key) == ()
 
     play(kube, tmp_path, story)
+
+
+def test_a_port_that_the_cluster_gives_no_way_to_is_refused_in_its_words(kube: Kube, tmp_path: Path) -> None:
+    """There is no kubelet, so every way ends at the API server."""
+    path = "/api/v1/namespaces/spotd/pods/nope/portforward"
+
+    async def story(provider: KubernetesProvider) -> None:
+        request = await ask_for(provider)
+        made = (await provider.launch(request)).instance
+        await seen(provider, request.key, is_running)
+        with pytest.raises(Unavailable, match=r"port 6006 of the pod \(HTTP 500\) no preferred addresses found"):
+            await provider.open_port(made.ref, 6006)
+        with pytest.raises(Unavailable, match=r'\(HTTP 404\) pods "nope" not found'):
+            await open_pod_port(provider._cluster, path, 6006)
+        with pytest.raises(Unavailable, match=r"\(HTTP 200\)"):  # an answer without an upgrade, as of a proxy
+            await open_pod_port(provider._cluster, "/api/v1/namespaces/spotd/pods", 6006)
+        kube.end("kube-apiserver")
+        with pytest.raises(Unavailable, match="gives no way to port 6006 of the pod"):
+            await open_pod_port(provider._cluster, path, 6006)
+        await asyncio.to_thread(kube.restart_api)
+        await provider.terminate(made.ref)
+        await gone(provider, request.key)
+        with pytest.raises(Unavailable, match="shows no running pod"):
+            await provider.open_port(made.ref, 6006)
+
+    play(kube, tmp_path, story)
+    for token, words in (("least-token", "does not allow: create pods/portforward"), ("no-token", "does not take the")):
+
+        async def refused(provider: KubernetesProvider, words: str = words) -> None:
+            with pytest.raises(AuthFailed, match=words):
+                await open_pod_port(provider._cluster, path, 6006)
+
+        play(kube, tmp_path, refused, token=token)

@@ -75,6 +75,10 @@ def job_name(key: str) -> str:
     return f"{key[: NAME_CHARS_MAX - 17]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
+Disruption = tuple[Loss | None, str]
+"""Why a pod is taken away, `None` where it is not; and in which words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObjects:
     """The objects of one machine. `job` is empty where only pods of it are left."""
@@ -201,6 +205,8 @@ def job_of(request: LaunchRequest, settings: KubernetesSettings) -> dict[str, An
             "completions": 1,
             "parallelism": 1,
             "podReplacementPolicy": "Failed",
+            # It ends the Job as backoffLimit does; the Job then says why, for as long as it is there. Its pod is not.
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}]},
             "suspend": settings.queue is not None,
             "ttlSecondsAfterFinished": int(KEPT_FOR.total_seconds()),
             "template": {"metadata": {"labels": labels, "annotations": {**notes, **kept}}, "spec": pod},
@@ -264,9 +270,12 @@ class _Seen:
 
 
 def as_instance(
-    row: JobObjects, key: AttemptKey, settings: KubernetesSettings, now: datetime, *, had_pod: bool = False
+    row: JobObjects, key: AttemptKey, settings: KubernetesSettings, now: datetime, *, had_pod: Disruption | None = None
 ) -> Instance | None:
-    """Translate the objects of one machine; `None` where they do not even name one."""
+    """Translate the objects of one machine; `None` where they do not even name one.
+
+    `had_pod` is what was seen of its pods before (`disruption_of`), as a pod that is evicted may soon be no more.
+    """
     if not row.uid or not row.name:
         return None
     pod = next((one for one in reversed(row.pods) if not _is_over(one)), row.pods[-1] if row.pods else None)
@@ -290,7 +299,12 @@ def as_instance(
 
 
 def _seen(
-    row: JobObjects, pod: Mapping[str, Any] | None, settings: KubernetesSettings, now: datetime, *, had_pod: bool
+    row: JobObjects,
+    pod: Mapping[str, Any] | None,
+    settings: KubernetesSettings,
+    now: datetime,
+    *,
+    had_pod: Disruption | None,
 ) -> _Seen:
     is_deleted = not row.job or bool(text(child(row.job, "metadata"), "deletionTimestamp"))
     if pod is None:
@@ -316,16 +330,19 @@ def _seen(
     return _waiting(pod, settings, now)
 
 
-def _without_pod(job: Mapping[str, Any], *, is_deleted: bool, had_pod: bool) -> _Seen:
+def _without_pod(job: Mapping[str, Any], *, is_deleted: bool, had_pod: Disruption | None) -> _Seen:
     """Judge a Job that has no pod: not yet, not any more, or taken out of its queue."""
     final = next((one for one in _conditions(job) if one["type"] in ("Complete", "Failed") and one["is"]), None)
     if final is not None:
-        loss = Loss.SELF if final["type"] == "Complete" else Loss.HOST_LOST
-        at = instant(final["since"])
-        return _Seen(state=InstanceState.GONE, loss=loss, detail=str(final["message"]), ended_at=at)
+        loss, detail = had_pod or (None, "")
+        if loss is None and final["reason"] == "PodFailurePolicy":
+            loss, detail = Loss.PREEMPTED, str(final["message"])
+        if loss is None:
+            loss, detail = Loss.SELF if final["type"] == "Complete" else Loss.HOST_LOST, str(final["message"])
+        return _Seen(state=InstanceState.GONE, loss=loss, detail=detail, ended_at=instant(final["since"]))
     if is_deleted:
         return _Seen(state=InstanceState.ENDING)
-    if _is_suspended_again(job, had_pod=had_pod):
+    if _is_suspended_again(job, had_pod=had_pod is not None):
         return _Seen(state=InstanceState.PAUSED, loss=Loss.PREEMPTED, detail="its queue took the place away")
     waits = "waits in its queue" if child(job, "spec").get("suspend") is True else "has no pod yet"
     return _Seen(state=InstanceState.PENDING, detail=f"the Job {waits}")
@@ -351,7 +368,12 @@ def _over(pod: Mapping[str, Any]) -> _Seen:
     return _Seen(state=InstanceState.GONE, loss=loss, detail=detail, ended_at=at)
 
 
-def _disruption(pod: Mapping[str, Any]) -> tuple[Loss | None, str]:
+def disruption_of(pods: Sequence[Mapping[str, Any]]) -> Disruption:
+    """Return why the newest pod that is taken away is, as far as its conditions say so."""
+    return next((found for pod in reversed(pods) if (found := _disruption(pod))[0]), (None, ""))
+
+
+def _disruption(pod: Mapping[str, Any]) -> Disruption:
     found = next((one for one in _conditions(pod) if one["type"] == "DisruptionTarget" and one["is"]), None)
     if found is None:
         return None, ""

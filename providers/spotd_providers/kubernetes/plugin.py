@@ -47,8 +47,10 @@ from spotd_providers.kit.text import clean
 from spotd_providers.kubernetes.access import Cluster, open_cluster
 from spotd_providers.kubernetes.machines import (
     JOB_OF_POD,
+    Disruption,
     JobObjects,
     as_instance,
+    disruption_of,
     job_of,
     owner_of,
     rows_of,
@@ -112,7 +114,7 @@ class KubernetesProvider(ProviderTemplate):
         self._http = cluster.http
         self._address = cluster.address
         self._settings = settings
-        self._had_pod: dict[str, None] = {}
+        self._had_pod: dict[str, Disruption] = {}
         self._kubeconfig = str(Path(settings.kubeconfig).expanduser())
         self._has_kubeconfig = settings.base_url is None and settings.kubeconfig != IN_CLUSTER
         missing = _MISSING if self._has_kubeconfig else {**_MISSING, Power.SHELL: _NO_SHELL}
@@ -250,11 +252,13 @@ class KubernetesProvider(ProviderTemplate):
         if not isinstance(raw, JobObjects):
             return None
         if raw.pods:
-            self._had_pod[raw.uid] = None
+            before = self._had_pod.get(raw.uid, (None, ""))
+            found = disruption_of(raw.pods)
+            self._had_pod[raw.uid] = before if found[0] is None else found
             while len(self._had_pod) > REMEMBERED_MAX:
                 del self._had_pod[next(iter(self._had_pod))]
         now = self._services.clock.now()
-        return as_instance(raw, key, self._settings, now, had_pod=raw.uid in self._had_pod)
+        return as_instance(raw, key, self._settings, now, had_pod=self._had_pod.get(raw.uid))
 
     async def _buy(self, request: LaunchRequest) -> Instance:
         require_launchable(

@@ -6,6 +6,7 @@ each holds the port only. The way carries no half-closed connection.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import anyio
@@ -14,7 +15,7 @@ from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.kit.boundary import install_command
 from spotd_providers.kit.text import clean
 from spotd_providers.kubernetes.access import Cluster
-from spotd_providers.kubernetes.wire import WHO
+from spotd_providers.kubernetes.wire import WHO, problem_of
 
 OPEN_S: Final = 20.0
 CLOSE_S: Final = 5.0
@@ -66,6 +67,15 @@ class PodPort:
             await self._socket.close()
 
 
+def _words(body: bytes) -> str:
+    """Return what a refusal says: the message of a `Status`, or the text of whatever stands before the API server."""
+    try:
+        problem = problem_of(json.loads(body))
+    except ValueError:
+        problem = None
+    return clean(problem.text if problem and problem.text else body.decode("utf-8", "replace"))
+
+
 async def open_pod_port(cluster: Cluster, path: str, port: int) -> PodPort:
     """Connect to a port of the pod whose `portforward` is at this path.
 
@@ -96,9 +106,11 @@ async def open_pod_port(cluster: Cluster, path: str, port: int) -> PodPort:
                     status = exc.response.status_code
                     if status == 401 and not refused:
                         continue
-                    if status in (401, 403):
-                        raise AuthFailed(f"{WHO} may not: create pods/portforward") from exc
-                    said = clean(bytes(exc.response.body or b"").decode("utf-8", "replace"))
+                    if status == 401:
+                        raise AuthFailed(f"{WHO} does not take the token of the kubeconfig or of api_key") from exc
+                    if status == 403:
+                        raise AuthFailed(f"{WHO} does not allow: create pods/portforward") from exc
+                    said = _words(bytes(exc.response.body or b""))
                     raise Unavailable(f"{WHO} gives no way to port {port} of the pod (HTTP {status}) {said}") from exc
     except failures as exc:
         raise Unavailable(f"{WHO} gives no way to port {port} of the pod ({type(exc).__name__})") from exc

@@ -26,7 +26,7 @@ from spotd_providers.contract.values import (
     Secret,
 )
 from spotd_providers.kit.rest import Meaning
-from spotd_providers.kubernetes.machines import as_instance, job_name, job_of, rows_of, secrets_of
+from spotd_providers.kubernetes.machines import as_instance, disruption_of, job_name, job_of, rows_of, secrets_of
 from spotd_providers.kubernetes.market import offers_of, used_by_node
 from spotd_providers.kubernetes.wire import DIALECT, KubernetesSettings, instant, problem_of, quantity
 
@@ -238,10 +238,12 @@ def condition(kind: str, reason: str, value: str = "True", *, ago: timedelta = t
     }
 
 
-def seen(*pods: dict[str, Any], a_job: dict[str, Any] | None = None) -> Instance:
+def seen(
+    *pods: dict[str, Any], a_job: dict[str, Any] | None = None, had_pod: tuple[Loss | None, str] | None = None
+) -> Instance:
     rows = rows_of([job() if a_job is None else a_job] if a_job != {} else [], pods)
     assert rows[0] is not None
-    found = as_instance(rows[0], KEY, SETTINGS, NOW)
+    found = as_instance(rows[0], KEY, SETTINGS, NOW, had_pod=had_pod)
     assert found is not None
     return found
 
@@ -325,6 +327,7 @@ def test_a_job_that_is_deleted_ends_as_long_as_its_pod_is_there() -> None:
     [
         (job(conditions=[condition("Complete", "")]), InstanceState.GONE, Loss.SELF),
         (job(conditions=[condition("Failed", "BackoffLimitExceeded")]), InstanceState.GONE, Loss.HOST_LOST),
+        (job(conditions=[condition("Failed", "PodFailurePolicy")]), InstanceState.GONE, Loss.PREEMPTED),
         (job(conditions=[condition("Failed", "x", "False")]), InstanceState.PENDING, None),
     ],
 )
@@ -333,6 +336,15 @@ def test_a_job_without_a_pod_is_judged_by_its_own_conditions(
 ) -> None:
     found = seen(a_job=a_job)
     assert (found.state, found.loss) == (state, loss)
+
+
+@pytest.mark.parametrize("ended", [condition("Complete", ""), condition("Failed", "BackoffLimitExceeded")])
+def test_a_job_whose_pod_was_taken_away_is_preempted_also_once_the_pod_is_no_more(ended: dict[str, Any]) -> None:
+    taken = own_pod(**LEAVING, status={"conditions": [condition("DisruptionTarget", "PreemptionByScheduler")]})
+    seen_before = disruption_of((taken,))
+    assert seen_before == (Loss.PREEMPTED, "PreemptionByScheduler: about PreemptionByScheduler")
+    found = seen(a_job=job(conditions=[ended]), had_pod=seen_before)
+    assert (found.state, found.loss, found.detail) == (InstanceState.GONE, *seen_before)
 
 
 def test_a_job_that_waits_in_a_queue_is_told_from_one_that_lost_its_place() -> None:
@@ -357,6 +369,7 @@ def test_a_job_is_never_started_twice_by_the_cluster_itself() -> None:
     spec = job_of(request(), SETTINGS)["spec"]
     assert (spec["backoffLimit"], spec["completions"], spec["parallelism"]) == (0, 1, 1)
     assert spec["podReplacementPolicy"] == "Failed"
+    assert [one["action"] for one in spec["podFailurePolicy"]["rules"]] == ["FailJob"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 

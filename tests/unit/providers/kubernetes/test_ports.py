@@ -110,7 +110,7 @@ def test_what_the_kubelet_complains_of_is_said() -> None:
 @pytest.mark.parametrize(
     ("refusals", "kind", "words"),
     [
-        ([HTTPStatus.UNAUTHORIZED, HTTPStatus.UNAUTHORIZED], AuthFailed, "create pods/portforward"),
+        ([HTTPStatus.UNAUTHORIZED, HTTPStatus.UNAUTHORIZED], AuthFailed, "does not take the token"),
         ([HTTPStatus.FORBIDDEN], AuthFailed, "create pods/portforward"),
         ([HTTPStatus.NOT_FOUND], Unavailable, "HTTP 404"),
         ([HTTPStatus.BAD_GATEWAY], Unavailable, "HTTP 502"),
