@@ -424,6 +424,29 @@ def test_a_port_of_a_job_is_reached_from_the_login_node_for_as_long_as_it_runs(s
     play(slurm, tmp_path, story)
 
 
+def test_what_the_controller_forgot_is_known_to_accounting(tmp_path: Path) -> None:
+    with running_slurm(tmp_path / "own", accounting=True) as own:
+
+        async def story(provider: SlurmProvider) -> None:
+            [line] = [one for one in await provider.check() if one.name == "accounting"]
+            assert (line.ok, line.detail) == (True, "on")
+            request = await ask_for(provider)
+            made = (await provider.launch(request)).instance
+            await listed(provider, request.key, is_running)
+            await provider.terminate(made.ref)
+            number = number_of(made)
+            await asyncio.to_thread(own.wait_until, lambda: not own.job(number))
+            await asyncio.to_thread(own.wait_until, lambda: "CANCELLED" in own.past(number))
+            assert await provider.find(request.key) == (), "both know it, and it is over"
+            # A "runaway" job: a controller that lost its state has told accounting nothing of its end.
+            own.forget_end(number)
+            assert own.past(number) == "RUNNING"
+            with pytest.raises(Unavailable, match=f"does not prove that {request.key} is absent"):
+                await provider.find(request.key)
+
+        play(own, tmp_path, story)
+
+
 def test_a_cluster_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
     with running_slurm(tmp_path / "own") as own:
         number = own.run("sbatch", "--parsable", "--mem=100", "--output=/dev/null", "--wrap", "sleep 600").strip()

@@ -44,7 +44,7 @@ GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=2,bf_interval=2
-AccountingStorageType=accounting_storage/none
+{accounting}
 JobAcctGatherType=jobacct_gather/none
 StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool/%n
@@ -52,9 +52,33 @@ SlurmctldPidFile={root}/run/slurmctld.pid
 SlurmdPidFile={root}/run/%n.pid
 SlurmctldLogFile={root}/log/slurmctld
 SlurmdLogFile={root}/log/%n
+MinJobAge={job_age_s}
 {nodes}
 PartitionName=spot Nodes=n[1-3] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=prod Nodes=n[1-3] PriorityTier=10 PreemptMode=OFF MaxTime=60
+"""
+
+
+_NO_ACCOUNTING: Final = "AccountingStorageType=accounting_storage/none"
+_ACCOUNTING: Final = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort={port}
+AccountingStoragePass={root}/run/munge.socket"""
+_DBD: Final = """\
+AuthType=auth/munge
+AuthInfo=socket={root}/run/munge.socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+LogFile={root}/log/slurmdbd
+PidFile={root}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database}
+StorageUser=slurm
+StorageLoc=slurm_acct_db
 """
 
 
@@ -64,6 +88,7 @@ class Slurm:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.config = root / "slurm.conf"
+        self._database: subprocess.Popen[bytes] | None = None
         self._environ = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.config)}
 
     def run(self, *words: str, check: bool = True) -> str:
@@ -75,6 +100,42 @@ class Slurm:
 
     def start_controller(self) -> None:
         self.run("slurmctld", "-i")
+
+    def start_accounting(self, port: int, database: int) -> None:
+        """Start a database and `slurmdbd`, and register the cluster there."""
+        data, socket_ = self.root / "database", self.root / "run" / "database.socket"
+        install = ("mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--skip-test-db")
+        self.run(*install, "--auth-root-authentication-method=normal")
+        with (self.root / "log" / "database").open("wb") as log:
+            command = (
+                "mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={socket_}",
+                "--bind-address=127.0.0.1", f"--port={database}", f"--pid-file={self.root / 'run' / 'database.pid'}",
+                "--innodb-buffer-pool-size=32M", "--innodb-flush-log-at-trx-commit=0",
+            )  # fmt: skip
+            self._database = subprocess.Popen(
+                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.wait_until(socket_.exists)
+        user = "slurm@127.0.0.1"
+        self._sql(f"create database slurm_acct_db; create user {user}; grant all on slurm_acct_db.* to {user}")
+        config = self.root / "slurmdbd.conf"
+        config.write_text(_DBD.format(root=self.root, port=port, database=database))
+        config.chmod(0o600)
+        self.run("slurmdbd")
+        self.wait_until(self._is_registered)
+
+    def _is_registered(self) -> bool:
+        self.run("sacctmgr", "-i", "add", "cluster", "test", check=False)
+        return "test" in self.run("sacctmgr", "-n", "show", "cluster", "format=cluster", check=False)
+
+    def _sql(self, text: str) -> None:
+        reached = f"--socket={self.root / 'run' / 'database.socket'}"
+        self.run("mariadb", "--no-defaults", reached, "-u", "root", "-e", text)
+
+    def forget_end(self, number: str) -> None:
+        """Let accounting have a job as running, as after an end that it was not told of."""
+        table = "slurm_acct_db.test_job_table"
+        self._sql(f"update {table} set state = 1, time_end = 0 where id_job = {int(number)}")  # noqa: S608 - a number
 
     def stop_controller(self) -> None:
         """Stop it in order: one that is killed forgets a job of the last seconds, which it has not written down."""
@@ -126,6 +187,10 @@ class Slurm:
         text = self.run("scontrol", "show", "job", "-o", number, check=False)
         return dict(one.split("=", 1) for one in text.split() if "=" in one)
 
+    def past(self, number: str) -> str:
+        """Return the state of a job in accounting."""
+        return self.run("sacct", "-n", "-X", "-j", number, "-o", "State%20").strip()
+
     def take_all(self) -> str:
         """Ask for all nodes in the partition that is never preempted; return the job's number."""
         words = (
@@ -155,8 +220,10 @@ class Slurm:
         with suppress(Exception):
             for number in self.run("squeue", "-h", "-o", "%A", check=False).split():
                 self.run("scancel", "--signal=KILL", "--full", number, check=False)
-        for name in (*NODES, "slurmctld", "munged"):
+        for name in (*NODES, "slurmctld", "slurmdbd", "database", "munged"):
             self._kill(name)
+        if self._database is not None:
+            self._database.wait(20)
         deadline = time.monotonic() + READY_S
         while (left := self.processes()) and time.monotonic() < deadline:
             for pid in left:
@@ -201,31 +268,45 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def require_slurm() -> None:
+def require_slurm(*, accounting: bool = False) -> None:
     """Skip the test where a real Slurm cannot be started."""
-    missing = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name, path=PATH) is None]
+    packages = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
+    packages |= {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"} if accounting else {}
+    missing = [name for name in packages if shutil.which(name, path=PATH) is None]
     if missing:
-        pytest.skip(f"{missing[0]} is not installed (apt-get install slurm-wlm munge)")
+        pytest.skip(f"{missing[0]} is not installed (apt-get install {packages[missing[0]]})")
     if os.getuid() != 0:
         pytest.skip("nodes of Slurm are started by root only")
 
 
 @contextmanager
-def running_slurm(root: Path) -> Iterator[Slurm]:
-    """Start munge, a controller and three nodes with two GPUs each; end all of it afterwards."""
-    require_slurm()
+def running_slurm(root: Path, *, accounting: bool = False) -> Iterator[Slurm]:
+    """Start munge, a controller and three nodes with two GPUs each; end all of it afterwards.
+
+    With accounting the controller forgets a job soon after its end, so that `sacct` alone knows of it.
+    """
+    require_slurm(accounting=accounting)
     for folder in ("run", "log", "state", "dev", *(f"spool/{name}" for name in NODES)):
         (root / folder).mkdir(parents=True)
     key = root / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    port, *ports = _free_ports(1 + len(NODES))
+    port, dbd, database, *ports = _free_ports(3 + len(NODES))
     nodes = "\n".join(
         f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={own} CPUs=2 RealMemory=2000"
         f" Gres=gpu:h100:2 State=UNKNOWN"
         for name, own in zip(NODES, ports, strict=True)
     )
-    (root / "slurm.conf").write_text(_CONFIG.format(port=port, root=root, nodes=nodes, grace=GRACE_S))
+    (root / "slurm.conf").write_text(
+        _CONFIG.format(
+            port=port,
+            root=root,
+            nodes=nodes,
+            grace=GRACE_S,
+            job_age_s=2 if accounting else 300,
+            accounting=_ACCOUNTING.format(root=root, port=dbd) if accounting else _NO_ACCOUNTING,
+        )
+    )
     lines = []
     for name in NODES:
         for number in range(2):
@@ -242,6 +323,8 @@ def running_slurm(root: Path) -> Iterator[Slurm]:
             "munged", f"--socket={run}/munge.socket", f"--key-file={key}", f"--pid-file={run}/munged.pid",
             f"--log-file={root}/log/munged", f"--seed-file={run}/seed", "--force",
         )  # fmt: skip
+        if accounting:
+            slurm.start_accounting(dbd, database)
         slurm.start_controller()
         for name in NODES:
             slurm.start_node(name)
