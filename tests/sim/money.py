@@ -219,6 +219,8 @@ def below_ceiling(result: Result) -> Iterator[str]:
             continue
         since = at - 3 * result.daemon.pace - OLD
         most = max([in_force(m.rates, since), *(rate for when, rate in m.rates if since <= when <= at)])
+        if most == 0 and all(begun == over for begun, over in m.spans):
+            continue  # it costs nothing while it waits for its place, and what it would cost is not accepted any more
         if most <= accepted:
             yield f"{m.key} was stopped at {at} although {most} is no more than the {accepted} accepted: {detail}"
 

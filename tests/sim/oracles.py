@@ -210,7 +210,9 @@ def excused(result: Result, m: Machine, at: datetime) -> bool:
     for begun, over in silences(m):
         if not begun <= at <= over + policy.silence_max + slack:
             continue
-        not_listed = any(begun - slack <= seen <= at for seen in m.lacking)
+        # A row that says it is over is a witness beside the silence, although it is wrong.
+        others = m.lacking if m.misstated_at is None else [*m.lacking, m.misstated_at]
+        not_listed = any(begun - slack <= seen <= at for seen in others)
         if over - begun + slack >= (policy.silence_max if not_listed else policy.silence_limit):
             return True
     return False

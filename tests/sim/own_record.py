@@ -22,6 +22,7 @@ from tests.sim.machines import gpus_of
 if TYPE_CHECKING:
     from tests.sim.daemon import Daemon
 
+MILLION: Final = 1_000_000
 REMEMBERED: Final = timedelta(days=7)
 Kind = tuple[str, int]
 
@@ -143,7 +144,7 @@ class OwnRecord:
                 yield f"{name} is not known"
             offered = [one for one in page[1] if one.gpu_count == count] if page is not None and is_fresh else []
             if offered:
-                prices = (one.gpu_price for one in offered if type(one.gpu_price) is int)
+                prices = (one.gpu_price * rules.fee_ppm // MILLION for one in offered if type(one.gpu_price) is int)
                 ceiling = ceiling_for("RTX_4090", count, job.spec.price, policy)
                 if ceiling is not None and min(prices, default=ceiling * count + 1) <= ceiling * max(1, count):
                     yield f"{count} at {name} is on offer"
