@@ -1,4 +1,4 @@
-"""Prime Intellect's HTTP API over a `PrimeCloud`; paths begin with `/api/v1`, and those of pods end with a slash."""
+"""Prime Intellect's HTTP API over a `PrimeCloud`; paths begin with `/api/v1`."""
 
 from __future__ import annotations
 
@@ -49,10 +49,8 @@ class PrimeApi(RestApi[PrimeCloud]):
             "/availability/gpu-summary": {"GET": self._summary},
             "/availability/multi-node": nothing,
             "/availability/disks": nothing,
-            "/pods": dict.fromkeys(("GET", "POST"), self._with_slash),
-            "/pods/": {"GET": self._list, "POST": self._create},
-            "/pods/status": {"GET": self._with_slash},
-            "/pods/status/": {"GET": self._statuses},
+            **self._either_slash("/pods", {"GET": self._list, "POST": self._create}),
+            **self._either_slash("/pods/status", {"GET": self._statuses}),
             "/pods/history": {"GET": self._history},
             "/pods/{id}": {"GET": self._show, "DELETE": self._delete},
             "/billing/wallet": {"GET": self._wallet},
@@ -71,10 +69,21 @@ class PrimeApi(RestApi[PrimeCloud]):
         status = 422 if refusal.code == "invalid_request" else refusal.status
         return as_json({"detail": refusal.detail or refusal.message}, status, refusal.headers)
 
-    @staticmethod
-    def _with_slash(request: Request, _: dict[str, Any]) -> Response:
-        query = f"?{request.url.query}" if request.url.query else ""
-        return Response(status_code=307, headers={"location": f"{request.url.path}/{query}"})
+    def _either_slash(self, path: str, methods: Mapping[str, Handler]) -> Mapping[str, Mapping[str, Handler]]:
+        """The path with and without a slash at its end; one of them may be elsewhere."""
+
+        def handler(handle: Handler, form: str) -> Handler:
+            def answer(request: Request, body: dict[str, Any]) -> Any:
+                if self.cloud.quirks.slash in (form, "either"):
+                    return handle(request, body)
+                other = request.url.path.rstrip("/") + ("" if form == "with" else "/")
+                query = f"?{request.url.query}" if request.url.query else ""
+                return Response(status_code=307, headers={"location": other + query})
+
+            return answer
+
+        forms = {path: "without", f"{path}/": "with"}
+        return {place: {name: handler(one, form) for name, one in methods.items()} for place, form in forms.items()}
 
     def _require_whole(self, end: int) -> None:
         """
@@ -221,7 +230,7 @@ class PrimeApi(RestApi[PrimeCloud]):
         for name, fits in _POD.items():
             if (wish.get(name) is None and name in _REQUIRED) or (wish.get(name) is not None and not fits(wish[name])):
                 raise _unprocessable(("body", "pod", name), "Input is invalid")
-        if wish["image"] == "custom_template" and wish.get("customTemplateId") not in self.cloud.templates:
+        if wish.get("image") == "custom_template" and wish.get("customTemplateId") not in self.cloud.templates:
             raise RestRefusal(404, "Template not found")
         pod = self.cloud.create(wish, upstream["type"])
         return as_json(self._row(pod), self.cloud.quirks.create_status)
@@ -277,7 +286,7 @@ class PrimeApi(RestApi[PrimeCloud]):
             "nothing": lambda one: [None],
         }
         form = forms[self.cloud.quirks.address]
-        ports = [{"internal": 22, "external": 22, "protocol": "TCP", "usedBy": "SSH", "description": "SSH"}]
+        ports = [{"internal": "22", "external": "22", "protocol": "TCP", "usedBy": "SSH", "description": "SSH"}]
         return {"sshConnection": form(login), "ip": form(ip), "primePortMapping": ports if login else []}
 
     # --- money ----------------------------------------------------------------------------------------------------
@@ -310,6 +319,7 @@ def _billing(pod: PrimePod, number: int, at: datetime, amount: float) -> dict[st
     return {
         "id": f"billing-{number}",
         "created_at": _instant(pod.launched_at),
+        "updated_at": _instant(at),
         "last_billed_at": _instant(at),
         "amount_usd": amount,
         "currency": "USD",
@@ -351,7 +361,7 @@ def _amount(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
-_REQUIRED: Final = ("cloudId", "gpuType", "socket", "gpuCount", "image")
+_REQUIRED: Final = ("cloudId", "gpuType", "socket", "gpuCount")
 _POD: Final[Mapping[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("name", "cloudId", "gpuType", "socket", "image", "customTemplateId"), is_text),
     **dict.fromkeys(("dataCenterId", "country", "security", "sshKeyId", "jupyterPassword"), is_text),

@@ -39,6 +39,8 @@ class PrimeQuirks(RestQuirks):
         capacity: the refusal of a create for which the upstream cloud has nothing: 409 or 503.
         create_status: 200 or 201.
         address: `sshConnection` and `ip` as a text, a list, or a list of nothing.
+        slash: paths of pods end with one (reference), without one (official client), or either way [U]; the other form
+            is a redirect with status 307.
         cost_name: the price in rows of `/pods/status/` [U].
         undeletable: statuses in which a delete is refused [U]; `delete_again`: so is one of what is being deleted [U].
         preempted_shows: what a pod becomes that is taken away; `ERROR` bills on by `error_bills` [U].
@@ -63,6 +65,7 @@ class PrimeQuirks(RestQuirks):
     capacity: RestRefusal = field(default_factory=lambda: RestRefusal(409, "No capacity: the GPU is not available"))
     create_status: int = 200
     address: Literal["text", "list", "nothing"] = "text"
+    slash: Literal["with", "without", "either"] = "with"
     cost_name: Literal["priceHr", "costPerHr"] = "priceHr"
     undeletable: frozenset[str] = frozenset()
     delete_again: bool = False
@@ -301,7 +304,7 @@ class PrimeCloud(RestCloud[PrimeQuirks, PrimePod]):
             )
         if sold.prepaid_hours and body.get("prepaidForHr") is None:
             raise RestRefusal(422, "This configuration has to be paid ahead: prepaidForHr is required")
-        if body["image"] not in sold.images:
+        if body.get("image") not in (None, *sold.images):
             raise RestRefusal(422, "The image is not available for this configuration")
 
     @staticmethod

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from spotd_providers.testkit.serve import Call, RecordedRequest
 from tests.fakes.rest import MONTH_HOURS, Handler, RestApi, RestRefusal, as_json, bearer, edited, is_text
 from tests.fakes.verda.cloud import VerdaCloud, VerdaInstance, VerdaVolume
-from tests.fakes.verda.records import CREATE, IMAGES, JUPYTER_TOKEN, LOCATIONS, REQUIRED, VerdaType, refusal, texts
+from tests.fakes.verda.records import CREATE, IMAGE_IDS, JUPYTER_TOKEN, LOCATIONS, REQUIRED, VerdaType, refusal, texts
 
 EUR_PER_USD: Final = 0.9
 _POWER: Final = ("boot", "start", "shutdown", "force_shutdown", "configure_spot", "delete_stuck")
@@ -171,10 +171,10 @@ class VerdaApi(RestApi[VerdaCloud]):
         asked = request.query_params.get("instance_type")
         if asked is not None and asked not in self.cloud.types:
             raise refusal("invalid_request", "Invalid instance type")
-        images = self.cloud.types[asked].images if asked else IMAGES
         return [
-            {"id": f"image-{IMAGES.index(one)}", "image_type": one, "name": one.title(), "details": []}
-            for one in images
+            {"id": image_id, "image_type": name, "name": name.title(), "details": []}
+            for image_id, name in IMAGE_IDS.items()
+            if not asked or name in self.cloud.types[asked].images
         ]
 
     def _balance(self, _: Request, __: dict[str, Any]) -> Any:
@@ -241,7 +241,9 @@ class VerdaApi(RestApi[VerdaCloud]):
         kind, volume = cloud.types.get(body["instance_type"]), cloud.volumes.get(body["image"])
         if kind is None:
             raise refusal("invalid_request", "Invalid instance type")
-        if body["image"] not in kind.images and (volume is None or volume.instance_id or volume.deleted_at):
+        if IMAGE_IDS.get(body["image"], body["image"]) not in kind.images and (
+            volume is None or volume.instance_id or volume.deleted_at
+        ):
             raise refusal("invalid_request", "Operating system is not valid for this instance type")
         if body.get("startup_script_id") not in (None, *cloud.scripts):
             raise refusal("not_found", "Invalid startup script id")
@@ -357,12 +359,12 @@ def _volume_row(cloud: VerdaCloud, one: VerdaVolume) -> dict[str, Any]:
     monthly = cloud.gb_month_usd[one.kind] * one.size
     return {
         "id": one.volume_id,
-        "status": "deleted" if one.deleted_at else "attached" if one.instance_id else "detached",
+        "status": "deleted" if one.deleted_at else "attached" if cloud.owner_of(one) else "detached",
         "name": one.name,
         "size": one.size,
         "type": one.kind,
         "is_os_volume": one.is_os,
-        "instance_id": one.instance_id,
+        "instance_id": cloud.owner_of(one),
         "location": one.location,
         "created_at": _instant(one.made_at),
         "deleted_at": _instant(one.deleted_at),

@@ -16,7 +16,7 @@ from tests.fakes.verda.records import IMAGES, LOCATIONS, TRASH_KEEPS, VerdaQuirk
 
 @dataclass(slots=True, kw_only=True)
 class VerdaVolume:
-    """A disk. `kept_until` is the end of its stay in the trash."""
+    """A disk. `left` is the instance that had it until `left_at`; `kept_until` is the end of its stay in the trash."""
 
     volume_id: str
     name: str
@@ -26,6 +26,8 @@ class VerdaVolume:
     kind: str = "NVMe"
     is_os: bool = False
     instance_id: str | None = None
+    left: str | None = None
+    left_at: datetime | None = None
     deleted_at: datetime | None = None
     kept_until: datetime | None = None
 
@@ -251,9 +253,15 @@ class VerdaCloud(RestCloud[VerdaQuirks, VerdaInstance]):
         volume = self.volumes.get(volume_id)
         if volume is None:
             raise refusal("not_found", "Invalid volume id")
-        if volume.instance_id is not None:
+        if self.owner_of(volume) is not None:
             raise refusal("invalid_request", "Volume is attached to an instance")
         self._part(volume, permanently, self.clock.now())
+
+    def owner_of(self, volume: VerdaVolume) -> str | None:
+        """The instance that the volume is attached to, as the cloud sees it by now."""
+        left_at = volume.left_at
+        is_late = left_at is not None and self.clock.now() < left_at + self.quirks.volume_lag
+        return volume.left if is_late else volume.instance_id
 
     def action(self, instance_id: str, action: str) -> None:
         """
@@ -306,7 +314,8 @@ class VerdaCloud(RestCloud[VerdaQuirks, VerdaInstance]):
         owner = self.rented.get(volume.instance_id or "")
         if owner is not None and volume.volume_id in owner.volume_ids:
             owner.volume_ids.remove(volume.volume_id)
-        volume.instance_id = None
+        if volume.instance_id is not None:
+            volume.left, volume.left_at, volume.instance_id = volume.instance_id, at, None
         if permanently:
             self._purge(volume, at)
         elif permanently is False and volume.deleted_at is None:

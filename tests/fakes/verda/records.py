@@ -15,6 +15,7 @@ JUPYTER_TOKEN: Final = "fake-verda-jupyter-token-77aa"
 """Part of every instance's row; a secret that no adapter may keep."""
 OLD_IMAGES: Final = ("ubuntu-22.04-cuda-12.4-docker", "ubuntu-22.04-cuda-12.4")
 IMAGES: Final = (*OLD_IMAGES, "ubuntu-24.04-cuda-12.8-open", "ubuntu-24.04-cuda-12.8-open-docker")
+IMAGE_IDS: Final = {f"2404f580-1300-4111-82b3-f199fb9b70{number:02d}": name for number, name in enumerate(IMAGES)}
 TRASH_KEEPS: Final = timedelta(hours=96)
 YOUNG: Final = ("ordered", "provisioning", "validating")
 STATUSES: Final = {
@@ -58,6 +59,7 @@ class VerdaQuirks(RestQuirks):
         undeletable: statuses in which a delete is refused [U].
         results: answers of actions carry a result per id for several ids (`bulk`), always, or never [U].
         unnamed_volumes: what becomes of volumes that a delete does not name [U]; `trash_bills` [U].
+        volume_lag: so long after the end of its instance a volume is still attached to it.
         preempted_shows: what a spot instance becomes that is taken away [U].
         offline_bills: an instance that was shut down is billed on [U].
         stops_at_zero: an empty balance shuts instances down and, a day later, discontinues them [U].
@@ -94,6 +96,7 @@ class VerdaQuirks(RestQuirks):
     results: Literal["bulk", "always", "never"] = "bulk"
     unnamed_volumes: Literal["detached", "trash"] = "detached"
     trash_bills: bool = False
+    volume_lag: timedelta = timedelta(0)
     preempted_shows: Literal["discontinued", "offline", "nothing"] = "discontinued"
     offline_bills: bool = True
     stops_at_zero: bool = False

@@ -43,7 +43,6 @@ HOUR = 574_800 + 100 * 140
 INVALID: tuple[dict[str, Any], ...] = (
     {"cloudId": None},
     {"gpuCount": "1"},
-    {"image": None},
     {"diskSize": 49},
     {"diskSize": 3001},
     {"maxPrice": "0.6"},
@@ -104,6 +103,8 @@ def test_offers_come_in_pages_with_and_without_the_disk_in_their_price(tmp_path:
         assert [rows[one]["isSpot"] for one in ("n3-H100x1", "shared", "1A100.22V")] == [None, False, True]
         assert rows["shared"]["prices"]["onDemand"] is None
         assert rows["gone"]["stockStatus"] == "Unavailable"
+        ask.cloud.quirks.stock_words = ("Waitlist",)
+        assert {row["stockStatus"] for row in ask.offers().values()} == {"Waitlist", "Unavailable"}
         assert set(rows["moving"]["sharedDisk"].values()) == {None}
         ask.cloud.quirks.disk_in_price, ask.cloud.quirks.memory_total = False, True
         ask.cloud.quirks.empty_blocks, ask.cloud.quirks.lists_sold_out = "null", False
@@ -157,11 +158,15 @@ def test_a_pod_boots_installs_runs_its_template_with_its_variables_and_goes_to_t
         assert (past["id"], past["status"], past["totalBilledPrice"]) == (pod, "TERMINATED", ask.cloud.spent_usd())
 
 
-def test_a_path_without_its_slash_is_somewhere_else(tmp_path: Path) -> None:
-    with account(tmp_path) as ask:
+@pytest.mark.parametrize(("slash", "there", "elsewhere"), [("with", "/", ""), ("without", "", "/")])
+def test_a_path_with_the_other_slash_is_elsewhere(tmp_path: Path, slash: str, there: str, elsewhere: str) -> None:
+    with account(tmp_path, slash=slash) as ask:
         for method, path in (("GET", "/pods"), ("POST", "/pods"), ("GET", "/pods/status")):
-            reply = ask(method, f"{path}?a=1", {} if method == "POST" else None)
-            assert (reply.status, reply.headers["location"]) == (307, f"/api/v1{path}/?a=1")
+            reply = ask(method, f"{path}{elsewhere}?a=1", {} if method == "POST" else None)
+            assert (reply.status, reply.headers["location"]) == (307, f"/api/v1{path}{there}?a=1")
+        assert ask("GET", f"/pods{there}").status == 200
+        ask.cloud.quirks.slash = "either"
+        assert [ask("GET", f"/pods{end}").status for end in ("", "/")] == [200, 200]
 
 
 @pytest.mark.parametrize("bills_from", ["order", "active"])
@@ -260,8 +265,10 @@ def test_a_pod_without_a_template_waits_for_a_login(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shows", ["TERMINATED", "ERROR", "nothing"])
-def test_a_pod_that_is_taken_away_is_gone_broken_or_forgotten(tmp_path: Path, shows: str) -> None:
-    with account(tmp_path, preempted_shows=shows, lingers=timedelta(minutes=9), lists_ended=True) as ask:
+@pytest.mark.parametrize("bills", [True, False])
+def test_a_pod_that_is_taken_away_is_gone_broken_or_forgotten(tmp_path: Path, shows: str, bills: bool) -> None:
+    shown = {"lingers": timedelta(minutes=9), "lists_ended": True}
+    with account(tmp_path, preempted_shows=shows, error_bills=bills, **shown) as ask:
         pod = ask.create()
         ask.boot()
         ask.pod(pod)
@@ -271,6 +278,9 @@ def test_a_pod_that_is_taken_away_is_gone_broken_or_forgotten(tmp_path: Path, sh
         assert (reply.status == 404) if shows == "nothing" else reply.json["status"] == shows
         assert len(ask.get("/pods/")["data"]) == (shows != "nothing")
         assert ask.cloud.ledger.is_open(pod) is (shows == "ERROR")
+        before = ask.cloud.billed(pod)
+        ask.clock.advance(timedelta(minutes=6))
+        assert ask.cloud.billed(pod) - before == (HOUR // 10 if shows == "ERROR" and bills else 0)
         assert ask("DELETE", f"/pods/{pod}").status == (200 if shows == "ERROR" else 404)
 
 

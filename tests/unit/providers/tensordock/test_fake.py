@@ -213,10 +213,12 @@ def test_a_create_is_refused_by_cause(tmp_path: Path) -> None:
 
 
 def test_every_documented_shape_is_spoken(tmp_path: Path) -> None:
-    with account(tmp_path, gpus_shape="model", reply_shape="attributes", create_status=200) as ask:
+    with account(
+        tmp_path, gpus_shape="model", reply_shape="attributes", create_status=200, create_says="running"
+    ) as ask:
         gpus = {"model": {"gpuV0Name": MODEL, "count": 2}}
         reply = ask.order(resources={**RESOURCES, "gpus": gpus})
-        assert (reply.status, reply.json["data"]["attributes"]) == (200, {"name": KEY, "status": "starting"})
+        assert (reply.status, reply.json["data"]["attributes"]) == (200, {"name": KEY, "status": "running"})
         vm = reply.json["data"]["id"]
         ask.cloud.quirks.row_gpus, ask.cloud.quirks.case = "list", "upper"
         assert ask.listed()[0]["resources"]["gpus"] == [{"gpuV0Name": MODEL, "count": 2}]

@@ -249,14 +249,15 @@ def test_an_instance_is_billed_ahead_in_slots_and_its_volume_by_the_second(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("unnamed", "permanently", "names", "left"),
-    [("detached", False, False, "detached"), ("trash", False, False, "trash"), ("detached", False, True, "trash"),
-     ("trash", True, True, "none"), ("detached", True, False, "detached")],
+    ("unnamed", "permanently", "names", "left", "trash_bills"),
+    [("detached", False, False, "detached", False), ("trash", False, False, "trash", False),
+     ("trash", False, False, "trash", True), ("detached", False, True, "trash", False),
+     ("trash", True, True, "none", True), ("detached", True, False, "detached", False)],
 )  # fmt: skip
 def test_what_a_delete_does_not_name_stays_and_what_it_names_lies_in_the_trash_for_four_days(
-    tmp_path: Path, unnamed: str, permanently: bool, names: bool, left: str
+    tmp_path: Path, unnamed: str, permanently: bool, names: bool, left: str, trash_bills: bool
 ) -> None:
-    with account(tmp_path, unnamed_volumes=unnamed) as ask:
+    with account(tmp_path, unnamed_volumes=unnamed, trash_bills=trash_bills) as ask:
         one = ask.create()
         ask.boot()
         volume = ask.get(f"/instances/{one}")["os_volume_id"]
@@ -266,15 +267,17 @@ def test_what_a_delete_does_not_name_stays_and_what_it_names_lies_in_the_trash_f
         assert {kind: [row["id"] for row in found] for kind, found in rows.items() if found} == (
             {} if left == "none" else {left: [volume]}
         )
-        assert ask.cloud.ledger.is_open(volume) is (left == "detached")
+        assert ask.cloud.ledger.is_open(volume) is (left == "detached" or (trash_bills and left == "trash"))
         ask.clock.advance(timedelta(hours=96))
         assert ask.get("/volumes/trash") == []
+        assert ask.cloud.ledger.is_open(volume) is (left == "detached")
 
 
 @pytest.mark.parametrize("wish", [None, "keep_detached", "move_to_trash", "delete_permanently"])
 def test_a_spot_instance_that_is_taken_away_leaves_its_volume_as_it_was_asked(tmp_path: Path, wish: str | None) -> None:
     with account(tmp_path) as ask:
-        one = ask.create(os_volume={"name": KEY, "size": 10, **({"on_spot_discontinue": wish} if wish else {})})
+        disk = {"name": KEY, "size": 10, **({"on_spot_discontinue": wish} if wish else {})}
+        one = ask.create(os_volume=disk)
         ask.boot()
         ask.get("/instances")
         ask.cloud.preempt(one)
@@ -282,11 +285,18 @@ def test_a_spot_instance_that_is_taken_away_leaves_its_volume_as_it_was_asked(tm
         rows = (len(ask.get("/volumes")), len(ask.get("/volumes/trash")))
         assert rows == {"move_to_trash": (0, 1), "delete_permanently": (0, 0)}.get(wish or "", (1, 0))
         ask.cloud.quirks.preempted_shows = "nothing"
-        lost, off = ask.create(), ask.create()
+        ask.cloud.quirks.volume_lag = timedelta(minutes=20)
+        lost, off = ask.create(os_volume=disk), ask.create()
         ask.boot()
         ask.get("/instances")
         ask.cloud.preempt(lost)
         assert ask("GET", f"/instances/{lost}").status == 404
+        late = [row for row in ask.get("/volumes") if row["instance_id"] == lost]
+        assert [row["status"] for row in late] == (["attached"] if rows == (1, 0) else [])
+        for row in late:
+            assert ask("DELETE", f"/volumes/{row['id']}").status == 400
+            ask.clock.advance(timedelta(minutes=20))
+            assert ask.get(f"/volumes/{row['id']}")["status"] == "detached"
         ask.cloud.quirks.preempted_shows = "offline"
         ask.cloud.preempt(off)
         assert ask.status(off) == "offline"
@@ -339,6 +349,10 @@ def test_what_a_create_may_not_hold_is_refused_and_orders_nothing(tmp_path: Path
         ask.cloud.quirks.takes_tags = False
         assert ask.refused(ssh_key_ids=[key])[2] == "property tags should not exist"
         assert not ask.cloud.rented
+        images = {row["image_type"]: row["id"] for row in ask.get("/images?instance_type=1V100.6V")}
+        assert set(images) == set(ask.cloud.types["1V100.6V"].images)
+        ask.cloud.quirks.needs_ssh_key, ask.cloud.quirks.takes_tags = False, True
+        ask.create(location_code="FIN-01", instance_type="1V100.6V", image=images["ubuntu-22.04-cuda-12.4-docker"])
 
 
 def test_a_create_is_refused_by_cause(tmp_path: Path) -> None:
@@ -413,7 +427,8 @@ def test_who_sells_spot_is_a_reading_and_the_dynamic_price_follows_the_market(tm
             row = ask.get(f"/instances/{ask.create(contract=None, location_code=place)}")
             bought.append((row["is_spot"], row["price_per_hour"]))
         assert bought == [(True, "0.75"), (False, "2.19"), (False, "2.19")]
-        moving = ask.create(**ON_DEMAND, pricing="DYNAMIC_PRICE")
+        ask.cloud.quirks.default_pricing = "DYNAMIC_PRICE"
+        moving = ask.create(**{**ON_DEMAND, "pricing": None})
         fixed = ask.create(**ON_DEMAND)
         ask.cloud.set_price(TYPE, price=4.0)
         assert ask.get(f"/instances/{moving}")["price_per_hour"] == "2.4"
@@ -434,6 +449,8 @@ def test_a_stop_bills_on_by_the_knob_and_an_empty_balance_stops_and_ends(tmp_pat
         ask.cloud.deposit_usd = 0.0
         assert ask.status(one) == "offline"
         assert ask.get("/balance")["amount"] < 0
+        ask.cloud.quirks.balance_currency = "eur"
+        assert ask.get("/balance")["currency"] == "eur"
         ask.clock.advance(timedelta(days=1))
         assert ask.status(one) == "discontinued"
         assert not ask.cloud.ledger.is_open(one)
