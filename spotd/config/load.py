@@ -279,7 +279,15 @@ def out_of_reach(config: Config) -> list[str]:
     """Return the enabled providers whose machines cannot reach the checkpoint store: nothing is launched there."""
     if config.store.is_bucket:
         return []
-    return [one.name for one in config.providers if one.common.enabled and not _shares_files(one)]
+    enabled = [one for one in config.providers if one.common.enabled]
+    return [one.name for one in enabled if not _shares_files(one) and not _no_launches(one)]
+
+
+def _no_launches(provider: ProviderConfig) -> str:
+    try:
+        return str(provider.plugin.traits(provider.settings).no_launches)
+    except Exception:  # noqa: BLE001 - as below
+        return ""
 
 
 def _shares_files(provider: ProviderConfig) -> bool:
@@ -299,6 +307,8 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
         ref = provider.common.api_key
         key = key_path((_PROVIDERS, provider.name, "api_key"))
         own = f'{{ env = "{provider.name.upper()}_API_KEY" }}'
+        if provider.common.enabled and (why := _no_launches(provider)):
+            warnings.append(Problem(key=key_path((_PROVIDERS, provider.name)), message=why))
         if ref is None:
             if provider.common.enabled and provider.plugin.needs_credential:
                 hint = f"write api_key = {own}, or enabled = false"

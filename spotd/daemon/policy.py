@@ -157,6 +157,8 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
     unusable = one.last_error
     if not one.enabled:
         unusable = f"{one.name} is disabled in the config"
+    elif not unusable and traits.no_launches:
+        unusable = traits.no_launches
     elif not unusable and store_shared_by == "filesystem" and not traits.hosts_share_filesystem:
         unusable = (
             f"the checkpoint store is a folder on this computer, which hosts at {one.name} cannot reach;"

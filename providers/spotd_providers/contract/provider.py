@@ -249,6 +249,7 @@ class ProviderTraits:
             and is believed without being read twice.
         owned: its machines are the user's own or come from a cluster that they may use, and are not rented in a market;
             a user may say otherwise in the config.
+        no_launches: why nothing can be launched there, for the user, though prices are read; empty where it can.
     """
 
     start_script_bytes_max: int
@@ -271,6 +272,7 @@ class ProviderTraits:
     bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
     owned: bool = False
+    no_launches: str = ""
 
 
 class ProviderPlugin(Protocol):

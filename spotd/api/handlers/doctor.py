@@ -279,7 +279,8 @@ class DoctorHandlers(DaemonAnswers):
         rules = self._context.policy.current.providers.get(entry.name)
         rows = []
         if rules is not None and rules.unusable:
-            rows.append(row_of(entry.name, "usable", rules.unusable, ok=False))
+            is_meant = entry.traits is not None and rules.unusable == entry.traits.no_launches
+            rows.append(row_of(entry.name, "usable", rules.unusable, ok=is_meant))
         if rules is not None and entry.traits is not None and rules.runs_images:
             takes = entry.traits.private_images
             rows.extend(

@@ -443,7 +443,7 @@ def traits(value: Any) -> ProviderTraits:
         span = getattr(value, name)
         if not isinstance(span, timedelta) or not low <= span <= high:
             raise MalformedValue(f"{name}: not a span of time from {low} to {high}")
-    for name in ("default_fee_multiplier", "ends_itself_by", "ends_itself_at", "notice_imds"):
+    for name in ("default_fee_multiplier", "ends_itself_by", "ends_itself_at", "notice_imds", "no_launches"):
         word = getattr(value, name)
         if not isinstance(word, str) or len(word) > TEXT_CHARS_MAX or UNPRINTABLE.search(word):
             raise MalformedValue(f"{name}: not a short text")

@@ -106,6 +106,12 @@ def test_a_disabled_provider_is_known_and_not_used(tmp_path: Path) -> None:
     assert "disabled" in policy.providers[LOCAL].unusable
 
 
+def test_a_provider_that_only_states_prices_is_read_and_not_used(tmp_path: Path) -> None:
+    traits = replace(NETWORKED, no_launches="a list of prices")
+    policy = build_policy(loaded(tmp_path), {LOCAL: traits}, store_shared_by="network")
+    assert policy.providers[LOCAL].unusable == "a list of prices"
+
+
 def test_in_accelerated_time_every_wait_for_a_process_keeps_its_real_seconds(tmp_path: Path) -> None:
     clock = AcceleratedClock(ClockParameters(real0=0, virtual0=datetime(2026, 1, 1, tzinfo=UTC), scale=3600))
     policy = paced(build_policy(loaded(tmp_path), {LOCAL: NETWORKED}, store_shared_by="network"), clock)
