@@ -74,6 +74,11 @@ _SAYS_NOTHING_OF_PRICES = frozenset(
 """What comes and goes with machines and launches: a job that waits for a price does so behind it, too."""
 PRICE_DWELL: Final = timedelta(minutes=30)
 """A job that waits for a price does so at least so long, unless its window or its turn is the reason to wait."""
+RECOVERY_MAX: Final = timedelta(hours=1)
+"""A job that lost its host is RECOVERING for so long; after that its state is that of any job which waits so.
+
+A lack of offers, of a ceiling or of money may last until its owner does something about it.
+"""
 
 
 class JobPlacement:
@@ -502,13 +507,15 @@ MARKET_PARTS: Final = (own_machines_first, market_in_time)
 
 def _state_of_waiting(job: Job, kind: VerdictKind, now: datetime) -> JobState:
     """Return the state of a job that waits for this; what comes and goes with machines changes none."""
-    is_recovering = job.state is JobState.RECOVERING
+    waited = now - job.state_since
+    is_over = kind not in _SAYS_NOTHING_OF_PRICES and not timedelta(0) <= waited < RECOVERY_MAX
+    is_recovering = job.state is JobState.RECOVERING and not is_over
     if kind in _WAITS_FOR_PRICE and not (is_recovering and kind not in {VerdictKind.ABOVE_CEILING, VerdictKind.PACED}):
         return JobState.WAITING_PRICE
     if is_recovering and kind not in WAITS_FOR_ITS_TURN:
         return job.state
     if job.state is JobState.WAITING_PRICE and kind not in {VerdictKind.WINDOW, VerdictKind.AFTER}:
-        is_new = timedelta(0) <= now - job.state_since < PRICE_DWELL
+        is_new = timedelta(0) <= waited < PRICE_DWELL
         if is_new or kind in _SAYS_NOTHING_OF_PRICES:
             return job.state
     return JobState.QUEUED

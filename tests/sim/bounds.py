@@ -123,7 +123,11 @@ def waits_for_a_lower_price(result: Result, job: JobId) -> bool:
     A price that is a bit lower would do, so that its budget has not ended it, or only once no such price was known.
     """
     held = result.daemon.world.jobs.get(job) or result.daemon.done.get(job)
-    if held is None or held.state not in {JobState.QUEUED, JobState.EXPIRED} or held.budget is None:
+    if (
+        held is None
+        or held.state not in {JobState.QUEUED, JobState.WAITING_PRICE, JobState.EXPIRED}
+        or held.budget is None
+    ):
         return False
     gpus = gpus_of(held.spec)
     hosts = (host.offer for cloud in result.clouds for host in cloud.hosts)

@@ -11,11 +11,11 @@ from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.plan import applied
+from spotd.core.domain.plan import Event, applied
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import VerdictKind, World
 from spotd_jobs.spec.model import Schedule, Window
-from spotd_providers.contract.values import MicroUsd
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 from tests.unit.core.schedule.test_preemption import running
 
@@ -98,3 +98,72 @@ def test_a_used_up_budget_and_a_blind_market_in_turn_change_the_state_a_few_time
         world = applied(world, plan)
     assert kinds == {VerdictKind.NO_OFFERS, VerdictKind.BUDGET_DAY}
     assert len(events) <= 4
+
+
+def recovering(world: World, **changes: Any) -> World:
+    """Return the world with the late job alone, which was launched before and looks for its next machine."""
+    known: dict[str, Any] = {"state": JobState.RECOVERING, "state_since": NOW, "attempts_made": 3, "reason": "lost"}
+    return replace(world, jobs={WAITS: replace(world.jobs[WAITS], **known | changes)}, attempts={})
+
+
+CHEAP: Final = (offer("a"),)
+NEARLY_SPENT: Final = {
+    "spent": MicroUsd(119_960_000),
+    "budget_set": MicroUsd(120_000_000),
+    "rate_low": MicroUsdPerHour(100_000),
+}
+"""What is left carries a run at the price that was paid once, and none at what is offered."""
+PER_MONTH: Final = {"budget_month": MicroUsd(1)}
+
+
+@pytest.mark.parametrize(
+    ("offers", "policy", "changes", "kind", "state"),
+    [
+        pytest.param(
+            (offer("a", price=400_000),), {}, NEARLY_SPENT, VerdictKind.BUDGET_JOB, JobState.QUEUED, id="own budget"
+        ),
+        pytest.param(CHEAP, {"budget_day": MicroUsd(1)}, {}, VerdictKind.BUDGET_DAY, JobState.QUEUED, id="day"),
+        pytest.param(CHEAP, PER_MONTH, {}, VerdictKind.BUDGET_MONTH, JobState.QUEUED, id="month"),
+        pytest.param((), {}, {}, VerdictKind.NO_OFFERS, JobState.WAITING_PRICE, id="nothing is sold"),
+        pytest.param(
+            (offer("a", gpu="H100"),), {}, {}, VerdictKind.NO_MATCH, JobState.WAITING_PRICE, id="nothing fits"
+        ),
+    ],
+)
+def test_a_job_that_recovers_in_vain_for_an_hour_waits_like_any_other(
+    offers: tuple[Offer, ...], policy: dict[str, Any], changes: dict[str, Any], kind: VerdictKind, state: JobState
+) -> None:
+    """Else `ls` says for ever that it looks for its next machine, which its owner alone can bring about."""
+    world = recovering(waiting(**changes))
+    world = replace(world, policy=replace(world.policy, **policy))
+    events: list[Event] = []
+    sentence = ""
+    for minute in range(0, 24 * 60, 5):
+        now = NOW + minute * MINUTE
+        if minute == 60:
+            assert (world.jobs[WAITS].state, events) == (JobState.RECOVERING, []), "an hour may pass"
+        plan = decide(world, market(*offers, at=now), now)
+        assert plan.verdicts[WAITS].kind is kind
+        sentence = plan.verdicts[WAITS].sentence
+        events += [event for event in plan.events if event.job == WAITS]
+        world = applied(world, plan)
+    assert world.jobs[WAITS].state is state
+    assert [(event.kind, event.at) for event in events] == [(f"job.{state.value.lower()}", NOW + HOUR)]
+    assert events[0].message == sentence, "with what is to be done about it"
+
+
+@pytest.mark.parametrize("hours", [-9, 10_000])
+def test_a_recovery_that_began_at_no_plausible_time_does_not_last_for_ever(hours: int) -> None:
+    world = recovering(waiting(), state_since=NOW - hours * HOUR)
+    after = applied(world, decide(world, market(), NOW))
+    assert after.jobs[WAITS].state is JobState.WAITING_PRICE
+
+
+@pytest.mark.parametrize("changes", [{"not_before": NOW + 3 * HOUR}, {}])
+def test_what_passes_by_itself_ends_no_recovery(changes: dict[str, Any]) -> None:
+    """It is served before jobs that had no machine yet, so its place is not lost to a pause or to full machines."""
+    world = recovering(waiting(), **changes)
+    world = replace(world, policy=replace(world.policy, machines_max=0))
+    now = NOW + 2 * HOUR
+    after = applied(world, decide(world, market(*CHEAP, at=now), now))
+    assert after.jobs[WAITS].state is JobState.RECOVERING
