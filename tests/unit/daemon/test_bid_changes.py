@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from spotd.api.requests import JobQuery
 from spotd.core import bids, relocation
-from spotd.core.domain.intents import JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Moves
 from spotd.core.domain.plan import Plan
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
 from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss, MicroUsdPerHour
@@ -205,6 +207,23 @@ async def test_a_change_of_a_bid_that_cannot_be_recorded_is_not_asked_for(
             rig.host(name, 1).beat("run")
             await rig.clock.sleep(MINUTE / 2)
         assert rig.shop.bids == []
+
+
+async def test_a_bid_whose_call_the_state_refuses_to_record_is_never_placed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job is quarantined, and the change stays as it was: a bid that is placed then would be in no record."""
+
+    def without_an_event(world: World, attempt: AttemptId, _now: datetime, _market: object) -> Plan:
+        return Plan(jobs={attempt.job: replace(world.jobs[attempt.job], state=JobState.RECOVERING)})
+
+    async with running(rig) as name:
+        monkeypatch.setattr(bids, "bid_sent", without_an_event)
+        floor(rig, 430_000)
+        await rig.until(lambda: rig.job(name).state is JobState.FAILED)
+        await rig.clock.sleep(MINUTE)
+        assert rig.shop.counts["change_bid"] == 0
+        assert "bid.raised" not in rig.kinds()
 
 
 async def test_an_outbid_machine_that_woke_while_its_time_ran_out_may_save(rig: Rig) -> None:
