@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socketserver
 import sys
 import threading
@@ -13,15 +12,22 @@ from tests.fakes.slurm.cluster import FakeSlurm
 
 COMMANDS: Final = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct")
 _PROGRAM: Final = """#!{python} -IS
-import json, os, socket, sys
-name = os.path.basename(sys.argv[0])
-given = sys.stdin.read() if name == "sbatch" and "--wrap" not in sys.argv else ""
-with socket.create_connection(("127.0.0.1", {port})) as link:
-    link.sendall(json.dumps([name, sys.argv[1:], given, sorted(os.environ)]).encode() + b"\\n")
-    text, status = json.loads(link.makefile().readline() or '["killed", 1]')
-(sys.stderr if status and name == "sbatch" else sys.stdout).write(text)
-sys.exit(status)
+import _socket, posix, sys
+name = sys.argv[0].rpartition("/")[2]
+given = sys.stdin.buffer.read() if name == "sbatch" and "--wrap" not in sys.argv else b""
+parts = [word.encode("utf-8", "surrogateescape") for word in (name, str(len(sys.argv) - 1), *sys.argv[1:])]
+link = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+link.connect(("127.0.0.1", {port}))
+link.sendall(b"\\0".join([*parts, given, *sorted(posix.environ)]))
+link.shutdown(_socket.SHUT_WR)
+answer = b""
+while piece := link.recv(65536):
+    answer += piece
+status, _, text = (answer or b"1 killed").partition(b" ")
+(sys.stderr if int(status) and name == "sbatch" else sys.stdout).buffer.write(text)
+sys.exit(int(status))
 """
+"""A test runs dozens of these, so it imports only what is built in: json and socket take longer than the rest."""
 _DATE: Final = """#!/bin/sh
 [ "$*" = +%s ] && [ -e "{clock}" ] && exec cat "{clock}"
 exec /bin/date "$@"
@@ -77,10 +83,11 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        name, arguments, given, environ = json.loads(self.rfile.readline())
+        name, count, *rest = self.rfile.read().decode("utf-8", "surrogateescape").split("\0")
+        arguments, given, environ = rest[: int(count)], rest[int(count)], rest[int(count) + 1 :]
         slurm = self.server.slurm
         if name in slurm.quirks.hanging:
             self.server.stopping.wait(60)
             return
-        answer = slurm.run(name, arguments, given, environ)
-        self.wfile.write(json.dumps(answer).encode() + b"\n")
+        text, status = slurm.run(name, arguments, given, environ)
+        self.wfile.write(f"{status} {text}".encode("utf-8", "surrogateescape"))
