@@ -151,7 +151,9 @@ class FakeHost:
         if leader is not None:
             kill_hard(leader)
         for _ in range(10):
-            for pid in self.members(key):
+            if not (left := self.members(key)):
+                break
+            for pid in left:
                 kill_hard(pid)
 
     def shut_down(self) -> None:

@@ -325,6 +325,16 @@ ON_EC2: Final = (
     is_taken_before_its_notice_is_seen,
     ends_itself_in_minutes_without_a_daemon,
 )
+SHORT: Final = (
+    is_over_at_once,
+    is_taken_within_its_first_hour,
+    is_taken_before_its_notice_is_seen,
+    is_lost_in_minutes_without_a_daemon,
+    ended_before_its_launch_was_answered,
+    lost_before_its_launch_was_answered,
+    ends_itself_in_minutes_without_a_daemon,
+)
+"""The others watch a machine for hours, with hundreds of calls each."""
 UNANSWERED: Final = (ended_before_its_launch_was_answered, lost_before_its_launch_was_answered)
 
 
@@ -358,7 +368,13 @@ async def told(h: Harness, story: Story) -> tuple[int, int]:
         return await lived(h, provider, story)
 
 
-@pytest.mark.parametrize("story", EVERYWHERE + ON_EC2, ids=lambda story: story.__name__)
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(story, id=story.__name__, marks=() if story in SHORT else pytest.mark.lengthy)
+        for story in EVERYWHERE + ON_EC2
+    ],
+)
 def test_each_receipt_agrees_with_the_ledger_of_ec2_within_one_percent(story: Story, tmp_path: Path) -> None:
     """EC2 bills by the second, one minute at least, at prices that change, and states for an hour when one ended."""
     with open_aws(tmp_path) as h:

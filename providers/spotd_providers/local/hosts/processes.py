@@ -67,7 +67,7 @@ def pids_with_environment(mark: str) -> frozenset[int]:
         if not name.isdigit():
             continue
         try:
-            environment = (_PROC / name / "environ").read_bytes()
+            environment = _read(f"{_PROC}/{name}/environ")
         except OSError:
             continue  # another user's, or gone
         if wanted in environment and wanted in environment.split(b"\0"):
@@ -102,9 +102,21 @@ def _boot_id() -> str:
 _BOOT: Final = _boot_id()
 
 
+def _read(path: str) -> bytes:
+    """Return all of a file of the kernel; a scan reads hundreds, and takes two fifths of the time without `Path`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = b""
+        while piece := os.read(descriptor, 65_536):
+            text += piece
+        return text
+    finally:
+        os.close(descriptor)
+
+
 def _from_stat(pid: int) -> Process | None:
     try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
+        text = _read(f"{_PROC}/{pid}/stat")
     except OSError:
         return None
     # The name in parentheses may itself hold spaces and parentheses: the fields begin after the last one.
