@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, StopOrder, with_bid
@@ -13,7 +14,7 @@ from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, bid_intent_id
 from spotd.core.domain.jobs import Job, MachineVerdict, Proposal
 from spotd.core.domain.market import MarketSnapshot
-from spotd.core.domain.states import AttemptState, EndKind, EndReason, InvariantBroken
+from spotd.core.domain.states import AttemptState, EndKind, EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
 from spotd.core.metering import machines_in_use
 from spotd.core.plan_builder import PlanBuilder
@@ -28,6 +29,7 @@ from spotd.core.running import (
     patience_left,
     settle_claims,
     subject_of,
+    turn_of,
 )
 from spotd_providers.contract.values import MicroUsdPerHour, Offer, ProviderName, as_usd
 
@@ -117,6 +119,7 @@ class MachineVerdicts:
         self._given: dict[AttemptId, MachineVerdict] = {}
         self._proposed: set[JobId] = set()
         self._words: dict[JobId, str] = {}
+        self._waiting: list[tuple[Job, Callable[[], bool]]] = []
         settle_claims(builder, world)
         cooling = [c for c in world.cooldowns if c.until > builder.now]
         self._refusing = {(c.provider, c.subject) for c in cooling if c.scope is CooldownScope.TARGET}
@@ -127,6 +130,10 @@ class MachineVerdicts:
     def machines_in_use(self) -> int:
         """How many machines count against the limit before this decision."""
         return machines_in_use(self._world, self._builder.now)
+
+    def note_waiting(self, job: Job, would_start: Callable[[], bool]) -> None:
+        """Note that this job waits for a place by `[budget] machines` alone, if it would start where it had one."""
+        self._waiting.append((job, would_start))
 
     def words(self, job: Job) -> str:
         """Return why a stop that would gain this job another machine is held back; empty where none is proposed."""
@@ -212,8 +219,8 @@ class MachineVerdicts:
                 return f"it did not get the last one; asked again in {span_words(left)}"
             if self.refuses(target):
                 return f"{target.provider} refused {subject_of(target)} a while ago"
-        if Need.PLACE in needs and self.machines_in_use - len(machines) >= self._world.policy.machines_max:
-            return f"more machines are in use than the {self._world.policy.machines_max} of [budget] machines"
+        if Need.PLACE in needs and (why := self._words_against_place(job, machines)):
+            return why
         readings = self._market.readings
         if readings is None:
             return ""
@@ -226,6 +233,23 @@ class MachineVerdicts:
         current = self._readings(target, machines, reading)
         first = dict(self._with_lists(job, verdict, current).readings)
         return "" if all(at > first[name] for name, at in current.items()) else _AWAITED
+
+    def _words_against_place(self, job: Job, machines: list[Attempt]) -> str:
+        """Why the job gets no place by `[budget] machines` when these machines have ended; empty if it does."""
+        most = self._world.policy.machines_max
+        if self.machines_in_use - len(machines) >= most:
+            return f"more machines are in use than the {most} of [budget] machines"
+        if not self._waiting:
+            return ""
+        go_on = sum(1 for before, now in self._builder.before_and_now() if before.state.counts and now.stop is None)
+        left = most - (go_on - len(machines))
+        if any(item.id.job == job.id for item in machines):
+            job = replace(job, state=JobState.RECOVERING)
+        first = (other for other, would_start in self._waiting if turn_of(other) < turn_of(job) and would_start())
+        others = list(islice(first, left))
+        return (
+            f"{others[0].spec.name} waits for its place of [budget] machines" if others and len(others) >= left else ""
+        )
 
     def _provider_away(self, provider: ProviderName) -> str:
         readings = self._market.readings

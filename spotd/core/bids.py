@@ -418,16 +418,29 @@ def _is_lowering(item: Attempt) -> bool:
 
 def _took_it(builder: PlanBuilder, item: Attempt, intent: Intent) -> None:
     kind, bid = "bid.lowered" if _is_lowering(item) else "bid.raised", owed_bid(item)
+    taken_at = _taken_at(item, intent, builder.now)
     builder.put_intent(replace(intent, state=IntentState.DONE, error=""))
     known = replace(item.bidding, before=None, refused=0)
     former = item.quote if item.bidding.before is None else repriced(item.quote, item.bidding.before)
     item = replace(item, quote=repriced(item.quote, bid), price_max=bid, bidding=known)
     builder.put_attempt(item)
     if item.machine is MachineState.LIVE and item.bidding.held_since is None and item.meter.since is not None:
-        builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+        builder.set_rate(
+            item.id, metered_rate(item.quote), on_demand_rate(item.quote), at=max(taken_at, item.meter.since)
+        )
     # Of the whole machine: what a picture of its price over time is drawn of.
     builder.event(kind, f"its bid is ${as_usd(bid):.4f} per hour now", attempt=item.id,
                   before_usd_h=as_usd(former.price.total), usd_h=as_usd(item.quote.price.total))  # fmt: skip
+
+
+def _taken_at(item: Attempt, intent: Intent, now: datetime) -> datetime:
+    """Return since when a bid is billed: now, or earlier where its answer was lost, and a list shows it later.
+
+    A higher one from when it was decided, a lower one from when it must have taken effect: what is booked is not less
+    than what is billed.
+    """
+    known = intent.not_before if _is_lowering(item) else item.bidding.changed_at
+    return now if known is None or intent.state is not IntentState.UNKNOWN else min(known, now)
 
 
 def _give_up(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> None:

@@ -31,6 +31,7 @@ from spotd.core.placement import JobPlacement
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import quote_words
 from spotd.core.relocation import Relocation
+from spotd.core.running import turn_of
 from spotd.core.schedule import closing_words, enforce_windows
 
 
@@ -169,7 +170,4 @@ def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
 
 
 def _serving_order(jobs: Iterable[Job]) -> list[Job]:
-    return sorted(
-        jobs,
-        key=lambda j: (-j.spec.priority, j.state is not JobState.RECOVERING, j.submitted_at, j.id),
-    )
+    return sorted(jobs, key=turn_of)

@@ -161,6 +161,8 @@ class JobPlacement:
         gate = self._gate(job)
         if gate is not None:
             self.pacer.watch(job)
+            if gate[0] is VerdictKind.MACHINES:
+                self.machine_verdicts.note_waiting(job, partial(self._would_start, job))
             self._wait(job, *self.preemption.machine_for(job, gate, lambda: self._could_start(job)))
             return
         if not self._is_pressed(job):
@@ -230,6 +232,12 @@ class JobPlacement:
         others = () if chosen is None else (chosen, *self._needing_less(paced, offers, chosen[0]))
         agreed = (agree(paced, one, ceiling, None, self.policy)[0] for one, ceiling in others)
         return next((one for one in agreed if self.budget_guard.refusal(paced, one) is None), None)
+
+    def _would_start(self, job: Job) -> bool:
+        """Whether one more place would be used for this job at once; offers that make this raise are no reason."""
+        found: list[Quote | None] = []
+        error = self.builder.attempted(lambda: found.append(self._could_start(job)))
+        return error is None and found[0] is not None
 
     def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
         return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)

@@ -34,11 +34,11 @@ from spotd.core.kernel.quarantine import contain
 from spotd.core.own_first import keeps_own
 from spotd.core.placement import JobPlacement
 from spotd.core.pricing import dollar_words, machine_words, repriced, span_words, upload_per_hour
-from spotd.core.ranking.candidates import agree
+from spotd.core.ranking.candidates import agree, words_against_bid
 from spotd.core.ranking.relocating import Comparison, Staying, rate_limit, running_rate
 from spotd.core.running import pause_of
 from spotd.core.starts import usual_start
-from spotd_providers.contract.values import Market, MicroUsd, MicroUsdPerHour, Offer, as_usd
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, Offer, as_usd
 
 MARGIN_PERCENT: Final = 15
 SAVING_MIN: Final = 50_000
@@ -177,21 +177,10 @@ class Relocation:
         why = f"the lowest that wins is ${as_usd(floor):.4f}, and even with a restart that saves {saved}"
         self._verdicts.change_bid(item, bid, f"{why} over the next {span_words(found.left)}")
 
-    def _on_demand_today(self, item: Attempt) -> int | None:
-        """Return what the same host costs on-demand by its newest offers, which may be less than at the launch."""
-        sold, here = self._placement.market.by_provider.get(item.provider), item.quote.offer
-        if sold is None or here.host_id is None:
-            return None
-        alike = sold.offer_index.by_gpu.get((here.gpu, here.gpu_count), ())
-        own = (one for one in alike if one.host_id == here.host_id)
-        prices = (one.gpu_price if one.market is Market.ON_DEMAND else one.on_demand_price for one in own)
-        return min((price for price in prices if price is not None), default=None)
-
     def _raise(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
-        on_demand = self._on_demand_today(item)
-        if on_demand is not None and bid >= on_demand:
-            return
         higher = repriced(item.quote, bid)
+        if words_against_bid(self._placement.market, higher):
+            return
         if self._leaves_held(job, replace(item, quote=higher)):
             return  # what it would cost from now on is what another machine is held against
         move = self._cheapest_move(job, item, running_rate(higher))

@@ -12,7 +12,8 @@ there. It is worth an interruption only when all of this holds:
 * the other machine is not known to refuse. Every such stop is a *claim* of the job that is to gain; where the job does
   not get that machine, the claim has failed. Then no other job is stopped for the same machine for a while, and no
   healthy machine at all for this job, each time for twice as long (`PATIENCE_FIRST`, `patience_max`);
-* the machine that follows has a place by `[budget] machines`, which may have been lowered below what runs;
+* the machine that follows has a place by `[budget] machines`, which may have been lowered below what runs, and no job
+  that waits for a place gets it first;
 * the checkpoint store takes the order, or nothing would be saved;
 * the provider of the machine answers, or the machine could not be ended and another one not be begun.
 
@@ -32,7 +33,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import CooldownScope, doubled
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Claim, Job, MachineVerdict
-from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken
+from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import span_words
@@ -205,6 +206,11 @@ VERDICTS: Final[Mapping[MachineVerdict, VerdictRow]] = {
 RANK: Final[Mapping[MachineVerdict, int]] = {verdict: rank for rank, verdict in enumerate(VERDICTS)}
 BID_CHANGES: Final = _BIDS
 VOLUNTARY_STOPS: Final = _LEAVES
+
+
+def turn_of(job: Job) -> tuple[int, bool, datetime, str]:
+    """Return its place in the order in which jobs get machines, the first one least."""
+    return -job.spec.priority, job.state is not JobState.RECOVERING, job.submitted_at, job.id
 
 
 def pause_of(verdict: MachineVerdict) -> timedelta:

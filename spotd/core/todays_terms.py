@@ -23,7 +23,7 @@ from spotd.core.domain.world import World
 from spotd.core.metering import machines_in_use
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import per_gpu_words, repriced, with_fee
-from spotd.core.ranking.candidates import ceiling_for, is_admissible
+from spotd.core.ranking.candidates import ceiling_for, is_admissible, words_against_bid
 from spotd_providers.contract.values import MicroUsdPerGpuHour
 
 
@@ -101,7 +101,7 @@ def words_against_raise(world: World, market: MarketSnapshot, item: Attempt, now
         return f"{item.provider} is not in the config any more" if rules is None else rules.unusable
     if not policy.raise_bids:
         return "bids are not raised any more"
-    if above := words_above_ceiling(item, job, policy):
+    if above := words_above_ceiling(item, job, policy) or words_against_bid(market, item.quote):
         return above
     at_fee = at_todays_fee(item, policy)
     with_it = replace(world, attempts={**world.attempts, item.id: at_fee})

@@ -286,16 +286,14 @@ def end_orphans(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) 
     """End machines under our install label that no open attempt owns: a former state bought them, which is lost."""
     owned = {(a.provider, a.key) for a in builder.attempts()}
     kept = {a.ref for a in builder.attempts() if a.ref is not None and a.state.counts}
-    for provider in sorted(listings):
-        for instance in listings[provider].instances:
-            if (provider, instance.key) in owned:
-                continue
-            error = builder.attempted(partial(_end_if_orphan, builder, instance, kept))
-            if error is not None:
-                builder.note_contained(f"a machine in the listing of {provider}", in_words(error))
+    counting = {(a.key, a.ref and a.ref.instance_id) for a in builder.attempts() if a.state.counts}
+    for provider, row in ((name, row) for name in sorted(listings) for row in listings[name].instances):
+        if (provider, row.key) in owned or counting & {(row.key, row.ref.instance_id), (row.key, None)}:
+            continue  # a second provider of one account lists what the first has, too; both end what is left of it
+        if (error := builder.attempted(partial(_end_if_orphan, builder, row, kept))) is not None:
+            builder.note_contained(f"a machine in the listing of {provider}", in_words(error))
     for intent in builder.intents():
-        error = builder.attempted(partial(_settle, builder, intent, listings.get(intent.provider)))
-        if error is not None:
+        if (error := builder.attempted(partial(_settle, builder, intent, listings.get(intent.provider)))) is not None:
             builder.note_contained(f"the end of the machine {intent.key}", in_words(error))
 
 

@@ -356,6 +356,23 @@ def total_ceiling(ceiling: MicroUsdPerGpuHour, gpu_count: int, limit: PriceLimit
     return MicroUsdPerHour(min(total, limit.machine_hour))
 
 
+def words_against_bid(market: MarketSnapshot, quote: Quote) -> str:
+    """Why this is not to be bid: the machine costs no more on-demand, by the newest offers of its host.
+
+    They may state less than at the launch.
+    """
+    sold, here = market.by_provider.get(quote.offer.provider), quote.offer
+    if sold is None or here.host_id is None:
+        return ""
+    alike = sold.offer_index.by_gpu.get((here.gpu, here.gpu_count), ())
+    own = (one for one in alike if one.host_id == here.host_id)
+    prices = (one.gpu_price if one.market is Market.ON_DEMAND else one.on_demand_price for one in own)
+    on_demand = min((price for price in prices if price is not None), default=None)
+    if on_demand is None or quote.price.gpu < on_demand:
+        return ""
+    return f"the same machine costs ${as_usd(on_demand):.4f} per hour on-demand by now"
+
+
 def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: PriceLimit | None) -> bool:
     """Whether the machine costs no more than the job accepts."""
     if ceiling is None:

@@ -230,7 +230,8 @@ class Rig:
             raise Killed
 
     def list_again(self, provider: ProviderName) -> None:
-        self.pollers[provider].list_again()
+        if provider in self.pollers:  # a machine's provider may be in the config no more
+            self.pollers[provider].list_again()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Rig]:
