@@ -60,6 +60,15 @@ def clean(text: str) -> str:
     return _SPACES.sub(" ", _Shown().feed(_SEQUENCE.sub("", text))).strip()
 
 
+def visible(text: str) -> str:
+    """Return the text without what is hidden and without piled marks; its layout and our own colours stay."""
+    if text.isascii():
+        return text
+    from spotd_providers.contract.printable import without_piles  # most texts need none of it
+
+    return without_piles(text)
+
+
 class _Shown:
     """What may be shown of a text without sequences, also where it comes in pieces."""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from spotd.words import clean, folded, size_text, span_text
+from spotd.words import clean, folded, size_text, span_text, visible
 
 _RED: Final = "\x1b[1;31m"
 _DIM: Final = "\x1b[2m"
@@ -47,7 +47,7 @@ def _with_style(text: str, style: str) -> str:
 def line(text: str = "") -> None:
     """Print the text on stderr, if that is open: a closed stderr must not become an error of its own."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from spotd.words import folded
+from spotd.words import folded, visible
 
 
 class OutputClosed(Exception):
@@ -51,13 +51,17 @@ def colour() -> bool:
 
 
 def write(text: str) -> None:
-    """Write the text; characters the terminal's encoding lacks are escaped.
+    """Write the text, without characters that are hidden; those the terminal's encoding lacks are escaped.
+
+    What others wrote has lost its control sequences before: here they may be our own colours.
 
     Raises:
         OutputClosed, OutputFailed
     """
     encoding = sys.stdout.encoding or "utf-8"
-    write_bytes(text.encode(encoding, errors="backslashreplace"))
+    data = text.encode(encoding, errors="backslashreplace")
+    # Half characters stand for bytes of a path, which is shown escaped and whole, so they are taken out of none.
+    write_bytes(data if text.isascii() else visible(data.decode(encoding)).encode(encoding))
 
 
 def write_bytes(data: bytes) -> None:

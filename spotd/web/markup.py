@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from spotd.client.daemon import Daemon
 from spotd.lists import is_line_of_array
-from spotd.words import NOTHING, ControlFilter, clean
+from spotd.words import NOTHING, ControlFilter, clean, visible
 
 Node = Any
 """A text, or a list of a tag, its attributes, and its children."""
@@ -54,7 +54,7 @@ def el(tag: str, *children: Node, **attributes: str | float | None) -> Node:
         ValueError: a tag or an attribute that could run something.
     """
     named = {
-        "class" if key == "cls" else key.replace("_", "-"): value
+        "class" if key == "cls" else key.replace("_", "-"): _shown(value) if isinstance(value, str) else value
         for key, value in attributes.items()
         if value is not None
     }
@@ -64,11 +64,21 @@ def el(tag: str, *children: Node, **attributes: str | float | None) -> Node:
         raise ValueError("no element input but a checkbox")
     if not str(named.get("href", "/")).startswith(("/", "#")):
         raise ValueError("a link leads to another place")
-    return [tag, named, *(_cut(child) for child in children if child is not None and child != "")]
+    return [
+        tag,
+        named,
+        *(
+            _shown(child) if isinstance(child, str) else child
+            for child in children
+            if child is not None and child != ""
+        ),
+    ]
 
 
-def _cut(child: Node) -> Node:
-    return child[: TEXT_MAX - 1] + "…" if isinstance(child, str) and len(child) > TEXT_MAX else child
+def _shown(text: str) -> str:
+    """Return a text that every view may hold, of any author: bounded, with nothing hidden, its lines as they are."""
+    text = visible(text[: 4 * TEXT_MAX])
+    return text[: TEXT_MAX - 1] + "…" if len(text) > TEXT_MAX else text
 
 
 def job_link(job: Any) -> Node:

@@ -13,6 +13,7 @@ import pytest
 
 from spotd import words
 from spotd.api.requests import LogQuery
+from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import PATIENCE_S, Waiting, followed
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonUnreachable
@@ -182,6 +183,22 @@ def test_a_sequence_that_is_cut_anywhere_does_not_get_through(raw: str, shown: s
         assert pieces == shown
     controls = ControlFilter()
     assert "".join(controls.feed(char) for char in raw) + controls.end() == shown
+
+
+def test_nothing_that_is_hidden_leaves_by_stdout_or_stderr_whichever_command_wrote_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One gate behind every table, sentence and log. Colours are ours by then, and layout stays."""
+    text = "\x1b[31mo" + "\u0300" * 200 + "\x1b[0m a\u200bb\u2060c\u00add\u3164e\u202ef\n   größe"
+    stdout.line(text)
+    stderr.line(text)
+    shown = "\x1b[31mo\u0300\u0300\u0300\x1b[0m abcdef\n   größe\n"
+    assert capsys.readouterr() == (shown, shown)
+
+
+def test_a_path_with_bytes_that_are_no_text_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    stdout.line("ü/a\udc80b")
+    assert capsys.readouterr().out == "ü/a\\udc80b\n"
 
 
 VISIBLE_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13460)}

@@ -188,6 +188,13 @@ def test_every_view_bounds_and_cleans_what_others_wrote(view: Callable[[], Node]
             assert "<" not in str(node[1].get("href"))
 
 
+def test_an_element_shows_nothing_that_is_hidden_whichever_view_made_it() -> None:
+    name = "a\u200bb\u2060c\u00add\u3164e\u202e" + "o" + "\u0300" * 50 + "\n  k"
+    node = el("pre", name, title=name, data_label=name, aria_label=name)
+    expected = "abcdeo\u0300\u0300\u0300\n  k"
+    assert node == ["pre", {"title": expected, "data-label": expected, "aria-label": expected}, expected]
+
+
 @pytest.mark.parametrize("columns", ["", "Job | ", "Job | :n | Why"])
 def test_a_table_has_no_column_without_a_title(columns: str) -> None:
     with pytest.raises(ValueError, match="no title"):
