@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -35,13 +35,18 @@ class WeeklyHours:
             for weekdays, start, end in self.windows:
                 if day.weekday() not in weekdays:
                     continue
-                begin = datetime.combine(day, start, tzinfo=self.zone).astimezone(UTC)
+                begin = min(self._instants(day, start))
                 last = day + _DAY if end <= start else day
-                if begin <= now < datetime.combine(last, end, tzinfo=self.zone).astimezone(UTC):
+                if begin <= now < max(self._instants(last, end)):
                     return now
                 if begin > now:
                     found.append(begin)
         return min(found, default=None)
+
+    def _instants(self, day: date, at: time) -> tuple[datetime, datetime]:
+        """Return when a clock shows this time, which may be twice, or never: then as if it were not set, and after."""
+        first, second = (datetime.combine(day, at.replace(fold=fold), tzinfo=self.zone) for fold in (0, 1))
+        return first.astimezone(UTC), second.astimezone(UTC)
 
 
 def weekly_hours(texts: Sequence[str], zone: str) -> WeeklyHours:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -172,6 +172,29 @@ def rows_of(lines: Sequence[Sequence[str]], host: SshHost) -> list[MachineRow]:
         for one in lines
         if one[0] == "machine" and len(one) > 1
     ]
+
+
+def distinct_machines(rows: Iterable[MachineRow]) -> list[MachineRow]:
+    """Return each machine once: a host that the config names twice shows it twice, and an end of one is that of both.
+
+    It is one machine where key and first process are the same: its pid with start time, boot and uptime.
+    """
+    found: dict[tuple[str, ...], MachineRow] = {}
+    for number_, row in enumerate(rows):
+        process = row.words[3] if len(row.words) == 7 else ""
+        found.setdefault((row.key, process) if process else (str(number_),), row)
+    return list(found.values())
+
+
+def without_doubles(facts: Mapping[str, HostFacts]) -> None:
+    """Offer each GPU by the first host that shows it; its UUID is the same wherever it is seen from."""
+    owners: dict[str, str] = {}
+    for name, one in facts.items():
+        for place, device in enumerate(one.devices):
+            if not device.id.startswith(("GPU-", "MIG-")) or owners.setdefault(device.id, name) == name:
+                continue
+            words = f"it is a GPU of {owners[device.id]}, so this is the same host under another name"
+            one.devices[place] = replace(device, fault=words)
 
 
 def ref_of(host: SshHost, key: str) -> InstanceRef:

@@ -58,9 +58,11 @@ from spotd_providers.ssh.answers import (
     HostFacts,
     MachineRow,
     as_instance,
+    distinct_machines,
     facts_of,
     offers_of,
     rows_of,
+    without_doubles,
 )
 from spotd_providers.ssh.settings import SshHost, SshSettings
 
@@ -159,6 +161,8 @@ class SshProvider(ProviderTemplate):
         if Market.ON_DEMAND not in query.markets or not self._hosts:
             return OfferPage(offers=(), at=at)
         answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, self._facts)
+        answers = {name: answers[name] for name in self._hosts if name in answers}
+        without_doubles(answers)
         found = [offers_of(self._hosts[name], facts, self._settings, at) for name, facts in sorted(answers.items())]
         return OfferPage(
             offers=tuple(offer for offers, _ in found for offer in offers),
@@ -176,7 +180,8 @@ class SshProvider(ProviderTemplate):
             return rows_of(await self._read(host, "list", self._services.install, *self._leave(host)), host)
 
         answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, machines_on)
-        return [*(row for name in sorted(answers) for row in answers[name]), *_reasons(errors)], None
+        rows = distinct_machines(row for name in self._hosts for row in answers.get(name, ()))
+        return [*rows, *_reasons(errors)], None
 
     async def _row(self, ref: InstanceRef) -> MachineRow | None:
         host, key = self._place_of(ref)

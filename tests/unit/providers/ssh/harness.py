@@ -44,15 +44,17 @@ class SshHarness(Harness):
         self.prices = {"titan": 0.4, "atlas": 0.1}
         self._more = more
         self.host_more: dict[str, Any] = {}
+        self.aliases: dict[str, str] = {}
+        """Further names in the config, with the host that is meant."""
         pin(folder / "known_hosts", served.port, server.key)
 
     def settings(self) -> SshSettings:
         hosts = [
             {
-                "name": name, "address": "127.0.0.1", "port": self.served.port, "user": name,
-                "price": self.prices[name], "path": host.path, **self.host_more,
+                "name": name, "address": "127.0.0.1", "port": self.served.port, "user": meant,
+                "price": self.prices[meant], "path": self.hosts[meant].path, **self.host_more,
             }
-            for name, host in self.hosts.items()
+            for name, meant in {**{name: name for name in self.hosts}, **self.aliases}.items()
         ]  # fmt: skip
         return SshSettings(hosts=hosts, known_hosts=self.folder / "known_hosts", **self._more)
 

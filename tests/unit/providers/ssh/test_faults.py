@@ -423,6 +423,27 @@ def test_a_host_that_is_no_longer_in_the_config_ends_nothing(tmp_path: Path) -> 
     play(with_titan, story)
 
 
+def test_a_host_that_the_config_names_twice_is_one(tmp_path: Path) -> None:
+    async def story(h: SshHarness, _: SshProvider) -> None:
+        h.aliases = {"a-titan": "titan"}
+        async with h.opened() as provider:
+            assert isinstance(provider, SshProvider)
+            page = await provider.offers(h.query())
+            assert {one.region for one in page.offers} == {"titan", "atlas"}
+            assert [one.reason for one in page.rejected if one.offer_id.startswith("a-titan:")] == [
+                "it is a GPU of titan, so this is the same host under another name"
+            ] * len(TITAN)
+            made = (await provider.launch(h.request(await offer_of(provider, h, "titan:RTX_4090:1")))).instance
+            listing = await provider.instances()
+            assert listing.complete
+            assert [one.ref for one in listing.instances] == [made.ref], (
+                "an end of the second would be that of the first"
+            )
+            assert [one.ref for one in await provider.find(made.key)] == [made.ref]
+
+    play(tmp_path, story)
+
+
 def test_a_key_that_is_not_pinned_or_changed_is_refused(tmp_path: Path) -> None:
     async def story(h: SshHarness, provider: SshProvider) -> None:
         path = h.folder / "known_hosts"
