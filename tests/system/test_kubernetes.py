@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 import structlog
 
-from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, QuotaExceeded, RequestRejected, Unavailable
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RequestRejected,
+    Unavailable,
+)
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -429,3 +435,48 @@ def test_a_port_that_the_cluster_gives_no_way_to_is_refused_in_its_words(kube: K
                 await open_pod_port(provider._cluster, path, 6006)
 
         play(kube, tmp_path, refused, token=token)
+
+
+def test_a_job_that_a_finalizer_keeps_is_listed_until_its_pod_is_gone_and_a_while(kube: Kube, tmp_path: Path) -> None:
+    async def story(provider: KubernetesProvider) -> None:
+        request = await ask_for(provider)
+        made = (await provider.launch(request)).instance
+        await seen(provider, request.key, is_running)
+        path = f"/apis/batch/v1/namespaces/spotd/jobs/{request.key}"
+        kube.ask("PATCH", path, {"metadata": {"finalizers": ["example.com/hold"]}}, kind="application/merge-patch+json")
+        await provider.terminate(made.ref)
+        await asyncio.to_thread(kube.wait_until, lambda: not kube.pods())
+        assert kube.ask("GET", path)["metadata"]["deletionTimestamp"]
+        object.__setattr__(provider._services, "clock", _Later(datetime.now(UTC) + timedelta(minutes=2)))
+        assert await provider.find(request.key) == ()
+        over = await listed_as_gone(provider, request.key)
+        assert over.ref == made.ref
+        kube.ask("PATCH", path, {"metadata": {"finalizers": None}}, kind="application/merge-patch+json")
+
+    play(kube, tmp_path, story)
+
+
+def test_a_namespace_that_is_deleted_takes_no_job_and_its_machines_end_with_their_pods(
+    kube: Kube, tmp_path: Path
+) -> None:
+    kube.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "short"}})
+
+    async def story(provider: KubernetesProvider) -> None:
+        request = await ask_for(provider)
+        made = (await provider.launch(request)).instance
+        await seen(provider, request.key, is_running)
+        node = kube.nodes[str((await provider.find(request.key))[0].host_id)]
+        node.alive = False
+        kube.ask("DELETE", "/api/v1/namespaces/short")
+        other = replace(request, key=AttemptKey(f"{request.key[:-1]}2"))
+        with pytest.raises(AuthFailed, match="it is being terminated"):
+            await provider.launch(other)
+        leaving = await seen(provider, request.key, lambda one: not is_running(one) or one.notice_at is not None)
+        assert leaving.ref == made.ref
+        node.alive = True
+        await gone(provider, request.key)
+        await asyncio.to_thread(kube.wait_until, lambda: kube.ask("GET", "/api/v1/namespaces/short").get("code") == 404)
+        with pytest.raises(AuthFailed, match="has no namespace short"):
+            await provider.launch(other)
+
+    play(kube, tmp_path, story, namespace="short")

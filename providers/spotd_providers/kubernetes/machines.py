@@ -308,7 +308,7 @@ def _seen(
 ) -> _Seen:
     is_deleted = not row.job or bool(text(child(row.job, "metadata"), "deletionTimestamp"))
     if pod is None:
-        return _without_pod(row.job, is_deleted=is_deleted, had_pod=had_pod)
+        return _without_pod(row.job, now, is_deleted=is_deleted, had_pod=had_pod)
     if _is_over(pod):
         return _over(pod)
     if is_deleted:
@@ -330,7 +330,7 @@ def _seen(
     return _waiting(pod, settings, now)
 
 
-def _without_pod(job: Mapping[str, Any], *, is_deleted: bool, had_pod: Disruption | None) -> _Seen:
+def _without_pod(job: Mapping[str, Any], now: datetime, *, is_deleted: bool, had_pod: Disruption | None) -> _Seen:
     """Judge a Job that has no pod: not yet, not any more, or taken out of its queue."""
     final = next((one for one in _conditions(job) if one["type"] in ("Complete", "Failed") and one["is"]), None)
     if final is not None:
@@ -340,6 +340,11 @@ def _without_pod(job: Mapping[str, Any], *, is_deleted: bool, had_pod: Disruptio
         if loss is None:
             loss, detail = Loss.SELF if final["type"] == "Complete" else Loss.HOST_LOST, str(final["message"])
         return _Seen(state=InstanceState.GONE, loss=loss, detail=detail, ended_at=instant(final["since"]))
+    deleted_at = instant(child(job, "metadata").get("deletionTimestamp"))
+    if deleted_at is not None and now - deleted_at > OVERDUE:
+        # A finalizer keeps it. Nothing starts a pod for it any more, and the last one is no longer shown.
+        loss, detail = had_pod or (None, "")
+        return _Seen(state=InstanceState.GONE, loss=loss or Loss.PREEMPTED, detail=detail or "its Job was deleted")
     if is_deleted:
         return _Seen(state=InstanceState.ENDING)
     if _is_suspended_again(job, had_pod=had_pod is not None):

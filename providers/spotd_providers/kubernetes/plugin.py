@@ -31,7 +31,7 @@ from spotd_providers.contract.values import (
     ShellAddress,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
-from spotd_providers.kit.calls import Page, judge_apart, rejected
+from spotd_providers.kit.calls import Page, judge_apart
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Meaning, RestRefused
 from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons
@@ -275,7 +275,9 @@ class KubernetesProvider(ProviderTemplate):
             if exc.code == TAKEN:
                 raise OutcomeUnknown(f"{WHO} has a Job of this name already", key=request.key) from exc
             if exc.meaning is Meaning.ABSENT:
-                raise rejected(WHO, "namespace", f"there is no namespace {self._settings.namespace}") from exc
+                # No job is at fault, and none can be started: the list of such a namespace is empty, not an error.
+                words = f"{WHO} has no namespace {self._settings.namespace}"
+                raise AuthFailed(f"{words}: create it, or set providers.kubernetes.namespace") from exc
             raise exc.of_purchase() from exc
         instance = as_instance(JobObjects(job=answer, pods=()), request.key, self._settings, self._services.clock.now())
         if instance is None:

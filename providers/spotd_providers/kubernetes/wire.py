@@ -151,7 +151,10 @@ _RIGHTS: Final = re.compile(r'\bcannot \w+ resource\b|User "[^"]*" cannot')
 
 
 def problem_of(body: Any) -> RefusalWords | None:
-    """Return the words of a `Status`; the three meanings of Forbidden get a word each."""
+    """Return the words of a `Status`; the three meanings of Forbidden get a word each.
+
+    A namespace that is being deleted is like a right that is missing: no job is at fault.
+    """
     if not isinstance(body, dict) or body.get("kind") != "Status" or not isinstance(body.get("reason"), str | None):
         return None
     code, text = body.get("reason") or "", body.get("message")
@@ -159,7 +162,7 @@ def problem_of(body: Any) -> RefusalWords | None:
     if code == "Forbidden":
         if "exceeded quota" in text:
             code = "Forbidden/quota"
-        elif not _RIGHTS.search(text):
+        elif not _RIGHTS.search(text) and "it is being terminated" not in text:
             code = "Forbidden/policy"
     return RefusalWords(code=code, text=text)
 

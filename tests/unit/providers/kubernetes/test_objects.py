@@ -322,6 +322,16 @@ def test_a_job_that_is_deleted_ends_as_long_as_its_pod_is_there() -> None:
     assert (alone.state, alone.ref.instance_id) == (InstanceState.ENDING, f"{KEY}:u-1")
 
 
+def test_a_deleted_job_that_a_finalizer_keeps_is_gone_once_it_has_no_pod() -> None:
+    held = job()
+    held["metadata"] |= {"deletionTimestamp": _at(timedelta(seconds=30)), "finalizers": ["example.com/hold"]}
+    assert seen(a_job=held).state is InstanceState.ENDING, "a pod that was made in that moment may not be listed yet"
+    held["metadata"]["deletionTimestamp"] = _at(timedelta(seconds=61))
+    over = seen(a_job=held)
+    assert (over.state, over.loss, over.detail) == (InstanceState.GONE, Loss.PREEMPTED, "its Job was deleted")
+    assert seen(own_pod(), a_job=held).state is InstanceState.ENDING
+
+
 @pytest.mark.parametrize(
     ("a_job", "state", "loss"),
     [
@@ -392,6 +402,7 @@ RIGHTS_LACK = (
         (403, "Forbidden", RIGHTS_LACK, Meaning.AUTH),
         (403, "Forbidden", 'pods "a" is forbidden: exceeded quota: few, requested: pods=1', Meaning.QUOTA),
         (403, "Forbidden", "violates PodSecurity restricted", Meaning.REJECTED),
+        (403, "Forbidden", "no new content in namespace spotd because it is being terminated", Meaning.AUTH),
         (401, "Unauthorized", "Unauthorized", Meaning.AUTH),
         (404, "NotFound", "x", Meaning.ABSENT),
         (409, "Conflict", "the UID in the precondition does not match", Meaning.ABSENT),
