@@ -223,9 +223,8 @@ def _end_again(builder: PlanBuilder, item: Attempt) -> None:
     if item.ref is None:
         return
     intent = builder.end_order(item)
-    # Of a machine that costs nothing the rate does not tell whether it was halted: it was not, as far as is known.
-    is_halted = item.meter.rate <= halted_rate(item.quote) < metered_rate(item.quote)
-    if intent is not None and intent.state is IntentState.OPEN and is_halted:
+    was_halted = item.meter.rate <= halted_rate(item.quote) < metered_rate(item.quote)  # not known of a free machine
+    if was_halted and intent is not None and intent.state is IntentState.OPEN:
         # It bills in full again, so an order that waits for its turn to be repeated waits no longer.
         builder.put_intent(replace(intent, not_before=None))
         _bill_again(builder, item.id, intent.accepted_at)
@@ -240,8 +239,7 @@ def _end_again(builder: PlanBuilder, item: Attempt) -> None:
 def _bill_again(builder: PlanBuilder, attempt_id: AttemptId, accepted_at: datetime | None) -> None:
     """Bill a machine that runs although it should be gone.
 
-    Where its meter was stopped by an order that its provider accepted, nothing has ended it since, however long no list
-    could be read; one that was paused has billed its disk and was woken.
+    Where an order that was accepted stopped its meter, nothing has ended it since; one that was paused has woken.
     """
     item = builder.attempt(attempt_id)
     rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
