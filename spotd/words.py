@@ -20,6 +20,7 @@ LOSSES: Final = frozenset(
         "preempted", "outbid", "host_lost", "lease_expired", "price_rose", "provider_balance", "stalled",
         "provision_timeout", "image_error", "code_error", "input_error", "input_away",
         "disk_full", "forgotten",
+        "not_handed_over",
     }
 )  # fmt: skip
 """Why an attempt ended that its job did not want to end."""

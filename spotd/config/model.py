@@ -271,6 +271,15 @@ class OwnSection(Section):
     be it an own one or not."""
 
 
+class ReuseSection(Section):
+    """Machines that pass from a job that is done to the next one. docs/reference/rules.md."""
+
+    wait: HoldSpan = timedelta(0)
+    """How long the machine of a job that is done waits for the next job at most, and bills. At most 15m. A job takes it
+    over where no other machine is better, and starts without a launch and a pull of the image. "0s": it is ended at
+    once. Not at providers that bill by more than time (AWS, Lambda), nor for jobs with reuse = false."""
+
+
 class McpSection(Section):
     """What agents may queue through `spotctl mcp`; they may only watch unless both are set. docs/how-to/agents.md."""
 
@@ -336,6 +345,7 @@ class Config:
     moves: MovesSection = field(default_factory=MovesSection)
     own: OwnSection = field(default_factory=OwnSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    reuse: ReuseSection = field(default_factory=ReuseSection)
     mcp: McpSection = field(default_factory=McpSection)
     notify: Mapping[str, NotifySection] = field(default_factory=dict)
     registries: Mapping[str, RegistrySection] = field(default_factory=dict)
@@ -353,6 +363,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "moves": MovesSection,
     "own": OwnSection,
     "metrics": MetricsSection,
+    "reuse": ReuseSection,
     "mcp": McpSection,
     "hub": HubSection,
 }

@@ -93,6 +93,11 @@ def serve_jobs(decision: Decision) -> None:
             builder.note_contained(f"the verdict on job {job.id}", in_words(error))
 
 
+def release_machines(decision: Decision) -> None:
+    """End machines that wait for a job where something forbids that, or a job lacks their place or their money."""
+    decision.placement.waiting.release(decision.placement.verdicts.values())
+
+
 def move_to_cheaper(decision: Decision) -> None:
     """Stop what goes on elsewhere for clearly less."""
     decision.relocation.move_to_cheaper()
@@ -112,6 +117,7 @@ RULES: Final[tuple[Rule, ...]] = (
     keep_progress,
     follow_bids,
     serve_jobs,
+    release_machines,
     move_to_cheaper,
     settle_verdicts,
 )

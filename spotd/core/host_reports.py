@@ -37,6 +37,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.handover import waits_until
 from spotd.core.metering import lease_and_save
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import machine_words, span_words, transfer_time
@@ -278,7 +279,8 @@ def _running(builder: PlanBuilder, attempt_id: AttemptId) -> None:
     builder.put_attempt(replace(item, state=AttemptState.RUNNING, running_at=builder.now))
     resumed = f", from checkpoint {item.resumed_from}" if item.resumed_from else ""
     job = builder.job(attempt_id.job)
-    if transfer_time(bytes_within(job.data_bytes), item.quote.offer.download_mbps) < DATA_TIME_MAX:
+    is_usual = item.machine_key is None  # one that was taken over had its image, and was made long before
+    if is_usual and transfer_time(bytes_within(job.data_bytes), item.quote.offer.download_mbps) < DATA_TIME_MAX:
         learn_from_start(builder, item, job.spec.image)
     offer = item.quote.offer
     builder.event("attempt.running", f"the command runs{resumed}", attempt=attempt_id)
@@ -312,7 +314,7 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         builder.put_attempt(item)
     if reason is EndReason.DONE:
         outputs = pin_outputs(builder, attempt_id, report)
-        builder.end_attempt(attempt_id, EndReason.DONE)
+        builder.end_attempt(attempt_id, EndReason.DONE, waits_until=waits_until(builder, item, report))
         note_outputs(builder, attempt_id, outputs)
     elif report.exit_answers_stop and item.stop is not None:
         builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
@@ -405,7 +407,7 @@ _GIVEN_UP = "its owner gave it up without seeing its end; if it is ever listed a
 def find_machine(world: World, text: str) -> AttemptId | Intent | None:
     """Return what a user means by an instance's id, a key or `JOB-NUMBER`: a machine, with an attempt or without."""
     for identity, item in world.attempts.items():
-        names = {item.key, f"{identity.job}-{identity.number}", f"{identity.job}@{identity.number}"}
+        names = {item.key, item.carried_key, f"{identity.job}-{identity.number}", f"{identity.job}@{identity.number}"}
         if text in names or (item.ref is not None and text == item.ref.instance_id):
             return identity
     for intent in world.intents.values():
@@ -430,7 +432,8 @@ def refusal(
     listing = listings.get(item.provider)
     if item.provider not in world.policy.providers or listing is None or errors.get(item.provider):
         return ""
-    shown = [i for i in listing.instances if (i.key == item.key or i.ref == item.ref) and i.state is not _GONE]
+    key = item.carried_key if isinstance(item, Attempt) else item.key
+    shown = [i for i in listing.instances if (i.key == key or i.ref == item.ref) and i.state is not _GONE]
     if shown:
         return f"{item.provider} lists it as {shown[0].state.value}, so it can be ended and need not be given up"
     if (

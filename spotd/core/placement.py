@@ -44,6 +44,7 @@ from spotd.core.ranking.candidates import (
     too_expensive,
 )
 from spotd.core.ranking.expected_cost import TOO_LITTLE_DISK, RankedOffers, total_at
+from spotd.core.reuse import WaitingMachines
 from spotd.core.schedule import WAITS_FOR_ITS_TURN, Turns, TurnWait
 from spotd_providers.contract.values import MicroUsdPerGpuHour, MicroUsdPerHour, ProviderName
 
@@ -72,6 +73,8 @@ _SAYS_NOTHING_OF_PRICES = frozenset(
     }
 )
 """What comes and goes with machines and launches: a job that waits for a price does so behind it, too."""
+_LIMITS_OF_LAUNCHES: Final = frozenset({VerdictKind.MACHINES, VerdictKind.LAUNCH_LIMIT})
+"""What keeps a job from another machine, but not from one that waits for it."""
 PRICE_DWELL: Final = timedelta(minutes=30)
 """A job that waits for a price does so at least so long, unless its window or its turn is the reason to wait."""
 RECOVERY_MAX: Final = timedelta(hours=1)
@@ -113,6 +116,7 @@ class JobPlacement:
             self.attempts_by_job[attempt.id.job].append(attempt)
         self.machines = machine_verdicts.machines_in_use
         self.launches = 0
+        self.waiting = WaitingMachines(builder, world, market, budget_guard, self.prepaid_guard, self._rank_of_best)
 
     def place(self, job: Job) -> None:
         """Place one job. Offers that make this raise are left out; a job that raises without them is at fault."""
@@ -159,17 +163,35 @@ class JobPlacement:
             self._wait(job, VerdictKind.BUDGET_JOB, sentence)
             return
         gate = self._gate(job)
+        if self._takes_over(job, gate):
+            return
         if gate is not None:
             self.pacer.watch(job)
-            if gate[0] is VerdictKind.MACHINES:
-                self.machine_verdicts.note_waiting(job, partial(self._would_start, job))
-            self._wait(job, *self.preemption.machine_for(job, gate, lambda: self._could_start(job)))
+            if not self.waiting.machines:  # else the place of one of these is free in a moment
+                if gate[0] is VerdictKind.MACHINES:
+                    self.machine_verdicts.note_waiting(job, partial(self._would_start, job))
+                gate = self.preemption.machine_for(job, gate, lambda: self._could_start(job))
+            self._wait(job, *gate)
             return
         if not self._is_pressed(job):
             self._choose(job)
             return
         with self.catalogue.pressed():
             self._choose(job)
+
+    def _takes_over(self, job: Job, gate: TurnWait | None) -> bool:
+        """Whether the job gets a machine that waits for one; that has its place among the machines in use already."""
+        is_limited = gate is not None and gate[0] in _LIMITS_OF_LAUNCHES
+        if not self.waiting.machines or (gate is not None and not is_limited):
+            return False
+        own = self.own_first.wait(job, self.catalogue, begins=False)
+        paced = self.pacer.paced(job) if own is None else own.job
+        chosen = None if paced is None else self.waiting.best_for(paced, compares=not is_limited)
+        if paced is None or chosen is None:
+            return False
+        item, sentence = self.waiting.hand_over(paced, chosen)
+        self._note_placed(paced, item, item.quote, item.ceiling, self._with_words(sentence, paced))
+        return True
 
     def _is_pressed(self, job: Job) -> bool:
         """Whether the deadline cannot be met without a host that was lost a while ago."""
@@ -238,6 +260,12 @@ class JobPlacement:
         found: list[Quote | None] = []
         error = self.builder.attempted(lambda: found.append(self._could_start(job)))
         return error is None and found[0] is not None
+
+    def _rank_of_best(self, job: Job) -> tuple[int, ProviderName] | None:
+        """Return how the best offer that the job may have now ranks, and who sells it."""
+        offers = self._free_offers(job)[0]
+        best = next(self._carried_quotes(job, offers, defaultdict(int)), None)
+        return None if best is None else (self.catalogue.ranked_total(offers, best[0].offer), best[0].offer.provider)
 
     def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
         return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
@@ -346,14 +374,22 @@ class JobPlacement:
         item = replace(item, save_every=advice_at_launch(job, agreed.offer, self.world, self.now))
         self.builder.put_attempt(item)
         self.builder.put_intent(intent)
-        rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
-        self.builder.put_job(replace(known, attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low)))
         begins = TAKING if agreed.is_own else RENTING
         sentence = f"{begins}{quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
         sentence += target_words(job.moves, job.attempts_made, agreed) + self.catalogue.hurry_words(agreed.offer)
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"
-        sentence = self._with_words(sentence, job)
+        self._note_placed(job, item, agreed, ceiling, self._with_words(sentence, job))
+        self.catalogue.take(agreed.offer)
+        self.machines += 1
+        self.launches += 1
+
+    def _note_placed(self, job: Job, item: Attempt, agreed: Quote, ceiling: MicroUsdPerGpuHour, sentence: str) -> None:
+        """Record that the job has this machine, and promise its money."""
+        rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
+        self.builder.put_job(
+            replace(self.builder.job(job.id), attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low))
+        )
         self.builder.move_job(job.id, JobState.PROVISIONING, sentence)
         self.builder.event(
             "attempt.intended",
@@ -364,12 +400,9 @@ class JobPlacement:
             price_microusd_h=agreed.price.total,
             ceiling_microusd_gpu_h=ceiling,
         )
-        self.catalogue.take(agreed.offer)
         self.budget_guard.commit(job, agreed)
         self.prepaid_guard.commit(job, agreed)
         self.turns.note_launch(job)
-        self.machines += 1
-        self.launches += 1
         self.verdicts[job.id] = Verdict(
             job=job.id, kind=VerdictKind.PLACED, sentence=sentence, at=self.now, best=agreed, ceiling=ceiling
         )

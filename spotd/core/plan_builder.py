@@ -301,11 +301,19 @@ class PlanBuilder(WorkingCopy):
         """Return those that were known before, and those of this plan."""
         return (*self._world.cooldowns, *self._cooldowns)
 
-    def end_attempt(self, attempt: AttemptId, reason: EndReason, detail: str = "") -> None:
-        """End the attempt: it counts no more, its machine is destroyed if it may exist, and the job moves on."""
+    def end_attempt(
+        self, attempt: AttemptId, reason: EndReason, detail: str = "", *, waits_until: datetime | None = None
+    ) -> None:
+        """End the attempt: it counts no more, its machine is destroyed if it may exist, and the job moves on.
+
+        Args:
+            waits_until: its machine waits for another job until then, and is ended if none takes it over.
+        """
         item = self.attempt(attempt)
         if not item.state.counts:
             return
+        if item.awaits_handover and reason.traits.is_recovery:
+            reason, detail = EndReason.NOT_HANDED_OVER, reason.sentence(detail)
         traits = reason.traits
         if reason is EndReason.IMAGE_ERROR:
             way_out = self.policy.words_of_login(self.job(attempt.job).spec.image, detail)
@@ -326,8 +334,11 @@ class PlanBuilder(WorkingCopy):
         elif item.ref is not None:
             left_until = taken_by_provider_until(item, self.policy, self.now)
             left = "" if left_until is None else f"; {item.provider} takes it itself, which costs less than ending it"
+            if left_until is None and waits_until is not None:
+                left_until = waits_until
+                left = f"; it waits for another job for {span_words(waits_until - self.now)}, [reuse] wait"
             self.owe_termination(
-                item.ref, item.key, attempt, why=f"its attempt ended: {sentence}{left}", not_before=left_until
+                item.ref, item.carried_key, attempt, why=f"its attempt ended: {sentence}{left}", not_before=left_until
             )
 
     def _blame(self, item: Attempt, blame: Blame, why: str) -> None:

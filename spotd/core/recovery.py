@@ -39,6 +39,7 @@ class LaunchRecord:
     ceiling: MicroUsdPerGpuHour
     price_max: MicroUsdPerHour
     intended_at: datetime
+    machine_key: AttemptKey | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def record_of(item: Attempt) -> LaunchRecord:
         ceiling=item.ceiling,
         price_max=item.price_max,
         intended_at=item.intended_at,
+        machine_key=item.machine_key,
     )
 
 
@@ -85,6 +87,8 @@ def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
         return None
     if record.quote.price.per_gpu > record.ceiling:
         return None
+    if record.machine_key is not None and not is_own_key(policy, record.machine_key):
+        return None
     return Attempt(
         id=AttemptId(job=job, number=unknown.number),
         key=record.key,
@@ -94,6 +98,7 @@ def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
         price_max=record.price_max,
         intended_at=record.intended_at,
         outcome_unknown=True,
+        machine_key=record.machine_key,
     )
 
 

@@ -80,6 +80,8 @@ class CrashPoint(StrEnum):
     AFTER_PUT_GRANT = "after_put_grant"
     BEFORE_RENEW_GRANT = "before_renew_grant"
     AFTER_RENEW_GRANT = "after_renew_grant"
+    BEFORE_PUT_NEXT = "before_put_next"
+    AFTER_PUT_NEXT = "after_put_next"
     BEFORE_SUPERSEDE_GRANT = "before_supersede_grant"
     AFTER_SUPERSEDE_GRANT = "after_supersede_grant"
     BEFORE_WRITE_SECRETS = "before_write_secrets"

@@ -44,6 +44,11 @@ def grant_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "grant.json"
 
 
+def next_key(first: AttemptId) -> str:
+    """Where a machine finds its next attempt: beside the grant of the first one that it carried."""
+    return prefix_of(first) + "next.json"
+
+
 def heartbeat_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "heartbeat.json"
 

@@ -63,6 +63,18 @@ def use_number(objects: ObjectStore, attempt: Attempt) -> None:
         raise NumberUsed(f"attempt {number} of this job was launched before, in another run of spotd") from exc
 
 
+def require_same(objects: ObjectStore, attempt: Attempt) -> None:
+    """Require that the number was used for this very attempt.
+
+    Raises:
+        NumberUsed: for another one, in a run that this state does not know.
+        StoreUnavailable: the store does not answer.
+    """
+    record = _record(objects, attempt.id.job, attempt.id.number)
+    if record is None or (record.key, record.intended_at) != (attempt.key, attempt.intended_at):
+        raise NumberUsed(f"attempt {attempt.id.number} of this job was launched before, in another run of spotd")
+
+
 def require_newest(objects: ObjectStore, attempt: AttemptId) -> None:
     """Require that no attempt of this job was prepared after this one, in any run.
 

@@ -63,3 +63,17 @@ def disagreements(
                     f"{receipt['name']}: booked ${differs:+.6f} against the bill, at most ${bound:.6f}: {line}, {own}"
                 )
     return wrong + [f"no receipt knows {key}: {own}" for key, own in billed.items() if bill_usd(own)], apart
+
+
+def disagreements_of_all(
+    receipts: Iterable[Mapping[str, Any]], spans: Iterable[Segment], *, unseen_s: float
+) -> tuple[list[str], list[float]]:
+    """The same of all machines together, where one may be on the receipts of several jobs."""
+    lines, own = [line for receipt in receipts for line in receipt["attempts"]], list(spans)
+    if any(line["ended_at"] is None for line in lines) or any(span.end is None for span in own):
+        return [], []
+    booked, billed = sum(line["spent_usd"] + line["free_usd"] for line in lines), bill_usd(own)
+    rate = max((line["effective_usd_h"] for line in lines), default=0.0)
+    bound = (ROUNDED_USD + rate * unseen_s / 3600) * max(1, len({span.machine_id for span in own}))
+    wrong = [f"booked ${booked:.6f}, billed ${billed:.6f}, at most ${bound:.6f} apart"]
+    return (wrong if abs(booked - billed) > bound else []), [abs(booked - billed) / max(rate, ROUNDED_USD) * 3600]

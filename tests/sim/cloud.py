@@ -140,6 +140,8 @@ class Cloud(Nature):
         """How it bills, if it can be asked for that."""
         self.spoil: WrongRows | None = None
         """What a faulty plugin makes of its rows."""
+        self.shared: set[InstanceRef] = set()
+        """Machines that were handed over."""
         self.lost: Callable[[], None] = lambda: None
         """After an answer was lost."""
         self._count = 0
@@ -305,6 +307,52 @@ class Cloud(Nature):
         self._note_rate(machine)
         return machine
 
+    def hand_over(self, ref: InstanceRef, key: AttemptKey) -> None:
+        """The machine is another attempt's from now on: for the oracles it is another one, at the same place."""
+        old = self.machines[ref.instance_id]
+        new = Machine(
+            ref=ref,
+            key=key,
+            label=old.label or old.key,
+            host=old.host,
+            offer=old.offer,
+            bid=old.bid,
+            born=self.now,
+            visible_at=self.now,
+            task=old.task,
+            state=old.state,
+            since=self.now,
+            loss=old.loss,
+            died=old.died,
+            silent_until=old.silent_until,
+            leased_until=old.leased_until,
+            billed_until=self.now,
+            was_silent=old.was_silent,
+            factor=old.factor,
+            notice_at=old.notice_at,
+            lapses_at=old.lapses_at,
+            waits=old.waits,
+            waits_until=old.waits_until,
+            awaits=True,
+            first_bid=old.bid,
+        )
+        self._bill(old)
+        self._count += 1
+        self.machines[f"{ref.instance_id}~{self._count}"] = old
+        self.machines[ref.instance_id] = new
+        self.by_key[key].append(new)
+        self.shared.add(ref)
+        old.handed_on = True
+        if old in self.fading:
+            self.fading[self.fading.index(old)] = new
+        elif ref.instance_id in self.active:
+            self.active[ref.instance_id] = new
+            if old.alive:
+                old.spans.append((old.since, min(self.now, max(old.since, old.leased_until))))
+            old.state, old.died, old.waits = InstanceState.GONE, self.now, False
+        self._note_rate(old)
+        self._note_rate(new)
+
     def listing(self) -> Listing:
         self._answer()
         if self.rng.random() < self.faults.fail_listing:
@@ -389,7 +437,7 @@ class Cloud(Nature):
     def _shown(self, m: Machine) -> Instance:
         return Instance(
             ref=m.ref,
-            key=m.key,
+            key=m.label or m.key,
             state=m.state,
             market=m.host.offer.market,
             host_id=m.host.offer.host_id,

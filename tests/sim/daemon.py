@@ -21,11 +21,12 @@ from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.handover import words_against_reuse
 from spotd.core.recovery import Survey
 from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.daemon.commits import CrashPoint, Decide, Points, PolicyHolder
 from spotd.daemon.hosts.reader import ANSWERS_STOP, clock_behind, exit_reason, later
-from spotd.daemon.recovery_survey import NOT_DONE, require_newest, use_number
+from spotd.daemon.recovery_survey import NOT_DONE, NumberUsed, require_newest, require_same, use_number
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
@@ -94,6 +95,17 @@ class Work:
     saves_always: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A machine that went on with another attempt."""
+
+    at: datetime
+    former: AttemptId | None
+    next: AttemptId
+    disk_gb: int
+    """Of the machine."""
+
+
 @dataclass(kw_only=True)
 class Told:
     """What the daemon has said and done, for the oracles."""
@@ -129,6 +141,7 @@ class Told:
     """Machines of jobs that were over in a state that was put back, and when; a retry may take their attempts in."""
     bills: list[tuple[datetime, Attempt, Machine]] = field(default_factory=list)
     """When which bill was believed, and of which machine."""
+    handovers: list[Taken] = field(default_factory=list)
     given_up: dict[AttemptKey, datetime] = field(default_factory=dict)
     """Machines that their owner gave up without having seen their end."""
 
@@ -363,6 +376,9 @@ class Daemon:
                 left = AttemptId(job=i, number=after.moves.attempt)
                 self.told.moves.append((self.true, left, plan.attempts[left].meter.rate, after.moves.rate))
         self.world = applied(before, plan)
+        for identity, own in plan.attempts.items():
+            if own.machine_key is not None and own.ref is not None and identity not in before.attempts:
+                self.note_handover(before, own)
         self.orders.note(before, plan, self.world)
         self.own.note(before, plan, self.world)
         for identity, own in plan.attempts.items():
@@ -386,6 +402,15 @@ class Daemon:
         for intent in plan.intents.values():
             if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and self.must_wait(intent):
                 self.waits(job_of_key(intent.key))
+
+    def note_handover(self, before: World, own: Attempt) -> None:
+        cloud = self.clouds[own.provider]
+        cloud.advance(self.true)
+        former = next((i for i, item in before.attempts.items() if item.ref == own.ref), None)
+        assert own.ref is not None
+        disk_gb = cloud.machines[own.ref.instance_id].task.disk_gb
+        cloud.hand_over(own.ref, own.key)
+        self.told.handovers.append(Taken(at=self.true, former=former, next=own.id, disk_gb=disk_gb))
 
     def must_wait(self, launch: Intent) -> bool:
         """Whether as many launches as are made at once are under way at its provider."""
@@ -535,6 +560,7 @@ class Daemon:
             exit_reason=None if m.outcome is None else exit_reason(m.outcome, exit_code_of(m)),
             exit_answers_stop=m.outcome in ANSWERS_STOP,
             exit_code=exit_code_of(m),
+            waits=m.waits and m.outcome is not None,
             outputs_sha256=outputs_of(m) if has_succeeded(m) and m.task.outputs else None,
             outputs_bytes=m.task.outputs if has_succeeded(m) else 0,
         )
@@ -612,6 +638,8 @@ class Daemon:
         for item in world.attempts.values():
             given_up = item.end_reason is EndReason.LAUNCH_UNKNOWN
             m = self.machine_of(item) if item.state.counts or given_up else None
+            if m is not None and m.awaits and m.next_task is None and item.awaits_handover and item.stop is None:
+                self.announce(item, m)
             if m is None or m.silent_until is not None:
                 continue
             if given_up:
@@ -624,6 +652,22 @@ class Daemon:
             m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
             m.saves_no_more = m.saves_no_more or (item.stop is not None and not item.stop.flush)
+
+    def announce(self, item: Attempt, m: Machine) -> None:
+        """What the shipped writer of grants does for an attempt that took over a machine."""
+        job = self.world.jobs[item.id.job]
+        if self.work[job.id].no_secrets or item.ref is None:
+            return
+        self.process.crash(CrashPoint.BEFORE_PUT_NEXT)
+        if self.records is not None:
+            try:
+                self.use_number(item)
+            except NumberUsed:
+                if not self.is_newest(item.id):
+                    return
+                require_same(self.records.store, item)
+        m.next_task, m.given_at = replace(self.first_grant(job), disk_gb=m.task.disk_gb), self.true
+        self.process.crash(CrashPoint.AFTER_PUT_NEXT)
 
     def is_newest(self, attempt: AttemptId) -> bool:
         """Whether the store shows no later attempt of its job."""
@@ -662,7 +706,10 @@ class Daemon:
         """What the grant of the next attempt says."""
         start = _work_in(offered(owner)[0]) if owner.checkpoints else timedelta(0)
         work = self.work[owner.id]
+        policy = self.world.policy
+        rules = next(iter(policy.providers.values()))
         task = Task(
+            reuse=None if words_against_reuse(policy, rules, owner.spec) else policy.reuse_wait,
             resume_at=start,
             need=work.need,
             bytes=work.bytes,

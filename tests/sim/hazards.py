@@ -127,6 +127,8 @@ class Hazard(StrEnum):
     """The wait for own machines, the right to use them and whose they are change in the config."""
     OWN_REMOVED = "own_removed"
     """The daemon is started without the provider of own machines, on which jobs run, and later with it again."""
+    REUSE = "reuse"
+    """Machines of jobs that are done wait for the next one. Drawn in worlds of its own, beside all others."""
 
 
 HARSH: Final = frozenset(
@@ -159,7 +161,7 @@ OWN_MACHINES: Final = frozenset(
     }
 )
 """Drawn in worlds of their own, over all that other worlds may hold: see `own`."""
-READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES
+READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES - {Hazard.REUSE}
 """What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""

@@ -106,6 +106,8 @@ class Task:
     disk_gb: int = DISK_GB
     hangs_at: timedelta | None = None
     """How much work is done when its command gets no further."""
+    reuse: timedelta | None = None
+    """How long its machine waits for the next job, if it may."""
     inputs: int = 0
     outputs: int = 0
     """Bytes that it fetches before it works, and leaves when it has succeeded."""
@@ -191,6 +193,20 @@ class Machine:
     """A list has stated that it waited for longer than it may; it may come up a moment later."""
     noticed_at: datetime | None = None
     """When its owner announced that the machine is wanted back."""
+    label: AttemptKey | None = None
+    """What it carries, where it was made for another attempt than `key`, which has it now."""
+    waits: bool = False
+    """Its runner has removed all that was the job's, and waits for another one until `waits_until`."""
+    waits_until: datetime | None = None
+    awaits: bool = False
+    """It was handed over, and its runner does not know of its next attempt yet."""
+    next_task: Task | None = None
+    given_at: datetime | None = None
+    """What that is to do, and since when it can be known."""
+    first_bid: int = 0
+    """Of a machine that was handed over: what was bid for it then."""
+    handed_on: bool = False
+    """It went on as the machine of another attempt."""
 
     @property
     def alive(self) -> bool:

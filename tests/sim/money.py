@@ -56,7 +56,8 @@ def matched(result: Result) -> Iterator[tuple[Attempt, Machine, Cloud]]:
         for m in cloud.machines.values():
             for item in result.daemon.attempts_of.get(job_of(m.key), {}).values():
                 unnamed = item.ref is None and item.key == m.key and len(cloud.by_key[m.key]) == 1
-                if item.ref == m.ref or unnamed:
+                is_own = item.key == m.key or m.ref not in cloud.shared
+                if (item.ref == m.ref and is_own) or unnamed:
                     yield item, m, cloud
 
 

@@ -34,11 +34,17 @@ from tests.sim.machines import (
     Machine,
     Row,
     Save,
+    Task,
 )
 
 MICROSECOND = timedelta(microseconds=1)
 NOTICE = timedelta(minutes=2)
 SPIKE = 20
+NEXT_TAKES = timedelta(seconds=15)
+"""From the moment in which its next attempt can be known to the begin of that one's command."""
+CLEARED = 0.85
+"""How many of the jobs that are done leave nothing that cannot be removed."""
+WAITS_BEYOND = timedelta(minutes=1)
 BILLED_LEAST = timedelta(minutes=1)
 """Of a machine in a market as EC2's."""
 ENDING_TAKES = timedelta(seconds=30)
@@ -89,6 +95,10 @@ class Nature:
             if not m.alive:
                 continue
             self._train(m)
+            if m.waits_until is not None:
+                self._wait(m, m.waits_until)
+                if not m.alive:
+                    continue
             if m.notice_at is not None and m.notice_at <= now:
                 self._take_back(m)
             elif overcharged and self.rng.random() < overcharged:
@@ -142,7 +152,34 @@ class Nature:
         else:
             self._halt(m, InstanceState.GONE, Loss.PREEMPTED)
 
+    def _wait(self, m: Machine, until: datetime) -> None:
+        """Its runner waits for another job, and becomes the runner of one that it was handed over to."""
+        start = None if m.given_at is None else m.given_at + NEXT_TAKES
+        if m.awaits and m.waits and m.state is InstanceState.RUNNING:
+            if (m.silent_until is not None and m.silent_until > self.now) or not self.store_up:
+                self._was_quiet(m)
+                return
+            if m.quiet_spans and start is not None:
+                start = max(start, m.quiet_spans[-1][1] + NEXT_TAKES)
+            if m.next_task is not None and start is not None and start - NEXT_TAKES <= until:
+                if self.now >= start:
+                    self._go_on(m, m.next_task, start)
+                return
+        if self.now >= until and m.waits:
+            m.waits = False
+            if self.ends_itself:
+                self._end_itself(m, until)
+
+    def _go_on(self, m: Machine, task: Task, start: datetime) -> None:
+        m.task, m.awaits, m.waits, m.waits_until = task, False, False, None
+        m.ran_from, m.ran_work = start, task.resume_at
+        self._move_bytes(m, m.offer.download_price, (task.bytes if m.ran_work else 0) + task.inputs)
+
     def _train(self, m: Machine) -> None:
+        if m.awaits:
+            if m.state is InstanceState.PENDING and self.now - m.since >= BOOT:
+                m.state, m.waits = InstanceState.RUNNING, False  # it was started again, under a grant that is over
+            return
         if m.state is InstanceState.PENDING:
             if self.now - m.since < BOOT:
                 return
@@ -198,13 +235,22 @@ class Nature:
 
     def _exit(self, m: Machine, cause: Outcome, at: datetime) -> None:
         m.outcome, m.exit_at = cause, min(at, self.now)
+        has_succeeded = cause is Outcome.SUCCEEDED
+        may_wait = has_succeeded and m.notice_at is None and not m.stop_ordered
+        if m.task.reuse is not None and may_wait and self.rng.random() < CLEARED:
+            m.waits = True
+            m.waits_until = min(m.exit_at + m.task.reuse + WAITS_BEYOND, max(m.leased_until, m.exit_at))
+            return
         if self.ends_itself:
             # A runner that still has its lease publishes its end before it ends its machine.
             ends = m.exit_at if cause is Outcome.LEASE_EXPIRED else max(m.exit_at, m.mute_until or m.exit_at)
-            unused = max(timedelta(0), self.now - ends - ENDING_TAKES) // MICROSECOND
-            m.owed -= self._rate(m) * unused
-            m.owed_by_day[self.now.date()] -= self._rate(m) * unused
-            self._halt(m, InstanceState.GONE, None)
+            self._end_itself(m, ends)
+
+    def _end_itself(self, m: Machine, ends: datetime) -> None:
+        unused = max(timedelta(0), self.now - ends - ENDING_TAKES) // MICROSECOND
+        m.owed -= self._rate(m) * unused
+        m.owed_by_day[self.now.date()] -= self._rate(m) * unused
+        self._halt(m, InstanceState.GONE, None)
 
     def _save(self, m: Machine, work: timedelta, at: datetime, *, sound: bool) -> None:
         m.saved.append(Save(work=work, at=at, sound=sound))

@@ -32,6 +32,7 @@ from tests.sim.money import (
 )
 from tests.sim.own_rules import OWN_RULES
 from tests.sim.receipts import RECEIPTS
+from tests.sim.reuse import REUSE
 from tests.sim.run import Result
 from tests.sim.schedules import RULES
 from tests.sim.stops import STOPS
@@ -67,7 +68,8 @@ def forgotten_machines(result: Result) -> Iterator[str]:
                 yield f"{m.key} was bought without a record of it"
                 continue
             free = max(result.calm_at, m.born, owner.ended_at or result.ended_at)
-            if m.died is not None and m.died - free > ENDED_WITHIN + BOOT:
+            waits = daemon.world.policy.reuse_wait  # for another job, once its own is done
+            if m.died is not None and m.died - free > ENDED_WITHIN + BOOT + waits:
                 yield f"{m.key} lived for {m.died - free} after it was needed"
 
 
@@ -369,4 +371,5 @@ CHECKS: Final = (
     *STOPS,
     *RECEIPTS,
     *OWN_RULES,
+    *REUSE,
 )

@@ -249,6 +249,7 @@ def bids_bounded(result: Result) -> Iterator[str]:
     for cloud in result.clouds:
         calls: defaultdict[AttemptKey, list[datetime]] = defaultdict(list)
         before = {call.key: (call.at, call.price_max) for call in cloud.launch_calls}
+        before |= {m.key: (m.born, m.first_bid) for m in cloud.machines.values() if m.first_bid}
         for call in cloud.bid_calls:
             calls[call.key].append(call.at)
             at, price = before[call.key]

@@ -54,6 +54,8 @@ UNREACHABLE = frozenset(
 ALONE_FROM = 200
 PLANNED_FROM = 50_000
 """Worlds of smaller seeds were there before these hazards, and stay as they were."""
+REUSE_FROM = 3_000_000
+"""The first seed of worlds in which machines pass from job to job."""
 OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 """What the market must suit besides to happen."""
 
@@ -62,6 +64,8 @@ def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
     if seed >= OWN_FROM:
         return with_own(harsh(seed) if Random(f"base of {seed}").random() < 0.5 else _short(seed), seed)
+    if seed >= REUSE_FROM:
+        return with_reuse(seed)
     if seed >= HARSH_FROM:
         return harsh(seed)
     shape = _drawn(seed, ready - PLANNED)
@@ -76,6 +80,24 @@ def _short(seed: int) -> Shape:
     need = (60, 400) if shape.need[1] > 400 else shape.need
     short = replace(shape, storm=min(shape.storm, timedelta(hours=8)), need=need, paces=(60, 120))
     return with_plans(short, planned, seed)
+
+
+def with_reuse(seed: int) -> Shape:
+    """A world of another seed in which machines pass from job to job, mostly with few machines for more jobs."""
+    luck = Random(f"reuse in {seed}")
+    number = seed - REUSE_FROM
+    shape = drawn(HARSH_FROM + number) if number % 4 == 3 else drawn(PLANNED_FROM + number)
+    limits = {**shape.limits, "reuse_wait": timedelta(minutes=luck.choice([1, 5, 15, 15]))}
+    if luck.random() < 0.7:
+        limits.setdefault("machines_max", luck.randint(1, 3))
+    return replace(
+        shape,
+        hazards=shape.hazards | {Hazard.REUSE},
+        limits=limits,
+        jobs=luck.randint(6, 14),
+        storm=min(shape.storm, timedelta(hours=luck.choice([6, 12, 24]))),
+        need=luck.choice([(5, 40), (10, 120), (20, 300)]),
+    )
 
 
 def _drawn(seed: int, ready: frozenset[Hazard]) -> Shape:

@@ -16,6 +16,7 @@ from tests.sim import (
     planted_own,
     planted_plans,
     planted_promises,
+    planted_reuse,
     planted_stops,
     receipts,
     schedules,
@@ -37,6 +38,7 @@ BUGS = {
     **planted_bills.BILLS,
     **planted_stops.STOPS,
     **planted_own.OWN,
+    **planted_reuse.REUSES,
 }
 LENGTHY = frozenset(
     {

@@ -21,7 +21,7 @@ from tests.sim.mishaps import Mishaps
 from tests.sim.own import Owners, own_clouds
 from tests.sim.plans import Plans
 from tests.sim.process import Died
-from tests.sim.worlds import Shape, policy, reachable, some_job, stormy, trades
+from tests.sim.worlds import Shape, may_share, policy, reachable, some_job, stormy, trades
 
 PRICES_MOVE_EVERY = timedelta(minutes=5)
 HOUR = timedelta(hours=1)
@@ -182,6 +182,8 @@ class Weather:
             known = {i: job for i, (job, _) in self.submitted.items() if i not in lost}
             fresh, work = self.plans.planned(number, fresh, work, known)
         fresh = self.deceptions.priced(fresh)
+        if Hazard.REUSE in self.shape.hazards:
+            fresh = may_share(fresh, Random(f"reuse of {number} in {self.seed}"))
         self.work[fresh.id] = work
         self.submitted[fresh.id] = (fresh, work)
         self.daemon.submit(fresh)

@@ -183,6 +183,13 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
     )
 
 
+def may_share(made: Job, luck: Random) -> Job:
+    """The job with what decides whose machine it may take over."""
+    image = luck.choice(["scratch", "scratch", "scratch", "other"])
+    spec = replace(made.spec, image=image, reuse=luck.random() < 0.85)
+    return replace(made, spec=spec, submitted_by="agent" if luck.random() < 0.15 else made.submitted_by)
+
+
 def due(made: Job, need: timedelta, luck: Random) -> Job:
     """The job with a deadline that may be tight, an estimate that may be wrong, and a policy."""
     schedule = Schedule(

@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, process, shutdown
 from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader
+from spotd_jobs.runner.handover import NextJob, await_next
 from spotd_jobs.runner.heartbeat import HeartbeatWriter, Status
 from spotd_jobs.runner.logs import LogShipper, ProgressMeter, patience_s
 from spotd_jobs.runner.manifest import ChunkIndex
@@ -106,6 +107,8 @@ class AttemptRun:
         self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, path)) if path else default
         self._status.progress = ProgressMeter(lambda: self._logs.printed, self._checkpoint_dir)
         self._status.watch_s = grant.watch_s
+        self.waits = False  # all that was the job's is removed, and the machine may go on with another attempt
+        self.handover = NextJob(grant, home)
         self._mark = binascii.hexlify(os.urandom(12)).decode()
         self._uploader: CheckpointUploader | None = None
         self._restored: Restored | None = None
@@ -180,7 +183,7 @@ class AttemptRun:
     def _make_folders(self) -> None:
         try:
             write_whole(os.path.join(self._home, MARK_FILE), self._mark.encode())
-            for folder in (self._workdir, self._output_dir, self._input_dir):
+            for folder in (self._workdir, self._output_dir, self._input_dir, *self.handover.folders.values()):
                 os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise _failure(error, "the work folder can not be made") from None
@@ -311,6 +314,7 @@ class AttemptRun:
                 "SPOTD_NOTICE_FILE": self._job_file.path,
                 process.MARK: self._mark,
             },
+            self.handover.folders,
         )
 
     def _phase(self, name: str) -> None:
@@ -353,6 +357,7 @@ class AttemptRun:
         if stop is not None:
             raise _Halt(stop.outcome, stop.reason)
         job = process.JobProcess(argv, env, self._workdir, self._logs.pipe)
+        self.handover.groups.append(job)
         self._status.pid = job.pid
         if on_start is not None:
             on_start(job.pid)
@@ -430,6 +435,8 @@ class AttemptRun:
             "outputs_lost": lost,
         }
         exit_row = self._status.exit
+        if halt.outcome == "succeeded" and not lost and self._step("the next job", self._clears_for_next):
+            self.waits = exit_row["waits"] = True
         self._step("the log", lambda: self._logs.close(self._time_for(_REPORT_S)))
         self._step("the report of the end", lambda: self._store.events.add("exit", **exit_row))
         self._step("the last events", lambda: self._store.events.flush(self._time_for(float("inf"))))
@@ -438,6 +445,18 @@ class AttemptRun:
         self._step("the watch over the grant", self._keeper.close)
         log_line("attempt %d ended: %s (%s)" % (self._keeper.grant.attempt, halt.outcome, reason))
         return halt.outcome
+
+    def _clears_for_next(self) -> bool:
+        """Whether all that was the job's is removed, so that the machine may be handed over."""
+        if not self.handover.is_permitted or self._shutdown_watch.poll() is not None or self._keeper.withdrawn:
+            return False
+        if why := self.handover.clear(self._checkpoint_dir, self._mark, restarted=self._restarted):
+            self._logs.add_line("this machine goes to no other job: " + why)
+        return not why
+
+    def next_grant(self) -> str:
+        """Return where the grant of the machine's next attempt is, once there is one; empty where none comes."""
+        return await_next(self._keeper, self._wakeups)
 
     def _step(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what one step of the end gives, `None` if it failed."""

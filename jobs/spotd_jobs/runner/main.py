@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from spotd_jobs.runner import prefetch
+from spotd_jobs.runner import handover, prefetch
 from spotd_jobs.runner.attempt import MARK_FILE, AttemptRun
 from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
 from spotd_jobs.runner.process import GRANT_URL_VARIABLE, end_machine, marked_processes
@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         log_line("this machine's attempt has ended; nothing is run")
         return _end(done.get("self_terminate"), str(done.get("outcome")))
     _kill_leftovers(home)
-    return _carry(options.grant_url, home)
+    # Of a machine that was handed over, the provider's start script knows the first grant only.
+    return _carry(read_text(os.path.join(home, handover.NEXT)) or options.grant_url, home)
 
 
 def _carry(grant_url: str, home: str) -> int:
@@ -78,12 +79,25 @@ def _carry(grant_url: str, home: str) -> int:
     except OSError as error:
         log_line("how to end could not be noted on disk: " + reason_of(error))
     try:
-        outcome = AttemptRun(grant, home, boot, restarted=restarted).carry()
+        run = AttemptRun(grant, home, boot, restarted=restarted)
+        outcome = run.carry()
+        if run.waits:
+            _go_on(run, home)
     except Exception as error:  # noqa: BLE001 - whatever broke, this machine costs money until it has ended
         log_line("the runner failed: " + reason_of(error))
         outcome = "disk_full" if is_full(error) else "runner_error"
         _report_end(grant, boot, outcome, reason_of(error))
     return _conclude(home, how, outcome)
+
+
+def _go_on(run: AttemptRun, home: str) -> None:
+    """Become the runner of the machine's next attempt; return where there is none."""
+    try:
+        grant_url = run.next_grant()
+        if grant_url:
+            handover.become(grant_url, home)
+    except Exception as error:  # noqa: BLE001 - whatever broke, the attempt is reported, and the machine must end
+        log_line("this machine goes on with no other job: " + reason_of(error))
 
 
 def _unusable(grant_url: str, home: str, error: OSError) -> int:

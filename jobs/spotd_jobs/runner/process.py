@@ -114,6 +114,12 @@ class JobProcess:
             except (ProcessLookupError, PermissionError):
                 return
 
+    def end_guard(self) -> None:
+        """End the process that stands guard over the group: it is this process's own child until then."""
+        if self._guard:
+            _kill(self._guard)
+            _reap(self._guard)
+
     def kill_rest(self, mark: str, timeout_s: float = 2.0) -> None:
         """Nothing of the job runs any more, neither in its group nor anywhere else with its mark."""
         give_up_at = steady() + timeout_s
@@ -435,12 +441,15 @@ GRANT_URL_VARIABLE = "SPOTD_GRANT_URL"
 _HIDDEN = (*INSTANCE_KEYS, GRANT_URL_VARIABLE)
 
 
-def job_environment(grant: RunnerGrant, places: dict[str, str]) -> dict[str, str]:
-    """Later ones win: nothing of the image, the job file or the secrets can change the value of `SPOTD_*`.
+def job_environment(grant: RunnerGrant, places: dict[str, str], folders: dict[str, str]) -> dict[str, str]:
+    """Return the environment of the job's processes; `folders` are of the machine's, and the job may name others.
+
+    Later ones win: nothing of the image, the job file or the secrets can change the value of `SPOTD_*`.
 
     The host's keys over this machine, and the URL of the grant, are not in it.
     """
     env = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
+    env.update(folders)
     env.setdefault("PYTHONUNBUFFERED", "1")  # output that waits in a buffer is lost with the machine
     for more in (grant.spec.get("env") or {}, grant.raw.get("secrets") or {}):
         env.update({str(name): str(value) for name, value in more.items()})

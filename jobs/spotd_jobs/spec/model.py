@@ -258,6 +258,7 @@ class JobSpec:
         retry_errors: how many failures of the user's own code are tried again.
         retry_starts: how many launches in a row may come to nothing before the job is given up; four times as many of
             machines that never gave a sign of life once the job has saved.
+        reuse: it may take over the machine of a job that is done, and its own may be taken over.
     """
 
     name: str
@@ -280,6 +281,7 @@ class JobSpec:
     speed: tuple[GpuSpeed, ...] = ()
     watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
     data: tuple[DataSource, ...] = ()
+    reuse: bool = True
 
 
 # Which of a job's `outputs` patterns match no file that was stored.

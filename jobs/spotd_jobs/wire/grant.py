@@ -385,6 +385,36 @@ class SelfTerminate(WireModel):
     base_url: Url | None = None
 
 
+class ReuseRules(WireModel):
+    """How the machine may go on to the next job once this one has succeeded.
+
+    Attributes:
+        url: where the runner finds its next attempt (`NextAttempt`), or nothing.
+        wait_s: how long it asks for one, at most, after it has removed all that was the job's.
+        alone: nothing but the job uses this machine, so that what it changed outside of its folders can be seen.
+    """
+
+    url: Url = Field(repr=False)
+    wait_s: PositiveSeconds
+    alone: bool
+
+
+class NextAttempt(WireModel):
+    """next.json: the attempt to which the machine belongs now.
+
+    It lies where the first attempt of the machine has its grant, and is replaced by each handover.
+    """
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    job: JobId
+    attempt: Annotated[int, Field(ge=1, le=10**9)]
+    grant_url: Url = Field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Return the document as it is written to the store."""
+        return self.model_dump_json(by_alias=True).encode()
+
+
 class Grant(WireModel):
     """The whole of grant.json. See the module for when a grant renews the lease.
 
@@ -419,6 +449,7 @@ class Grant(WireModel):
     orders: Orders = Orders()
     self_terminate: SelfTerminate | None = None
     seen_running: bool = False
+    reuse: ReuseRules | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Grant:

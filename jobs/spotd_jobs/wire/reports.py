@@ -168,6 +168,8 @@ class Exit(WireModel):
     reason: Line
     outputs_lost: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Outputs that there were and that could not be stored."""
+    waits: bool = False
+    """All that was the job's is removed, and the machine waits for its next attempt, as its grant permits."""
 
 
 class Heartbeat(WireModel):

@@ -152,6 +152,7 @@ def _job_options(function: F) -> F:
 )
 @click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
 @click.option("--preempt", is_flag=True, help="Stop jobs of lower priority, saved, where it could start at once.")
+@click.option("--no-reuse", is_flag=True, help="Take over no machine of a job that is done, and leave none to others.")
 @click.option("--array", default="", metavar="INDEXES", help="One job for each index, say 0-15 or 0-99%4.")
 @click.option("--i-know", is_flag=True, help="Submit a spot job that saves nothing and outlasts a machine.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan and a check of what would be packed.")
@@ -236,6 +237,7 @@ def _flags(ctx: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
     if given["workdir"] is not None:
         values["workdir"] = str(Path(given["workdir"]).expanduser().absolute())
     values["schedule.preempt"] = True if given["preempt"] else None
+    values["reuse"] = False if given["no_reuse"] else None
     values["env"] = dict(_variable(ctx, text) for text in given["env"])
     values["run"] = ctx.meta.get(_COMMAND_KEY)
     return nested(values)

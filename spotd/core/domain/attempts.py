@@ -346,6 +346,7 @@ class Attempt:
         freshness: how old its newest checkpoint is, where its job states how often it saves.
         over_since: the first of the consecutive listings which state that the machine is over, or another one.
         lapsed: the interruption notices that did not come true (`core.host_reports`).
+        machine_key: what its machine carries, where it took over that of another attempt; `None`: `key`.
     """
 
     id: AttemptId
@@ -394,6 +395,17 @@ class Attempt:
     ceiling_set: MicroUsdPerGpuHour | None = None
     over_since: datetime | None = None
     lapsed: LapsedNotices = LapsedNotices()
+    machine_key: AttemptKey | None = None
+
+    @property
+    def carried_key(self) -> AttemptKey:
+        """The key that its machine carries, by which lists show it."""
+        return self.machine_key or self.key
+
+    @property
+    def awaits_handover(self) -> bool:
+        """Whether it took over a machine whose host has not spoken for it yet."""
+        return self.machine_key is not None and self.heartbeat_seen_at is None
 
     @property
     def provider(self) -> ProviderName:
@@ -451,6 +463,8 @@ class HostStatus:
     notes: tuple[str, ...] = ()
     upload_progress: str = ""
     """How far the upload under way has come; differs whenever it has advanced."""
+    waits: bool = False
+    """It has come to its end, removed all that was its job's, and waits for the next one."""
     store_takes_no_writes: bool = False
     """The daemon itself cannot write to the store, so that no host's silence says anything."""
     flood: str = ""

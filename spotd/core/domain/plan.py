@@ -150,6 +150,12 @@ def broken_rules(world: World) -> tuple[BrokenRule, ...]:
         if n > 1
     ]
     ended = {t.key for t in world.intents.values() if t.kind is IntentKind.TERMINATE}
+    shared = Counter(a.ref for a in world.attempts.values() if a.ref is not None and a.machine_key is not None)
+    doubled += [
+        BrokenRule(job=i.job, sentence=f"attempt {i.number} of job {i.job} has the machine of another attempt")
+        for i, item in sorted(world.attempts.items(), key=lambda found: (found[0].job, found[0].number))
+        if item.ref is not None and item.ref in shared and (item.machine_key is None or shared[item.ref] > 1)
+    ]
     others = [
         BrokenRule(job=identity.job, sentence=f"attempt {identity.number} of job {identity.job} {problem}")
         for identity, problem in sorted(
@@ -165,7 +171,7 @@ def _problems(world: World, item: Attempt, ended: set[AttemptKey]) -> Iterator[s
     if job is None:
         yield "has no job"
         return
-    if item.state is AttemptState.ENDING and item.ref is not None and item.key not in ended:
+    if item.state is AttemptState.ENDING and item.ref is not None and item.carried_key not in ended:
         yield "is over but no order ends its machine"
     if job.attempts_made < item.id.number:
         yield "is not counted by its job"
@@ -176,6 +182,8 @@ def _problems(world: World, item: Attempt, ended: set[AttemptKey]) -> Iterator[s
     parts = key_parts(world.policy.install, item.key)
     if parts is None or (parts.job, parts.number) != (item.id.job, item.id.number):
         yield f"carries the key {item.key}"
+    if item.machine_key is not None and key_parts(world.policy.install, item.machine_key) is None:
+        yield f"has a machine with the key {item.machine_key}"
     if item.quote.price.per_gpu > item.ceiling:
         yield "was agreed above its ceiling"
     if item.state is AttemptState.INTENDED and item.ref is None and launch_intent_id(item.key) not in world.intents:

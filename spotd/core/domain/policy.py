@@ -118,6 +118,8 @@ class UserLimits:
     """How often one job moves to a cheaper machine."""
     rent_after: Annotated[timedelta, "[own] rent_after"] = timedelta(0)
     """How long a job that says nothing else waits for an own machine before one is rented."""
+    reuse_wait: Annotated[timedelta, "[reuse] wait"] = timedelta(0)
+    """How long the machine of a job that is done waits for the next job at most; 0: it is ended at once."""
     egress: Annotated[StoreEgress, "[store] egress_per_gb"] = FREE_EGRESS
     """What reading the checkpoint store costs."""
     registries: Annotated[Mapping[str, RegistryRules], "[registries]"] = field(default_factory=dict)

@@ -275,6 +275,7 @@ class EndReason(StrEnum):
     LAUNCH_UNKNOWN = "launch_unknown"
     QUARANTINED = "quarantined"
     STALLED = "stalled"
+    NOT_HANDED_OVER = "not_handed_over"
 
     @property
     def traits(self) -> EndTraits:
@@ -390,6 +391,9 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.STALLED: EndTraits(
         JobState.RECOVERING, EndKind.LOST, Blame.HOST, Counted.LAUNCH, EndEvidence.NONE,
         "the job made no progress: {detail}"),
+    EndReason.NOT_HANDED_OVER: EndTraits(
+        JobState.RECOVERING, EndKind.GIVEN_UP, Blame.NONE, Counted.LAUNCH, EndEvidence.NONE,
+        "the machine of the former job was not handed over: {detail}"),
     EndReason.QUARANTINED: EndTraits(
         JobState.FAILED, EndKind.DECIDED, Blame.NONE, Counted.NOTHING, EndEvidence.NONE,
         "spotd could not go on with it safely: {detail}"),

@@ -213,7 +213,9 @@ def _end_unbilled(builder: PlanBuilder, item: Attempt) -> None:
     if item.ref is None:
         return
     if intent is None or not intent.is_open:
-        builder.owe_termination(item.ref, item.key, item.id, why="it is still listed although its attempt has ended")
+        builder.owe_termination(
+            item.ref, item.carried_key, item.id, why="it is still listed although its attempt has ended"
+        )
     else:
         _end_again_if_forgotten(builder, item, "it is still listed after its end was accepted")
 
@@ -230,7 +232,7 @@ def _end_again(builder: PlanBuilder, item: Attempt) -> None:
         _bill_again(builder, item.id, intent.accepted_at)
         builder.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
     elif intent is None or not intent.is_open:
-        builder.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
+        builder.owe_termination(item.ref, item.carried_key, item.id, why="it runs although its attempt has ended")
     elif _end_again_if_forgotten(builder, item, "it still runs after its end was accepted"):
         builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.LIVE))
         _bill_again(builder, item.id, intent.accepted_at)
@@ -282,7 +284,7 @@ UNSEEN_MAX: Final = timedelta(days=7)
 
 def end_orphans(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) -> None:
     """End machines under our install label that no open attempt owns: a former state bought them, which is lost."""
-    owned = {(a.provider, a.key) for a in builder.attempts()}
+    owned = {(a.provider, a.carried_key) for a in builder.attempts()}
     kept = {a.ref for a in builder.attempts() if a.ref is not None and a.state.counts}
     counting = {(a.key, a.ref and a.ref.instance_id) for a in builder.attempts() if a.state.counts}
     for provider, row in ((name, row) for name in sorted(listings) for row in listings[name].instances):

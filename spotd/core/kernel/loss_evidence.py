@@ -31,6 +31,7 @@ from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, StopOr
 from spotd.core.domain.intents import AttemptId, IntentState
 from spotd.core.domain.policy import ProviderPolicy
 from spotd.core.domain.states import EndReason
+from spotd.core.handover import CONFIRMED_WITHIN
 from spotd.core.host_reports import last_sign_of_life
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, MicroUsdPerHour, ProviderName
@@ -200,7 +201,7 @@ def held_back(
 
 def _is_listed(item: Attempt, listed: InstancesByKey) -> bool:
     """Whether a list has the very machine of this attempt; another one with its key proves nothing about it."""
-    found = listed.get((item.provider, item.key), ())
+    found = listed.get((item.provider, item.carried_key), ())
     return bool(found) if item.ref is None else any(i.ref == item.ref for i in found)
 
 
@@ -370,6 +371,8 @@ def watch_timeouts(
         _list_when_late(builder, item, seen_at)
     elif rules is not None and item.launched_at is not None:
         late_at = start_deadline(builder, item, rules, evidence, item.launched_at)
+        if item.awaits_handover and not evidence.hosts_cannot_write:
+            late_at = min(late_at, item.launched_at + CONFIRMED_WITHIN)
         if builder.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:
@@ -394,7 +397,7 @@ def _end_unread(builder: PlanBuilder, item: Attempt, stop: StopOrder) -> None:
     if intent is None or not intent.is_open:
         reason = stop.reason.sentence(stop.detail)
         why = f"its time to save is over ({reason}); what it saved last is read once the checkpoint store answers"
-        builder.owe_termination(item.ref, item.key, item.id, why=why)
+        builder.owe_termination(item.ref, item.carried_key, item.id, why=why)
         job = builder.job(item.id.job)
         builder.move_job(job.id, job.state, why)
 

@@ -74,7 +74,7 @@ def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
         builder.put_attempt(replace(item, state=state, ended_at=builder.now, end_reason=reason, end_detail=why))
         builder.event("attempt.quarantined", reason.sentence(why), attempt=item.id, reason=reason.value)
     if item.ref is not None and item.machine is not MachineState.GONE:
-        builder.owe_termination(item.ref, item.key, item.id, why=f"its attempt is quarantined: {why}")
+        builder.owe_termination(item.ref, item.carried_key, item.id, why=f"its attempt is quarantined: {why}")
 
 
 def guarded(think: Callable[[World], Plan], world: World, now: datetime) -> Plan:

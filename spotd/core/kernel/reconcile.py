@@ -102,14 +102,14 @@ class _Reconciliation:
         if error is None:
             return
         if listing is not None and builder.attempted(partial(self._judge, item.id, None, {})) is None:
-            builder.note_contained(f"the listing of {item.provider} about {item.key}", in_words(error))
+            builder.note_contained(f"the listing of {item.provider} about {item.carried_key}", in_words(error))
             return
         quarantine(builder, item.id.job, f"attempt {item.id.number} cannot be judged ({in_words(error)})")
 
     def _judge(self, attempt_id: AttemptId, listing: Listing | None, listed: InstancesByKey) -> None:
         builder, report = self.builder, self.reports.get(attempt_id)
         item = builder.attempt(attempt_id)
-        mine = _pick(builder, item, listed.get((item.provider, item.key), ()), self._owned)
+        mine = _pick(builder, item, listed.get((item.provider, item.carried_key), ()), self._owned)
         if mine is not None and item.ref is None:
             mine = _adopt(builder, attempt_id, mine, report)
         if item.state.counts and report is not None:
@@ -159,8 +159,11 @@ def _pick(
 
 
 def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, report: HostStatus | None) -> Instance:
-    """Record that a launch whose answer was lost did happen; return its row, with when its host says that it ended."""
+    """Record that a launch whose answer was lost did happen, or an unknown handover; return its row, with when its host says that it ended."""
     item = builder.attempt(attempt_id)
+    for other in builder.attempts() if item.machine_key is not None else ():
+        if other.ref == mine.ref and other.id != attempt_id and not other.state.counts:
+            builder.machine_gone(other.id, "its machine was handed over in a run that this state does not know")
     since, proven_at = began_unseen(builder, item, mine.created_at), item.proven_at
     if has_booked_time(item):
         # What came before is booked by its host's word; a machine that still runs has billed ever since.

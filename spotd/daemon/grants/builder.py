@@ -21,14 +21,15 @@ from spotd.core.billing import HEARTBEATS_APART
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
-from spotd.core.domain.policy import Policy
+from spotd.core.domain.policy import Policy, key_parts
+from spotd.core.handover import words_against_reuse
 from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints
 from spotd.daemon.grants.inputs import DataGrants, RestorePoints, SecretFiles
-from spotd.daemon.recovery_survey import require_newest, use_number
+from spotd.daemon.recovery_survey import NumberUsed, require_newest, require_same, use_number
 from spotd.daemon.remote_data import RemoteData
-from spotd_jobs.objects.api import ObjectStore
+from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.wire.client.sinks import is_printable
@@ -41,9 +42,11 @@ from spotd_jobs.wire.grant import (
     GrantStopOrder,
     JobRef,
     LivenessMarker,
+    NextAttempt,
     NoticeSources,
     Orders,
     Restore,
+    ReuseRules,
     RunSpec,
     SelfTerminate,
     Upload,
@@ -67,6 +70,8 @@ PACE_MIN_S: Final = 0.2
 SHARED_PACE_S: Final = 1.0
 """On a folder of this computer a heartbeat costs nothing, and a quick one makes local jobs feel alive."""
 LINE_MAX: Final = 500
+WAITS_BEYOND_S: Final = 60.0
+"""How much longer a host asks for its next attempt than the daemon lets it wait: what it reports is read late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,8 @@ class GrantBuilder:
         self._there_lock = threading.Lock()
         self._passed_over: dict[AttemptId, tuple[FailedRestore, ...]] = {}
         self._datasets = DataGrants(objects, remote)
+        self._next: dict[AttemptId, str] = {}
+        """Where attempts that took over their machine were announced to it."""
         self._newest: set[AttemptId] = set()
         """Which were the newest of their jobs when the store was asked: later ones are made by this process only."""
 
@@ -145,6 +152,29 @@ class GrantBuilder:
         self._newest.add(attempt.id)
         self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))
         return self._grant_url(attempt.id, self._wall.now() + LIFE)
+
+    def hand_over(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        """Write the grant of an attempt that took over a machine, then where that machine finds it.
+
+        Raises:
+            StoreError: something could not be written, or the number of the attempt was used in another run.
+            SecretsMissing, InputsMissing: the machine gets nothing to do.
+        """
+        first = key_parts(policy.install, attempt.carried_key)
+        if first is None:
+            raise StoreError(f"the machine carries {attempt.carried_key}, which is no key of this install")
+        try:
+            url = self.prepare(attempt, job, policy)
+        except NumberUsed:
+            require_same(self._objects, attempt)  # written by this daemon's former process
+            self.renew(attempt, job, policy)
+            url = self._grant_url(attempt.id, self._wall.now() + LIFE)
+        key = object_keys.next_key(AttemptId(job=first.job, number=first.number))
+        document = NextAttempt(job=attempt.id.job, attempt=attempt.id.number, grant_url=url)
+        self._crash(CrashPoint.BEFORE_PUT_NEXT)
+        self._objects.put(key, document.to_bytes())
+        self._crash(CrashPoint.AFTER_PUT_NEXT)
+        self._next[attempt.id] = key
 
     def passed_over(self, attempt: AttemptId) -> tuple[FailedRestore, ...]:
         """Return what should have been offered to this attempt and could not be, once."""
@@ -174,7 +204,8 @@ class GrantBuilder:
         self._passed_over.pop(attempt, None)
         self._newest.discard(attempt)
         urls = self._datasets.forget(attempt)
-        self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt), *urls])
+        found = [self._next.pop(attempt)] if attempt in self._next else []
+        self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt), *urls, *found])
         self._objects.revoke_upload(object_keys.prefix_of(attempt))
 
     def _write(
@@ -244,6 +275,20 @@ class GrantBuilder:
             self_terminate=_self_terminate(traits),
             # Nothing is offered to restore any more, so a machine that is started again on a wiped disk must not begin.
             seen_running=attempt.running_at is not None,
+            reuse=None if superseded else self._reuse(attempt, job, policy, expires),
+        )
+
+    def _reuse(self, attempt: Attempt, job: Job, policy: Policy, expires: datetime) -> ReuseRules | None:
+        first = key_parts(policy.install, attempt.carried_key)
+        if first is None or words_against_reuse(policy, policy.providers.get(attempt.provider), job.spec):
+            return None
+        key = object_keys.next_key(AttemptId(job=first.job, number=first.number))
+        traits = self._traits.get(attempt.provider)
+        return ReuseRules(
+            url=self._objects.presign_get(key, expires=expires),
+            # Longer than the daemon hands it over, which learns late that the job is done.
+            wait_s=self._clock.real_seconds(policy.reuse_wait) + WAITS_BEYOND_S,
+            alone=traits is not None and traits.runs_images,
         )
 
     def _issue(self) -> datetime:

@@ -147,6 +147,8 @@ class GrantWriter:
         if job is None:
             return None
         last = self._written.get(attempt.id)
+        if last is None and attempt.awaits_handover and attempt.state.counts and attempt.ref is not None:
+            return partial(self._hand_over, attempt, job, policy)
         if attempt.state is AttemptState.ENDING:
             if last is not None and last.superseded:
                 return None
@@ -180,6 +182,11 @@ class GrantWriter:
 
     def _renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
         self._grants.renew(attempt, job, policy)
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
+
+    def _hand_over(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        """Prepare its machine for it, as a launch does before it is made; done anew by each process until it speaks."""
+        self._grants.hand_over(attempt, job, policy)
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
 
     def _supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:

@@ -304,6 +304,7 @@ def report_of(
         exit_answers_stop=ended is not None and ended.outcome in ANSWERS_STOP,
         exit_code=_exit_code(ended),
         exit_detail=_exit_detail(ended),
+        waits=ended is not None and ended.waits,
         outputs_sha256=outputs.sha256,
         outputs_bytes=outputs.bytes,
         outputs_problem=outputs.problem,
