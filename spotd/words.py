@@ -308,8 +308,9 @@ def ceiling_text(detail: Mapping[str, Any]) -> str:
 
 
 def where_text(machine: Mapping[str, Any]) -> str:
-    """Return provider and host, as far as there is one."""
-    return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
+    """Return provider and host, as far as there is one, and whether another job had that machine before."""
+    where = "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
+    return f"{where}, taken over" if machine.get("taken_over_from") else where
 
 
 def verdict_text(quote: Mapping[str, Any]) -> str:

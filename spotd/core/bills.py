@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import combinations, pairwise
-from math import sqrt
-from statistics import median
+from itertools import accumulate, pairwise
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, ReadBill
@@ -20,8 +18,8 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.metering import with_correction, with_estimates, with_paid
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.pricing import PPM, dollar_words, egress_cost, traffic_cost
-from spotd_providers.contract.values import InstanceId, MicroUsd, ProviderCharge, ProviderName, as_usd, cost
+from spotd.core.pricing import egress_cost, traffic_cost
+from spotd_providers.contract.values import InstanceId, MicroUsd, ProviderCharge, as_usd, cost
 
 CURRENCY: Final = "USD"
 TOTAL: Final = "total"
@@ -111,6 +109,8 @@ def _longest_gap(rows: Sequence[ProviderCharge]) -> timedelta:
 # less
 # often, so that what it says later corrects what it said before. What was booked too much is taken back from the last
 # days first, as it is the end that was not seen.
+#
+# Attempts that had one machine after the other have one bill. It is read once all of them have ended, and divided.
 
 
 _HOUR: Final = timedelta(hours=1)
@@ -143,38 +143,93 @@ def is_due(item: Attempt, policy: Policy, now: datetime) -> bool:
     return now >= item.ended_at + rules.bill_open_for + READ_AFTER[item.bill.tries]
 
 
-def compared(world: World, job: Job, item: Attempt, booked: Sequence[Charge], bill: Bill | None, now: datetime) -> Plan:
-    """Compare what was booked with what the provider bills, and with what it billed when it was read before."""
-    builder = PlanBuilder(replace(world.with_job(job), attempts={**world.attempts, item.id: item}), now)
-    tries = _readings_until(item, world.policy, now + APART)
-    is_final = _is_final_at_once(world, item)
-    refusal = "" if bill is None else _refusal(item, bill, now, is_final=is_final)
-    known, note = item.bill.believed, refusal
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharer:
+    """An attempt that had the machine of a bill, with its job and all that is booked for that job."""
+
+    job: Job
+    item: Attempt
+    booked: Sequence[Charge]
+
+
+def compared(world: World, sharers: Sequence[Sharer], bill: Bill | None, now: datetime) -> Plan:
+    """Compare what was booked with what the provider bills, and with what it billed when it was read before.
+
+    Args:
+        sharers: those that had the machine one after the other; the last one holds what was read of its bill.
+    """
+    for one in sharers:
+        world = world.with_job(one.job)
+    items = [one.item for one in sharers]
+    builder = PlanBuilder(replace(world, attempts={**world.attempts, **{item.id: item for item in items}}), now)
+    last = items[-1]
+    tries = _readings_until(last, world.policy, now + APART)
+    is_final = _is_final_at_once(world, last)
+    refusal = "" if bill is None else _refusal(items, bill, now, is_final=is_final)
+    note, read, believed = refusal, None if bill is None else bill.amount, False
     if bill is None:
-        note = item.bill.note
-    elif not refusal and (bill.amount == _booked_there(item) or is_final or bill.amount == item.bill.read):
-        is_news = _correct(builder, job, item, booked, bill.amount)
-        if item.bill.believed is None and item.meter.settled:
-            own = builder.job(job.id)
-            builder.put_job(replace(own, totals=with_estimates(own.totals, -1)))
-            is_news = is_news or not builder.job(job.id).totals.estimated
-        if is_news:
-            builder.close_job(job.id)
-        known, tries = bill.amount, DONE if is_final else tries
-    elif refusal and refusal != item.bill.note:
-        builder.event("attempt.bill_refused", f"{refusal}: what was booked stays", attempt=item.id)
-    builder.put_attempt(
-        replace(
-            builder.attempt(item.id),
-            bill=ReadBill(
-                tries=tries if tries < len(READ_AFTER) else DONE,
-                read=item.bill.read if bill is None else bill.amount,
-                note=note,
-                believed=known,
-            ),
-        )
-    )
+        note, read = last.bill.note, last.bill.read
+    elif not refusal and (bill.amount == _booked_of_all(items) or is_final or bill.amount == last.bill.read):
+        believed = True
+        for one, share in zip(sharers, shares(sharers, bill.amount), strict=True):
+            _believe(builder, one, share)
+        tries = DONE if is_final else tries
+    elif refusal and refusal != last.bill.note:
+        builder.event("attempt.bill_refused", f"{refusal}: what was booked stays", attempt=last.id)
+    for item in items:
+        stored = builder.attempt(item.id)
+        left = tries if item is last and tries < len(READ_AFTER) else DONE
+        known = stored.bill.believed if believed else item.bill.believed
+        builder.put_attempt(replace(stored, bill=ReadBill(tries=left, read=read, note=note, believed=known)))
     return builder.plan()
+
+
+def leave_to_last(world: World, job: Job, item: Attempt, now: datetime) -> Plan:
+    """Read the bill no more for an attempt whose machine went on with another one, which reads it for both."""
+    builder = PlanBuilder(replace(world.with_job(job), attempts={**world.attempts, item.id: item}), now)
+    builder.put_attempt(replace(item, bill=replace(item.bill, tries=DONE)))
+    return builder.plan()
+
+
+def shares(sharers: Sequence[Sharer], billed: MicroUsd) -> list[MicroUsd]:
+    """Divide the bill of a machine: each attempt bears its own traffic, and of the rest its part by its metered time.
+
+    Time counts at what it cost, since an hour of a disk alone is not one of a machine. Corrections of former readings
+    are not metered, so the same bill is divided in the same way each time. The shares add up to the bill.
+    """
+    traffic = [min(_metered(one, {ChargePart.TRAFFIC}) - _egress(one.item), billed) for one in sharers]
+    time = [_metered(one, {ChargePart.MACHINE, ChargePart.DISK}) for one in sharers]
+    if billed < sum(traffic) or not any(time):
+        time, traffic = [sum(parts) for parts in zip(time, traffic, strict=True)], [0] * len(sharers)
+    if not any(time):
+        time[-1] = 1
+    rest, whole = billed - sum(traffic), sum(time)
+    # The part up to here less that before it: nothing is lost by rounding, and nothing is given twice.
+    upto = [rest * part // whole for part in accumulate(time)]
+    return [MicroUsd(own + now - before) for own, now, before in zip(traffic, upto, [0, *upto], strict=False)]
+
+
+def _metered(one: Sharer, parts: Collection[ChargePart]) -> int:
+    return sum(charge.amount for charge in one.booked if charge.attempt == one.item.id and charge.part in parts)
+
+
+def _egress(item: Attempt) -> MicroUsd:
+    """Return what the owner of the checkpoint store asks for what was restored, which no provider bills."""
+    return egress_cost(item.quote, item.restored_bytes)
+
+
+def _believe(builder: PlanBuilder, one: Sharer, share: MicroUsd) -> None:
+    """Charge what the provider bills of an attempt, in place of what was metered."""
+    job, item = builder.job(one.job.id), one.item
+    is_news = _correct(builder, job, item, one.booked, share)
+    if item.bill.believed is None and item.meter.settled:
+        own = builder.job(job.id)
+        builder.put_job(replace(own, totals=with_estimates(own.totals, -1)))
+        is_news = is_news or not builder.job(job.id).totals.estimated
+    if is_news:
+        builder.close_job(job.id)
+    stored = builder.attempt(item.id)
+    builder.put_attempt(replace(stored, bill=replace(stored.bill, believed=share)))
 
 
 def _readings_until(item: Attempt, policy: Policy, at: datetime) -> int:
@@ -186,7 +241,11 @@ def _readings_until(item: Attempt, policy: Policy, at: datetime) -> int:
 
 def _booked_there(item: Attempt) -> MicroUsd:
     """Return what is booked and the provider bills: all but what the owner of the checkpoint store asks for."""
-    return MicroUsd(item.meter.settled - egress_cost(item.quote, item.restored_bytes))
+    return MicroUsd(item.meter.settled - _egress(item))
+
+
+def _booked_of_all(items: Sequence[Attempt]) -> MicroUsd:
+    return MicroUsd(sum(map(_booked_there, items)))
 
 
 def _is_final_at_once(world: World, item: Attempt) -> bool:
@@ -194,43 +253,51 @@ def _is_final_at_once(world: World, item: Attempt) -> bool:
     return rules is not None and not rules.bill_open_for
 
 
-def _refusal(item: Attempt, bill: Bill, now: datetime, *, is_final: bool) -> str:
+def _refusal(items: Sequence[Attempt], bill: Bill, now: datetime, *, is_final: bool) -> str:
     """Return why the bill is not believed whatever it says when it is read again; empty where it may be.
 
     A bill that its provider calls final at once is whole by that.
     """
-    who = f"{item.provider}'s bill for the machine of attempt {item.id.number}"
+    last = items[-1]
+    who = f"{last.provider}'s bill for the machine of attempt {last.id.number}"
+    if len(items) > 1:
+        who += f", which {len(items)} jobs had,"
     if bill.problem:
         return f"{who} {bill.problem}"
     if bill.until - now > AHEAD_MAX:
         return f"{who} is for a time that is yet to come"
     if bill.amount <= 0:
         return f"{who} adds up to ${as_usd(bill.amount):.4f}, which no machine costs"
-    if bill.amount > _most(item):
+    if bill.amount > sum(map(_most, items)):
         return f"{who} is ${as_usd(bill.amount):.4f}, more than {PLAUSIBLE} times what was agreed"
-    if not is_final and bill.amount < _booked_there(item) and not _is_whole(item, bill):
+    if not is_final and bill.amount < _booked_of_all(items) and not _is_whole(items, bill):
         return f"{who} is lower than what was booked and does not cover all of its time"
     return ""
 
 
-def _is_whole(item: Attempt, bill: Bill) -> bool:
+def _is_whole(items: Sequence[Attempt], bill: Bill) -> bool:
     """Whether the rows cover the machine from its first work to the last proof of its life."""
-    last = item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at
-    first = min(item.running_at or last, last)
+    last = max(item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at for item in items)
+    first = min(items[0].running_at or last, last)
     lacks = min(LACKS_MAX, max(LACKS_MIN, (last - first) / 10))
     if not bill.is_certain or bill.gap > lacks:
         return False
-    return (bill.since <= first + lacks and bill.until >= last - lacks) or _is_whole_by_its_length(item, bill, lacks)
+    return (bill.since <= first + lacks and bill.until >= last - lacks) or _is_whole_by_its_length(items, bill, lacks)
 
 
-def _is_whole_by_its_length(item: Attempt, bill: Bill, lacks: timedelta) -> bool:
+def _last_proof(items: Sequence[Attempt]) -> datetime:
+    """Return the last proof of life of the machine that these attempts had."""
+    return max(item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at for item in items)
+
+
+def _is_whole_by_its_length(items: Sequence[Attempt], bill: Bill, lacks: timedelta) -> bool:
     """Whether its rows lie where the machine never was by our clock, and are as long as its life: a clock is wrong.
 
     A clock that is set is followed, and every instant of an attempt moves with it, so spans are right on either clock.
     Rows that begin and end with an hour may be those of hours or days, whose length is not that of a machine.
     """
-    last = item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at
-    over = max(item.ended_at or last, last)
+    item, last = items[0], _last_proof(items)
+    over = max(last, *(one.ended_at or last for one in items))
     if bill.since >= item.intended_at - lacks and bill.until <= over + lacks:
         return False
     if not (bill.since - _EPOCH) % _HOUR and not (bill.until - _EPOCH) % _HOUR:
@@ -310,210 +377,3 @@ def _again(like: Charge, amount: int) -> Charge:
     return replace(
         like, end=like.start, amount=MicroUsd(amount), on_demand=compared, part=ChargePart.BILL, fee=MicroUsd(0)
     )
-
-
-# The fee multiplier that would have made what was booked equal to what a provider billed.
-#
-# Theory. What is booked of a machine is its bare cost b (GPU and disk) times the multiplier m, and its traffic, which
-# bears no fee. The provider's own bill without that traffic is y. Beside the multiplier each start may cost something
-# that is not booked, c >= 0: the image of the job, where its download is billed. So y = m b + c is fitted in three
-# steps.
-#
-# 1. A line that one bill in four cannot move: m is the median of the slopes between all pairs of machines, c the median
-#    of y - m b (Theil and Sen). Bills that lie eight times as far from it as usual (the scaled median distance) are
-#    left out. If that is more than one in four, nothing is said.
-# 2. Least squares of the others, weighted by 1 / b, as a small machine differs by less. Its interval is Student's for
-#    19 of 20 samples, from the residuals of the machines (a sandwich estimate, each residual divided by what its
-#    machine leaves to the others), since large ones differ by more. It must be narrow, with all of them and without the
-#    one that bears most: machines that all cost the same cannot show which of both it is, nor can one that stands alone
-#    against those. Then no figure is printed at all.
-# 3. Where c comes out negative it is 0, and m the quotient of the sums. The interval stays that of the free line.
-
-
-MACHINES_MIN: Final = 5
-"""So many bills are needed before anything is said of a fee."""
-BARE_MIN: Final = MicroUsd(1_000_000)
-"""And so much money, or the cents of roundings decide."""
-SPREAD_MAX_PPM: Final = 50_000
-"""Of a multiplier whose interval reaches further than this to either side nothing is said."""
-FAR: Final = 8
-"""A bill that lies so many times further from the others' line than usual is left out."""
-FAR_LEAST_PPM: Final = 10_000
-"""One that lies within this share of its amount never is: bills are rounded."""
-LEFT_OUT_MAX: Final = 4
-"""At most one bill in so many is left out."""
-PAIRED_MAX: Final = 300
-"""Of more machines than these, every second, third ... by cost bears the line that bills are held against."""
-START_MIN: Final = 1_000
-"""Less than a tenth of a cent for each start is rounding."""
-ALIKE: Final = 1e-6
-"""Bare costs that differ by less than a thousandth of themselves are the same."""
-LEAST_LEFT: Final = 1e-3
-SCALED: Final = 1.4826
-"""The deviation of a normal distribution in units of its median distance."""
-_LEAST_PPM: Final = 500_000
-_MOST_PPM: Final = 4_900_000
-"""What the config takes."""
-_STEP_PPM: Final = 10_000
-"""A suggestion is rounded up to hundredths: a price that is a little too high breaks no ceiling."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BilledMachine:
-    """One machine whose bill is known: its bare cost, its traffic, both as booked, and its bill."""
-
-    provider: ProviderName
-    bare: MicroUsd
-    traffic: MicroUsd
-    booked: MicroUsd
-    billed: MicroUsd
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What the bills of one provider say of its fee.
-
-    Attributes:
-        measured_ppm: the multiplier that makes the sums equal; `None` where there is too little to say.
-        spread_ppm: how far the true one may be from it.
-        suggested_ppm: what to write into the config; `None` where the one in force agrees, or nothing can be said.
-    """
-
-    machines: int
-    booked: MicroUsd
-    billed: MicroUsd
-    measured_ppm: int | None = None
-    spread_ppm: int | None = None
-    suggested_ppm: int | None = None
-    sentence: str
-
-
-def calibration(machines: Sequence[BilledMachine], fee_ppm: int) -> Calibration:
-    """Compare the bills of one provider with what was booked, beside the multiplier that is in force now."""
-    count, bare = len(machines), sum(one.bare for one in machines)
-    booked = MicroUsd(sum(one.booked for one in machines))
-    billed = MicroUsd(sum(one.billed for one in machines))
-    if count < MACHINES_MIN or bare < BARE_MIN:
-        few = f"{count} machine{'' if count == 1 else 's'} with a bill, {dollar_words(MicroUsd(bare))} without fee"
-        least = f"{MACHINES_MIN} machines and {dollar_words(BARE_MIN)} are the least"
-        return Calibration(machines=count, booked=booked, billed=billed, sentence=f"too little to say: {few}; {least}")
-    points = [(float(one.bare), float(one.billed - one.traffic)) for one in machines if one.bare > 0]
-    near = _without_outliers(points)
-    fit = _fit(near)
-    left_out = len(points) - len(near)
-    why = _why_undetermined(near, fit, left_out, len(points))
-    if fit is None or why:
-        words = f"the bills of {count} machines cannot tell a fee from a cost of each start: {why} to suggest anything"
-        return Calibration(machines=count, booked=booked, billed=billed, sentence=words)
-    measured, spread = _ppm(fit.factor), _ppm(fit.factor_spread) + 1
-    low, high = measured - spread, measured + spread
-    words = f"the bills of {count} machines make it x{_factor(measured)}, between x{_factor(low)} and x{_factor(high)}"
-    if left_out:
-        words += f" without {left_out} that {'differs' if left_out == 1 else 'differ'} from all others"
-    if fit.start > fit.start_spread and fit.start >= START_MIN:
-        words += f", and {dollar_words(MicroUsd(round(fit.start)))} more for each start"
-    suggested = None
-    rounded = -(-measured // _STEP_PPM) * _STEP_PPM
-    if not _LEAST_PPM <= measured <= _MOST_PPM:
-        words += ": no fee is like that, so something else differs"
-    elif low <= fee_ppm <= high or fee_ppm == rounded:
-        words += f"; x{_factor(fee_ppm)} is in force and agrees"
-    else:
-        suggested = rounded
-        words += f"; x{_factor(fee_ppm)} is in force"
-    return Calibration(
-        machines=count,
-        booked=booked,
-        billed=billed,
-        measured_ppm=measured,
-        spread_ppm=spread,
-        suggested_ppm=suggested,
-        sentence=words,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """The multiplier, what each start costs beside it in micro-dollars, and how far the true ones may be from both.
-
-    `bears_most` is the index of the machine that the line depends on most.
-    """
-
-    factor: float
-    factor_spread: float
-    start: float
-    start_spread: float
-    bears_most: int
-
-
-_Point = tuple[float, float]
-"""The bare cost of a machine and its bill without traffic, in micro-dollars."""
-
-
-def _without_outliers(points: Sequence[_Point]) -> list[_Point]:
-    """Return the bills that lie near the line of most; all of them where no two machines differ in cost."""
-    ordered = sorted(points)
-    bearing = ordered[:: -(-len(ordered) // PAIRED_MAX) or 1]
-    slopes = [(y - x) / (b - a) for (a, x), (b, y) in combinations(bearing, 2) if b - a > LEAST_LEFT * a]
-    if not slopes:
-        return ordered
-    factor = median(slopes)
-    start = median(y - factor * b for b, y in bearing)
-    distances = [abs(y - factor * b - start) / sqrt(b) for b, y in ordered]
-    usual = SCALED * median(distances)
-    return [
-        (b, y)
-        for (b, y), distance in zip(ordered, distances, strict=True)
-        if distance <= FAR * usual or distance * sqrt(b) <= CENT + abs(y) * FAR_LEAST_PPM / PPM
-    ]
-
-
-def _why_undetermined(near: Sequence[_Point], fit: _Fit | None, left_out: int, count: int) -> str:
-    """Return why the bills do not determine both figures, empty where they do: with each of them and without one."""
-    if left_out * LEFT_OUT_MAX > count:
-        return "too uncertain"
-    others = None if fit is None else _fit([point for n, point in enumerate(near) if n != fit.bears_most])
-    if fit is None or others is None or len(near) < MACHINES_MIN:
-        return "too alike"
-    spreads = _ppm(fit.factor_spread), _ppm(others.factor_spread)
-    if max(spreads) > SPREAD_MAX_PPM or abs(_ppm(fit.factor - others.factor)) > sum(spreads) + 1:
-        return "too uncertain"
-    return ""
-
-
-def _fit(points: Sequence[_Point]) -> _Fit | None:
-    """Fit bill = factor x bare + start; `None` where too few machines, or too similar ones, show which is which."""
-    count = len(points)
-    if count <= 2:
-        return None
-    bares, inverses = sum(b for b, _ in points), sum(1 / b for b, _ in points)
-    room = bares * inverses - count * count
-    if room <= ALIKE * count * count:
-        return None
-    bills, ratios = sum(y for _, y in points), sum(y / b for b, y in points)
-    factor, start = (bills * inverses - count * ratios) / room, (bares * ratios - count * bills) / room
-    of_factor = of_start = 0.0
-    shares: list[float] = []
-    for b, y in points:
-        to_factor, to_start = (inverses - count / b) / room, (bares / b - count) / room
-        shares.append(to_factor * b + to_start)
-        error = (y - factor * b - start) / max(LEAST_LEFT, 1 - shares[-1])
-        of_factor += (to_factor * error) ** 2
-        of_start += (to_start * error) ** 2
-    student = _student_thousandths(count - 2) / 1000
-    if start < 0:
-        factor, start = bills / bares, 0.0
-    return _Fit(factor, student * sqrt(of_factor), start, student * sqrt(of_start), shares.index(max(shares)))
-
-
-def _ppm(value: float) -> int:
-    return round(value * PPM)
-
-
-def _student_thousandths(freedom: int) -> int:
-    """Return the 97.5 % point of Student's distribution in thousandths, right to a hundredth from 4 degrees on."""
-    return 1960 + 2400 // freedom + 3300 // freedom**2
-
-
-def _factor(ppm: int) -> str:
-    return f"{ppm / PPM:.3f}"

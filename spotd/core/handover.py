@@ -23,6 +23,7 @@ agents), with the same image and no larger disk, that it fits in every other way
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -32,6 +33,7 @@ from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
 from spotd.core.domain.intents import (
     AttemptId,
     Intent,
+    IntentId,
     IntentState,
     Meter,
     bid_intent_id,
@@ -41,11 +43,12 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy, ProviderPolicy, attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import World
 from spotd.core.metering import proven_until
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.pricing import metered_rate, on_demand_rate
+from spotd.core.pricing import machine_words, metered_rate, on_demand_rate, span_words
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.values import HOURS_PER_STORAGE_MONTH, MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.values import HOURS_PER_STORAGE_MONTH, MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
 
 CONFIRMED_WITHIN: Final = timedelta(minutes=3)
 """The host asks for its next attempt every few seconds, fetches the runner anew and speaks at once."""
@@ -78,13 +81,13 @@ def waits_until(builder: PlanBuilder, item: Attempt, report: HostStatus) -> date
     return builder.now + builder.policy.reuse_wait
 
 
-def waits_order(builder: PlanBuilder, item: Attempt) -> Intent | None:
+def waits_order(intent_of: Callable[[IntentId], Intent | None], item: Attempt) -> Intent | None:
     """Return the order to end the machine, which is not given yet, where it waits for another job."""
     if item.state is not AttemptState.ENDING or item.end_reason is not EndReason.DONE or item.ref is None:
         return None
     if item.notice_at is not None:
         return None  # its provider takes it: that is what the order waits for
-    order = builder.intent(terminate_intent_id(item.ref))
+    order = intent_of(terminate_intent_id(item.ref))
     if order is None or order.state is not IntentState.OPEN or order.tries or order.not_before is None:
         return None
     return order if order.attempt == item.id else None
@@ -94,10 +97,25 @@ def waiting_machines(builder: PlanBuilder) -> list[Attempt]:
     """Return the attempts that are done and whose machines wait, those that are ended first before the others."""
     found = []
     for item in builder.attempts():
-        order = waits_order(builder, item)
+        order = waits_order(builder.intent, item)
         if order is not None and order.not_before is not None and order.not_before - builder.now >= LEAST_LEFT:
             found.append((order.not_before, item.id.job, item.id.number, item))
     return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:3])]
+
+
+def waiting_words(world: World, now: datetime) -> Iterator[str]:
+    """Yield a sentence for each machine that waits for another job: what it costs, and until when it can be had."""
+    for item in world.attempts.values():
+        order = waits_order(world.intents.get, item)
+        if order is None or order.not_before is None or order.not_before <= now:
+            continue
+        offer = item.quote.offer
+        owner = world.jobs.get(item.id.job)
+        yield (
+            f"the machine of job {owner.name if owner else item.id.job}, which is done, waits for the next one that "
+            f"fits: {machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}, "
+            f"${as_usd(item.quote.price.total):.2f}/h, without a start, for {span_words(order.not_before - now)} more"
+        )
 
 
 def words_against_waiting(builder: PlanBuilder, item: Attempt) -> str:
@@ -142,11 +160,18 @@ def disk_gb_of(former: Job, quote: Quote) -> int:
 
 def release(builder: PlanBuilder, item: Attempt, why: str) -> None:
     """End the machine now: it waits no longer."""
-    order = waits_order(builder, item)
+    order = waits_order(builder.intent, item)
     if order is None or order.not_before is None or order.not_before <= builder.now:
         return
     builder.put_intent(replace(order, not_before=builder.now))
     builder.event("machine.released", f"its machine waits for no other job any more: {why}", attempt=item.id)
+
+
+def leave_machine(builder: PlanBuilder, former: AttemptId, why: str) -> None:
+    """Record that an attempt has its machine no more, which goes on; its bill is read with that of the last one."""
+    item = builder.attempt(former)
+    builder.put_attempt(replace(item, bill=replace(item.bill, tries=DONE)))
+    builder.machine_gone(former, why)
 
 
 def hand_over(
@@ -175,11 +200,8 @@ def hand_over(
         ever_listed=former.ever_listed,
         bidding=replace(former.bidding, before=None, refused=0, woke_at=None),
         full_since=builder.now,
-        bill_tries=DONE,
     )
-    # Its provider's bill is of one machine, and says nothing of the jobs that shared it.
-    builder.put_attempt(replace(builder.attempt(former.id), bill_tries=DONE))
-    builder.machine_gone(former.id, f"job {job.name} goes on with its machine")
+    leave_machine(builder, former.id, f"job {job.name} goes on with its machine")
     meter = Meter(
         rate=metered_rate(quote),
         on_demand_rate=on_demand_rate(quote),

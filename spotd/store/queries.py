@@ -21,7 +21,7 @@ from sqlalchemy import (
     true,
 )
 
-from spotd.core.bills import BilledMachine
+from spotd.core.calibration import BilledMachine
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import AttemptId, Charge, CostSums, Intent, JobId
 from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, Job
@@ -370,8 +370,9 @@ class Reads:
 
     def billed_machines(self, *, limit: int) -> tuple[BilledMachine, ...]:
         """Return the newest machines whose bill is known and none of whose time was free."""
+        carried = func.coalesce(ATTEMPTS.c.machine_key, ATTEMPTS.c.key).label("carried")
         own = (ATTEMPTS.c.provider, ATTEMPTS.c.quote, ATTEMPTS.c.restored_bytes, ATTEMPTS.c.billed.label("bill"))
-        columns = (*own, *(c for c in ATTEMPT_COSTS.c))
+        columns = (*own, carried, *(c for c in ATTEMPT_COSTS.c))
         query = (
             select(*columns)
             .join_from(ATTEMPTS, ATTEMPT_COSTS, OF_COST)
@@ -379,7 +380,11 @@ class Reads:
             .order_by(desc(ATTEMPTS.c.ended_at))
             .limit(limit)
         )
-        return tuple(map(billed_machine_of, tables.fetch(self._connection, query)))
+        machines: dict[str, BilledMachine] = {}
+        for row in tables.fetch(self._connection, query):
+            own_part, rest = billed_machine_of(row), machines.get(row.carried)
+            machines[row.carried] = own_part if rest is None else rest.plus(own_part)
+        return tuple(machines.values())
 
     def experience(self) -> Experience:
         """Return what was learnt of providers, pools, hosts and images; what cannot be understood is left out."""
@@ -455,6 +460,16 @@ class Reads:
             .limit(limit)
         )
         return tuple(kept(tables.attempt_in, tables.fetch(self._connection, query)))
+
+    def attempts_on_machine_of(self, item: Attempt) -> tuple[Attempt, ...]:
+        """Return the attempts that had the machine of this one, itself included, in the order in which they had it."""
+        query = select(ATTEMPTS).where(
+            ATTEMPTS.c.provider == item.provider,
+            or_(ATTEMPTS.c.key == item.carried_key, ATTEMPTS.c.machine_key == item.carried_key),
+        )
+        found = kept(tables.attempt_in, tables.fetch(self._connection, query))
+        own = [one for one in found if one.ref == item.ref and one.id != item.id]
+        return tuple(sorted([*own, item], key=lambda one: (one.intended_at, one.id.job, one.id.number)))
 
     def outbox(self) -> Outbox:
         """Return the queues of the notification channels, which only a transaction may change."""

@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-from spotd.core.bills import BilledMachine
+from spotd.core.calibration import BilledMachine
 from spotd.core.domain.intents import CostSums, JobId
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.plan import Event

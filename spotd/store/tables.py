@@ -152,7 +152,7 @@ ATTEMPTS: Final = _table(
     Index("ix_attempts_one_counting", "job_id", unique=True, sqlite_where=text(COUNTING_WHERE)),
     Index("ix_attempts_key", "key", unique=True),
     key=["job_id", "number"],
-    indexed=["state"],
+    indexed=["state", "machine_key"],
     refers={"job_id": "jobs.id"},
 )
 CHECKPOINTS: Final = _table(

@@ -87,7 +87,9 @@ class Person:
             assert len(found) < 2, f"{name} was queued twice"
             return found[0] if found else None
 
-        return self.wish(lambda: self.lab.submit(name, run, **changes), fulfilled=known)
+        # A machine that waits for another job is none that was forgotten: only stories about that have one.
+        own = {"reuse": False, **changes}
+        return self.wish(lambda: self.lab.submit(name, run, **own), fulfilled=known)
 
     def sees_state(self, ref: str, *states: str) -> None:
         self.sees(lambda: self.lab.state(ref) in states, what=f"{ref} to be {' or '.join(states)}")

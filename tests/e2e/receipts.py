@@ -74,6 +74,7 @@ def disagreements_of_all(
         return [], []
     booked, billed = sum(line["spent_usd"] + line["free_usd"] for line in lines), bill_usd(own)
     rate = max((line["effective_usd_h"] for line in lines), default=0.0)
-    bound = (ROUNDED_USD + rate * unseen_s / 3600) * max(1, len({span.machine_id for span in own}))
+    unread = sum(line["billed_usd"] is None for line in lines)
+    bound = ROUNDED_USD * max(1, len(lines)) + unread * rate * unseen_s / 3600
     wrong = [f"booked ${booked:.6f}, billed ${billed:.6f}, at most ${bound:.6f} apart"]
     return (wrong if abs(booked - billed) > bound else []), [abs(booked - billed) / max(rate, ROUNDED_USD) * 3600]

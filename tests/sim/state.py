@@ -72,6 +72,12 @@ class MemoryTx:
     def attempts_of(self, job: JobId) -> tuple[Attempt, ...]:
         return tuple(item for item in self._daemon.attempts_of.get(job, {}).values())
 
+    def attempts_on_machine_of(self, item: Attempt) -> tuple[Attempt, ...]:
+        key = item.carried_key
+        own = [one for one in self._daemon.attempts_ever.values() if key in {one.key, one.machine_key}]
+        found = [one for one in own if one.ref == item.ref and one.id != item.id]
+        return tuple(sorted([*found, item], key=lambda one: (one.intended_at, one.id.job, one.id.number)))
+
     def charges_of(self, job: JobId) -> tuple[Charge, ...]:
         return tuple(charge for charge in self._daemon.told.charges if charge.attempt.job == job)
 

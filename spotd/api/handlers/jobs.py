@@ -172,7 +172,8 @@ class JobHandlers(DaemonAnswers):
         if not attempts and state is not None:
             shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
         words = self._provider_words() if words is None else words
-        return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor, words)
+        intents = self._context.world().intents
+        return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor, words, intents)
 
     async def detail(self, ref: str) -> JobDetailResponse:
         job_id = await self._context.find(ref)
@@ -279,9 +280,9 @@ class JobHandlers(DaemonAnswers):
         return answer
 
     def _stage(self, job: JobView) -> StageResponse | None:
-        attempts = self._context.world().attempts
-        known = (attempts[one.id] for one in job.open if one.id in attempts)
-        return stage_response(known, self._context.host_monitor, self._provider_words())
+        world = self._context.world()
+        known = (world.attempts[one.id] for one in job.open if one.id in world.attempts)
+        return stage_response(known, self._context.host_monitor, self._provider_words(), world.intents)
 
     def _costs(self, job_id: JobId) -> list[str]:
         """Return what finishing the job is expected to cost, in sentences."""

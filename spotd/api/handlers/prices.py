@@ -20,6 +20,7 @@ from spotd.api.schemas.costs import (
     PricesResponse,
     QuoteResponse,
 )
+from spotd.core.handover import waiting_words
 from spotd.core.pricing import Needs, quote
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for
 from spotd.core.ranking.cost_words import cost_words
@@ -72,7 +73,10 @@ class PriceHandlers(DaemonAnswers):
         found.sort(key=lambda row: row[:3])
         return PricesResponse(
             quotes=[row[3] for row in islice(found, query.limit)],
-            costs=[] if job is None else list(cost_words(job, world, market, now)),
+            costs=[
+                *(() if job is None else cost_words(job, world, market, now)),
+                *waiting_words(world, now),
+            ],
             offers=offers_responses(market, notes_of(context.offer_cache, context.clock)),
             more=len(found) > query.limit,
         )

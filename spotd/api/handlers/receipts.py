@@ -22,8 +22,8 @@ from spotd.api.schemas.costs import (
     ReceiptResponse,
     StrayResponse,
 )
-from spotd.core.bills import BilledMachine, calibration
 from spotd.core.budgets import committed
+from spotd.core.calibration import BilledMachine, calibration
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, CostSums, Intent, JobId, added_up
 from spotd.core.domain.jobs import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -27,11 +27,12 @@ from spotd.api.schemas.jobs import (
 )
 from spotd.core.bids import pays_bid
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, Intent, IntentId, JobId
 from spotd.core.domain.jobs import ArrayTask, Checkpoint
 from spotd.core.domain.market import MarketSnapshot, PriceBreakdown, ProviderOffers, Quote
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Verdict
+from spotd.core.handover import waits_order
 from spotd.core.host_reports import explain_exit, late_words
 from spotd.core.metering import is_estimate, on_demand_spent, spent
 from spotd.core.pricing import gpu_price_limit, market_word, repriced, usual_bid
@@ -124,6 +125,7 @@ class FailureHandlers(DaemonAnswers):
 
 
 Words = Mapping[InstanceRef, str]
+Intents = Mapping[IntentId, Intent]
 DETAIL_CHARS_MAX: Final = 160
 
 _OF_PHASE: Final = {
@@ -141,11 +143,15 @@ def provider_words(listings: Mapping[ProviderName, Listing]) -> Words:
     return {one.ref: one.detail for listing in listings.values() for one in listing.instances if one.detail}
 
 
-def stage_response(attempts: Iterable[Attempt], hosts: HostMonitor, words: Words) -> StageResponse | None:
+def stage_response(
+    attempts: Iterable[Attempt], hosts: HostMonitor, words: Words, intents: Intents
+) -> StageResponse | None:
     """Return what the machine of the attempt that counts does; `None` while its command runs, and without one."""
-    item = next((one for one in attempts if one.state.counts), None)
+    known = tuple(attempts)
+    item = next((one for one in known if one.state.counts), None)
     if item is None:
-        return None
+        waits = ((one, order) for one in known if (order := waits_order(intents.get, one)) is not None)
+        return next((_waiting(one, order) for one, order in waits), None)
     heartbeat = hosts.heartbeat(item.id)
     if heartbeat is None:
         return _unheard(item, words)
@@ -162,12 +168,21 @@ def stage_response(attempts: Iterable[Attempt], hosts: HostMonitor, words: Words
     )
 
 
+def _waiting(item: Attempt, order: Intent) -> StageResponse:
+    until = "" if order.not_before is None else f" until {order.not_before.astimezone(UTC):%H:%M} UTC"
+    text = f"its job is done; it waits for another job{until}, then it is ended"
+    return _stage("waits", text, since=item.ended_at)
+
+
 def _unheard(item: Attempt, words: Words) -> StageResponse | None:
     """Return the stage of a machine without a heartbeat that this daemon has read."""
     if item.state is AttemptState.INTENDED and item.ref is None:
         return _stage("launch", f"{item.provider} has not answered the launch yet", since=item.intended_at)
     if item.state not in {AttemptState.INTENDED, AttemptState.STARTING} or item.heartbeat_seq >= 0:
         return None
+    if item.awaits_handover:
+        text = "the machine of a job that is done goes on with this one, and has not reported yet"
+        return _stage("takeover", text, since=item.launched_at)
     detail = words.get(item.ref, "")[:DETAIL_CHARS_MAX] if item.ref is not None else ""
     said = f"; {item.provider} says: {detail}" if detail else ""
     text = f"the machine starts and pulls the image, and has not reported yet{said}"
@@ -219,6 +234,7 @@ def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
         estimated=is_estimate(item, spent(item, now)),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
         bid=_bid_response(item) if pays_bid(item) else None,
+        taken_over_from=None if item.machine_key is None else "-".join(item.machine_key.split("-")[-2:]),
     )
 
 
@@ -260,11 +276,13 @@ def job_response(
     now: datetime,
     hosts: HostMonitor,
     words: Words,
+    intents: Intents,
 ) -> JobResponse:
     """Return the job object. In a list, `attempts` are those that have not ended.
 
     Args:
         words: what providers say of machines.
+        intents: the calls that are owed.
     """
     machine, shown = next((a for a in view.open if a.state.counts), None), tuple(attempts)
     spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
@@ -300,7 +318,7 @@ def job_response(
         checkpoint_late=_late_words(view, shown, now),
         array=None if view.array is None else _array_response(view.array),
         ceiling_usd_gpu_h=_ceiling(shown, verdict),
-        stage=stage_response(shown, hosts, words),
+        stage=stage_response(shown, hosts, words, intents),
         moves=view.moves.count,
         submitted_by=view.submitted_by,
         gpu_wanted=view.gpu_wanted,

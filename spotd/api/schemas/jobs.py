@@ -41,7 +41,8 @@ class StageResponse(TypedDict):
     """What a machine does while the job's command does not run.
 
     Attributes:
-        name: `launch`, `image`, `boot`, `code`, `set-up`, `restore`, `save` or `upload`.
+        name: `launch`, `takeover`, `image`, `boot`, `code`, `set-up`, `restore`, `save`, `upload` or `waits` (its job
+            is done, and it waits for another one).
         text: the same as a clause, with the provider's own words where it has any.
         since: null where the daemon does not know.
         bytes_done, bytes_total: of what is moved in this stage, null where nothing is or it is not known.
@@ -147,7 +148,8 @@ class BidResponse(TypedDict):
 class AttemptResponse(Spending):
     """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user.
 
-    `bid` is null where no bid is paid.
+    `bid` is null where no bid is paid. `taken_over_from` is the attempt, as `JOB-NUMBER`, for which its machine was
+    made, null where that is its own.
     """
 
     attempt: int
@@ -171,6 +173,7 @@ class AttemptResponse(Spending):
     exit_code: int | None
     on_demand_usd: float
     bid: BidResponse | None
+    taken_over_from: str | None
 
 
 class ArrayTaskResponse(TypedDict):

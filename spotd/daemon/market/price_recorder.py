@@ -15,9 +15,10 @@ from typing import Final, TypeVar, cast
 
 import anyio
 
-from spotd.core.bills import READ_AFTER, bill_of, compared, is_due
+from spotd.core.bills import READ_AFTER, Sharer, bill_of, compared, is_due, leave_to_last
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.plan import Plan
+from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.daemon.commits import Commits, Database, Threads, cycle_points
 from spotd.daemon.controllers import Controller, Outage, Pause
@@ -238,7 +239,18 @@ class BillCheck:
             stored = next((one for one in reads.attempts_of(item.id.job) if one.id == item.id), None)
             if job is None or stored is None or not is_due(stored, world.policy, now):
                 return Plan()
-            return compared(world, job, stored, reads.charges_of(item.id.job), bill, now)
+            items = reads.attempts_on_machine_of(stored)
+            if any(one.state is not AttemptState.ENDED for one in items):
+                return Plan()  # the machine goes on, and so does its bill
+            if items[-1].id != stored.id:
+                return leave_to_last(world, job, stored, now)
+            jobs = {one.id.job: reads.job(one.id.job) for one in items}
+            sharers = [
+                Sharer(job=owner, item=one, booked=reads.charges_of(owner.id))
+                for one in items
+                if (owner := jobs[one.id.job]) is not None
+            ]
+            return compared(world, sharers, bill, now) if len(sharers) == len(items) else Plan()
 
         await self._commits.commit_with(decide, cycle_points)
 

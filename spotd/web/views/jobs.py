@@ -247,7 +247,7 @@ def attempts(job: Mapping[str, Any], now: datetime) -> Node:
     rows: list[list[Node]] = [
         [
             str(one["attempt"]),
-            clean(f"{one['provider']}/{one['host']}"),
+            clean(where_text(one)),
             gpus(one),
             price(one["effective_usd_h"]),
             spent_words(one),

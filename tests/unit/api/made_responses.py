@@ -90,6 +90,7 @@ def attempt(**given: Any) -> AttemptResponse:
         "estimated": False,
         "on_demand_usd": 7.8,
         "bid": None,
+        "taken_over_from": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from spotd.core.domain.intents import AttemptId, JobId
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.wire.grant import Grant
+from spotd_jobs.wire.grant import Grant, NextAttempt
 from spotd_providers.contract.values import Instance, InstanceState, Loss
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.host import Host
@@ -22,11 +23,23 @@ UNITS = 5
 class Crew:
     """Survives every life of the daemon, since hosts do."""
 
-    def __init__(self, folder: Path, clock: VirtualClock, shop: Shop, *, outbid: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: VirtualClock,
+        shop: Shop,
+        *,
+        outbid: frozenset[int] = frozenset(),
+        lent_by: Callable[[JobId], bool] = lambda _: False,
+    ) -> None:
+        """The machines of jobs that `lent_by` holds of wait for another one; those are not outbid."""
         self._objects = FolderStore(folder / "objects")
         self._clock = clock
         self._shop = shop
         self._outbid = outbid
+        self._lent_by = lent_by
+        self._goes_on: dict[AttemptId, AttemptId] = {}
+        """Which attempt a machine has now, by the one for which it was made."""
         self.progress: dict[AttemptId, int] = {}
         self.resumed_at: dict[AttemptId, int] = {}
         self.secrets: dict[AttemptId, dict[str, str]] = {}
@@ -44,7 +57,8 @@ class Crew:
         if not machine.key.startswith("spotd-lab-"):
             return
         _, _, job, number = machine.key.split("-")
-        attempt = AttemptId(job=JobId(job), number=int(number))
+        first = AttemptId(job=JobId(job), number=int(number))
+        attempt = self._now(first)
         host = self._hosts.setdefault(attempt, Host(self._objects, attempt))
         grant = self._grant(attempt)
         if grant is None or attempt in self._over:
@@ -62,10 +76,27 @@ class Crew:
         elif done >= UNITS:
             self._over.add(attempt)
             host.outputs("out/result", f"{job} done".encode())
-            host.exit("succeeded")
-        elif attempt.number in self._outbid and done - self.resumed_at[attempt] >= 2:
+            host.exit("succeeded", waits=self._lent_by(attempt.job))
+        elif (
+            attempt.number in self._outbid
+            and attempt == first
+            and not self._lent_by(attempt.job)
+            and done - self.resumed_at[attempt] >= 2
+        ):
             self._over.add(attempt)
             self._shop.set_state(machine.key, InstanceState.PAUSED, Loss.OUTBID)
+
+    def _now(self, first: AttemptId) -> AttemptId:
+        """The attempt of a machine, which asks for its next one once its own is over."""
+        attempt = self._goes_on.get(first, first)
+        if attempt in self._over and self._lent_by(attempt.job):
+            try:
+                document = self._objects.get(object_keys.next_key(first), bytes_max=1_000_000)
+            except ObjectMissing:
+                return attempt
+            found = NextAttempt.model_validate_json(document)
+            attempt = self._goes_on[first] = AttemptId(job=JobId(found.job), number=found.attempt)
+        return attempt
 
     def _begin(self, attempt: AttemptId, host: Host, grant: Grant) -> None:
         newest = grant.restore[0].name if grant.restore else "u000"

@@ -91,8 +91,16 @@ class Host:
         }
         self.raw(f"events/{self._events:016d}.json", json.dumps(document).encode())
 
-    def exit(self, outcome: str = "succeeded", *, code: int | None = 0, reason: str = "it is over") -> None:
-        self.event("exit", outcome=outcome, phase="run", exit_code=code, signal=None, oom=None, reason=reason)
+    def exit(
+        self,
+        outcome: str = "succeeded",
+        *,
+        code: int | None = 0,
+        reason: str = "it is over",
+        waits: bool = False,
+    ) -> None:
+        more = {"waits": True} if waits else {}
+        self.event("exit", outcome=outcome, phase="run", exit_code=code, signal=None, oom=None, reason=reason, **more)
 
     def log(self, content: str | bytes) -> None:
         self._logs += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -21,7 +22,7 @@ from spotd.store import JobView, Reads
 from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, Unavailable
 from spotd_providers.contract.values import InstanceState
 from tests.e2e.crashable import crash_points
-from tests.unit.core.builders import offer
+from tests.unit.core.builders import offer, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.crew import UNITS, Crew
 from tests.unit.daemon.rig import Killed, Rig
@@ -33,6 +34,9 @@ pytestmark = pytest.mark.anyio
 CODE = b"the packed workdir"
 SHA256 = hashlib.sha256(CODE).hexdigest()
 LIVES_MAX = 4
+LENDER, HEIR = "lender", "heir"
+"""The machine of the first one goes on with the other."""
+REUSE = shop_policy(reuse_wait=timedelta(minutes=10))
 ONCE = ("commit_launch_refused", "commit_terminate_failed")
 """What the story comes to once: who dies before it never comes to what is after it."""
 ADOPTS = (CrashPoint.BEFORE_LAUNCH, CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT)
@@ -87,7 +91,10 @@ async def submitted(rig: Rig, name: str) -> JobId:
 
 
 async def story(rig: Rig) -> None:
-    """One job through a preemption, another cancelled and retried; each step is skipped if it happened already."""
+    """One job through a preemption, another cancelled and retried, and two on one machine, one after the other.
+
+    Each step is skipped if it happened already.
+    """
     first = await submitted(rig, "first")
     second = await submitted(rig, "second")
     handlers = rig.handlers()
@@ -99,6 +106,10 @@ async def story(rig: Rig) -> None:
         await handlers.jobs.retry(second)
     for name in (first, second):
         await rig.until_state(name, JobState.SUCCEEDED)
+    lender = await submitted(rig, LENDER)
+    await rig.until_state(lender, JobState.SUCCEEDED)
+    heir = await submitted(rig, HEIR)
+    await rig.until_state(heir, JobState.SUCCEEDED)
     await rig.until(lambda: not rig.shop.not_gone())
     await rig.until(lambda: not rig.store.read(lambda reads: intents_of(reads, first))[-1].is_open)
 
@@ -121,7 +132,9 @@ def new_world(folder: Path, point: CrashPoint | None) -> tuple[Rig, Crew]:
     shop = Shop(clock, offers=[offer(f"o{n}", price=400_000 + n) for n in range(8)])
     shop.faults["launch"].extend([NoCapacity("sold out"), OutcomeUnknown("the line broke", key=""), Hang()])
     shop.faults["terminate"].append(Unavailable("down"))
-    return Rig(folder, clock=clock, shops=[shop], crash_at=point), Crew(folder, clock, shop, outbid=frozenset({1, 2}))
+    rig = Rig(folder, clock=clock, shops=[shop], crash_at=point, policy=REUSE)
+    lent_by = lambda job: any(view.id == job for view in rig.store.read(partial(named, name=LENDER)))  # noqa: E731 - one use
+    return rig, Crew(folder, clock, shop, outbid=frozenset({1, 2}), lent_by=lent_by)
 
 
 @pytest.mark.parametrize("points", deaths(), ids=lambda points: points[-1].value)
@@ -146,12 +159,16 @@ async def test_after_crashes_no_machine_is_forgotten_or_doubled_and_every_job_fi
     assert max(shop.most_alive.values()) == 1
     keys = [request.key for request in shop.requests]
     assert len(keys) == len(set(keys)), "an attempt was launched twice"
-    for name in ("first", "second"):
+    for name in ("first", "second", LENDER, HEIR):
         view = rig.store.read(partial(named, name=name))
         assert [v.state for v in view] == [JobState.SUCCEEDED]
         newest = rig.job(view[0].id).checkpoints[0]
         assert newest.name == f"u{UNITS:03d}"
         assert not list((tmp_path / "secrets").glob(f"{view[0].id}.json")), "values outlive the job that needed them"
+    (lender, heir) = (rig.store.read(partial(named, name=name))[0].id for name in (LENDER, HEIR))
+    assert "machine.handed_over" in rig.kinds(lender)
+    assert rig.attempts(heir)[0].machine_key == rig.attempts(lender)[-1].key
+    assert [key for key in keys if key.split("-")[2] == heir] == [], "its machine was there already"
     _resumed_only_forwards(crew)
     assert all(values == {"TOKEN": "canary-value"} for values in crew.secrets.values())
 

@@ -11,3 +11,4 @@ down_revision: str | None = "0016"
 
 def upgrade() -> None:
     op.add_column("attempts", sa.Column("machine_key", sa.Text(), nullable=True))
+    op.create_index("ix_attempts_machine_key", "attempts", ["machine_key"])

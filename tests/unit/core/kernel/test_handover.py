@@ -16,7 +16,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.handover import CONFIRMED_WITHIN, LEAST_LEFT
+from spotd.core.handover import CONFIRMED_WITHIN, LEAST_LEFT, waiting_words
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import machines_in_use
 from spotd.core.recovery import LaunchRecord, Survey, Unknown, record_of, recover
@@ -36,9 +36,7 @@ def running(**policy: Any) -> World:
 
 
 def done(some: World, **changes: Any) -> Plan:
-    said = report(
-        **{"seq": 6, "phase": "done", "exit_reason": EndReason.DONE, "exit_code": 0, "waits": True} | changes
-    )
+    said = report(**{"seq": 6, "phase": "done", "exit_reason": EndReason.DONE, "exit_code": 0, "waits": True} | changes)
     return reconcile(some, listing(instance(InstanceState.RUNNING)), said, NOW)
 
 
@@ -253,6 +251,15 @@ def test_a_machine_is_ended_where_a_job_that_it_does_not_fit_lacks_its_place() -
     order = released(decide(some, market(offer("o2")), NOW + MINUTE))
     assert order is not None
     assert order.not_before == NOW + MINUTE
+
+
+def test_prices_state_which_machine_waits_what_it_costs_and_for_how_long() -> None:
+    (words,) = waiting_words(waiting(), NOW + MINUTE)
+    assert words.startswith(
+        "the machine of job job1, which is done, waits for the next one that fits: 1 x RTX_4090 at "
+    )
+    assert words.endswith("$0.40/h, without a start, for 4 min more")
+    assert [*waiting_words(waiting(), NOW + WAIT)] == []
 
 
 # --- after it ---

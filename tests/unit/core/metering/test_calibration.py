@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.bills import MACHINES_MIN, BilledMachine, calibration
+from spotd.core.calibration import MACHINES_MIN, BilledMachine, calibration
 from spotd_providers.contract.values import MicroUsd
 from tests.cases import every
 from tests.unit.core.builders import SHOP

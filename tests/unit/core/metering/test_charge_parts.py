@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.bills import Bill, compared
+from spotd.core.bills import Bill, Sharer, compared
 from spotd.core.domain.attempts import Attempt, ReadBill
 from spotd.core.domain.intents import ChargePart, CostSums, Meter, sums_of
 from spotd.core.domain.states import AttemptState
@@ -68,7 +68,9 @@ def test_what_is_taken_back_and_what_a_bill_corrects_are_kept_apart() -> None:
     ended, charges = settled(item, NOW, MicroUsdPerHour(0), None)
     billed = MicroUsd(ended.meter.settled + 50_000)
     bill = Bill(amount=billed, since=NOW - timedelta(days=1), until=NOW)
-    plan = compared(world, job, replace(ended, bill=ReadBill(read=billed)), charges, bill, NOW)
+    plan = compared(
+        world, [Sharer(job=job, item=replace(ended, bill=ReadBill(read=billed)), booked=charges)], bill, NOW
+    )
     whole = sum(map(sums_of, [*charges, *plan.charges]), start=CostSums())
     assert (whole.amount, whole.corrected, whole.booked) == (billed, 50_000, ended.meter.settled)
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.bills import Bill, compared
+from spotd.core.bills import Bill, Sharer, compared
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
 from spotd.core.domain.plan import Plan, applied
@@ -181,7 +181,9 @@ def test_a_bill_that_is_lower_invents_no_savings(known: bool) -> None:
     billed = MicroUsd(1_000)
     bill = whole_bill(billed)
     item = replace(item, bill=replace(item.bill, read=billed))
-    corrected = compared(replace(world, jobs={job.id: job}), job, item, plan.charges, bill, NOW)
+    corrected = compared(
+        replace(world, jobs={job.id: job}), [Sharer(job=job, item=item, booked=plan.charges)], bill, NOW
+    )
     assert [event.kind for event in corrected.events] == ["attempt.billed", "job.closed"]
     [after] = corrected.jobs.values()
     assert after.spent == billed

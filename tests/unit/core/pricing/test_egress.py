@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.bills import Bill, compared
+from spotd.core.bills import Bill, Sharer, compared
 from spotd.core.budgets import BudgetGuard
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState, ReadBill
@@ -152,7 +152,7 @@ def test_a_providers_bill_takes_nothing_back_of_what_the_store_asks(billed: int)
     bill = Bill(amount=MicroUsd(billed), since=NOW - 24 * HOUR, until=NOW)
     item = replace(world.attempts[FIRST], bill=ReadBill(read=bill.amount))
     assert item.meter.settled == 4_900_000
-    plan = compared(world, owner, item, (charge,), bill, NOW + 9 * HOUR)
+    plan = compared(world, [Sharer(job=owner, item=item, booked=(charge,))], bill, NOW + 9 * HOUR)
     assert sum(one.amount for one in plan.charges) == billed - 400_000
     assert plan.attempts[FIRST].bill.believed == billed
 

@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from spotd.core.bills import DONE, READ_AFTER
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.intents import JobId
+from spotd.core.domain.intents import AttemptId, JobId, Meter
 from spotd.core.domain.plan import Event, Plan
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.states import AttemptState, JobState
+from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.market.price_recorder import BillCheck
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.contract.values import Capability, InstanceState, MicroUsd, Power, ProviderCharge
-from tests.unit.core.builders import NOW, instance, listing, report, world_with
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    InstanceState,
+    Listing,
+    MicroUsd,
+    MicroUsdPerHour,
+    Power,
+    ProviderCharge,
+    ProviderName,
+)
+from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, report, world_with
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Shop
@@ -116,6 +128,77 @@ async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path,
     assert rig.attempts(job_id)[0].bill.tries == DONE
     assert spent(rig, job_id) == (bill, bill, bill)
     assert rig.kinds(job_id).count("attempt.billed") == 1
+
+
+async def taken_over(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId, JobId]:
+    """Two jobs on one machine: the first ran there for an hour and 20 minutes, the second for 40 minutes."""
+    rig, shop, bills, first = await ended(folder)
+    (lender,) = rig.attempts(first)
+    began, second = rig.clock.now(), JobId("j2")
+    rate = MicroUsdPerHour(lender.quote.price.total)
+    heir = replace(
+        lender,
+        id=AttemptId(job=second, number=1),
+        key=AttemptKey("spotd-lab-j2-1"),
+        machine_key=lender.key,
+        state=AttemptState.RUNNING,
+        machine=MachineState.LIVE,
+        intended_at=began,
+        launched_at=began,
+        running_at=began,
+        ended_at=None,
+        end_reason=None,
+        meter=Meter(rate=rate, since=began),
+        on_demand_settled=MicroUsd(0),
+    )
+    owner = job(2, state=JobState.RUNNING, attempts_made=1)
+    told = tuple(Event(at=began, kind="test", message="", job=second, attempt=number) for number in (None, 1))
+    rig.store.tx(lambda tx: tx.commit(Plan(jobs={second: owner}, attempts={heir.id: heir}, events=told)))
+    return rig, shop, bills, first, second
+
+
+async def test_the_bill_of_a_machine_that_two_jobs_had_is_divided_by_their_metered_time(tmp_path: Path) -> None:
+    rig, shop, bills, first, second = await taken_over(tmp_path)
+    shop.bill = 600_001
+    for _ in range(4):
+        await rig.clock.sleep(10 * MINUTE)
+        await bills.reconcile_once()
+    await rig.clock.sleep(3 * HOUR)
+    await bills.reconcile_once()
+    assert rig.attempts(first)[0].bill.believed is None, "the machine goes on, and so does its bill"
+    await gone(rig, second)
+    booked = [spent(rig, one)[0] for one in (first, second)]
+    for _ in range(20):
+        await rig.clock.sleep(6 * HOUR)
+        await bills.reconcile_once()
+    paid = [spent(rig, one) for one in (first, second)]
+    assert all(len(set(one)) == 1 for one in paid), "job, attempt and charges say the same"
+    assert sum(one[0] for one in paid) == shop.bill
+    assert paid[0][0] == pytest.approx(shop.bill * booked[0] / sum(booked), abs=2)
+    assert rig.kinds(first).count("attempt.billed") == 1
+    assert rig.kinds(second).count("attempt.billed") <= 1, "less than a cent has no line, and none has two"
+    await rig.control_loop.adopt()
+    costs = [(await rig.handlers().receipts.cost(one))["receipts"][0] for one in (first, second)]
+    assert sum(one["spent_usd"] for one in costs) == pytest.approx(shop.bill / 1_000_000)
+    assert [one["estimated"] for one in costs] == [False, False]
+    (machine,) = rig.store.read(lambda reads: reads.billed_machines(limit=10))
+    assert machine.billed == shop.bill, "for the fee it is one machine"
+
+
+async def gone(rig: Rig, job_id: JobId) -> None:
+    """The machine of the second job is over by two lists."""
+    for _ in range(2):
+        at = rig.clock.now()
+        row = listing(instance(InstanceState.GONE), at=at)
+        await rig.commits.commit(partial(_seen, row, job_id), cycle_points)
+        await rig.clock.sleep(MINUTE)
+    assert rig.attempts(job_id)[0].state is AttemptState.ENDED
+
+
+def _seen(row: dict[ProviderName, Listing], job_id: JobId, world: World, now: datetime) -> Plan:
+    (said,) = report(seq=-1, phase="").values()
+    identity = AttemptId(job=job_id, number=1)
+    return reconcile(world, row, {identity: replace(said, attempt=identity, read_at=now)}, now)
 
 
 async def test_a_bill_that_is_still_being_written_changes_nothing(tmp_path: Path) -> None:
