@@ -11,7 +11,13 @@ unknown. The machine goes on to carry the key of the attempt for which it was ma
 lists show it and by which it is found; what they show is the next attempt's from then on. At most one attempt that has
 not ended has a machine (`broken_rules`).
 
-The host learns of it from an object in the store that only the daemon writes (`grants.builder`). Until it speaks for
+A handover has two witnesses beside the state, both in the store, where a backup of the state takes nothing from them:
+the launch record of the next attempt, which names the machine (`recovery`), and the object by which the host learns of
+it, which is written once for each former attempt and never over another (`grants.builder`). So a state that is older
+than a handover takes the next attempt in by the one, and can make no second handover because of the other; until the
+store was asked, and while another attempt may have the machine, it is neither handed over nor ended (`is_held_back`).
+
+Until it speaks for
 its next attempt the handover is not confirmed: after `CONFIRMED_WITHIN` the attempt ends as NOT_HANDED_OVER, its
 machine is ended and its job placed anew. Nothing that the former runner writes counts for the next attempt: it can
 write below the former one's prefix only.
@@ -23,7 +29,7 @@ agents), with the same image and no larger disk, that it fits in every other way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -44,11 +50,17 @@ from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy, ProviderPolicy, attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.metering import proven_until
+from spotd.core.metering import lease_and_save, proven_until
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import machine_words, metered_rate, on_demand_rate, span_words
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.values import HOURS_PER_STORAGE_MONTH, MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
+from spotd_providers.contract.values import (
+    HOURS_PER_STORAGE_MONTH,
+    InstanceRef,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
+    as_usd,
+)
 
 CONFIRMED_WITHIN: Final = timedelta(minutes=3)
 """The host asks for its next attempt every few seconds, fetches the runner anew and speaks at once."""
@@ -64,6 +76,8 @@ def words_against_reuse(policy: Policy, rules: ProviderPolicy | None, spec: JobS
         return "its job says reuse = false"
     if rules is None or rules.unusable:
         return "its provider is not in use"
+    if rules.is_own:
+        return "an own machine is free for any job at once"
     if rules.bills_at_least or rules.bills_by or rules.free_if_taken_within:
         return f"{rules.name} bills by more than time"
     return ""
@@ -78,7 +92,10 @@ def waits_until(builder: PlanBuilder, item: Attempt, report: HostStatus) -> date
         return None
     if item.over_since is not None or item.bidding.held_since is not None or builder.job(item.id.job).cancel_requested:
         return None
-    return builder.now + builder.policy.reuse_wait
+    # Its host counts from its end, and may have been read long after it.
+    since = builder.now if report.exit_at is None else min(report.exit_at, builder.now)
+    until = since + builder.policy.reuse_wait
+    return until if until > builder.now else None
 
 
 def waits_order(intent_of: Callable[[IntentId], Intent | None], item: Attempt) -> Intent | None:
@@ -91,6 +108,32 @@ def waits_order(intent_of: Callable[[IntentId], Intent | None], item: Attempt) -
     if order is None or order.state is not IntentState.OPEN or order.tries or order.not_before is None:
         return None
     return order if order.attempt == item.id else None
+
+
+def is_held_back(world: World, intent: Intent, since: datetime, now: datetime) -> bool:
+    """Whether the end of a machine waits until it is known that no run of this install handed it over.
+
+    A state that is older than a handover has the machine as that of the job that is done, and owes its end; the job
+    that goes on there is known once the store was asked, and has the machine once a list shows that.
+
+    Args:
+        since: the begin of this process. As long after it as a lease lasts, no job needs the machine any more.
+    """
+    item = None if intent.attempt is None else world.attempts.get(intent.attempt)
+    if item is None or item.end_reason is not EndReason.DONE or item.state is not AttemptState.ENDING:
+        return False
+    job = world.jobs.get(item.id.job)
+    if world.policy.reuse_wait <= timedelta(0) or job is None or now >= since + lease_and_save(job, world.policy):
+        return False
+    return not world.policy.identity_sure or is_claimed(world.attempts.values(), item)
+
+
+def is_claimed(attempts: Iterable[Attempt], item: Attempt) -> bool:
+    """Whether another attempt that has not ended may have this machine."""
+    return any(
+        one.carried_key == item.carried_key and one.id != item.id and one.state is not AttemptState.ENDED
+        for one in attempts
+    )
 
 
 def waiting_machines(builder: PlanBuilder) -> list[Attempt]:
@@ -132,6 +175,8 @@ def words_against_waiting(builder: PlanBuilder, item: Attempt) -> str:
         return "it belongs to another account"
     if item.meter.rate != metered_rate(item.quote):
         return "it costs something else than was agreed"
+    if is_claimed(builder.attempts(), item):
+        return "another attempt may have it"  # a run of this install that the state does not know handed it over
     bid = builder.intent(bid_intent_id(item.key))
     if bid is not None and bid.is_open:
         return "a change of its bid has no answer yet"
@@ -174,6 +219,13 @@ def leave_machine(builder: PlanBuilder, former: AttemptId, why: str) -> None:
     builder.machine_gone(former, why)
 
 
+def take_from_former(builder: PlanBuilder, item: Attempt, ref: InstanceRef) -> None:
+    """Leave the machine to this attempt, which has it by a handover that the state does not know."""
+    for other in builder.attempts() if item.machine_key is not None else ():
+        if other.ref == ref and other.id != item.id and not other.state.counts:
+            leave_machine(builder, other.id, "its machine was handed over in a run that this state does not know")
+
+
 def hand_over(
     builder: PlanBuilder,
     former: Attempt,
@@ -188,6 +240,7 @@ def hand_over(
         id=AttemptId(job=job.id, number=number),
         key=attempt_key(policy.install, job.id, number, policy.identity),
         machine_key=former.carried_key,
+        former_key=former.key,
         state=AttemptState.STARTING,
         quote=quote,
         ceiling=ceiling,

@@ -216,6 +216,11 @@ class PlanBuilder(WorkingCopy):
         self.put_attempt(with_correction(item, -amount))
         self.event("attempt.credited", why, attempt=attempt, amount_microusd=amount)
 
+    def owe_end(self, item: Attempt, why: str, not_before: datetime | None = None) -> None:
+        """Owe the end of the attempt's machine, where it has one, by the key that this carries."""
+        if item.ref is not None:
+            self.owe_termination(item.ref, item.carried_key, item.id, why=why, not_before=not_before)
+
     def owe_termination(
         self,
         ref: InstanceRef,
@@ -337,9 +342,7 @@ class PlanBuilder(WorkingCopy):
             if left_until is None and waits_until is not None:
                 left_until = waits_until
                 left = f"; it waits for another job for {span_words(waits_until - self.now)}, [reuse] wait"
-            self.owe_termination(
-                item.ref, item.carried_key, attempt, why=f"its attempt ended: {sentence}{left}", not_before=left_until
-            )
+            self.owe_end(item, f"its attempt ended: {sentence}{left}", left_until)
 
     def _blame(self, item: Attempt, blame: Blame, why: str) -> None:
         offer = item.quote.offer

@@ -40,6 +40,7 @@ class LaunchRecord:
     price_max: MicroUsdPerHour
     intended_at: datetime
     machine_key: AttemptKey | None = None
+    former_key: AttemptKey | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ def record_of(item: Attempt) -> LaunchRecord:
         price_max=item.price_max,
         intended_at=item.intended_at,
         machine_key=item.machine_key,
+        former_key=item.former_key,
     )
 
 
@@ -87,7 +89,8 @@ def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
         return None
     if record.quote.price.per_gpu > record.ceiling:
         return None
-    if record.machine_key is not None and not is_own_key(policy, record.machine_key):
+    others = (record.machine_key, record.former_key)
+    if any(key is not None and not is_own_key(policy, key) for key in others) or others.count(None) == 1:
         return None
     return Attempt(
         id=AttemptId(job=job, number=unknown.number),
@@ -99,6 +102,7 @@ def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
         intended_at=record.intended_at,
         outcome_unknown=True,
         machine_key=record.machine_key,
+        former_key=record.former_key,
     )
 
 

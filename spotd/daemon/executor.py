@@ -25,6 +25,7 @@ from spotd.core.domain.jobs import FailedRestore, Job, disk_gb_on
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import World
+from spotd.core.handover import is_held_back
 from spotd.core.kernel import outcomes
 from spotd.core.kernel.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
 from spotd.core.kernel.outcomes import LaunchFailure
@@ -118,6 +119,7 @@ class Executor:
         """When each machine was ended last while nothing could be written."""
         self._unsaved_ends: dict[IntentId, Intent] = {}
         """Which of these ends were accepted, until the state holds it."""
+        self._begun_at = clock.now()
         self._changing: set[IntentId] = set()
         """Bids whose change is under way."""
         self._bid_changes = BidChanges(self._provider, self._commit, market, log)
@@ -190,7 +192,7 @@ class Executor:
                 continue
             if intent.id in self._ending or intent.provider not in self._providers or self._group is None:
                 continue
-            if self._retired:
+            if self._retired or is_held_back(world, intent, self._begun_at, now):
                 continue
             self._ending.add(intent.id)
             self._group.start_soon(self._terminate, intent, name=f"terminate-{intent.id}")
@@ -210,6 +212,7 @@ class Executor:
                 continue
             last = self._unsaved.get(intent.id)
             waits = intent.not_before is not None and intent.not_before > now and intent.tries == 0
+            waits = waits or is_held_back(world, intent, self._begun_at, now)
             if waits or (last is not None and now - last < END_UNSAVED_EVERY):
                 continue
             self._unsaved[intent.id] = now
@@ -417,9 +420,8 @@ class Executor:
             self._loop_wake.notify()
 
     async def _terminate_now(self, intent: Intent) -> None:
-        if intent.ref is None:
+        if (ref := intent.ref) is None:
             return
-        ref = intent.ref
         detail, wait = await self._call_terminate(intent, ref)
         if detail:
             await self._terminate_failed(intent, detail, wait)

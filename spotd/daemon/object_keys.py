@@ -44,9 +44,9 @@ def grant_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "grant.json"
 
 
-def next_key(first: AttemptId) -> str:
-    """Where a machine finds its next attempt: beside the grant of the first one that it carried."""
-    return prefix_of(first) + "next.json"
+def next_key(former: AttemptId) -> str:
+    """Where the machine of this attempt finds the one to which it goes on; no host may write here."""
+    return f"jobs/{former.job}/next/{former.number:010d}.json"
 
 
 def heartbeat_key(attempt: AttemptId) -> str:

@@ -23,6 +23,7 @@ from spotd.daemon.hosts.reader import read_host
 from spotd.store import StateError as StateError
 from spotd.store.values import from_json, to_json
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.wire.grant import NextAttempt
 from spotd_providers.contract.provider import Clock, Logger
 
 RECORD_BYTES_MAX: Final = 65_536
@@ -73,6 +74,26 @@ def require_same(objects: ObjectStore, attempt: Attempt) -> None:
     record = _record(objects, attempt.id.job, attempt.id.number)
     if record is None or (record.key, record.intended_at) != (attempt.key, attempt.intended_at):
         raise NumberUsed(f"attempt {attempt.id.number} of this job was launched before, in another run of spotd")
+
+
+def name_next(objects: ObjectStore, former: AttemptId, attempt: Attempt, grant_url: str) -> None:
+    """Tell the machine of the former attempt that it goes on with this one. Each attempt is named one next, ever.
+
+    Raises:
+        NumberUsed: it was named another one, in a run that this state does not know.
+        StoreError: it could not be written.
+    """
+    key = object_keys.next_key(former)
+    document = NextAttempt(job=attempt.id.job, attempt=attempt.id.number, grant_url=grant_url)
+    try:
+        objects.put(key, document.to_bytes(), create_only=True)
+    except Conflict as exc:
+        try:
+            known = NextAttempt.model_validate_json(objects.get(key, bytes_max=RECORD_BYTES_MAX))
+        except ValueError:
+            known = None
+        if known is None or (known.job, known.attempt) != (attempt.id.job, attempt.id.number):
+            raise NumberUsed(f"the machine of {former.job}-{former.number} was handed over in another run") from exc
 
 
 def require_newest(objects: ObjectStore, attempt: AttemptId) -> None:

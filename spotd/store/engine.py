@@ -284,7 +284,7 @@ BUNDLED: Final = Schema(
     fingerprints={
         "0015": "f22a464d38b50426",
         "0016": "d9e49ab53043280c",
-        "0017": "ffd365a4a494041c",
+        "0017": "f4a12a1882b83dea",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -18,7 +18,7 @@ from spotd.core.domain.attempts import Attempt, HostSample, HostStatus, MachineS
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job, disk_gb_for
 from spotd.core.domain.plan import Plan, applied, broken_rules
-from spotd.core.domain.policy import Policy
+from spotd.core.domain.policy import Policy, key_parts
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.handover import words_against_reuse
@@ -26,7 +26,7 @@ from spotd.core.recovery import Survey
 from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.daemon.commits import CrashPoint, Decide, Points, PolicyHolder
 from spotd.daemon.hosts.reader import ANSWERS_STOP, clock_behind, exit_reason, later
-from spotd.daemon.recovery_survey import NOT_DONE, NumberUsed, require_newest, require_same, use_number
+from spotd.daemon.recovery_survey import NOT_DONE, NumberUsed, name_next, require_newest, require_same, use_number
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
@@ -104,6 +104,8 @@ class Taken:
     next: AttemptId
     disk_gb: int
     """Of the machine."""
+    is_clean: bool
+    """Whether its host had removed all that was the former job's."""
 
 
 @dataclass(kw_only=True)
@@ -377,7 +379,9 @@ class Daemon:
                 self.told.moves.append((self.true, left, plan.attempts[left].meter.rate, after.moves.rate))
         self.world = applied(before, plan)
         for identity, own in plan.attempts.items():
-            if own.machine_key is not None and own.ref is not None and identity not in before.attempts:
+            # An attempt that is over comes back into a plan with its bill, long after its job was closed.
+            is_new = own.state is AttemptState.STARTING and identity not in before.attempts
+            if own.machine_key is not None and own.ref is not None and is_new:
                 self.note_handover(before, own)
         self.orders.note(before, plan, self.world)
         self.own.note(before, plan, self.world)
@@ -408,9 +412,11 @@ class Daemon:
         cloud.advance(self.true)
         former = next((i for i, item in before.attempts.items() if item.ref == own.ref), None)
         assert own.ref is not None
-        disk_gb = cloud.machines[own.ref.instance_id].task.disk_gb
+        old = cloud.machines[own.ref.instance_id]
         cloud.hand_over(own.ref, own.key)
-        self.told.handovers.append(Taken(at=self.true, former=former, next=own.id, disk_gb=disk_gb))
+        self.told.handovers.append(
+            Taken(at=self.true, former=former, next=own.id, disk_gb=old.task.disk_gb, is_clean=old.is_clean)
+        )
 
     def must_wait(self, launch: Intent) -> bool:
         """Whether as many launches as are made at once are under way at its provider."""
@@ -666,6 +672,12 @@ class Daemon:
                 if not self.is_newest(item.id):
                     return
                 require_same(self.records.store, item)
+            former = key_parts(self.world.policy.install, item.former_key or item.key)
+            assert former is not None
+            try:
+                name_next(self.records.store, AttemptId(job=former.job, number=former.number), item, "folder://grant")
+            except NumberUsed:
+                return
         m.next_task, m.given_at = replace(self.first_grant(job), disk_gb=m.task.disk_gb), self.true
         self.process.crash(CrashPoint.AFTER_PUT_NEXT)
 

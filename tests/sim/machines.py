@@ -198,6 +198,8 @@ class Machine:
     waits: bool = False
     """Its runner has removed all that was the job's, and waits for another one until `waits_until`."""
     waits_until: datetime | None = None
+    is_clean: bool = False
+    """All that its last job left is removed: secrets, processes, files."""
     awaits: bool = False
     """It was handed over, and its runner does not know of its next attempt yet."""
     next_task: Task | None = None

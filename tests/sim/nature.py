@@ -238,7 +238,7 @@ class Nature:
         has_succeeded = cause is Outcome.SUCCEEDED
         may_wait = has_succeeded and m.notice_at is None and not m.stop_ordered
         if m.task.reuse is not None and may_wait and self.rng.random() < CLEARED:
-            m.waits = True
+            m.waits = m.is_clean = True
             m.waits_until = min(m.exit_at + m.task.reuse + WAITS_BEYOND, max(m.leased_until, m.exit_at))
             return
         if self.ends_itself:

@@ -10,6 +10,7 @@ from typing import Final
 
 from spotd.core import handover, host_reports, reuse
 from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reuse import Handover, WaitingMachines
@@ -78,6 +79,28 @@ def books_it_twice() -> AbstractContextManager[None]:
     return patched((reuse, "hand_over", wrong))
 
 
+def takes_it_for_clean() -> AbstractContextManager[None]:
+    """Believes that every host removed what its job left, secrets and processes too."""
+    wait = handover.waits_until
+    return patched((host_reports, "waits_until", lambda b, item, report: wait(b, item, replace(report, waits=True))))
+
+
+def takes_it_at_any_price() -> AbstractContextManager[None]:
+    return patched((reuse, "is_admissible", lambda *_: True))
+
+
+def books_its_wait_to_nobody() -> AbstractContextManager[None]:
+    """The former job's meter stops where its end was read, not where the next one's begins."""
+    leave = handover.leave_machine
+
+    def wrong(builder: PlanBuilder, former: AttemptId, why: str) -> None:
+        item = builder.attempt(former)
+        builder.put_attempt(replace(item, meter=replace(item.meter, since=builder.now)))
+        leave(builder, former, why)
+
+    return patched((handover, "leave_machine", wrong))
+
+
 REUSES: Mapping[str, Bug] = {
     "hand one machine to two": Bug(patch=hands_one_machine_to_two, rule=("said_by_the_core",), shape=SHARED),
     "hand a machine to anybody": Bug(patch=hands_to_anybody, rule=("handed_to_whom_it_fits",), shape=SHARED),
@@ -85,5 +108,12 @@ REUSES: Mapping[str, Bug] = {
     "take a machine that was handed over for a stray": Bug(
         patch=takes_it_for_a_stray, rule=("needed_machines_ended", "said_by_the_core"), shape=SHARED
     ),
+    "hand over what its job left": Bug(
+        patch=takes_it_for_clean, rule=("handed_to_whom_it_fits",), shape=SHARED, seed=1
+    ),
+    "hand a machine over at any price": Bug(
+        patch=takes_it_at_any_price, rule=("handed_to_whom_it_fits", "said_by_the_core"), shape=SHARED, seed=1
+    ),
+    "book the wait of a machine to nobody": Bug(patch=books_its_wait_to_nobody, rule=("spending",), shape=SHARED),
     "book a machine twice": Bug(patch=books_it_twice, rule=("one_at_a_time",), shape=SHARED),
 }

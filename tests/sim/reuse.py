@@ -62,6 +62,8 @@ def handed_to_whom_it_fits(result: Result) -> Iterator[str]:
             yield f"{item.key} took over a machine above its ceiling"
         if taken.disk_gb < job.spec.resources.disk_gb:
             yield f"{item.key} asks for {job.spec.resources.disk_gb} GB of disk, its machine has {taken.disk_gb}"
+        if not taken.is_clean:
+            yield f"{item.key} took over a machine on which its former job left something"
         if taken.former is None:
             yield f"{item.key} took over a machine that no attempt had"
             continue

@@ -56,6 +56,8 @@ PLANNED_FROM = 50_000
 """Worlds of smaller seeds were there before these hazards, and stay as they were."""
 REUSE_FROM = 3_000_000
 """The first seed of worlds in which machines pass from job to job."""
+QUEUES_FROM = 3_001_000
+"""From this one on all jobs of such a world come within an hour or two, and wait for one or two machines."""
 OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 """What the market must suit besides to happen."""
 
@@ -88,11 +90,16 @@ def with_reuse(seed: int) -> Shape:
     number = seed - REUSE_FROM
     shape = drawn(HARSH_FROM + number) if number % 4 == 3 else drawn(PLANNED_FROM + number)
     limits = {**shape.limits, "reuse_wait": timedelta(minutes=luck.choice([1, 5, 15, 15]))}
+    hazards = shape.hazards | {Hazard.REUSE}
+    if seed >= QUEUES_FROM:
+        limits["machines_max"] = luck.randint(1, 2)
+        storm = timedelta(hours=luck.choice([1, 2]))
+        return replace(shape, hazards=hazards, limits=limits, jobs=luck.randint(6, 10), storm=storm, need=(5, 40))
     if luck.random() < 0.7:
         limits.setdefault("machines_max", luck.randint(1, 3))
     return replace(
         shape,
-        hazards=shape.hazards | {Hazard.REUSE},
+        hazards=hazards,
         limits=limits,
         jobs=luck.randint(6, 14),
         storm=min(shape.storm, timedelta(hours=luck.choice([6, 12, 24]))),

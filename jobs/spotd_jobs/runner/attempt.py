@@ -108,6 +108,7 @@ class AttemptRun:
         self._status.progress = ProgressMeter(lambda: self._logs.printed, self._checkpoint_dir)
         self._status.watch_s = grant.watch_s
         self.waits = False  # all that was the job's is removed, and the machine may go on with another attempt
+        self._last_grant = grant
         self.handover = NextJob(grant, home)
         self._mark = binascii.hexlify(os.urandom(12)).decode()
         self._uploader: CheckpointUploader | None = None
@@ -450,13 +451,15 @@ class AttemptRun:
         """Whether all that was the job's is removed, so that the machine may be handed over."""
         if not self.handover.is_permitted or self._shutdown_watch.poll() is not None or self._keeper.withdrawn:
             return False
+        # Once its end is known its grant is replaced by one that names no next attempt.
+        self._last_grant = self._keeper.grant
         if why := self.handover.clear(self._checkpoint_dir, self._mark, restarted=self._restarted):
             self._logs.add_line("this machine goes to no other job: " + why)
         return not why
 
     def next_grant(self) -> str:
         """Return where the grant of the machine's next attempt is, once there is one; empty where none comes."""
-        return await_next(self._keeper, self._wakeups)
+        return await_next(self._last_grant, self._wakeups)
 
     def _step(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what one step of the end gives, `None` if it failed."""

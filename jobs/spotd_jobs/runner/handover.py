@@ -19,7 +19,7 @@ from typing import Iterator
 
 from spotd_jobs.runner.process import GRANT_URL_VARIABLE, JobProcess, marked_processes
 from spotd_jobs.runner.shutdown import Wakeups
-from spotd_jobs.runner.store import GrantKeeper, RunnerGrant, read_grant
+from spotd_jobs.runner.store import RunnerGrant, read_grant
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import folder_lock_path, log_line, remove, write_whole
 from spotd_jobs.wire.client.web import steady
@@ -90,14 +90,13 @@ class NextJob:
         return words_against_handover(self._home, checkpoints, mark, self._clock, alone=self._alone)
 
 
-def await_next(keeper: GrantKeeper, wakeups: Wakeups) -> str:
+def await_next(grant: RunnerGrant, wakeups: Wakeups) -> str:
     """Return the URL of the grant of the machine's next attempt; empty if none came in time."""
-    grant = keeper.grant
     rules = grant.raw.get("reuse")
     if not rules:
         return ""
     wait_s = float(rules["wait_s"])
-    until = steady() + max(0.0, min(wait_s, keeper.lease_left_s()))
+    until = min(steady() + wait_s, grant.asked_at + grant.lease_s)
     every_s = max(_LEAST_PAUSE_S, min(ASK_EVERY_S, wait_s / 20))
     while steady() < until and not wakeups.terminated:
         found = next_of(str(rules["url"]))

@@ -400,10 +400,7 @@ class ReuseRules(WireModel):
 
 
 class NextAttempt(WireModel):
-    """next.json: the attempt to which the machine belongs now.
-
-    It lies where the first attempt of the machine has its grant, and is replaced by each handover.
-    """
+    """The attempt to which the machine of another one belongs from now on; written once for each former attempt."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     job: JobId

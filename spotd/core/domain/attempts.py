@@ -347,6 +347,7 @@ class Attempt:
         over_since: the first of the consecutive listings which state that the machine is over, or another one.
         lapsed: the interruption notices that did not come true (`core.host_reports`).
         machine_key: what its machine carries, where it took over that of another attempt; `None`: `key`.
+        former_key: the attempt that had that machine before it.
     """
 
     id: AttemptId
@@ -396,6 +397,7 @@ class Attempt:
     over_since: datetime | None = None
     lapsed: LapsedNotices = LapsedNotices()
     machine_key: AttemptKey | None = None
+    former_key: AttemptKey | None = None
 
     @property
     def carried_key(self) -> AttemptKey:

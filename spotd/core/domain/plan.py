@@ -14,7 +14,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import key_parts
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import Experience, PastJob, UnreadableRow, Verdict, World, awaited, past_job, with_records
-from spotd_providers.contract.values import AttemptKey, MicroUsd, ProviderName
+from spotd_providers.contract.values import AttemptKey, InstanceRef, MicroUsd, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,29 +150,26 @@ def broken_rules(world: World) -> tuple[BrokenRule, ...]:
         if n > 1
     ]
     ended = {t.key for t in world.intents.values() if t.kind is IntentKind.TERMINATE}
-    shared = Counter(a.ref for a in world.attempts.values() if a.ref is not None and a.machine_key is not None)
-    doubled += [
-        BrokenRule(job=i.job, sentence=f"attempt {i.number} of job {i.job} has the machine of another attempt")
-        for i, item in sorted(world.attempts.items(), key=lambda found: (found[0].job, found[0].number))
-        if item.ref is not None and item.ref in shared and (item.machine_key is None or shared[item.ref] > 1)
-    ]
+    taken = Counter(a.ref for a in world.attempts.values() if a.ref is not None and a.machine_key is not None)
     others = [
         BrokenRule(job=identity.job, sentence=f"attempt {identity.number} of job {identity.job} {problem}")
         for identity, problem in sorted(
-            ((i, problem) for i, item in world.attempts.items() for problem in _problems(world, item, ended)),
+            ((i, problem) for i, item in world.attempts.items() for problem in _problems(world, item, ended, taken)),
             key=lambda found: (found[0].job, found[0].number),
         )
     ]
     return (*doubled, *others)
 
 
-def _problems(world: World, item: Attempt, ended: set[AttemptKey]) -> Iterator[str]:
+def _problems(world: World, item: Attempt, ended: set[AttemptKey], taken: Counter[InstanceRef]) -> Iterator[str]:
     job = world.jobs.get(item.id.job)
     if job is None:
         yield "has no job"
         return
     if item.state is AttemptState.ENDING and item.ref is not None and item.carried_key not in ended:
         yield "is over but no order ends its machine"
+    if item.ref is not None and taken[item.ref] > (item.machine_key is not None):
+        yield "has the machine of another attempt"
     if job.attempts_made < item.id.number:
         yield "is not counted by its job"
     if job.state.is_final and item.state.counts:
@@ -182,8 +179,9 @@ def _problems(world: World, item: Attempt, ended: set[AttemptKey]) -> Iterator[s
     parts = key_parts(world.policy.install, item.key)
     if parts is None or (parts.job, parts.number) != (item.id.job, item.id.number):
         yield f"carries the key {item.key}"
-    if item.machine_key is not None and key_parts(world.policy.install, item.machine_key) is None:
-        yield f"has a machine with the key {item.machine_key}"
+    for key in (item.machine_key, item.former_key) if item.machine_key or item.former_key else ():
+        if key is None or key_parts(world.policy.install, key) is None:
+            yield f"took over a machine by the key {key}"
     if item.quote.price.per_gpu > item.ceiling:
         yield "was agreed above its ceiling"
     if item.state is AttemptState.INTENDED and item.ref is None and launch_intent_id(item.key) not in world.intents:

@@ -210,20 +210,14 @@ def _over_since(item: Attempt, now: datetime) -> datetime | None:
 def _end_unbilled(builder: PlanBuilder, item: Attempt) -> None:
     """End a machine that is still there and bills its disk or nothing: it has not woken, and may."""
     intent = builder.end_order(item)
-    if item.ref is None:
-        return
     if intent is None or not intent.is_open:
-        builder.owe_termination(
-            item.ref, item.carried_key, item.id, why="it is still listed although its attempt has ended"
-        )
+        builder.owe_end(item, "it is still listed although its attempt has ended")
     else:
         _end_again_if_forgotten(builder, item, "it is still listed after its end was accepted")
 
 
 def _end_again(builder: PlanBuilder, item: Attempt) -> None:
     """End a machine that should be gone and runs: it woke up, or the provider forgot our order."""
-    if item.ref is None:
-        return
     intent = builder.end_order(item)
     was_halted = item.meter.rate <= halted_rate(item.quote) < metered_rate(item.quote)  # not known of a free machine
     if was_halted and intent is not None and intent.state is IntentState.OPEN:
@@ -232,7 +226,7 @@ def _end_again(builder: PlanBuilder, item: Attempt) -> None:
         _bill_again(builder, item.id, intent.accepted_at)
         builder.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
     elif intent is None or not intent.is_open:
-        builder.owe_termination(item.ref, item.carried_key, item.id, why="it runs although its attempt has ended")
+        builder.owe_end(item, "it runs although its attempt has ended")
     elif _end_again_if_forgotten(builder, item, "it still runs after its end was accepted"):
         builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.LIVE))
         _bill_again(builder, item.id, intent.accepted_at)

@@ -397,7 +397,7 @@ def _end_unread(builder: PlanBuilder, item: Attempt, stop: StopOrder) -> None:
     if intent is None or not intent.is_open:
         reason = stop.reason.sentence(stop.detail)
         why = f"its time to save is over ({reason}); what it saved last is read once the checkpoint store answers"
-        builder.owe_termination(item.ref, item.carried_key, item.id, why=why)
+        builder.owe_end(item, why)
         job = builder.job(item.id.job)
         builder.move_job(job.id, job.state, why)
 

@@ -73,8 +73,8 @@ def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
         reason = EndReason.QUARANTINED
         builder.put_attempt(replace(item, state=state, ended_at=builder.now, end_reason=reason, end_detail=why))
         builder.event("attempt.quarantined", reason.sentence(why), attempt=item.id, reason=reason.value)
-    if item.ref is not None and item.machine is not MachineState.GONE:
-        builder.owe_termination(item.ref, item.carried_key, item.id, why=f"its attempt is quarantined: {why}")
+    if item.machine is not MachineState.GONE:
+        builder.owe_end(item, f"its attempt is quarantined: {why}")
 
 
 def guarded(think: Callable[[World], Plan], world: World, now: datetime) -> Plan:

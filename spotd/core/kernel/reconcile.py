@@ -28,7 +28,7 @@ from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
-from spotd.core.handover import leave_machine
+from spotd.core.handover import take_from_former
 from spotd.core.host_reports import absorb, exited
 from spotd.core.kernel.judgements import Case, as_unknown, is_doubted, judge
 from spotd.core.kernel.launch_calls import follow_terms, record_instance
@@ -160,11 +160,9 @@ def _pick(
 
 
 def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, report: HostStatus | None) -> Instance:
-    """Record that a launch whose answer was lost, or an unknown handover, did happen; return its row, and its stated end."""
+    """Record that a launch (or handover) with an unknown outcome took effect; return its row, with any stated end."""
     item = builder.attempt(attempt_id)
-    for other in builder.attempts() if item.machine_key is not None else ():
-        if other.ref == mine.ref and other.id != attempt_id and not other.state.counts:
-            leave_machine(builder, other.id, "its machine was handed over in a run that this state does not know")
+    take_from_former(builder, item, mine.ref)
     since, proven_at = began_unseen(builder, item, mine.created_at), item.proven_at
     if has_booked_time(item):
         # What came before is booked by its host's word; a machine that still runs has billed ever since.

@@ -27,7 +27,7 @@ from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints
 from spotd.daemon.grants.inputs import DataGrants, RestorePoints, SecretFiles
-from spotd.daemon.recovery_survey import NumberUsed, require_newest, require_same, use_number
+from spotd.daemon.recovery_survey import NumberUsed, name_next, require_newest, require_same, use_number
 from spotd.daemon.remote_data import RemoteData
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.spec.codec import spec_to_json
@@ -42,7 +42,6 @@ from spotd_jobs.wire.grant import (
     GrantStopOrder,
     JobRef,
     LivenessMarker,
-    NextAttempt,
     NoticeSources,
     Orders,
     Restore,
@@ -125,8 +124,6 @@ class GrantBuilder:
         self._there_lock = threading.Lock()
         self._passed_over: dict[AttemptId, tuple[FailedRestore, ...]] = {}
         self._datasets = DataGrants(objects, remote)
-        self._next: dict[AttemptId, str] = {}
-        """Where attempts that took over their machine were announced to it."""
         self._newest: set[AttemptId] = set()
         """Which were the newest of their jobs when the store was asked: later ones are made by this process only."""
 
@@ -156,25 +153,25 @@ class GrantBuilder:
     def hand_over(self, attempt: Attempt, job: Job, policy: Policy) -> None:
         """Write the grant of an attempt that took over a machine, then where that machine finds it.
 
+        The second is written once for each former attempt, whatever another run or another daemon believes: so a state
+        that does not know of a handover cannot give the machine to one more job.
+
         Raises:
-            StoreError: something could not be written, or the number of the attempt was used in another run.
+            StoreError: something could not be written, or another run used the number or handed over the machine.
             SecretsMissing, InputsMissing: the machine gets nothing to do.
         """
-        first = key_parts(policy.install, attempt.carried_key)
-        if first is None:
-            raise StoreError(f"the machine carries {attempt.carried_key}, which is no key of this install")
+        former = None if attempt.former_key is None else key_parts(policy.install, attempt.former_key)
+        if former is None:
+            raise StoreError(f"the machine was that of {attempt.former_key}, which is no key of this install")
         try:
             url = self.prepare(attempt, job, policy)
         except NumberUsed:
             require_same(self._objects, attempt)  # written by this daemon's former process
             self.renew(attempt, job, policy)
             url = self._grant_url(attempt.id, self._wall.now() + LIFE)
-        key = object_keys.next_key(AttemptId(job=first.job, number=first.number))
-        document = NextAttempt(job=attempt.id.job, attempt=attempt.id.number, grant_url=url)
         self._crash(CrashPoint.BEFORE_PUT_NEXT)
-        self._objects.put(key, document.to_bytes())
+        name_next(self._objects, AttemptId(job=former.job, number=former.number), attempt, url)
         self._crash(CrashPoint.AFTER_PUT_NEXT)
-        self._next[attempt.id] = key
 
     def passed_over(self, attempt: AttemptId) -> tuple[FailedRestore, ...]:
         """Return what should have been offered to this attempt and could not be, once."""
@@ -204,8 +201,7 @@ class GrantBuilder:
         self._passed_over.pop(attempt, None)
         self._newest.discard(attempt)
         urls = self._datasets.forget(attempt)
-        found = [self._next.pop(attempt)] if attempt in self._next else []
-        self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt), *urls, *found])
+        self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt), *urls])
         self._objects.revoke_upload(object_keys.prefix_of(attempt))
 
     def _write(
@@ -279,10 +275,9 @@ class GrantBuilder:
         )
 
     def _reuse(self, attempt: Attempt, job: Job, policy: Policy, expires: datetime) -> ReuseRules | None:
-        first = key_parts(policy.install, attempt.carried_key)
-        if first is None or words_against_reuse(policy, policy.providers.get(attempt.provider), job.spec):
+        if words_against_reuse(policy, policy.providers.get(attempt.provider), job.spec):
             return None
-        key = object_keys.next_key(AttemptId(job=first.job, number=first.number))
+        key = object_keys.next_key(attempt.id)
         traits = self._traits.get(attempt.provider)
         return ReuseRules(
             url=self._objects.presign_get(key, expires=expires),

@@ -50,7 +50,7 @@ def test_the_wheel_holds_the_three_packages_whole_and_nothing_else(wheel: Path) 
     assert not [name for name in packed if "fake" in name], "fakes are for tests"
     assert {f"{package}/py.typed" for package in PACKAGES} <= packed
     assert "spotd/store/migrations/versions/r0015_first_schema.py" in packed
-    assert "spotd/store/migrations/versions/r0016_machine_key.py" in packed
+    assert "spotd/store/migrations/versions/r0017_machine_key.py" in packed
     assert {name for name in names if name.startswith(dist_info)} >= {dist_info + "licenses/LICENSE"}
 
 

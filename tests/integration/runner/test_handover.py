@@ -17,7 +17,7 @@ from spotd_jobs.runner.process import MARK
 from spotd_jobs.wire.grant import Grant, NextAttempt, ReuseRules
 from tests.integration.runner.rig import JOB, Rig, until
 
-NEXT = "jobs/j1/attempts/1/next.json"
+NEXT = "jobs/j1/next/0000000001.json"
 
 
 @pytest.fixture

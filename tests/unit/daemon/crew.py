@@ -91,7 +91,7 @@ class Crew:
         attempt = self._goes_on.get(first, first)
         if attempt in self._over and self._lent_by(attempt.job):
             try:
-                document = self._objects.get(object_keys.next_key(first), bytes_max=1_000_000)
+                document = self._objects.get(object_keys.next_key(attempt), bytes_max=1_000_000)
             except ObjectMissing:
                 return attempt
             found = NextAttempt.model_validate_json(document)

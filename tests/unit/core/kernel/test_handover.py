@@ -16,9 +16,9 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.handover import CONFIRMED_WITHIN, LEAST_LEFT, waiting_words
+from spotd.core.handover import CONFIRMED_WITHIN, LEAST_LEFT, is_held_back, waiting_words
 from spotd.core.kernel.reconcile import reconcile
-from spotd.core.metering import machines_in_use
+from spotd.core.metering import lease_and_save, machines_in_use
 from spotd.core.recovery import LaunchRecord, Survey, Unknown, record_of, recover
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import InstanceState
@@ -87,9 +87,15 @@ def test_any_other_machine_is_ended_at_once(policy: dict[str, Any], said: dict[s
 
 @pytest.mark.parametrize(
     "rules",
-    [{"bills_at_least": MINUTE}, {"bills_by": MINUTE}, {"free_if_taken_within": MINUTE}, {"unusable": "no key"}],
+    [
+        {"bills_at_least": MINUTE},
+        {"bills_by": MINUTE},
+        {"free_if_taken_within": MINUTE},
+        {"unusable": "no key"},
+        {"is_own": True},
+    ],
 )
-def test_no_machine_waits_at_a_provider_that_bills_by_more_than_time(rules: dict[str, Any]) -> None:
+def test_no_machine_waits_at_a_provider_that_bills_by_more_than_time_or_is_the_users_own(rules: dict[str, Any]) -> None:
     some = running()
     shop = replace(some.policy.providers[SHOP], **rules)
     plan = done(replace(some, policy=replace(some.policy, providers={SHOP: shop})))
@@ -100,6 +106,21 @@ def test_a_job_says_that_its_machine_goes_to_no_other() -> None:
     some = running()
     owner = job(attempts_made=1, state=JobState.RUNNING, spec={"reuse": False})
     assert done(replace(some, jobs={owner.id: owner})).intents[ORDER].not_before is None
+
+
+@pytest.mark.parametrize(
+    ("exit_at", "until"),
+    [
+        pytest.param(NOW - 2 * MINUTE, NOW + WAIT - 2 * MINUTE, id="read late"),
+        pytest.param(NOW - 2 * WAIT, None, id="read too late"),
+        pytest.param(NOW + WAIT, NOW + WAIT, id="a clock that is ahead"),
+        pytest.param(None, NOW + WAIT, id="not stated"),
+    ],
+)
+def test_a_machine_waits_from_the_end_of_its_job_as_its_host_does(
+    exit_at: datetime | None, until: datetime | None
+) -> None:
+    assert done(running(), exit_at=exit_at).intents[ORDER].not_before == until
 
 
 # --- who takes over ---
@@ -319,6 +340,50 @@ def test_a_machine_is_found_again_by_a_state_that_is_older_than_its_handover() -
     assert plan.attempts[FIRST].state is AttemptState.ENDED
     assert plan.intents[ORDER].state is IntentState.DONE
     assert broken_rules(applied(restored, plan)) == ()
+
+
+def older(*, ended: bool) -> World:
+    """A state from before the handover, with what the store knows of it; the former job is done, or still runs."""
+    before = waiting(queued()) if ended else replace(running(), jobs={**running().jobs, NEXT.job: queued()})
+    record = record_of(handed_over().attempts[NEXT])
+    survey = Survey(job=NEXT.job, unknown=(Unknown(number=1, record=record),))
+    return applied(before, recover(before, [survey], NOW + 2 * MINUTE))
+
+
+def test_a_state_older_than_a_handover_gives_the_machine_to_no_third_job() -> None:
+    some = older(ended=True)
+    third = job(3)
+    some = replace(some, jobs={**some.jobs, third.id: third})
+    plan = decide(some, market(), NOW + 2 * MINUTE)
+    assert [i for i, item in plan.attempts.items() if item.machine_key is not None] == []
+
+
+@pytest.mark.parametrize("after", [timedelta(0), WAIT - timedelta(seconds=1), WAIT + MINUTE])
+def test_a_state_older_than_a_handover_does_not_end_the_machine_of_the_next_job(after: timedelta) -> None:
+    """It reads of the end of the former job only now, long after that, and the next one has its machine."""
+    some, at = older(ended=False), NOW + after
+    said = report(seq=6, phase="done", exit_reason=EndReason.DONE, exit_code=0, waits=True, exit_at=NOW)
+    said = {FIRST: replace(said[FIRST], read_at=at)}
+    some = applied(some, reconcile(some, listing(instance(InstanceState.RUNNING), at=at), said, at))
+    order = some.intents[ORDER]
+    assert some.attempts[FIRST].state is AttemptState.ENDING
+    assert is_held_back(some, order, at, at)
+    some = applied(some, decide(some, market(), at))
+    plan = seen(some, at + MINUTE, speaks=True)
+    assert plan.attempts[NEXT].ref == REF
+    assert plan.intents[ORDER].state is IntentState.DONE
+
+
+def test_an_end_is_held_back_until_the_store_was_asked_and_no_longer_than_a_lease() -> None:
+    some = waiting()
+    order, job_of = some.intents[ORDER], some.jobs[FIRST.job]
+    unsure = replace(some, policy=replace(some.policy, identity_sure=False))
+    lasts = lease_and_save(job_of, some.policy)
+    assert not is_held_back(some, order, NOW, NOW)
+    assert is_held_back(unsure, order, NOW, NOW + lasts - timedelta(seconds=1))
+    assert not is_held_back(unsure, order, NOW, NOW + lasts)
+    never = replace(unsure, policy=replace(unsure.policy, reuse_wait=timedelta(0)))
+    assert not is_held_back(never, order, NOW, NOW), "nothing is handed over there"
 
 
 def test_two_attempts_with_one_machine_break_a_rule() -> None:

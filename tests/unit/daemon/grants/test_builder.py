@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.core.domain.attempts import Attempt, StopOrder
-from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
@@ -28,8 +28,9 @@ from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.codec import spec_from_json
 from spotd_jobs.spec.model import CheckpointPolicy
-from spotd_jobs.wire.grant import Grant
+from spotd_jobs.wire.grant import Grant, NextAttempt
 from spotd_providers.contract.provider import ProviderTraits
+from spotd_providers.contract.values import AttemptKey
 from tests.unit.core.builders import NOW, SHOP, shop_policy, world_with
 from tests.unit.daemon.host import Host
 from tests.unit.daemon.rig import Log
@@ -145,6 +146,56 @@ def test_an_attempt_after_which_another_run_launched_one_is_not_renewed_unless_i
     stop = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW + timedelta(minutes=3))
     desk.grants.renew(replace(desk.attempt, stop=stop), desk.job, desk.policy)
     assert desk.read().orders.stop is not None
+
+
+def heir_of(desk: Desk, job: str, former: str) -> tuple[Attempt, Job]:
+    """An attempt that took over the machine of another one."""
+    owner = replace(desk.job, id=JobId(job))
+    key = AttemptKey(f"spotd-lab-{former}-1")
+    identity = AttemptId(job=owner.id, number=1)
+    return replace(
+        desk.attempt, id=identity, key=AttemptKey(f"spotd-lab-{job}-1"), machine_key=key, former_key=key
+    ), owner
+
+
+def next_of(desk: Desk, former: str) -> NextAttempt:
+    key = object_keys.next_key(AttemptId(job=JobId(former), number=1))
+    return NextAttempt.model_validate_json(desk.objects.get(key, bytes_max=100_000))
+
+
+def test_a_machine_is_named_its_next_attempt_where_no_host_can_write_and_with_a_grant_that_is_there(desk: Desk) -> None:
+    heir, owner = heir_of(desk, "j2", "j1")
+    desk.grants.hand_over(heir, owner, desk.policy)
+    found = next_of(desk, "j1")
+    assert (found.job, found.attempt) == ("j2", 1)
+    assert found.grant_url == desk.objects.presign_get(object_keys.grant_key(heir.id), expires=NOW)
+    assert desk.objects.head(object_keys.grant_key(heir.id)) is not None
+    assert not object_keys.next_key(AttemptId(job=JobId("j1"), number=1)).startswith("jobs/j1/attempts/")
+
+
+def test_a_handover_is_announced_again_by_the_next_process_and_to_nobody_else(desk: Desk) -> None:
+    heir, owner = heir_of(desk, "j2", "j1")
+    for _ in range(2):
+        desk.grants.hand_over(heir, owner, desk.policy)
+    assert next_of(desk, "j1").job == "j2"
+
+
+def test_a_state_that_does_not_know_of_a_handover_cannot_make_another_one(desk: Desk) -> None:
+    desk.grants.hand_over(*heir_of(desk, "j2", "j1"), desk.policy)
+    with pytest.raises(NumberUsed):
+        desk.grants.hand_over(*heir_of(desk, "j3", "j1"), desk.policy)
+    assert next_of(desk, "j1").job == "j2"
+    desk.grants.hand_over(*heir_of(desk, "j3", "j2"), desk.policy)
+    assert next_of(desk, "j2").job == "j3"
+
+
+@pytest.mark.parametrize("there", [b"", b"{}", b"[" * 1000], ids=["nothing", "no names", "no document"])
+def test_what_names_a_next_attempt_and_cannot_be_read_is_not_written_over(desk: Desk, there: bytes) -> None:
+    key = object_keys.next_key(AttemptId(job=JobId("j1"), number=1))
+    desk.objects.put(key, there)
+    with pytest.raises(NumberUsed):
+        desk.grants.hand_over(*heir_of(desk, "j2", "j1"), desk.policy)
+    assert desk.objects.get(key, bytes_max=10_000) == there
 
 
 def test_a_grant_permits_writing_below_its_own_attempt_only(desk: Desk) -> None:

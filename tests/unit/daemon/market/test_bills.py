@@ -141,6 +141,7 @@ async def taken_over(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId, J
         id=AttemptId(job=second, number=1),
         key=AttemptKey("spotd-lab-j2-1"),
         machine_key=lender.key,
+        former_key=lender.key,
         state=AttemptState.RUNNING,
         machine=MachineState.LIVE,
         intended_at=began,
