@@ -103,12 +103,10 @@ def _longest_gap(rows: Sequence[ProviderCharge]) -> timedelta:
 # Theory. What spotd charges follows from what it observed. The bill of a provider that can be asked prevails, to the
 # micro-dollar: after the end, and only if it says the same twice, since a bill that is still being written shows too
 # little. A bill is written by the hour or by the day, late, and sometimes in part, so what it adds up to is at first
-# only
-# the least that the machine cost. It raises what is booked at any time; it lowers that only where its rows cover the
-# machine from its first work to the last proof of its life, without a gap. It is read again for some days, less and
-# less
-# often, so that what it says later corrects what it said before. What was booked too much is taken back from the last
-# days first, as it is the end that was not seen.
+# only the least that the machine cost. It raises what is booked at any time; it lowers that only where its rows cover
+# the machine from its first work to the last proof of its life, without a gap. It is read again for some days, less
+# and less often, so that what it says later corrects what it said before. What was booked too much is taken back from
+# the last days first, as it is the end that was not seen.
 #
 # Attempts that had one machine after the other have one bill. It is read once all of them have ended, and divided.
 
@@ -197,8 +195,8 @@ def shares(sharers: Sequence[Sharer], billed: MicroUsd) -> list[MicroUsd]:
     Time counts at what it cost, since an hour of a disk alone is not one of a machine. Corrections of former readings
     are not metered, so the same bill is divided in the same way each time. The shares add up to the bill.
     """
-    traffic = [min(_metered(one, {ChargePart.TRAFFIC}) - _egress(one.item), billed) for one in sharers]
-    time = [_metered(one, {ChargePart.MACHINE, ChargePart.DISK}) for one in sharers]
+    traffic = [min(_time_cost(one, {ChargePart.TRAFFIC}) - _egress(one.item), billed) for one in sharers]
+    time = [_time_cost(one, {ChargePart.MACHINE, ChargePart.DISK}) for one in sharers]
     if billed < sum(traffic) or not any(time):
         time, traffic = [sum(parts) for parts in zip(time, traffic, strict=True)], [0] * len(sharers)
     if not any(time):
@@ -209,7 +207,7 @@ def shares(sharers: Sequence[Sharer], billed: MicroUsd) -> list[MicroUsd]:
     return [MicroUsd(own + now - before) for own, now, before in zip(traffic, upto, [0, *upto], strict=False)]
 
 
-def _metered(one: Sharer, parts: Collection[ChargePart]) -> int:
+def _time_cost(one: Sharer, parts: Collection[ChargePart]) -> int:
     return sum(charge.amount for charge in one.booked if charge.attempt == one.item.id and charge.part in parts)
 
 

@@ -14,6 +14,7 @@ from spotd.core.domain.intents import (
     Charge,
     ChargePart,
     CostSums,
+    Intent,
     IntentState,
     Meter,
     sums_of,
@@ -52,6 +53,13 @@ def accrued(meter: Meter, now: datetime, since: datetime | None = None) -> Micro
 def spent(attempt: Attempt, now: datetime) -> MicroUsd:
     """Return what this attempt has cost up to now."""
     return MicroUsd(attempt.meter.settled + accrued(attempt.meter, now))
+
+
+def stray_cost(intent: Intent, until: datetime) -> MicroUsd:
+    """Return what a machine without an attempt has cost up to this instant, its fee, disk and traffic left out."""
+    if intent.stray_since is None:
+        return MicroUsd(0)
+    return cost(intent.stray_rate, until - intent.stray_since)
 
 
 def on_demand_spent(attempt: Attempt, now: datetime) -> MicroUsd:

@@ -190,7 +190,7 @@ class JobPlacement:
         if paced is None or chosen is None:
             return False
         item, sentence = self.waiting.hand_over(paced, chosen)
-        self._note_placed(paced, item, item.quote, item.ceiling, self._with_words(sentence, paced))
+        self._note_placement(paced, item, item.quote, item.ceiling, self._with_words(sentence, paced))
         return True
 
     def _is_pressed(self, job: Job) -> bool:
@@ -379,12 +379,14 @@ class JobPlacement:
         sentence += target_words(job.moves, job.attempts_made, agreed) + self.catalogue.hurry_words(agreed.offer)
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"
-        self._note_placed(job, item, agreed, ceiling, self._with_words(sentence, job))
+        self._note_placement(job, item, agreed, ceiling, self._with_words(sentence, job))
         self.catalogue.take(agreed.offer)
         self.machines += 1
         self.launches += 1
 
-    def _note_placed(self, job: Job, item: Attempt, agreed: Quote, ceiling: MicroUsdPerGpuHour, sentence: str) -> None:
+    def _note_placement(
+        self, job: Job, item: Attempt, agreed: Quote, ceiling: MicroUsdPerGpuHour, sentence: str
+    ) -> None:
         """Record that the job has this machine, and promise its money."""
         rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
         self.builder.put_job(

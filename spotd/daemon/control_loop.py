@@ -257,7 +257,8 @@ class ControlLoop:
         wanted: dict[ProviderName, set[AttemptKey]] = {}
         for intent in world.intents.values():
             if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.UNKNOWN:
-                wanted.setdefault(intent.provider, set()).add(intent.key)
+                item = None if intent.attempt is None else world.attempts.get(intent.attempt)
+                wanted.setdefault(intent.provider, set()).add(intent.key if item is None else item.carried_key)
         self._offer_cache.evidence.update(world, committed.at, verdicts.values())
         self._offer_cache.wanted = {provider: frozenset(keys) for provider, keys in wanted.items()}
         before = self._offer_cache.watched

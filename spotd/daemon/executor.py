@@ -119,7 +119,7 @@ class Executor:
         """When each machine was ended last while nothing could be written."""
         self._unsaved_ends: dict[IntentId, Intent] = {}
         """Which of these ends were accepted, until the state holds it."""
-        self._begun_at = clock.now()
+        self._begun_at: datetime | None = None
         self._changing: set[IntentId] = set()
         """Bids whose change is under way."""
         self._bid_changes = BidChanges(self._provider, self._commit, market, log)
@@ -184,6 +184,7 @@ class Executor:
     def end(self, world: World) -> None:
         """Every machine that is owed its end, and whose time it is, is being ended; each bid that is owed is placed."""
         now = self._clock.now()
+        begun_at = self._begun_at = self._begun_at or now
         for intent in world.intents.values():
             if intent.kind is IntentKind.CHANGE_BID and intent.state is IntentState.OPEN:
                 self._start_bid(world, intent)
@@ -192,7 +193,7 @@ class Executor:
                 continue
             if intent.id in self._ending or intent.provider not in self._providers or self._group is None:
                 continue
-            if self._retired or is_held_back(world, intent, self._begun_at, now):
+            if self._retired or is_held_back(world, intent, begun_at, now):
                 continue
             self._ending.add(intent.id)
             self._group.start_soon(self._terminate, intent, name=f"terminate-{intent.id}")
@@ -205,6 +206,7 @@ class Executor:
         attempt of ours owns are left alone: whether they are ours was never written down.
         """
         now = self._clock.now()
+        begun_at = self._begun_at = self._begun_at or now
         for intent in world.intents.values():
             if intent.kind is not IntentKind.TERMINATE or intent.attempt is None or intent.ref is None:
                 continue
@@ -212,7 +214,7 @@ class Executor:
                 continue
             last = self._unsaved.get(intent.id)
             waits = intent.not_before is not None and intent.not_before > now and intent.tries == 0
-            waits = waits or is_held_back(world, intent, self._begun_at, now)
+            waits = waits or is_held_back(world, intent, begun_at, now)
             if waits or (last is not None and now - last < END_UNSAVED_EVERY):
                 continue
             self._unsaved[intent.id] = now

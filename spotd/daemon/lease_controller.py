@@ -134,7 +134,7 @@ class LeaseController:
             self._foreign.update("")
             return
         policy = self.owned(world.policy)
-        known = {*(a.key for a in world.attempts.values()), *(i.key for i in world.intents.values())}
+        known = {*(a.carried_key for a in world.attempts.values()), *(i.key for i in world.intents.values())}
         strange = [
             machine
             for name in sorted(listings)

@@ -71,7 +71,7 @@ def require_same(objects: ObjectStore, attempt: Attempt) -> None:
         NumberUsed: for another one, in a run that this state does not know.
         StoreUnavailable: the store does not answer.
     """
-    record = _record(objects, attempt.id.job, attempt.id.number)
+    record = launch_record(objects, attempt.id.job, attempt.id.number)
     if record is None or (record.key, record.intended_at) != (attempt.key, attempt.intended_at):
         raise NumberUsed(f"attempt {attempt.id.number} of this job was launched before, in another run of spotd")
 

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, process, shutdown
 from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader
-from spotd_jobs.runner.handover import NextJob, await_next
+from spotd_jobs.runner.handover import NextJob
 from spotd_jobs.runner.heartbeat import HeartbeatWriter, Status
 from spotd_jobs.runner.logs import LogShipper, ProgressMeter, patience_s
 from spotd_jobs.runner.manifest import ChunkIndex
@@ -107,8 +107,6 @@ class AttemptRun:
         self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, path)) if path else default
         self._status.progress = ProgressMeter(lambda: self._logs.printed, self._checkpoint_dir)
         self._status.watch_s = grant.watch_s
-        self.waits = False  # all that was the job's is removed, and the machine may go on with another attempt
-        self._last_grant = grant
         self.handover = NextJob(grant, home)
         self._mark = binascii.hexlify(os.urandom(12)).decode()
         self._uploader: CheckpointUploader | None = None
@@ -436,8 +434,8 @@ class AttemptRun:
             "outputs_lost": lost,
         }
         exit_row = self._status.exit
-        if halt.outcome == "succeeded" and not lost and self._step("the next job", self._clears_for_next):
-            self.waits = exit_row["waits"] = True
+        if halt.outcome == "succeeded" and not lost and self._step("the next job", self._clear_for_next):
+            exit_row["waits"] = True
         self._step("the log", lambda: self._logs.close(self._time_for(_REPORT_S)))
         self._step("the report of the end", lambda: self._store.events.add("exit", **exit_row))
         self._step("the last events", lambda: self._store.events.flush(self._time_for(float("inf"))))
@@ -447,19 +445,16 @@ class AttemptRun:
         log_line("attempt %d ended: %s (%s)" % (self._keeper.grant.attempt, halt.outcome, reason))
         return halt.outcome
 
-    def _clears_for_next(self) -> bool:
+    def _clear_for_next(self) -> bool:
         """Whether all that was the job's is removed, so that the machine may be handed over."""
-        if not self.handover.is_permitted or self._shutdown_watch.poll() is not None or self._keeper.withdrawn:
+        if self._shutdown_watch.poll() is not None or self._keeper.withdrawn:
             return False
-        # Once its end is known its grant is replaced by one that names no next attempt.
-        self._last_grant = self._keeper.grant
-        if why := self.handover.clear(self._checkpoint_dir, self._mark, restarted=self._restarted):
-            self._logs.add_line("this machine goes to no other job: " + why)
-        return not why
+        places = (self._checkpoint_dir, self._mark)
+        return self.handover.clear(self._keeper.grant, *places, self._logs.add_line, restarted=self._restarted)
 
     def next_grant(self) -> str:
         """Return where the grant of the machine's next attempt is, once there is one; empty where none comes."""
-        return await_next(self._last_grant, self._wakeups)
+        return self.handover.next_grant(self._wakeups)
 
     def _step(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what one step of the end gives, `None` if it failed."""

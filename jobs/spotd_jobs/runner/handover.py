@@ -15,13 +15,13 @@ import signal
 import stat
 import sys
 import time
-from typing import Iterator
+from typing import Callable, Iterator
 
 from spotd_jobs.runner.process import GRANT_URL_VARIABLE, JobProcess, marked_processes
 from spotd_jobs.runner.shutdown import Wakeups
 from spotd_jobs.runner.store import RunnerGrant, read_grant
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.sinks import folder_lock_path, log_line, remove, write_whole
+from spotd_jobs.wire.client.sinks import folder_lock_path, log_line, read_text, remove, write_whole
 from spotd_jobs.wire.client.web import steady
 
 RUNNER = "runner.pyz"
@@ -31,11 +31,14 @@ KEPT = frozenset({"lock", RUNNER, NEXT, "end.json"})
 """What stays in the runner's folder: none of it is written by a job."""
 DOCUMENT_BYTES_MAX = 64 * 1024
 RUNNER_BYTES_MAX = 64 * 1024 * 1024
+_TABLE_MAX = 16 * 1024 * 1024
 ASK_EVERY_S = 2.0
 _KILL_S = 5.0
 _WALK_S = 60.0
 _WALK_MAX = 2_000_000
 _PSEUDO = ("/proc", "/sys", "/dev")
+_TOPS = ("/", "/dev/shm", "/dev/mqueue")  # noqa: S108 - what may hold a file of the job, in memory too
+_IN_MEMORY = ("shm", "sem", "msg")
 _LEAST_PAUSE_S = 0.05
 _STEP_S = 2.0
 _HOME_MAX = 60
@@ -66,44 +69,59 @@ class NextJob:
     """What one attempt has to know of the machine's next one.
 
     Attributes:
-        is_permitted: the grant permits that its machine goes on with another job.
+        waits: all that was the job's is removed, and the machine may go on with another attempt.
         folders: what keeps programs that mean no harm within the runner's folder, as variables of their environment.
         groups: the groups of processes that were started for the job.
     """
 
     def __init__(self, grant: RunnerGrant, home: str) -> None:
         self._home = home
+        self._grant = grant
+        self.waits = False
         rules = grant.raw.get("reuse") or {}
-        self.is_permitted = bool(rules)
+        self._is_permitted = bool(rules)
         self._alone = bool(rules.get("alone"))
         self._clock = FileClock()
         self.groups: list[JobProcess] = []
         keeps = self._alone and len(home) <= _HOME_MAX
         self.folders = {name: os.path.join(home, folder) for name, folder in _FOLDERS.items()} if keeps else {}
 
-    def clear(self, checkpoints: str, mark: str, *, restarted: bool) -> str:
-        """Remove all that was the job's; return why that is not proven, empty where it is."""
-        if self._alone and restarted:
-            return "it was started again meanwhile, which leaves no sign of what changed before"
+    def clear(
+        self, grant: RunnerGrant, checkpoints: str, mark: str, report: Callable[[str], None], *, restarted: bool
+    ) -> bool:
+        """Remove all that was the job's; return whether that is proven, so that the machine may wait.
+
+        Args:
+            grant: the newest one. Once the end is known it is replaced by one that names no next attempt.
+            mark: what every process of the job has in its environment.
+            report: takes the line that says why it is not proven.
+        """
+        if not self._is_permitted or not grant.raw.get("reuse"):
+            return False
+        self._grant = grant
         for group in self.groups:
             group.end_guard()
-        return words_against_handover(self._home, checkpoints, mark, self._clock, alone=self._alone)
+        if self._alone and restarted:
+            why = "it was started again meanwhile, which leaves no sign of what changed before"
+        else:
+            why = words_against_handover(self._home, checkpoints, mark, self._clock, alone=self._alone)
+        if why:
+            report("this machine goes to no other job: " + why)
+        self.waits = not why
+        return self.waits
 
-
-def await_next(grant: RunnerGrant, wakeups: Wakeups) -> str:
-    """Return the URL of the grant of the machine's next attempt; empty if none came in time."""
-    rules = grant.raw.get("reuse")
-    if not rules:
+    def next_grant(self, wakeups: Wakeups) -> str:
+        """Return the URL of the grant of the machine's next attempt; empty if none came in time."""
+        grant, rules = self._grant, self._grant.raw["reuse"]
+        wait_s = float(rules["wait_s"])
+        until = min(steady() + wait_s, grant.asked_at + grant.lease_s)
+        every_s = max(_LEAST_PAUSE_S, min(ASK_EVERY_S, wait_s / 20))
+        while steady() < until and not wakeups.terminated:
+            found = next_of(str(rules["url"]))
+            if found is not None and found[:2] != (grant.job_id, grant.attempt):
+                return found[2]
+            wakeups.sleep(every_s)
         return ""
-    wait_s = float(rules["wait_s"])
-    until = min(steady() + wait_s, grant.asked_at + grant.lease_s)
-    every_s = max(_LEAST_PAUSE_S, min(ASK_EVERY_S, wait_s / 20))
-    while steady() < until and not wakeups.terminated:
-        found = next_of(str(rules["url"]))
-        if found is not None and found[:2] != (grant.job_id, grant.attempt):
-            return found[2]
-        wakeups.sleep(every_s)
-    return ""
 
 
 def next_of(url: str) -> tuple[str, int, str] | None:
@@ -153,8 +171,20 @@ def words_against_handover(home: str, checkpoints: str, mark: str, clock: FileCl
         return ""
     if clock.was_set:
         return "the clock of the machine was set, which leaves no sign of what changed"
+    if kind := _left_in_memory(clock.began):
+        return "memory that the job shared (%s) is left" % kind
     own = {os.path.realpath(home), os.path.realpath(checkpoints)}
     return _changed_elsewhere(own, os.path.realpath(folder_lock_path(checkpoints)), clock.began)
+
+
+def _left_in_memory(began: float) -> str:
+    """Return of which kind there is something of System V that was made since this instant; empty where nothing is."""
+    for kind in _IN_MEMORY:
+        header, *rows = (read_text("/proc/sysvipc/" + kind, _TABLE_MAX) or "").splitlines() or [""]
+        names = header.split()
+        if rows and ("ctime" not in names or any(int(row.split()[names.index("ctime")]) >= began for row in rows)):
+            return kind
+    return ""
 
 
 def _younger_processes() -> list[int]:
@@ -181,10 +211,10 @@ def _began(pid: int) -> int | None:
     return int(fields[19])
 
 
-def _changed_elsewhere(own: set[str], lock: str, began: float, top: str = "/") -> str:
+def _changed_elsewhere(own: set[str], lock: str, began: float, tops: tuple[str, ...] = _TOPS) -> str:
     """Return what changed outside of these folders since this instant, in words; empty where nothing did."""
     give_up_at, seen = steady() + _WALK_S, 0
-    pending = [top]
+    pending = list(tops)
     while pending:
         folder = pending.pop()
         for path, status in _entries(folder):
@@ -231,8 +261,11 @@ def _kill(pid: int) -> None:
         return
 
 
-def become(grant_url: str, home: str) -> None:
+def become(grant_url: str, home: str, end_mark: str) -> None:
     """Fetch the runner that this grant names, verify it, and become it: this process goes on as that runner.
+
+    Args:
+        end_mark: the file by which a runner that starts here does nothing.
 
     Raises:
         OSError, web.WebError, ValueError: it can not be had.
@@ -245,6 +278,7 @@ def become(grant_url: str, home: str) -> None:
         raise ValueError("the runner is not what its hash says")
     write_whole(os.path.join(home, RUNNER), data, durable=True)
     write_whole(os.path.join(home, NEXT), grant_url.encode(), durable=True)
+    os.unlink(end_mark)
     environment = dict(os.environ)
     environment[GRANT_URL_VARIABLE] = grant_url
     log_line("this machine goes on with another job")

@@ -81,8 +81,8 @@ def _carry(grant_url: str, home: str) -> int:
     try:
         run = AttemptRun(grant, home, boot, restarted=restarted)
         outcome = run.carry()
-        if run.waits:
-            _go_on(run, home)
+        if run.handover.waits:
+            _go_on(run, home, how, outcome)
     except Exception as error:  # noqa: BLE001 - whatever broke, this machine costs money until it has ended
         log_line("the runner failed: " + reason_of(error))
         outcome = "disk_full" if is_full(error) else "runner_error"
@@ -90,12 +90,13 @@ def _carry(grant_url: str, home: str) -> int:
     return _conclude(home, how, outcome)
 
 
-def _go_on(run: AttemptRun, home: str) -> None:
+def _go_on(run: AttemptRun, home: str, how: dict[str, Any] | None, outcome: str) -> None:
     """Become the runner of the machine's next attempt; return where there is none."""
     try:
+        _note_end(home, how, outcome)  # a machine that starts again meanwhile does not do the job once more
         grant_url = run.next_grant()
         if grant_url:
-            handover.become(grant_url, home)
+            handover.become(grant_url, home, os.path.join(home, DONE))
     except Exception as error:  # noqa: BLE001 - whatever broke, the attempt is reported, and the machine must end
         log_line("this machine goes on with no other job: " + reason_of(error))
 
@@ -124,12 +125,21 @@ def _report_end(grant: RunnerGrant, boot: int, outcome: str, reason: str) -> Non
 
 def _conclude(home: str, how: dict[str, Any] | None, outcome: str) -> int:
     """Nothing will ever run here again, and the machine ends."""
-    mark = {"outcome": outcome, "at": now_text(), "self_terminate": how}
     try:
-        write_whole(os.path.join(home, DONE), json.dumps(mark).encode(), durable=True)
+        _note_end(home, how, outcome)
     except OSError as error:
         log_line("the end could not be noted on disk: " + reason_of(error))
     return _end(how, outcome)
+
+
+def _note_end(home: str, how: dict[str, Any] | None, outcome: str) -> None:
+    """Note on disk that nothing runs here any more.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    mark = {"outcome": outcome, "at": now_text(), "self_terminate": how}
+    write_whole(os.path.join(home, DONE), json.dumps(mark).encode(), durable=True)
 
 
 def _end(how: dict[str, Any] | None, outcome: str) -> int:

@@ -19,7 +19,7 @@ from spotd.daemon.commits import CrashPoint
 from spotd.daemon.job_records import Found
 from spotd.store import Reads, StateError
 from spotd_jobs.objects.api import StoreError
-from spotd_providers.contract.values import Instance, InstanceState
+from spotd_providers.contract.values import InstallId, Instance, InstanceState
 
 NAMED_MAX: Final = 5
 UNREADABLE_HINT: Final = (
@@ -103,12 +103,17 @@ class AdoptionHandlers:
 
     def _answer(self, found: Found, *, adopted: bool) -> AdoptionResponse:
         machines = self._machines()
-        searched = {(one.record.job.id, _newest_number(one)) for one in found.jobs if _newest_number(one)}
-        owned = {(i.job, i.number) for i in self._context.world().attempts}
+        install = self._context.policy.current.install
+        searched = {_place(install, one) for one in found.jobs if _newest_number(one)}
+        owned = {
+            (parts.job, parts.number)
+            for item in self._context.world().attempts.values()
+            if (parts := key_parts(install, item.carried_key)) is not None
+        }
         strays = [one for place, one in sorted(machines.listed.items()) if place not in searched | owned]
         return AdoptionResponse(
             adopted=adopted,
-            jobs=[_job(one, machines) for one in found.jobs],
+            jobs=[_job(one, machines.listed.get(_place(install, one))) for one in found.jobs],
             strays=[
                 UnownedMachineResponse(provider=m.ref.provider, machine=m.ref.instance_id, key=m.key) for m in strays
             ],
@@ -145,10 +150,16 @@ def _secrets(found: Found) -> list[str]:
     return sorted({name for job in going_on for name in job.spec.secrets})
 
 
-def _job(one: LostJob, machines: _Machines) -> AdoptedJobResponse:
+def _place(install: InstallId, one: LostJob) -> tuple[str, int]:
+    """Return the job and the number for which the machine was made that is searched for."""
+    record = None if one.survey is None else one.survey.unknown[-1].record
+    parts = None if record is None or record.machine_key is None else key_parts(install, record.machine_key)
+    return (one.record.job.id, _newest_number(one)) if parts is None else (parts.job, parts.number)
+
+
+def _job(one: LostJob, machine: Instance | None) -> AdoptedJobResponse:
     job, number = one.record.job, _newest_number(one)
     record = None if one.survey is None else one.survey.unknown[-1].record
-    machine = machines.listed.get((job.id, number))
     return AdoptedJobResponse(
         id=job.id,
         name=job.name,

@@ -30,7 +30,6 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
-from spotd.core.kernel.listed import stray_cost
 from spotd.core.metering import (
     compared_cost,
     is_estimate,
@@ -39,6 +38,7 @@ from spotd.core.metering import (
     spent,
     spent_in_month,
     spent_on_day,
+    stray_cost,
     unsettled_sums,
 )
 from spotd.core.pricing import PPM, dollar_words, egress_cost, market_word, moved_cost

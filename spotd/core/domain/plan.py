@@ -179,9 +179,8 @@ def _problems(world: World, item: Attempt, ended: set[AttemptKey], taken: Counte
     parts = key_parts(world.policy.install, item.key)
     if parts is None or (parts.job, parts.number) != (item.id.job, item.id.number):
         yield f"carries the key {item.key}"
-    for key in (item.machine_key, item.former_key) if item.machine_key or item.former_key else ():
-        if key is None or key_parts(world.policy.install, key) is None:
-            yield f"took over a machine by the key {key}"
+    if any(key and key_parts(world.policy.install, key) is None for key in (item.machine_key, item.former_key)):
+        yield f"took over a machine by the keys {item.machine_key} and {item.former_key}"
     if item.quote.price.per_gpu > item.ceiling:
         yield "was agreed above its ceiling"
     if item.state is AttemptState.INTENDED and item.ref is None and launch_intent_id(item.key) not in world.intents:

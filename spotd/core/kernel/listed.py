@@ -28,7 +28,7 @@ from spotd.core.domain.policy import is_own_key
 from spotd.core.domain.states import AttemptState, require_rows
 from spotd.core.host_reports import note_notice
 from spotd.core.kernel.quarantine import in_words
-from spotd.core.metering import free_of
+from spotd.core.metering import free_of, stray_cost
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, listed_rate, metered_rate, on_demand_rate
 from spotd.core.todays_terms import note_ceiling
@@ -38,11 +38,9 @@ from spotd_providers.contract.values import (
     InstanceRef,
     InstanceState,
     Listing,
-    MicroUsd,
     MicroUsdPerHour,
     ProviderName,
     as_usd,
-    cost,
 )
 
 TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
@@ -292,9 +290,7 @@ def end_orphans(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) 
 
 
 def _end_if_orphan(builder: PlanBuilder, instance: Instance, kept: Collection[InstanceRef]) -> None:
-    if instance.state is InstanceState.GONE:
-        return
-    if not is_own_key(builder.policy, instance.key) or instance.ref in kept:
+    if instance.state is InstanceState.GONE or not is_own_key(builder.policy, instance.key) or instance.ref in kept:
         return  # however its label reads now, the machine of an attempt that counts is no stray
     if builder.policy.identity_sure:
         builder.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
@@ -334,10 +330,3 @@ def _note_listed(builder: PlanBuilder, instance: Instance) -> None:
     account = intent.account if rules is None else rules.account or intent.account
     if (since, rate, account) != (intent.stray_since, intent.stray_rate, intent.account):
         builder.put_intent(replace(intent, stray_since=since, stray_rate=rate, account=account))
-
-
-def stray_cost(intent: Intent, until: datetime) -> MicroUsd:
-    """Return what the machine has cost up to this instant, its fee, disk and traffic left out."""
-    if intent.stray_since is None:
-        return MicroUsd(0)
-    return cost(intent.stray_rate, until - intent.stray_since)

@@ -304,7 +304,7 @@ def start_deadline(
     builder: PlanBuilder, item: Attempt, rules: ProviderPolicy, evidence: LossEvidence, launched_at: datetime
 ) -> datetime:
     """When the machine is given up if it has not spoken since its launch; written down while that moves."""
-    usual = launched_at + rules.provision_timeout
+    usual = launched_at + (CONFIRMED_WITHIN if item.awaits_handover else rules.provision_timeout)
     limit = launched_at + PARTS_MAX * rules.provision_timeout
     known = usual if item.start_deadline is None else max(usual, item.start_deadline)
     grace = GRACE * builder.policy.silence_max
@@ -371,8 +371,6 @@ def watch_timeouts(
         _list_when_late(builder, item, seen_at)
     elif rules is not None and item.launched_at is not None:
         late_at = start_deadline(builder, item, rules, evidence, item.launched_at)
-        if item.awaits_handover and not evidence.hosts_cannot_write:
-            late_at = min(late_at, item.launched_at + CONFIRMED_WITHIN)
         if builder.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:

@@ -113,6 +113,7 @@ class _Reconciliation:
         mine = _pick(builder, item, listed.get((item.provider, item.carried_key), ()), self._owned)
         if mine is not None and item.ref is None:
             mine = _adopt(builder, attempt_id, mine, report)
+            self._owned |= {mine.ref: attempt_id} if item.state.counts else {}  # the next one may carry the same key
         if item.state.counts and report is not None:
             note_sign_of_life(builder, item, report, listing)
         item = builder.attempt(attempt_id)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +97,18 @@ def test_a_machine_that_was_handed_over_and_starts_again_goes_on_with_its_last_a
     assert again.event("boot").attempt == 2
 
 
+def test_a_machine_that_starts_again_while_it_waits_ends_and_does_not_do_the_job_once_more(rig: Rig) -> None:
+    first = with_reuse(rig, rig.grant(["true"]), wait_s=300.0)
+    machine = rig.start(first)
+    machine.event("exit")
+    until((machine.home / "done").exists, "the end to be noted")
+    machine.kill()
+    again = rig.start(first)
+    assert again.wait() == 0
+    assert len(again.events("boot")) == 1
+    assert (again.directory / "machine-done").exists()
+
+
 # --- what is proven ---
 
 
@@ -113,7 +127,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text("x")
     real = handover._changed_elsewhere
     monkeypatch.setattr(handover, "_younger_processes", list)
-    monkeypatch.setattr(handover, "_changed_elsewhere", lambda own, lock, began: real(own, lock, began, str(tmp_path)))
+    monkeypatch.setattr(handover, "_left_in_memory", lambda _began: "")
+    monkeypatch.setattr(
+        handover, "_changed_elsewhere", lambda own, lock, began: real(own, lock, began, (str(tmp_path),))
+    )
     time.sleep(1.1)  # files are dated in whole steps of a clock: what is older than a second is older
     return tmp_path
 
@@ -131,6 +148,29 @@ def test_what_a_job_changed_elsewhere_keeps_the_machine_from_others(folder: Path
     said = words_against_handover(str(folder / "home"), str(folder / "checkpoints"), "m", clock, alone=True)
     assert said.endswith("changed while the job ran")
     assert said.startswith(str(folder))
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory is shared by files here")
+def test_a_file_in_shared_memory_keeps_the_machine_from_others() -> None:
+    began = time.time() - 0.5
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as left:
+        others = {entry.path for entry in os.scandir("/dev/shm")} - {left.name}
+        tops = tuple(top for top in handover._TOPS if top.startswith("/dev"))
+        said = handover._changed_elsewhere(others, "", began, tops)
+        assert said == f"{left.name} changed while the job ran"
+
+
+@pytest.mark.skipif(not Path("/proc/sysvipc/shm").exists(), reason="System V is not shown here")
+def test_memory_of_system_v_that_the_job_made_keeps_the_machine_from_others() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    made = libc.shmget(0, 4096, 0o1600)  # IPC_PRIVATE, IPC_CREAT
+    if made < 0:
+        pytest.skip("no memory may be shared here")
+    try:
+        assert handover._left_in_memory(time.time() - 60) == "shm"
+        assert handover._left_in_memory(time.time() + 3600) == ""
+    finally:
+        libc.shmctl(made, 0, None)  # IPC_RMID
 
 
 def test_on_a_computer_of_others_nothing_elsewhere_is_looked_at(folder: Path) -> None:

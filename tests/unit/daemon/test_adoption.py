@@ -11,13 +11,14 @@ import pytest
 
 from spotd.api.responses import Invalid, StateConflict
 from spotd.core.domain.intents import JobId
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import JobState
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint
 from spotd.daemon.job_records import ENDED, OPEN, from_document, to_document
 from spotd.store import Store
 from spotd_providers.contract.values import AttemptKey
-from tests.unit.core.builders import job
+from tests.unit.core.builders import job, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Killed, Rig
 from tests.unit.daemon.shop import Shop
@@ -29,14 +30,16 @@ pytestmark = pytest.mark.anyio
 class Lives:
     """A daemon over one store and one market, whose state is in a file that can be lost."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, policy: Policy | None = None) -> None:
         self.folder = folder
+        self.policy = policy
         self.clock = VirtualClock()
         self.shop = Shop(self.clock)
         self.state = folder / "state.sqlite"
 
     def rig(self, crash_at: CrashPoint | None = None) -> Rig:
-        rig = Rig(self.folder, clock=self.clock, shops=[self.shop], store=Store.open(self.state), crash_at=crash_at)
+        stored = Store.open(self.state)
+        rig = Rig(self.folder, clock=self.clock, shops=[self.shop], store=stored, crash_at=crash_at, policy=self.policy)
         rig.surveyor.done = False
         rig.policy.gates.append(lambda: rig.surveyor.hold)
         rig.policy.owned = lambda policy: replace(policy, identity_sure=rig.surveyor.done)
@@ -123,6 +126,35 @@ async def test_jobs_machines_and_checkpoints_are_taken_back_and_nothing_runs_twi
         assert len([r for r in lives.shop.requests[bought:] if r.key.split("-")[-2] == first]) == 0
     assert lives.shop.most_alive[f"spotd-lab-{first}"] == 1
     assert {"job.adopted", "machine.adopted"} <= set(rig.kinds(first))
+
+
+async def test_a_machine_that_another_job_took_over_is_taken_back_by_the_key_that_it_carries(tmp_path: Path) -> None:
+    lives = Lives(tmp_path, shop_policy(reuse_wait=timedelta(minutes=10)))
+    rig = lives.rig()
+    await rig.surveyor.run()
+    async with rig.running():
+        former = await rig.submit()
+        await rig.until_running(former, 1)
+        rig.host(former, 1).exit("succeeded", waits=True)
+        await rig.until(lambda: rig.job(former).state is JobState.SUCCEEDED)
+        heir = await rig.submit(replace(job(2), name="heir"))
+        await rig.until_running(heir, 1)
+        await follow(rig)
+    healthy = [m.key for m in lives.shop.alive()]
+    assert [key.split("-")[-2] for key in healthy] == [former], "it goes on to carry its first key"
+    rig = lives.lose_state(rig)
+    await rig.surveyor.run()
+    async with rig.running():
+        await rig.until(lambda: rig.offer_cache.machines(lives.shop.name).listing is not None)
+        plan = await rig.handlers().adoption.plan()
+        assert [bool(one["machine"]) for one in plan["jobs"] if one["id"] == heir] == [True]
+        assert plan["strays"] == []
+        await adopted(rig)
+        await go_on(rig, heir, 1)
+        assert rig.job(heir).state is JobState.RUNNING
+        assert rig.job(former).state is JobState.SUCCEEDED
+    assert [m.key for m in lives.shop.alive()] == healthy
+    assert len(lives.shop.requests) == 1
 
 
 async def test_what_a_job_has_cost_counts_in_its_budget_and_in_those_of_day_and_month(tmp_path: Path) -> None:

@@ -321,6 +321,19 @@ def test_a_machine_whose_host_does_not_speak_in_time_is_ended_and_its_job_placed
     assert plan.cooldowns == (), "its host did nothing wrong"
 
 
+def test_a_host_that_cannot_write_is_waited_for_and_has_time_to_speak_afterwards() -> None:
+    some = handed_over()
+    late, full = NOW + MINUTE + CONFIRMED_WITHIN, {"store_takes_no_writes": True}
+    for at in (late - timedelta(seconds=30), late + MINUTE):
+        said = replace(next(iter(report(seq=-1, phase="", **full).values())), attempt=NEXT, read_at=at)
+        some = applied(some, reconcile(some, listing(instance(InstanceState.RUNNING), at=at), {NEXT: said}, at))
+        assert some.attempts[NEXT].state is AttemptState.STARTING
+    some = applied(some, seen(some, late + 1.1 * MINUTE, speaks=False))
+    assert some.attempts[NEXT].state is AttemptState.STARTING, "nothing that it wrote could arrive until a moment ago"
+    some = applied(some, seen(some, late + 20 * MINUTE, speaks=False))
+    assert some.attempts[NEXT].end_reason is EndReason.NOT_HANDED_OVER
+
+
 def test_a_machine_that_ended_itself_meanwhile_is_no_loss_of_its_host() -> None:
     some = handed_over()
     some = applied(some, seen(some, NOW + 2 * MINUTE, speaks=False, shows=InstanceState.GONE))
@@ -372,6 +385,28 @@ def test_a_state_older_than_a_handover_does_not_end_the_machine_of_the_next_job(
     plan = seen(some, at + MINUTE, speaks=True)
     assert plan.attempts[NEXT].ref == REF
     assert plan.intents[ORDER].state is IntentState.DONE
+
+
+def test_a_state_older_than_the_launch_gives_the_machine_to_one_attempt_at_a_time() -> None:
+    """Neither attempt is known, and both are found by one key: the later has it once the former is known as done."""
+    later, end = NOW + 2 * MINUTE, report(seq=6, phase="done", exit_reason=EndReason.DONE, exit_code=0, waits=True)
+    known = handed_over()
+    both = {**running().attempts, **known.attempts}
+    surveys = [Survey(job=i.job, unknown=(Unknown(number=1, record=record_of(both[i])),)) for i in (FIRST, NEXT)]
+    queue = {FIRST.job: job(1), NEXT.job: queued()}
+    some = replace(known, jobs=queue, attempts={}, intents={})
+    some = applied(some, recover(some, surveys, later))
+    some = applied(some, seen(some, later, speaks=True))
+    assert broken_rules(some) == ()
+    assert [some.attempts[i].ref for i in (FIRST, NEXT)] == [REF, None]
+    at = later + MINUTE
+    some = applied(some, reconcile(some, listing(instance(InstanceState.RUNNING), at=at), end, at))
+    assert some.attempts[FIRST].state is AttemptState.ENDING
+    assert is_held_back(some, some.intents[ORDER], at, at)
+    some = applied(some, seen(some, at + MINUTE, speaks=True))
+    assert broken_rules(some) == ()
+    assert FIRST not in some.attempts
+    assert some.attempts[NEXT].ref == REF
 
 
 def test_an_end_is_held_back_until_the_store_was_asked_and_no_longer_than_a_lease() -> None:

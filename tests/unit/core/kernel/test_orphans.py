@@ -10,9 +10,10 @@ import pytest
 
 from spotd.core.domain.plan import applied
 from spotd.core.domain.world import World
-from spotd.core.kernel.listed import UNSEEN_MAX, stray_cost
+from spotd.core.kernel.listed import UNSEEN_MAX
 from spotd.core.kernel.outcomes import terminate_accepted
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.metering import stray_cost
 from spotd.store import Store
 from spotd_providers.contract.values import InstanceState, MicroUsdPerHour, cost
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, shop_policy
