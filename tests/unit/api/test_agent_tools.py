@@ -122,6 +122,7 @@ def test_an_agent_watches_plans_queues_and_cancels_what_it_queued(served: Place,
     agent(served, tmp_path, talk)
 
 
+@pytest.mark.long
 def test_refusals_are_sentences_with_a_way_out(served: Place, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
 

@@ -139,6 +139,7 @@ def test_a_real_process_on_two_cores_prints_the_same_json(ctl: Ctl, place: Path)
     assert one.out == two.stdout
 
 
+@pytest.mark.long
 def test_json_holds_the_rows_and_the_one_that_is_recommended(ctl: Ctl, place: Path) -> None:
     one = ctl(*words(place, "-o", "json"))
     assert one.code == 0, one.err

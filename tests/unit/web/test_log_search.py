@@ -41,6 +41,7 @@ def test_a_line_that_came_in_pieces_is_found_with_its_attempt() -> None:
     assert (answer.total, answer.lines, answer.is_cut) == (2, 4, False)
 
 
+@pytest.mark.long
 def test_what_a_host_wrote_is_harmless_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\x1b[31mbad\x1b[0m " + "x" * 10_000
     answer = found("bad", *(made.log(f"{text}\n", cursor=number) for number in range(1000)))

@@ -64,6 +64,7 @@ def request(gpu: str, *, as_flag: bool = False, **more: Any) -> JobDraft:
     return JobDraft(data=data, flags={"resources": {"gpu": [f"{gpu}:1"]}} if as_flag else {}, source="train.toml")
 
 
+@pytest.mark.long
 def test_every_spelling_has_the_ceiling_of_the_config_in_every_place(tmp_path: Path) -> None:
     assert len(SPELLINGS) > 500
     wrong = []
