@@ -16,7 +16,7 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.market.price_recorder import BillCheck
-from spotd_providers.contract.values import Capability, InstanceState, MicroUsd, Power, ProviderCharge
+from spotd_providers.contract.values import AttemptKey, Capability, InstanceState, MicroUsd, Power, ProviderCharge
 from tests.unit.core.builders import NOW, instance, listing, report, world_with
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig
@@ -28,7 +28,9 @@ BEGAN = NOW - 30 * HOUR
 WHOLE = 12_000_000
 Row = tuple[float, float, int]
 """From which hour of the machine's life to which one, and the amount."""
-Rows = Sequence[Row | tuple[float, float, int, str] | tuple[float, float, int, str, str]]
+Rows = Sequence[
+    Row | tuple[float, float, int, str] | tuple[float, float, int, str, str] | tuple[float, float, int, str, str, str]
+]
 
 
 class Bookkeeper(Shop):
@@ -44,7 +46,7 @@ class Bookkeeper(Shop):
         (machine,) = self.machines.values()
         return tuple(
             ProviderCharge(
-                key=machine.key,
+                key=AttemptKey(str(more[2])) if len(more) > 2 else machine.key,
                 instance_id=machine.ref.instance_id,
                 start=BEGAN + start * HOUR,
                 end=BEGAN + end * HOUR,
@@ -154,6 +156,10 @@ BELIEVED: Mapping[str, tuple[Rows, int]] = {
     "out of order": ([day(4_000_000, number=1), day(7_000_000)], 11_000_000),
     "hours": ([(hour, hour + 1, 350_000) for hour in range(31)], 31 * 350_000),
     "by kinds": ([(0, 31, 10_000_000, "gpu"), (0, 31, 500_000, "disk"), (3, 4, 200_000, "bwd")], 10_700_000),
+    "beside a row with the key of another machine": (
+        [(0, 31, 11_000_000), (0, 31, 9_000_000, "disk", "USD", "spotd-lab-j9-1")],
+        11_000_000,
+    ),
     "a part of it credited": ([(0, 31, WHOLE), (5, 6, -2_000_000)], 10_000_000),
     "higher, and not whole": ([day(13_000_000)], 13_000_000),
     "higher, with a row repeated": ([(0, 31, 13_000_000), (0, 31, 13_000_000)], 13_000_000),
