@@ -384,6 +384,7 @@ async def test_a_claim_of_a_job_whose_limit_is_lowered_stops_no_second_machine(t
         await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MADE_ROOM])
         dear = [replace(HERE, gpu_price=MicroUsdPerHour(900_000)), offer("o4", price=950_000)]
         rig.shop.offer_index = dear
+        rig.pollers[SHOP].ask_again()  # these prices are known before the machine has saved
         await rig.until(lambda: not rig.shop.alive())
         rig.shop.offer_index = [offer("o5", price=350_000), *dear]
         await rig.clock.sleep(40 * MINUTE)
