@@ -86,6 +86,12 @@ class Named(Row):
     id: Id
 
 
+def row_name(raw: Any, field: str) -> str:
+    """Return what a row is called in the reason why it is rejected: its id, or `unreadable` if it has none."""
+    name = raw.get(field) if isinstance(raw, dict) else None
+    return name if isinstance(name, str) and row_or_none(Named, {"id": name}) is not None else "unreadable"
+
+
 def listed_price(value: Any) -> MicroUsdPerHour:
     """Read a price that may be a text or a number.
 

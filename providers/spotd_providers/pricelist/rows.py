@@ -31,8 +31,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.boundary import Dollars, Span, safe_base_url
 from spotd_providers.kit.shapes import Row, Rows, decode, distinct_rows, row_or_reason
-from spotd_providers.kit.text import quote_safely
-from spotd_providers.kit.vm_market import GB_TO_MB, Id, VmSettings, listed_price
+from spotd_providers.kit.vm_market import GB_TO_MB, Id, VmSettings, listed_price, row_name
 
 PROVIDER: Final = ProviderName("pricelist")
 WHO: Final = "the price list"
@@ -120,11 +119,7 @@ def rows_of(body: bytes, *, is_json: bool) -> Rows[ListRow]:
         raise Unavailable(f"{WHO} has more than {LIST_BYTES_MAX // 1024 // 1024} MiB")
     found = list(_json_rows(body) if is_json else _csv_rows(body))
 
-    def name_of(raw: Any) -> str:
-        name = raw.get("name") if isinstance(raw, dict) else None
-        return (quote_safely(name[:64]) if isinstance(name, str) else "") or "unreadable"
-
-    return distinct_rows((row_or_reason(ListRow, raw, offer_id=name_of(raw)) for raw in found), what="name")
+    return distinct_rows((row_or_reason(ListRow, raw, offer_id=row_name(raw, "name")) for raw in found), what="name")
 
 
 def _json_rows(body: bytes) -> Iterator[Any]:

@@ -38,7 +38,7 @@ from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords
 from spotd_providers.kit.shapes import Lenient, Row, Rows, distinct_rows, row_or_none, row_or_reason
 from spotd_providers.kit.text import quote_safely
-from spotd_providers.kit.vm_market import GB_TO_MB, Id, Ip, Size, VmSettings, price_or_none
+from spotd_providers.kit.vm_market import GB_TO_MB, Id, Ip, Size, VmSettings, price_or_none, row_name
 
 PROVIDER: Final = ProviderName("verda")
 WHO: Final = "Verda"
@@ -186,12 +186,9 @@ class _VolumeType(Row):
 
 def types_of(rows: list[Any]) -> Rows[VerdaTypeRow]:
     """Parse every kind of machine, or reject it with the field that is wrong."""
-
-    def name_of(raw: Any) -> str:
-        name = raw.get("instance_type") if isinstance(raw, dict) else None
-        return (quote_safely(name[:64]) if isinstance(name, str) else "") or "unreadable"
-
-    return distinct_rows((row_or_reason(VerdaTypeRow, raw, offer_id=name_of(raw)) for raw in rows), what="type")
+    return distinct_rows(
+        (row_or_reason(VerdaTypeRow, raw, offer_id=row_name(raw, "instance_type")) for raw in rows), what="type"
+    )
 
 
 def stock_of(rows: Iterable[Any]) -> dict[str, frozenset[str]] | None:

@@ -1,0 +1,1 @@
+"""TensorDock: on-demand virtual machines whose price has parts."""
