@@ -233,7 +233,7 @@ class BillCheck:
 
     async def _compare(self, item: Attempt, charges: Sequence[ProviderCharge]) -> None:
         # A row that states the key of another machine is not of this one, whatever id it names.
-        rows = [row for row in charges if row.key is None or row.key == item.key]
+        rows = [row for row in charges if row.key is None or row.key == item.carried_key]
         bill = None if item.ref is None else bill_of(item.ref.instance_id, rows)
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
