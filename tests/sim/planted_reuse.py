@@ -12,6 +12,7 @@ from spotd.core import handover, host_reports, reuse
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job
+from spotd.core.kernel import listed
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reuse import Handover, WaitingMachines
 from tests.sim.hazards import Hazard
@@ -43,7 +44,7 @@ def hands_one_machine_to_two() -> AbstractContextManager[None]:
         self.machines.append(chosen.former)
         return found
 
-    return patched((WaitingMachines, "hand_over", wrong))
+    return patched((WaitingMachines, "hand_over", wrong), (handover, "is_claimed", lambda *_: False))
 
 
 def hands_to_anybody() -> AbstractContextManager[None]:
@@ -61,16 +62,20 @@ def waits_too_long() -> AbstractContextManager[None]:
 
 
 def takes_it_for_a_stray() -> AbstractContextManager[None]:
-    """Finds the machine by the key of its next attempt."""
-    return patched((Attempt, "carried_key", property(lambda self: self.key)))
+    """Finds the machine by the key of its next attempt, and spares none for its reference."""
+    end = listed._end_if_orphan
+    return patched(
+        (Attempt, "carried_key", property(lambda self: self.key)),
+        (listed, "_end_if_orphan", lambda builder, instance, _: end(builder, instance, ())),
+    )
 
 
 def books_it_twice() -> AbstractContextManager[None]:
-    """The next attempt is booked from when the former one's wait began."""
+    """The next attempt is booked from when the former one was booked from."""
     take = handover.hand_over
 
     def wrong(builder: PlanBuilder, former: Attempt, job: Job, *rest: object) -> Attempt:
-        began = former.ended_at
+        began = former.meter.since
         item = take(builder, former, job, *rest)  # type: ignore[arg-type]  # passed on as they came
         item = replace(item, meter=replace(item.meter, since=began))
         builder.put_attempt(item)
