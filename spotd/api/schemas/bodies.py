@@ -87,7 +87,7 @@ class ChannelBody(TypedDict):
 class AdoptionBody(TypedDict, total=False):
     """Values of secrets by name: they are lost with a state."""
 
-    secrets: dict[str, str]
+    secrets: dict[str, str] | None
 
 
 class HostBody(TypedDict):
