@@ -172,7 +172,7 @@ class JobHandlers(DaemonAnswers):
         if not attempts and state is not None:
             shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
         words = self._provider_words() if words is None else words
-        intents = self._context.world().intents
+        intents = {} if state is None else state.world.intents
         return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor, words, intents)
 
     async def detail(self, ref: str) -> JobDetailResponse:

@@ -483,9 +483,9 @@ def test_a_dry_run_refuses_a_workdir_with_keys_in_the_words_of_the_submit(ctl: C
 
 def test_each_flag_is_a_key_of_a_job_file_or_says_how_to_submit() -> None:
     about_submitting = {"file", "output", "env", "secret", "secret_file", "include", "resume_from", "dry_run"}
-    about_submitting |= {"yes", "no_wait_price", "wait", "detach", "array", "preempt", "i_know"}
+    about_submitting |= {"yes", "no_wait_price", "wait", "detach", "array", "preempt", "i_know", "no_reuse"}
     keys = {str(parameter.name).replace("__", ".") for parameter in submit.params} - about_submitting
-    assert keys == set(FLAGS) - {"run", "env", "secrets", "schedule.preempt"}
+    assert keys == set(FLAGS) - {"run", "env", "secrets", "schedule.preempt", "reuse"}
 
 
 def test_a_wrong_flag_is_put_right_as_a_flag(ctl: Ctl, job_file: Path) -> None:

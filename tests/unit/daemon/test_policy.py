@@ -164,6 +164,8 @@ username = "lab"
 password = { env = "HUB_PASSWORD" }
 [own]
 rent_after = "3m"
+[reuse]
+wait = "3m"
 """
 
 
