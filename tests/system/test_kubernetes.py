@@ -251,7 +251,7 @@ def test_a_full_cluster_offers_nothing_and_a_pod_that_waits_too_long_is_given_up
         in_an_hour = datetime.now(UTC) + timedelta(hours=1)
         object.__setattr__(provider._services, "clock", _Later(in_an_hour))
         given_up = next(one for one in await provider.find(other.key))
-        assert (given_up.state, given_up.loss) == (InstanceState.PAUSED, Loss.PROVISION_FAILED)
+        assert (given_up.state, given_up.loss) == (InstanceState.PAUSED, Loss.NO_CAPACITY)
         await provider.terminate(late.ref)
         await provider.terminate((await provider.find(both.key))[0].ref)
         await gone(provider, both.key)

@@ -284,7 +284,7 @@ def test_a_full_partition_lets_a_job_wait_and_spotd_takes_it_out(slurm: Slurm, t
         made = (await provider.launch(request)).instance
         assert made.state is InstanceState.PENDING
         waits = await listed(provider, request.key, lambda one: one.state is not InstanceState.PENDING)
-        assert (waits.state, waits.loss) == (InstanceState.PAUSED, Loss.PROVISION_FAILED)
+        assert (waits.state, waits.loss) == (InstanceState.PAUSED, Loss.NO_CAPACITY)
         assert waits.detail.startswith("it waits in Slurm's queue: ")
         await provider.terminate(made.ref)
         assert is_gone(await listed(provider, request.key, is_gone))
