@@ -246,7 +246,8 @@ def test_a_corrupt_chunk_costs_one_checkpoint_and_not_the_result(found: Lab, tmp
     (note,) = [e["message"] for e in found.events(job) if e["kind"] == "checkpoint.fallback"]
     assert note.startswith(f"checkpoint {bad} could not be restored (")
     good = note.rpartition(": falling back to ")[2]
-    assert good in older_names[-2:], "the one before, or the next older where the daemon died before it knew that one"
+    # A list that is read while two are published may show the newer one alone, and the older is no news afterwards.
+    assert good in older_names[-2:]
     receipt = spotctl(found, "cost", job).stdout
     assert f"attempt 2 began from {good}: {bad} could not be restored (" in receipt
     assert found.job(job)["attempts"][-1]["resumed_from"] == good
