@@ -79,6 +79,8 @@ def parse_duration(value: object) -> timedelta:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UnitError(f"{_shown(value)} is not a duration", hint=DURATION_HINT)
     if not isinstance(value, str):
+        if not 0 <= value < float("inf"):
+            raise UnitError(f"{_shown(value)} is not a duration", hint=DURATION_HINT)
         raise UnitError(
             f"{_shown(value)} has no unit of time", hint=f'write "{value}s" for seconds or "{value}m" for minutes'
         )

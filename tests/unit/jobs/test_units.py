@@ -43,6 +43,8 @@ def test_a_duration_is_read_exactly(text: str, expected: timedelta) -> None:
         pytest.param("1h1h", "does not go from the larger unit to the smaller", '"1h30m"', id="twice"),
         pytest.param("-5m", '"-5m" is not a duration', '"90s"', id="negative"),
         pytest.param("nan", '"nan" is not a duration', '"90s"', id="nan"),
+        pytest.param(float("nan"), "nan is not a duration", '"90s"', id="nan as a number"),
+        pytest.param(-3, "-3 is not a duration", '"90s"', id="negative number"),
         pytest.param("1e3s", "unknown unit", '"90s"', id="exponent"),
         pytest.param("", '"" is not a duration', '"90s"', id="empty"),
         pytest.param("0.0001ms", "finer than a microsecond", '"90s"', id="too fine"),
