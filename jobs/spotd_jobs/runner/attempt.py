@@ -45,6 +45,8 @@ _SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
+_REASON_S = 5.0
+"""Slurm gives half a minute, systemd one and a half, between the signal and the kill."""
 _UNUSABLE = {
     "CodeUnusable": "code_unusable",
     "InputUnusable": "input_unusable",
@@ -363,7 +365,8 @@ class AttemptRun:
         self._heartbeat.soon()
         while job.poll() is None and self._tick() is None:
             continue
-        if job.poll() is None:
+        self._await_reason(job.poll())
+        if not (job.is_over() if self._shutdown_watch.stop is not None else job.poll()):
             rules = self._keeper.grant.checkpoint
             self._stop_group(job, rules, float(rules.get("stop_grace_s", 90.0)) if on_start else _SETUP_GRACE_S)
         ended = job.poll()
@@ -371,6 +374,18 @@ class AttemptRun:
             job.kill_rest(self._mark)  # what a successful setup left running is there for the job
         self._status.pid = None
         return job.poll() or process.ProcessEnd(None, int(signal.SIGKILL), steady())
+
+    def _await_reason(self, ended: process.ProcessEnd | None) -> None:
+        """Wait a little for a reason to stop, when the command has ended as one does that was asked to.
+
+        Where a machine ends, or its scheduler takes it away, every process is signalled: a command may be gone before
+        this one is signalled, and has neither failed nor, if it leaves with exit code 0, done its work.
+        """
+        if ended is None or self._shutdown_watch.poll() is not None:
+            return
+        give_up_at = steady() + (_REASON_S if ended.is_by_request else TICK_S)
+        while steady() < give_up_at and self._tick() is None:
+            continue
 
     def _stop_group(self, job: process.JobProcess, rules: dict[str, Any], job_grace_s: float) -> None:
         began = steady()

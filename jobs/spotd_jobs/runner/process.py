@@ -26,6 +26,7 @@ _GUARD = 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; while read -r nothing; do :;
 # folder, too: posix_spawn can not, and forking by hand is not safe with threads around.
 _GATED = 'read -r SPOTD_GO || exit 126; exec </dev/null; cd "$1" || exit 126; shift; exec "$@"'
 _DEFAULTED = ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD")
+_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ProcessEnd(NamedTuple):
@@ -42,6 +43,11 @@ class ProcessEnd(NamedTuple):
     @property
     def killed_hard(self) -> bool:
         return self.signal == signal.SIGKILL or self.exit_code == 128 + signal.SIGKILL
+
+    @property
+    def is_by_request(self) -> bool:
+        """Whether it died of a signal that asks a program to end, or a shell says so of what it was running."""
+        return self.signal in _REQUESTS or self.exit_code in [128 + number for number in _REQUESTS]
 
     def words(self) -> str:
         if self.signal is None:

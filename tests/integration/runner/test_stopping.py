@@ -123,6 +123,42 @@ def test_sigterm_to_the_runner_is_a_notice(tmp_path: Path) -> None:
         assert [one.name for one in rig.accepted(1)] == ["step-1"]
 
 
+@pytest.mark.parametrize("end", ["kill -TERM $$", "exit 143", "exit 130"])
+def test_a_command_that_hears_its_machine_end_before_the_runner_does_has_not_failed(end: str, tmp_path: Path) -> None:
+    run = f"echo $$ > $SPOTD_OUTPUT_DIR/pid; while ! test -f $SPOTD_OUTPUT_DIR/go; do sleep 0.05; done; {end}"
+    with Rig(tmp_path) as rig:
+        machine = rig.start(rig.grant(["/bin/sh", "-c", run]))
+        folder = machine.home / "outputs"
+        until((folder / "pid").exists, "the command")
+        pid = until((folder / "pid").read_text, "its number").strip()
+        (folder / "go").touch()
+        until(lambda: not Path("/proc", pid).exists(), "its end")
+        machine.process.send_signal(signal.SIGTERM)
+        assert machine.wait() == 0
+        assert outcome(machine) is Outcome.PREEMPTED
+
+
+def test_a_program_that_still_saves_below_a_command_that_heard_its_machine_end_has_its_time(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        run = ["/bin/sh", "-c", f"echo $$ > $SPOTD_OUTPUT_DIR/pid; cd . && {sys.executable} -IS slow.py && echo never"]
+        machine = rig.start(rig.grant(run, code={"slow.py": SLOW_TO_SAVE}, settle_s=30.0))
+        started(machine, "it trains")
+        group = int((machine.home / "outputs" / "pid").read_text())
+        os.killpg(group, signal.SIGTERM)
+        until(lambda: not Path("/proc", str(group)).exists(), "the end of the shell")
+        machine.process.send_signal(signal.SIGTERM)
+        assert machine.wait() == 0
+        assert outcome(machine) is Outcome.PREEMPTED
+        assert [one.name for one in rig.accepted(1)] == ["step-1"]
+
+
+def test_a_command_that_a_signal_ended_alone_has_failed(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machine = rig.start(rig.grant(["/bin/sh", "-c", "kill -TERM $$"]))
+        assert machine.wait() == 0
+        assert outcome(machine) is Outcome.FAILED
+
+
 def test_an_order_stops_the_job_and_what_it_saved_is_kept(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         grant = rig.grant(train("1", "60", "renamed", "1000", "final"), code=CODE)
