@@ -133,6 +133,7 @@ def prove(
     elif item.proven_at is not None:
         proven = max(proven, item.proven_at)
     until = proven_until(item, builder.job(attempt.job), builder.policy, at)
+    exactly = exactly or _lived_on(item, at)
     if known is None:
         is_old = exactly or item.proven_at is None or proven - item.proven_at >= PROOF_STEP
         if is_old and (until is None or not item.state.counts):
@@ -142,6 +143,17 @@ def prove(
     if exactly or is_newer or until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
         until = None if until is None else max(until, known)
         builder.put_attempt(replace(item, proven_at=proven, meter=replace(item.meter, until=until)))
+
+
+def _was_read_late(item: Attempt) -> bool:
+    """Whether its proof is what its host wrote long before it was read: what is read in time is never so far ahead."""
+    seen_at, proven_at = item.heartbeat_seen_at, item.proven_at
+    return seen_at is not None and proven_at is not None and seen_at - proven_at >= PROOF_STEP
+
+
+def _lived_on(item: Attempt, at: datetime) -> bool:
+    """Whether a machine whose last words were read late, or dated by a wrong clock, lived at this later instant."""
+    return _was_read_late(item) and item.proven_at is not None and at > item.proven_at + PROOF_STEP / 2
 
 
 def _as_proof(last: datetime, ran_on: timedelta) -> datetime:
@@ -251,9 +263,7 @@ def ran_until(item: Attempt, stated: datetime | None, now: datetime) -> datetime
         return now
     if item.meter.until is None and item.phase == "done":
         return now  # its host writes nothing more, and nothing but an order ends it
-    seen_at = item.heartbeat_seen_at  # what is read in time is never ahead of the proof by so much: `prove`
-    was_late = seen_at is not None and seen_at - item.proven_at >= PROOF_STEP
-    if now - item.proven_at <= GAP and not was_late:
+    if now - item.proven_at <= GAP and not _was_read_late(item):
         return now
     return min(max(item.proven_at + PROOF_STEP / 2, since), now)
 

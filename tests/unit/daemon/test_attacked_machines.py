@@ -466,3 +466,19 @@ async def test_the_wait_for_on_demand_begins_anew_only_after_progress(tmp_path: 
             assert timedelta(minutes=19) <= waited <= timedelta(minutes=22), waited
         else:
             assert waited <= timedelta(minutes=7), waited
+
+
+async def test_a_machine_is_lost_whose_clock_is_ten_minutes_behind_and_whose_host_is_read_seldom(
+    tmp_path: Path,
+) -> None:
+    rig = rig_of(tmp_path, offers=[HERE], every_s=60)
+    hosts, shop = Hosts(rig, tmp_path), market(rig)
+    hosts.clocks_off = -10 * MINUTE
+    async with at_work(rig, hosts):
+        name = await rig.submit()
+        await first_runs(rig, name)
+        await rig.clock.sleep(10 * MINUTE + timedelta(seconds=33))
+        shop.set_state(KEY, InstanceState.GONE, Loss.PREEMPTED)
+        await rig.until(lambda: rig.attempts(name)[0].end_reason is not None, within=5 * MINUTE)
+        over = rig.attempts(name)[0].meter.settled - shop.billed(key=KEY)
+        assert 0 <= over <= 400_000 // 60, "up to the list that lacked it first"
