@@ -16,7 +16,7 @@ from spotd.core.domain.jobs import Job, MachineVerdict, Proposal
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.states import AttemptState, EndKind, EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering import machines_in_use
+from spotd.core.metering import machines_in_use, machines_of
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import repriced, span_words
 from spotd.core.running import (
@@ -237,19 +237,19 @@ class MachineVerdicts:
     def _words_against_place(self, job: Job, machines: list[Attempt]) -> str:
         """Why the job gets no place by `[budget] machines` when these machines have ended; empty if it does."""
         most = self._world.policy.machines_max
-        if self.machines_in_use - len(machines) >= most:
+        if self.machines_in_use - machines_of(machines) >= most:
             return f"more machines are in use than the {most} of [budget] machines"
         if not self._waiting:
             return ""
-        go_on = sum(1 for before, now in self._builder.before_and_now() if before.state.counts and now.stop is None)
-        left = most - (go_on - len(machines))
+        pairs = self._builder.before_and_now()
+        go_on = machines_of(now for before, now in pairs if before.state.counts and now.stop is None)
+        left = most - (go_on - machines_of(machines))
         if any(item.id.job == job.id for item in machines):
             job = replace(job, state=JobState.RECOVERING)
         first = (other for other, would_start in self._waiting if turn_of(other) < turn_of(job) and would_start())
         others = list(islice(first, left))
-        return (
-            f"{others[0].spec.name} waits for its place of [budget] machines" if others and len(others) >= left else ""
-        )
+        wanted = sum(other.spec.resources.nodes for other in others)
+        return f"{others[0].spec.name} waits for its place of [budget] machines" if others and wanted >= left else ""
 
     def _provider_away(self, provider: ProviderName) -> str:
         readings = self._market.readings

@@ -116,7 +116,7 @@ def on_market(job: Job, market: MarketChoice, kind: Offer | None = None) -> Job:
     """Return the job as if it accepted this market only, and this kind of machine where one is given."""
     wanted = replace(job.spec.resources, market=market)
     if kind is not None and kind.gpu_count:
-        wanted = replace(wanted, gpu=(GpuAlternative(name=kind.gpu, count=kind.gpu_count),))
+        wanted = replace(wanted, gpu=(GpuAlternative(name=kind.gpu, count=kind.gpu_count // kind.nodes),))
     return replace(job, spec=replace(job.spec, resources=wanted))
 
 

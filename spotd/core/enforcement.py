@@ -20,7 +20,7 @@ from spotd.core.domain.market import LEAP, MarketSnapshot, Quote
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel.quarantine import contain
-from spotd.core.metering import machines_in_use
+from spotd.core.metering import machines_in_use, machines_of
 from spotd.core.plan_builder import PlanBuilder, stall_words
 from spotd.core.pricing import PPM, borne_until, per_gpu_words, span_words
 from spotd.core.ranking.candidates import CandidateCatalogue
@@ -205,8 +205,8 @@ class Preemption:
         target = could_start()
         if target is None:
             return why
-        ending = machines_in_use(self._world, self._builder.now) - len(list(self._running()))
-        stopped = sum(self._builder.attempt(item.id).stop is not None for item in self._running())
+        ending = machines_in_use(self._world, self._builder.now) - machines_of(self._running())
+        stopped = machines_of(item for item in self._running() if self._builder.attempt(item.id).stop is not None)
         self._waiting += 1
         if ending + stopped >= self._waiting:
             return why[0], f"{why[1]}; it waits for one of those that end", None

@@ -24,7 +24,8 @@ write below the former one's prefix only.
 
 A machine waits only where its provider bills by time alone, since no bill could be shared else; while it costs what was
 agreed for it; and while nothing else needs its place or its money. It goes to a job of the same owner (a person, or
-agents), with the same image and no larger disk, that it fits in every other way as an offer does.
+agents), with the same image and no larger disk, that it fits in every other way as an offer does. The machines of a job
+that has several wait for none, since they begin and end together, and such a job takes over none.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def words_against_reuse(policy: Policy, rules: ProviderPolicy | None, spec: JobS
         return "[reuse] wait is not set"
     if not spec.reuse:
         return "its job says reuse = false"
+    if spec.resources.nodes > 1:
+        return "its job runs on several machines, which begin and end together"
     if rules is None or rules.unusable:
         return "its provider is not in use"
     if rules.is_own:

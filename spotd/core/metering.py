@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
@@ -467,11 +467,24 @@ def machines_in_use(world: World, now: datetime) -> int:
 
     One that only waits to be taken does nothing and costs nothing; one that outlived its lease unseen has ended itself.
     """
-    return sum(
-        item.state.counts
-        or (item.machine.may_compute and not is_left_to_provider(item, world) and not is_past_lease(item, now))
+    return machines_of(
+        item
         for item in world.attempts.values()
+        if item.state.counts
+        or (item.machine.may_compute and not is_left_to_provider(item, world) and not is_past_lease(item, now))
     )
+
+
+def machines_of(items: Iterable[Attempt]) -> int:
+    """Return how many machines these attempts have, or are to have."""
+    return sum(map(_nodes_of, items))
+
+
+def _nodes_of(item: Attempt) -> int:
+    try:
+        return int(item.quote.offer.nodes)
+    except Exception:  # noqa: BLE001 - its values are what is at fault, and it counts all the same
+        return 1
 
 
 def is_left_to_provider(item: Attempt, world: World) -> bool:

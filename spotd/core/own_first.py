@@ -207,7 +207,7 @@ class OwnFirst:
             ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self._world.policy)
             if is_admissible(catalogue.quote_at(offers, index), ceiling, job.spec.price):
                 blocked = catalogue.blocked(offer)
-                kind = offer.gpu, offer.gpu_count
+                kind = offer.gpu, offer.gpu_count // offer.nodes
                 found[kind] = blocked if blocked and found.get(kind, blocked) else ""
         return found
 
@@ -218,7 +218,7 @@ class OwnFirst:
         for item in self._world.attempts.values():
             offer, owner = item.quote.offer, self._world.jobs.get(item.id.job)
             if item.quote.is_own and item.machine.may_compute and owner is not None:
-                found.setdefault(offer.provider, {})[offer.gpu, offer.gpu_count] = owner.name
+                found.setdefault(offer.provider, {})[offer.gpu, offer.gpu_count // offer.nodes] = owner.name
         return found
 
 

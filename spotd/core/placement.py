@@ -381,7 +381,7 @@ class JobPlacement:
             sentence += f", since {self.prepaid_guard.short}"
         self._note_placement(job, item, agreed, ceiling, self._with_words(sentence, job))
         self.catalogue.take(agreed.offer)
-        self.machines += 1
+        self.machines += agreed.offer.nodes
         self.launches += 1
 
     def _note_placement(
@@ -495,11 +495,15 @@ def former_machine(placement: JobPlacement, job: Job) -> TurnWait | None:
     return None
 
 
-def machines_in_use_limit(placement: JobPlacement, _job: Job) -> TurnWait | None:
-    """Wait for one of the machines that `[budget] machines` allows."""
-    if placement.machines < placement.policy.machines_max:
+def machines_in_use_limit(placement: JobPlacement, job: Job) -> TurnWait | None:
+    """Wait for one of the machines that `[budget] machines` allows, or for as many as the job runs on."""
+    nodes, most = job.spec.resources.nodes, placement.policy.machines_max
+    if placement.machines + nodes <= most:
         return None
-    return VerdictKind.MACHINES, placement.policy.machines_full, None
+    if placement.machines >= most:
+        return VerdictKind.MACHINES, placement.policy.machines_full, None
+    in_use = f"{placement.machines} of the {most} machines of [budget] machines are in use"
+    return VerdictKind.MACHINES, f"it needs {nodes} at once, and {in_use}", None
 
 
 def launches_at_once(placement: JobPlacement, _job: Job) -> TurnWait | None:

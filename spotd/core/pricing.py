@@ -491,7 +491,9 @@ def lowest_winning(quote: Quote) -> MicroUsdPerGpuHour | None:
 
 
 def wanted_words(wanted: Resources) -> str:
-    """`8 x H100 or 4 x A100_80GB`, or what stands for names."""
+    """`8 x H100 or 4 x A100_80GB`, or what stands for names; `2 machines with 8 x H100` of several."""
+    if wanted.nodes > 1:
+        return f"{wanted.nodes} machines with {wanted_words(replace(wanted, nodes=1))}"
     if wanted.gpu:
         return " or ".join(f"{one.count} x {one.name}" for one in wanted.gpu)
     if wanted.min_vram_mb is not None:

@@ -49,6 +49,11 @@ def next_key(former: AttemptId) -> str:
     return f"jobs/{former.job}/next/{former.number:010d}.json"
 
 
+def gang_key(attempt: AttemptId) -> str:
+    """Where the first of several machines leaves how the others reach it."""
+    return prefix_of(attempt) + "gang.json"
+
+
 def heartbeat_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "heartbeat.json"
 

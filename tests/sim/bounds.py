@@ -15,7 +15,7 @@ from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.values import MicroUsdPerHour, cost
 from tests.sim.bills import ALL_STATED_AFTER, BILLS_READ_WITHIN
 from tests.sim.hazards import PLANNED, Hazard
-from tests.sim.machines import BOOT, gpus_of
+from tests.sim.machines import BOOT, gpus_of, nodes_of
 from tests.sim.money import job_of
 from tests.sim.plans import longest_wait
 from tests.sim.process import DOWN, KEY_REFUSED
@@ -132,7 +132,7 @@ def waits_for_a_lower_price(result: Result, job: JobId) -> bool:
     gpus = gpus_of(held.spec)
     hosts = (host.offer for cloud in result.clouds for host in cloud.hosts)
     lowest = min((o.gpu_price for o in hosts if o.gpu_count == gpus), default=MicroUsdPerHour(0))
-    return held.budget - held.spent < cost(lowest, USEFUL_MAX)
+    return held.budget - held.spent < cost(MicroUsdPerHour(lowest * nodes_of(held.spec)), USEFUL_MAX)
 
 
 def late(result: Result) -> Iterator[str]:
@@ -141,7 +141,9 @@ def late(result: Result) -> Iterator[str]:
         return  # a budget holds jobs back until midnight, which is not lateness
     done_at = last_done(result)
     rounds = max((rounds_of(result, gpus) for gpus in wanted(result)), default=0)
-    slots = result.daemon.world.policy.machines_max
+    slots = result.daemon.world.policy.machines_max // max(
+        (nodes_of(j.spec) for j, _ in result.submitted.values()), default=1
+    )
     rounds = max(rounds, -(-len(result.submitted) // slots))
     longest = max((w.need for _, w in result.submitted.values()), default=timedelta(0)) + BOOT
     bound = result.calm_at + 3 * rounds * longest + HOUR

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
+from spotd.core.domain.market import gang_of
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd_providers.contract.values import (
     NO_GPU,
@@ -56,6 +57,8 @@ from tests.sim.nature import Nature
 from tests.sim.wrong_rows import WrongRows
 
 ON_DEMAND = MicroUsdPerGpuHour(1_200_000)
+GANG_LIMIT = timedelta(minutes=5)
+"""So long a provider tries to start all of several machines."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -99,6 +102,8 @@ class Trade:
     """The runner ends its machine when it has come to its own end."""
     owned: bool = False
     """Its machines are the user's own."""
+    gangs: bool = False
+    """It starts several machines that reach each other: all of one host, with one key."""
     queue_wait: timedelta | None = None
     """How long a job may wait in its queue; `None` where it has none."""
 
@@ -249,7 +254,7 @@ class Cloud(Nature):
             raise AccountDead
         host = self._host_of(offer)
         mine = [m for m in self.active.values() if owner_of(m.key) == owner_of(key)]
-        others = sum(1 for m in mine if m.alive and m.key not in self.forgot)
+        others = sum(m.offer.nodes for m in mine if m.alive and m.key not in self.forgot)
         self.launch_calls.append(
             LaunchCall(
                 key=key,
@@ -257,10 +262,11 @@ class Cloud(Nature):
                 offered=offer.gpu_price,
                 price_max=price_max,
                 gpus=shares(offer.gpu_count),
-                disk_gb=task.disk_gb,
+                disk_gb=task.disk_gb * offer.nodes,
                 fee_ppm=self.fee_ppm if fee_ppm is None else fee_ppm,
-                real_price=host.price,
+                real_price=host.price * offer.nodes,
                 alive_before=others,
+                nodes=offer.nodes,
             )
         )
         if self.rng.random() < self.faults.lose_launch_before:
@@ -270,9 +276,12 @@ class Cloud(Nature):
             raise Refused(self.refuses)
         if host.name in self.closed:
             raise Refused(self.closed[host.name])
-        if self._is_busy(host) or self.rng.random() < self.faults.refuse_launch or host.price > price_max:
+        if self._is_busy(host) or self.rng.random() < self.faults.refuse_launch or host.price * offer.nodes > price_max:
             raise Refused
+        task = replace(task, disk_gb=task.disk_gb * offer.nodes)
         machine = self._made(key, host, offer, price_max, task, lease)
+        if offer.nodes > 1 and self.rng.random() < self.faults.half_started:
+            machine.is_half, machine.gives_up_at = True, self.now + GANG_LIMIT
         if self.rng.random() < self.faults.lose_launch_after:
             self.lost_answers.append(machine)
             self.lost()
@@ -362,11 +371,24 @@ class Cloud(Nature):
         if self.rng.random() < self.faults.cut_listing:
             half = [self._shown(m) for m in known if self.rng.random() < 0.5]
             return Listing(instances=(*half, *self._foreign[:3]), complete=False, at=self.now)
+        if self.faults.half_listed and self.rng.random() < self.faults.half_listed:
+            return self._half_listed(known)
         lies_long = self.lying_until is not None and self.now < self.lying_until
         self._lied = lies_long or (not self._lied and self.rng.random() < self.faults.lie_listing)
         if self._lied:
             known = self._lie(known)
         return Listing(instances=(*map(self._row, known), *self._foreign), complete=True, at=self.now)
+
+    def _half_listed(self, known: list[Machine]) -> Listing:
+        """Some of several machines are missing: their adapter shows what it knows of them, or nothing."""
+        rows = []
+        for m in known:
+            if m.offer.nodes == 1 or self.rng.random() < 0.5:
+                rows.append(self._shown(m))
+            elif self.rng.random() < 0.5:
+                rows.append(replace(self._shown(m), state=InstanceState.UNKNOWN, loss=None))
+                m.lacking.append(self.now)
+        return Listing(instances=(*rows, *self._foreign), complete=False, at=self.now)
 
     def _lie(self, known: list[Machine]) -> list[Machine]:
         told = [] if self.rng.random() < 0.5 else [m for m in known if self.rng.random() < 0.5]
@@ -398,7 +420,7 @@ class Cloud(Nature):
         m = self.machines.get(ref.instance_id)
         if m is None or m.state is InstanceState.GONE:
             raise Refused(LaunchFailure.REJECTED)
-        offer = m.host.offer
+        offer = m.host.offer if m.offer.nodes == 1 else gang_of(m.host.offer, m.offer.nodes)
         self.bid_calls.append(
             BidCall(
                 key=m.key,
@@ -450,7 +472,7 @@ class Cloud(Nature):
 
     def _floor(self, m: Machine) -> MicroUsdPerHour:
         """What wins on its host, or, as often, what is bid for it."""
-        return MicroUsdPerHour(m.bid if self.rng.random() < 0.5 else m.host.price)
+        return MicroUsdPerHour(m.bid if self.rng.random() < 0.5 else m.host.price * m.offer.nodes)
 
     def part_of(self, owner: str, read: list[tuple[datetime, datetime]]) -> Cloud:
         """What one install has had of it, for the oracles."""

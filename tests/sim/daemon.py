@@ -17,6 +17,7 @@ from spotd.core.checkpoints import offered
 from spotd.core.domain.attempts import Attempt, HostSample, HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, terminate_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job, disk_gb_for
+from spotd.core.domain.market import NO_GANGS
 from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.policy import Policy, key_parts
 from spotd.core.domain.states import AttemptState, EndReason, JobState
@@ -483,7 +484,8 @@ class Daemon:
             page, changes_bids = OfferPage(offers=offers, at=begun), self.clouds[name].trade.states_floor
             self.orders.note_page(name, offers, unleapt)
             self.own.note_page(name, offers)
-            cache.offers_seen(name, page, asked_at=begun, changes_bids=changes_bids)
+            no_gangs = "" if self.clouds[name].trade.gangs else NO_GANGS
+            cache.offers_seen(name, page, asked_at=begun, changes_bids=changes_bids, no_gangs=no_gangs)
             cache.machines_listed(name, listing)
 
     def translated(self, rows: list[Row]) -> tuple[Offer, ...]:

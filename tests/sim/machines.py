@@ -32,6 +32,11 @@ FORGOTTEN_AFTER = timedelta(minutes=5)
 FOREIGN = 4
 
 
+def nodes_of(spec: JobSpec) -> int:
+    """How many machines it runs on at once."""
+    return spec.resources.nodes
+
+
 def gpus_of(spec: JobSpec) -> int:
     """How many GPUs its machines have."""
     return spec.resources.gpu[0].count if spec.resources.gpu else 0
@@ -71,6 +76,10 @@ class Faults:
     spike_per_hour: float = 0.0
     """The price of every host is twenty times as high until it moves next."""
     market_moves: bool = False
+    half_started: float = 0.0
+    """A launch of several machines of which some never come: the provider ends all of them after a while."""
+    half_listed: float = 0.0
+    """A list that shows some of several machines only, and so is not complete."""
 
 
 @dataclass(kw_only=True)
@@ -209,6 +218,14 @@ class Machine:
     """Of a machine that was handed over: what was bid for it then."""
     handed_on: bool = False
     """It went on as the machine of another attempt."""
+    member_lost_at: datetime | None = None
+    """Of several machines: since when the first one knows that another is lost."""
+    member_saves: bool = True
+    """Whether it can save then: a command may hang that waits for the lost one."""
+    gives_up_at: datetime | None = None
+    """When the provider ends all of them, since one is missing."""
+    is_half: bool = False
+    """Some of them never come."""
 
     @property
     def alive(self) -> bool:
@@ -279,3 +296,4 @@ class LaunchCall:
     """That the provider took then."""
     real_price: int
     alive_before: int
+    nodes: int

@@ -16,7 +16,7 @@ from spotd.core.pricing import DWELL_MAX
 from spotd_providers.contract.values import AttemptKey, InstanceState, MicroUsdPerHour, cost, shares
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
-from tests.sim.machines import DISK_GB, GB, OWED_UNIT, Machine, gpus_of
+from tests.sim.machines import DISK_GB, GB, OWED_UNIT, Machine, gpus_of, nodes_of
 from tests.sim.run import Result
 
 UNIT = timedelta(minutes=1)
@@ -193,7 +193,7 @@ def above_ceiling(result: Result) -> Iterator[str]:
         allowed = timedelta(minutes=5) + (DWELL_MAX if len(accepted) > 1 else timedelta(0))
         over: datetime | None = None
         for at in sorted({at for at, _ in rates} | {at for at, _ in accepted if at > rates[0][0]}):
-            rate, most = in_force(rates, at), in_force(accepted, at) * shares(m.host.offer.gpu_count)
+            rate, most = in_force(rates, at), in_force(accepted, at) * shares(m.offer.gpu_count)
             if over is not None and rate <= most:
                 seen = learnt(cloud, over, result.ended_at)
                 end = seen + owner.spec.checkpoint.stop_grace + policy.save_allowance + 3 * daemon.pace
@@ -338,7 +338,7 @@ def expired_too_soon(result: Result) -> Iterator[str]:
     for identity, end in sorted(result.daemon.done.items()):
         budget = end.spec.job_budget
         if end.state is JobState.EXPIRED and budget is not None:
-            gpus = shares(gpus_of(end.spec))
+            gpus = shares(gpus_of(end.spec)) * nodes_of(end.spec)
             useful = 2 * ceiling_of(result, identity) * gpus
             if budget - end.spent > useful:
                 yield f"{identity} has EXPIRED with {budget - end.spent} of {budget} left"

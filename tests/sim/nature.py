@@ -99,6 +99,9 @@ class Nature:
                 self._wait(m, m.waits_until)
                 if not m.alive:
                     continue
+            if m.gives_up_at is not None and m.gives_up_at <= now and m.alive:
+                self._halt(m, InstanceState.GONE, Loss.PROVISION_FAILED if m.is_half else Loss.HOST_LOST)
+                continue
             if m.notice_at is not None and m.notice_at <= now:
                 self._take_back(m)
             elif overcharged and self.rng.random() < overcharged:
@@ -139,9 +142,9 @@ class Nature:
                 host.price = host.level = host.base // 3
             self.highest_price = max(self.highest_price, host.price)
         for m in list(self.active.values()):
-            if m.alive and m.host.price > m.bid and m.host.offer.market is Market.SPOT:
+            if m.alive and m.host.price * m.offer.nodes > m.bid and m.host.offer.market is Market.SPOT:
                 self._take_back(m)
-            elif m.state is InstanceState.PAUSED and m.bid >= m.host.price and self.rng.random() < 0.5:
+            elif m.state is InstanceState.PAUSED and m.bid >= m.host.price * m.offer.nodes and self.rng.random() < 0.5:
                 self._bill(m)
                 m.state, m.loss, m.since, m.ran_from = InstanceState.PENDING, None, self.now, None
             self._note_rate(m)
@@ -181,7 +184,7 @@ class Nature:
                 m.state, m.waits = InstanceState.RUNNING, False  # it was started again, under a grant that is over
             return
         if m.state is InstanceState.PENDING:
-            if self.now - m.since < BOOT:
+            if self.now - m.since < BOOT or m.is_half:
                 return
             m.state, m.ran_from = InstanceState.RUNNING, m.since + BOOT
             m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
@@ -197,12 +200,15 @@ class Nature:
             self._was_quiet(m)
             m.silent_until = None
         until = min(self.now, m.leased_until)
+        ends_with = Outcome.LEASE_EXPIRED
+        if m.member_lost_at is not None and m.member_lost_at < until:
+            until, ends_with = max(m.member_lost_at, m.ran_from), Outcome.MEMBER_LOST
         work = self._work_until(m, m.ran_from, until)
         if m.silent_until is not None or not self.store_up:
             m.mute_until = self.now
             self._was_quiet(m)
             if until < self.now:
-                self._exit(m, Outcome.LEASE_EXPIRED, until)  # it will be heard of once it can be heard
+                self._exit(m, ends_with, until)  # it will be heard of once it can be heard
             return
         m.alive_at = until
         m.seq = int((until - m.ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT)
@@ -216,9 +222,9 @@ class Nature:
                 self._move_bytes(m, m.offer.upload_price, m.task.outputs)
             self._exit(m, m.task.cause, m.ran_from + (m.task.need - m.ran_work))
         elif m.stop_ordered or until < self.now:
-            if not m.saves_no_more:
+            if not m.saves_no_more and (ends_with is Outcome.LEASE_EXPIRED or m.member_saves):
                 self._save(m, work, max(until, m.mute_until or until), sound=True)
-            self._exit(m, Outcome.STOPPED if m.stop_ordered else Outcome.LEASE_EXPIRED, until)
+            self._exit(m, Outcome.STOPPED if m.stop_ordered else ends_with, until)
         elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
             self._save(m, work, until, sound=True)
             self._exit(m, Outcome.PREEMPTED, until)
@@ -270,7 +276,7 @@ class Nature:
     # --- what it costs ---
 
     def _gpu_price(self, m: Machine) -> int:
-        return m.factor * (m.bid if m.host.offer.pays_bid else min(m.bid, m.host.price))
+        return m.factor * (m.bid if m.host.offer.pays_bid else min(m.bid, m.host.price * m.offer.nodes))
 
     def _rate(self, m: Machine) -> int:
         if m.state is InstanceState.GONE:

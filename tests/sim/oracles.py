@@ -336,8 +336,8 @@ def machines_max(result: Result) -> Iterator[str]:
     for cloud in result.clouds:
         unknown = [m for m in cloud.machines.values() if told.restored and out_of_mind(result, m)]
         for call in cloud.launch_calls:
-            strays = sum(m.born < call.at and (m.died is None or call.at <= m.died) for m in unknown)
-            if call.alive_before - strays >= most:
+            lived = (m for m in unknown if m.born < call.at and (m.died is None or call.at <= m.died))
+            if call.alive_before - sum(m.offer.nodes for m in lived) + call.nodes > most:
                 yield f"{call.key} was bought while {call.alive_before} machines lived, {most} are allowed"
 
 

@@ -90,7 +90,7 @@ class Plans:
         luck = self._luck
         if Hazard.CPUS in self.hazards and luck.random() < 0.3:
             made = replace(made, spec=replace(made.spec, resources=Resources(gpu_count=0)))
-        if Hazard.PREEMPT in self.hazards and luck.random() < 0.5:
+        if Hazard.PREEMPT in self.hazards and luck.random() < 0.5 and made.spec.resources.nodes == 1:
             schedule = replace(made.spec.schedule, preempt=True)
             made = replace(made, spec=replace(made.spec, schedule=schedule, priority=luck.choice([1, 5, 9])))
         if Hazard.WINDOWS in self.hazards and luck.random() < 0.7:

@@ -313,7 +313,8 @@ class CloudCalls:
 
     def __init__(self, cloud: Cloud, grants: Grants) -> None:
         self.name = cloud.name
-        self.capabilities: Mapping[Power, Capability] = {}
+        self.nodes_max = 64
+        self.capabilities: Mapping[Power, Capability] = {Power.GANG: Capability(available=cloud.trade.gangs)}
         self._cloud = cloud
         self._grants = grants
         self._daemon = grants.daemon

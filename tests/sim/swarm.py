@@ -20,6 +20,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
+from tests.sim.gangs import GANGS_FROM, with_gangs
 from tests.sim.harsh import HARSH_FROM, harsh
 from tests.sim.hazards import ALONE, LATER, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
@@ -64,6 +65,8 @@ OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
+    if seed >= GANGS_FROM:
+        return with_gangs(_short(seed), seed)
     if seed >= OWN_FROM:
         return with_own(harsh(seed) if Random(f"base of {seed}").random() < 0.5 else _short(seed), seed)
     if seed >= REUSE_FROM:

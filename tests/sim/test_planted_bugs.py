@@ -11,6 +11,7 @@ from tests.sim import (
     own_rules,
     planted,
     planted_bills,
+    planted_gangs,
     planted_lives,
     planted_moves,
     planted_own,
@@ -39,6 +40,7 @@ BUGS = {
     **planted_stops.STOPS,
     **planted_own.OWN,
     **planted_reuse.REUSES,
+    **planted_gangs.GANGS,
 }
 LENGTHY = frozenset(
     {

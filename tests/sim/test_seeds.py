@@ -48,6 +48,7 @@ LENGTHY = frozenset({"day budget", "clocks differ"})
 """Beside one of each shape, `test_planted_bugs.py` runs some thirty whole worlds with the real daemon."""
 DRAWN_FAST = (0, 10, 1200, 1675, 2043, 55_331, 53_433)
 OWN_FAST = (5_000_000, 5_000_001)
+GANGS_FAST = (7_000_000, 7_000_009)
 LONG = frozenset(
     {
         *(SHAPES.keys() - {"no faults", "outages"}),
@@ -60,6 +61,7 @@ LONG = frozenset(
         1_000_034,
         2_000_098,
         *OWN_FAST,
+        *GANGS_FAST,
     }
 )
 """What takes about a second or more; `make test` runs all of them."""
@@ -115,7 +117,7 @@ def test_a_market_of_two_hundred_offers_and_forty_jobs_keeps_every_rule(seed: in
     assert broken_rules(run_world(seed, Shape(jobs=40, hosts=100))) == []
 
 
-@pytest.mark.parametrize("seed", marked([*DRAWN_FAST, *HARSH_FAST, *OWN_FAST]))
+@pytest.mark.parametrize("seed", marked([*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST]))
 def test_a_world_that_is_drawn_whole_from_its_seed_keeps_every_rule(seed: int) -> None:
     assert broken_rules(run_world(seed, drawn(seed))) == [], f"python -m tests.sim.run {seed}"
 

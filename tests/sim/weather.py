@@ -14,6 +14,7 @@ from spotd.core.domain.world import World
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud
 from tests.sim.daemon import EPOCH, Daemon, Work
+from tests.sim.gangs import Gangs
 from tests.sim.harsh import Deceptions
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Faults
@@ -60,6 +61,7 @@ class Weather:
         self.mishaps = Mishaps(self)
         self.deceptions = Deceptions(self)
         self.owners = Owners(self)
+        self.gangs = Gangs(self)
         self.twin = Twin(self, seed, daemon_type, pace) if Hazard.TWIN in shape.hazards else None
 
     def begin(self) -> None:
@@ -71,6 +73,7 @@ class Weather:
         self.mishaps.begin()
         self.deceptions.begin()
         self.owners.begin()
+        self.gangs.begin()
         self.daemon.crash = self.maybe_die
         self.daemon.died = self.dead
         self.daemon.boot()

@@ -106,12 +106,13 @@ def job(
     priority: int = 0,
     retries: int = 1,
     gpus: int = 1,
+    nodes: int = 1,
 ) -> Job:
     spec = JobSpec(
         name=f"job{number}",
         run=("true",),
         image="scratch",
-        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=gpus),)),
+        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=gpus),), nodes=nodes),
         price=PriceLimit(per_gpu_hour=ceiling),
         job_budget=budget,
         priority=priority,
@@ -157,14 +158,16 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
     """A job and what it really does; `luck` is the hazards' source of chance."""
     errors = rng.choice([0, 0, 0, 1, 2]) if shape.faults else 0
     gpus = luck.choice(GPU_COUNTS) if Hazard.GPUS in shape.hazards else 1
+    nodes = luck.choice((1, 2, 4)) if Hazard.GANGS in shape.hazards else 1
     made = job(
         number,
         ceiling=rng.randint(500_000, 1_500_000),
         at=at,
-        budget=None if shape.job_budget is None else shape.job_budget * gpus,
+        budget=None if shape.job_budget is None else shape.job_budget * gpus * nodes,
         priority=rng.choice([-1, 0, 0, 5]),
         retries=rng.choice([1, 2]),
         gpus=gpus,
+        nodes=nodes,
     )
     if shape.watched:
         made = replace(made, spec=replace(made.spec, watchdog=WATCHDOG))
@@ -228,6 +231,8 @@ def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
     )
     if Hazard.CPUS in hazards:
         bidders, zones = (replace(t, gpus=WITH_CPUS[tuple(t.gpus)]) for t in (bidders, zones))
+    if Hazard.GANGS in hazards:
+        bidders, zones = replace(bidders, gangs=True), replace(zones, gangs=True)
     found = {"bidders": bidders, "zones": zones}
     if Hazard.ON_DEMAND in hazards:
         found["fixed"] = replace(zones, market=Market.ON_DEMAND, interruption=Interruption.NEVER)

@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, process, shutdown
 from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader
+from spotd_jobs.runner.gang import Gang
 from spotd_jobs.runner.handover import NextJob
 from spotd_jobs.runner.heartbeat import HeartbeatWriter, Status
 from spotd_jobs.runner.logs import LogShipper, ProgressMeter, patience_s
@@ -52,6 +53,7 @@ _UNUSABLE = {
     "InputUnusable": "input_unusable",
     "DataUnusable": "input_unusable",
     "DataAway": "input_away",
+    "GangIncomplete": "member_lost",
 }
 _FULL_BYTES = 16 * 1024 * 1024
 """A disk with less room than this was full for every process that wrote to it."""
@@ -77,9 +79,10 @@ class AttemptRun:
 
     Args:
         restarted: a runner has been at work on this machine before.
+        gang: this machine's part in the work of several.
     """
 
-    def __init__(self, grant: RunnerGrant, home: str, boot: int, *, restarted: bool) -> None:
+    def __init__(self, grant: RunnerGrant, home: str, boot: int, *, restarted: bool, gang: Gang | None = None) -> None:
         self._home = home
         self._boot = boot
         self._restarted = restarted
@@ -87,14 +90,16 @@ class AttemptRun:
         self._cancel = threading.Event()
         self._wakeups = Wakeups()
         self._keeper = GrantKeeper(grant, self._wakeups.wake)
-        self._store = RunnerStore(lambda: self._keeper.grant, boot, self._is_hopeless)
+        self._gang = gang
+        store_type = RunnerStore if gang is None else gang.store_type
+        self._store = store_type(lambda: self._keeper.grant, boot, self._is_hopeless)
         self._status = Status(boot)
         self._status.grant_issued_at = grant.issued_at_text
         self._heartbeat = HeartbeatWriter(self._store, self._status, home, lambda: self._keeper.grant.heartbeat_s)
         self._job_file = shutdown.JobFile(os.path.join(home, "job-notice.json"))
         remove(self._job_file.path)
         self._shutdown_watch = ShutdownWatch(
-            self._keeper, self._wakeups, self._store, self._status, self._job_file, home
+            self._keeper, self._wakeups, self._store, self._status, self._job_file, home, gang
         )
         secrets = [str(value) for value in (grant.raw.get("secrets") or {}).values()]
         rate = int(grant.transfer.get("log_bytes_per_h") or 16 * 1024 * 1024)
@@ -123,6 +128,8 @@ class AttemptRun:
         self._store.events.start()
         self._keeper.start()
         self._logs.start()
+        if self._gang is not None:
+            self._gang.attach(self._store, self._wakeups.wake, self._logs.add_output)
         python = "%d.%d.%d" % sys.version_info[:3]
         self._store.events.add("boot", boot=self._boot, runner=VERSION, python=python, restart=self._restarted)
         try:
@@ -164,12 +171,15 @@ class AttemptRun:
         self._report_restore()
         self._start_uploader(grant)
         resume = self._restored.path if self._restored is not None else ""
+        if self._gang is not None:
+            self._await_work(Background(self._gang.gather, self._wakeups, "gang"))
         self._phase("run")
-        return self._run_group(
+        ended = self._run_group(
             [str(word) for word in grant.spec["run"]],
             self._environment(grant, resume),
             lambda pid: self._store.events.add("started", pid=pid, resume=self._restored and self._restored.name),
         )
+        return ended if self._gang is None else self._gang.settle(ended, self._tick)
 
     def _judge(self, ended: process.ProcessEnd) -> _Halt:
         """How the attempt ends when its command has ended by itself."""
@@ -291,6 +301,8 @@ class AttemptRun:
             )
 
     def _start_uploader(self, grant: RunnerGrant) -> None:
+        if self._gang is not None and not self._gang.saves:
+            return
         # A machine that lost its disk may be this attempt's second: then its own manifests are on offer.
         own = any(str(offer["manifest"]["key"]).startswith(grant.prefix) for offer in grant.raw.get("restore") or [])
         self._uploader = CheckpointUploader(
@@ -314,6 +326,7 @@ class AttemptRun:
                 "SPOTD_INPUT_DIR": self._input_dir,
                 "SPOTD_NOTICE_FILE": self._job_file.path,
                 process.MARK: self._mark,
+                **({} if self._gang is None else self._gang.environment()),
             },
             self.handover.folders,
         )
@@ -327,6 +340,8 @@ class AttemptRun:
         self._status.grant_issued_at = self._keeper.grant.issued_at_text
         self._status.watch_s = self._keeper.grant.watch_s
         stop = self._shutdown_watch.poll()
+        if stop is not None and self._gang is not None:
+            self._gang.pass_on(stop)
         if self._shutdown_watch.wants_checkpoint and self._uploader is not None:
             self._shutdown_watch.wants_checkpoint = False
             self._uploader.scan_now()
@@ -435,7 +450,7 @@ class AttemptRun:
         if may_flush:
             self._step("the last checkpoints", lambda: self._drain(ended))
         lost = 0
-        if halt.outcome == "succeeded":
+        if halt.outcome == "succeeded" and (self._gang is None or self._gang.saves):
             lost = self._step("the outputs", self._store_outputs) or 0
         else:
             self._step("the log", lambda: self._logs.add_line("ended: %s (%s)" % (halt.outcome, reason)))
@@ -452,6 +467,8 @@ class AttemptRun:
         if halt.outcome == "succeeded" and not lost and self._step("the next job", self._clear_for_next):
             exit_row["waits"] = True
         self._step("the log", lambda: self._logs.close(self._time_for(_REPORT_S)))
+        if self._gang is not None:
+            self._gang.close(exit_row)
         self._step("the report of the end", lambda: self._store.events.add("exit", **exit_row))
         self._step("the last events", lambda: self._store.events.flush(self._time_for(float("inf"))))
         self._status.phase = "done"
@@ -462,7 +479,7 @@ class AttemptRun:
 
     def _clear_for_next(self) -> bool:
         """Whether all that was the job's is removed, so that the machine may be handed over."""
-        if self._shutdown_watch.poll() is not None or self._keeper.withdrawn:
+        if self._gang is not None or self._shutdown_watch.poll() is not None or self._keeper.withdrawn:
             return False
         places = (self._checkpoint_dir, self._mark)
         return self.handover.clear(self._keeper.grant, *places, self._logs.add_line, restarted=self._restarted)

@@ -53,6 +53,12 @@ class LogShipper:
         """Add a line of the runner's own among the job's."""
         self._take(("[spotd] " + text + "\n").encode("utf-8", "replace"))
 
+    def add_output(self, text: str) -> None:
+        """Add what another machine of the same attempt printed."""
+        block = text.encode("utf-8", "replace")
+        self.printed += len(block)
+        self._take(block)
+
     def close(self, timeout_s: float) -> bool:
         """Everything that was printed is stored. Call after the job's processes are gone."""
         give_up_at = steady() + timeout_s

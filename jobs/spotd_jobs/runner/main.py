@@ -20,6 +20,7 @@ from typing import Any
 from spotd_jobs.runner import handover, prefetch
 from spotd_jobs.runner.attempt import MARK_FILE, AttemptRun
 from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
+from spotd_jobs.runner.gang_places import join, report_end
 from spotd_jobs.runner.process import GRANT_URL_VARIABLE, end_machine, marked_processes
 from spotd_jobs.runner.store import NotCurrent, RunnerGrant, RunnerStore, first_grant
 from spotd_jobs.wire.client.sinks import is_full, lock, log_line, read_text, reason_of, write_whole
@@ -79,7 +80,7 @@ def _carry(grant_url: str, home: str) -> int:
     except OSError as error:
         log_line("how to end could not be noted on disk: " + reason_of(error))
     try:
-        run = AttemptRun(grant, home, boot, restarted=restarted)
+        run = AttemptRun(grant, home, boot, restarted=restarted, gang=join(grant, boot))
         outcome = run.carry()
         if run.handover.waits:
             _go_on(run, home, how, outcome)
@@ -115,10 +116,12 @@ def _unusable(grant_url: str, home: str, error: OSError) -> int:
 
 def _report_end(grant: RunnerGrant, boot: int, outcome: str, reason: str) -> None:
     """Store the end of an attempt that could not even begin, by nothing on this machine's disk, or give up."""
+    row = {"exit_code": None, "signal": None, "oom": None, "outputs_lost": 0}
+    if report_end(grant, boot, {"outcome": outcome, "reason": reason, **row}):
+        return
     give_up_at = steady() + _REPORT_S
     store = RunnerStore(lambda: grant, boot, lambda: steady() > give_up_at)
     store.events.start()
-    row = {"exit_code": None, "signal": None, "oom": None, "outputs_lost": 0}
     store.events.add("exit", outcome=outcome, phase="boot", reason=reason, **row)
     store.events.flush(_REPORT_S)
 

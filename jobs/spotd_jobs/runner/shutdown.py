@@ -241,8 +241,10 @@ class ShutdownWatch:
         status: Status,
         job_file: JobFile,
         home: str,
+        gang: Any = None,
     ) -> None:
         self._keeper = keeper
+        self._gang = gang
         self._wakeups = wakeups
         self._store = store
         self._status = status
@@ -316,7 +318,7 @@ class ShutdownWatch:
             return Stop("not_current", "the grant is no longer this attempt's", None, 0.0, flush=False)
         if self._keeper.lease_left_s() < 0:
             return Stop("lease_expired", "no newer grant within %g s" % self._keeper.grant.lease_s)
-        return None
+        return None if self._gang is None else self._gang.stop()
 
     def _notice(self) -> Notice | None:
         if self._imds_notice is not None:
@@ -348,7 +350,8 @@ class ShutdownWatch:
         elif stop.outcome == "lease_expired":
             self._store.events.add("lease_expired", lease_s=self._keeper.grant.lease_s)
         else:
-            self._store.events.add("stop_order", source="grant", reason=stop.reason, at=at)
+            source = "gang" if stop.outcome == "member_lost" else "grant"
+            self._store.events.add("stop_order", source=source, reason=stop.reason, at=at)
         self._job_file.write("preempt" if stop.outcome == "preempted" else "stop", stop.reason, stop.at)
 
     def _on_imds(self, notice: Notice) -> None:

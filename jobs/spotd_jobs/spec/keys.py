@@ -38,6 +38,7 @@ from spotd_jobs.spec.model import (
     MetricBest,
     PolicyName,
     Resources,
+    SavedBy,
     Schedule,
     StallAction,
     WatchdogPolicy,
@@ -59,6 +60,7 @@ STEPS_MAX: Final = 10**12
 SPEED_MIN: Final = 0.001
 SPEED_MAX: Final = 1000.0
 _COUNT_MAX: Final = 16
+NODES_MAX: Final = 64
 _RUN: Final = 'run = "python train.py" or run = ["python", "train.py"]'
 _IMAGE: Final = 'image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"'
 _SHELL: Final = ("/bin/sh", "-c")
@@ -194,6 +196,14 @@ def _gpu(value: object) -> GpuAlternative:
     return GpuAlternative(name=match["name"], count=int(count))
 
 
+def _nodes(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,9}\s*\.\.\s*\d{1,9}\s*", value):
+        raise BadValue(
+            f"{shown(value)} is a range of machines, and spotd starts a fixed number", hint="write nodes = 4"
+        )
+    return integer(least=1, most=NODES_MAX, example="nodes = 4")(value)
+
+
 def _speeds(table: Table, key: str) -> tuple[GpuSpeed, ...]:
     found = table.take_numbers(
         key, least=SPEED_MIN, most=SPEED_MAX, count_max=64, name_pattern=_GPU_NAME, example=SPEED_EXAMPLE
@@ -261,6 +271,8 @@ KEYS: Final = (
     JobKey("resources.gpu_count", _one(integer(least=1, most=_COUNT_MAX, example="gpu_count = 1")),
            "--gpu-count", "N", "GPUs per machine, with --min-vram.", type=int,
            show=lambda spec: None if spec.resources.gpu else spec.resources.gpu_count or None),
+    JobKey("nodes", _one(_nodes), "--nodes", "N", "Machines that run the command together.", type=int,
+           field="resources.nodes", show=lambda spec: None if spec.resources.nodes == 1 else spec.resources.nodes),
     JobKey("image", _one(text(length_max=512, example=_IMAGE, pattern=r"[A-Za-z0-9][A-Za-z0-9._:/@-]*",
                               rule="is not the name of a container image")),
            "--image", "IMAGE", "Container image.", missing=f"write {_IMAGE}"),
@@ -307,6 +319,8 @@ KEYS: Final = (
     JobKey("checkpoint.best", _one(choice(MetricBest)),
            "--best", "WHICH", "lowest or highest value of the metric.",
            show=lambda spec: None if spec.checkpoint.metric is None else spec.checkpoint.best.value),
+    JobKey("checkpoint.saved_by", _one(choice(SavedBy)), "--saved-by", "WHICH",
+           "With --nodes: first, where the first machine alone saves."),
     JobKey("checkpoint.stop_signal", _one(_stop_signal), "--stop-signal", "SIGNAL", "Sent before the machine ends."),
     JobKey("checkpoint.stop_grace", _one(_span()), "--stop-grace", "SPAN", "Time to save after that, say 90s."),
     JobKey("schedule.priority", _one(integer(least=-1000, most=1000, example="priority = 0")),

@@ -34,6 +34,8 @@ class Resources:
     min_vram_mb: int | None = None
     gpu_count: int = 1
     """GPUs per machine where `min_vram` is given instead of names; 0 for a job without a GPU."""
+    nodes: int = 1
+    """Machines that reach each other and run the command together."""
     disk_gb: int = 10
     cpus: int | None = None
     memory_mb: int | None = None
@@ -71,6 +73,7 @@ class CheckpointPolicy:
     Attributes:
         keep: so many of the newest.
         metric: a number that the checkpoints hold; the one where it is `best` is kept beside the newest.
+        saved_by: of a job of several machines, whose folder holds whole checkpoints.
     """
 
     path: str | None = None
@@ -81,6 +84,13 @@ class CheckpointPolicy:
     settle: timedelta = timedelta(seconds=10)
     stop_signal: str = "SIGTERM"
     stop_grace: timedelta = timedelta(seconds=90)
+    saved_by: SavedBy | None = None
+
+
+class SavedBy(StrEnum):
+    """Which of several machines save a checkpoint."""
+
+    FIRST = "first"
 
 
 class StallAction(StrEnum):

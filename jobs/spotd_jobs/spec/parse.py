@@ -120,6 +120,7 @@ def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapp
         elif "deadline" in tables["schedule"]:
             hint = "remove one: with a deadline, its policy decides when on-demand is used"
             resources.report("on_demand_after", "cannot stand beside a deadline", hint)
+    _refuse_for_several_machines(tables, parts)
     if "best" in checkpoint and "metric" not in checkpoint:
         checkpoint.report("best", "says of no metric which value is the best", 'name it: metric = "eval_loss"')
     schedule, policy = tables["schedule"], parts["schedule"].get("policy")
@@ -134,6 +135,27 @@ def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapp
         watchdog.report("window", "is the time for which no limit is given", "add min_gpu_util = 5, or remove it")
     elif "action" in watchdog and "min_gpu_util" not in watchdog and "no_progress" not in watchdog:
         watchdog.report("action", "follows on nothing", 'add min_gpu_util = 5 or no_progress = "1h", or remove it')
+
+
+def _refuse_for_several_machines(tables: Mapping[str, Table], parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Report what cannot be said of a job of several machines, and what has to be."""
+    resources, checkpoint = tables["resources"], tables["checkpoint"]
+    if parts["resources"].get("nodes", 1) == 1:
+        if "saved_by" in checkpoint:
+            checkpoint.report("saved_by", "is for a job of several machines", "add nodes = 4, or remove it")
+        return
+    if "gpu" not in resources and "min_vram" not in resources:
+        tables[""].report("nodes", "is for machines with GPUs", f"{GPU_HINT}; or remove nodes")
+    if "saved_by" not in checkpoint:
+        hint = 'write saved_by = "first" below [checkpoint], where rank 0 alone saves; shards of ranks are not gathered'
+        checkpoint.report("saved_by", "is missing, and several machines run the command", hint)
+    price = parts[""].get("price")
+    if price is not None and price.machine_hour is not None:
+        hint = "write the price of one GPU: max_price = 2.40"
+        tables["price"].report("max_price", "does not say of how many machines it is the price", hint)
+    if parts["schedule"].get("preempt"):
+        hint = "remove one: room for several machines at once is not made"
+        tables["schedule"].report("preempt", "cannot stand beside nodes", hint)
 
 
 def _absolute(workdir: str, base: Path | None) -> str:

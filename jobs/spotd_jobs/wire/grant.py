@@ -292,6 +292,21 @@ class ArrayPlace(WireModel):
     count: Annotated[int, Field(ge=1, le=10**9)]
 
 
+class GangGrant(WireModel):
+    """Several machines that run the command together.
+
+    Attributes:
+        first_url: where the first of them leaves how the others reach it.
+        wait_s: how long they wait for each other.
+        silent_s: one that gives no sign for so long is lost.
+    """
+
+    nodes: Annotated[int, Field(ge=2, le=1024)]
+    first_url: Url = Field(repr=False)
+    wait_s: PositiveSeconds
+    silent_s: PositiveSeconds = 30.0
+
+
 class CheckpointSaving(WireModel):
     """The job's `[checkpoint]` section. A relative `path` is below the work directory; `None` is the runner's own."""
 
@@ -439,6 +454,7 @@ class Grant(WireModel):
     inputs: list[InputGrant] = Field(default_factory=list)
     data: list[DataGrant] = Field(default_factory=list)
     array: ArrayPlace | None = None
+    gang: GangGrant | None = None
     spec: RunSpec
     transfer: TransferRules = TransferRules()
     secrets: dict[EnvName, Text] = Field(default_factory=dict, repr=False)

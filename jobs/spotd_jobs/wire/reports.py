@@ -74,6 +74,8 @@ class Outcome(StrEnum):
     NOT_CURRENT = "not_current"
     """The grant was gone, superseded or expired: nothing was run."""
     RUNNER_ERROR = "runner_error"
+    MEMBER_LOST = "member_lost"
+    """Another machine of the same attempt was lost, or never came."""
 
 
 class SeenCheckpoint(WireModel):

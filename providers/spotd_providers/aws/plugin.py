@@ -89,6 +89,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
             "spotd opens no port of an AWS machine; it would need a security group and a key pair of yours, or Session"
             " Manager's agent and role"
         ),
+        Power.GANG: "spotd buys AWS machines one by one",
         Power.STOP_RESUME: "a stopped spot machine may never get its GPU back, so interruption terminates it",
     },
 )

@@ -132,6 +132,21 @@ class ReadsLogs(Protocol):
 
 
 @runtime_checkable
+class StartsGangs(Protocol):
+    """`Power.GANG`: one launch starts several machines that reach each other, all within its time limit or none.
+
+    Each of them runs the start script with `SPOTD_NODE_RANK`, from 0, and `SPOTD_NODE_ADDRESS`, where the others reach
+    it. One row stands for all: `find` shows it while any of them exists, and `terminate` ends all of them. A list that
+    shows only some of them is not complete.
+    """
+
+    @property
+    def nodes_max(self) -> int:
+        """How many machines one launch starts at most."""
+        ...
+
+
+@runtime_checkable
 class GivesShell(Protocol):
     """`Power.SHELL`."""
 

@@ -140,6 +140,8 @@ class Offer:
         capacity_score: 1 to 10, how likely the provider says a launch is to succeed now; `None` where it does not say.
         hazard_ppm: how many machines of this kind are taken away in a million hours, where somebody says; a prior.
         duration_max: how long this machine can be kept at most, where the provider says so.
+        nodes: how many machines that reach each other are bought as one (`Power.GANG`). A provider offers 1; with more,
+            `gpu_count`, all prices and what is billed are those of all of them, everything else is of each.
         extra: what only `launch` reads. Never a secret.
     """
 
@@ -171,6 +173,7 @@ class Offer:
     duration_max: timedelta | None = None
     capacity_score: int | None = None
     hazard_ppm: int | None = None
+    nodes: int = 1
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -469,3 +472,5 @@ class Power(StrEnum):
     CAPACITY_SCORES = "capacity_scores"
     SHELL = "shell"
     PORTS = "ports"
+    GANG = "gang"
+    """`launch` buys an offer of several `nodes`: all of them within its time limit, or none."""

@@ -319,6 +319,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.SPOT,
     Power.HOST_IDENTITY,
     Power.SELF_TERMINATE,
+    Power.GANG,
     missing={
         Power.BALANCE: "the local market has no account: its machines cost nothing",
         Power.SHELL: "a machine of the local market is a process of this computer",
@@ -328,6 +329,8 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     },
 )
 _SKEW_REAL_S: Final = 5.0
+NODES_MAX: Final = 64
+"""As the server of the market takes in one launch."""
 
 
 class LocalProvider:
@@ -335,6 +338,7 @@ class LocalProvider:
 
     name = PROVIDER
     capabilities = CAPABILITIES
+    nodes_max = NODES_MAX
 
     def __init__(self, client: MarketClient, services: Services) -> None:
         self._client = client
@@ -356,6 +360,7 @@ class LocalProvider:
                 "image": request.image,
                 "disk_gb": request.disk_gb,
                 "start_script": request.start_script,
+                "nodes": request.offer.nodes,
             },
             key=request.key,
         )

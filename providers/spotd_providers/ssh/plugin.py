@@ -81,6 +81,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BID_CHANGE: "own hosts take no bids",
     Power.BALANCE: "own hosts have no account",
     Power.BILLING: "own hosts send no bill: what is booked is your price by time",
+    Power.GANG: "spotd starts a job on one own host",
     Power.STOP_RESUME: "a machine on an own host runs or has ended",
     Power.CAPACITY_SCORES: "what an own host offers is free at that moment",
 }

@@ -103,6 +103,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
             "spotd starts vast.ai machines without their ssh server; its ports would need an image that bears one, and"
             " a key of yours in the account"
         ),
+        Power.GANG: "vast.ai's machines reach each other through public ports only",
         Power.STOP_RESUME: (
             "a stopped vast.ai machine bills storage and may never get its GPU back, so spotd destroys it"
         ),

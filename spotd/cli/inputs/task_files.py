@@ -23,7 +23,7 @@ _CLOUDS: Final = {
 _CHECKPOINTS: Final = re.compile(r"checkpoint|ckpt|outputs?\b", re.IGNORECASE)
 _TPU: Final = re.compile(r"tpu|v[0-9][a-z]*-[0-9]", re.IGNORECASE)
 _SEVERAL: Final = (
-    "a job of spotd has one machine; run it on one with more GPUs, or stay with the other tool for this job"
+    "a task file does not say which of the nodes saves: give it one node, or write a job file with nodes and saved_by"
 )
 _MARKET: Final = (
     "is not given, and absent there means on-demand; here it means spot where sold: --market on-demand changes it"
@@ -43,7 +43,7 @@ _SKY_RESOURCES_IGNORED: Final[Mapping[str, str]] = {
     "instance_type": "offers are chosen by GPU, CPUs, memory and price",
     "job_recovery": "after a preemption the job goes on from its newest checkpoint, as always",
     "labels": "machines carry spotd's own label alone",
-    "network_tier": "a job has one machine",
+    "network_tier": "the ranking knows no classes of networks",
     "ports": _ALL_PORTS,
     "spot_recovery": "after a preemption the job goes on from its newest checkpoint, as always",
     "zone": "the region is read, the zone is not",

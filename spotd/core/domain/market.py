@@ -7,7 +7,7 @@ decision for a thousand jobs touches only the offers of the GPUs that the jobs n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Final
@@ -16,6 +16,7 @@ from spotd_providers.contract import gpus
 from spotd_providers.contract.values import (
     MicroUsd,
     MicroUsdPerGb,
+    MicroUsdPerGbMonth,
     MicroUsdPerGpuHour,
     MicroUsdPerHour,
     Offer,
@@ -44,6 +45,26 @@ def build_offer_index(offers: tuple[Offer, ...]) -> OfferIndex:
     )
 
 
+def gang_of(offer: Offer, nodes: int) -> Offer:
+    """Return the offer of so many such machines as one: what is counted and what is billed is that of all of them.
+
+    Each of them reads what the job resumes from, and the first alone writes to the store.
+    """
+    return replace(
+        offer,
+        nodes=nodes,
+        gpu_count=offer.gpu_count * nodes,
+        gpu_price=MicroUsdPerHour(offer.gpu_price * nodes),
+        on_demand_price=None if offer.on_demand_price is None else MicroUsdPerHour(offer.on_demand_price * nodes),
+        storage_price=MicroUsdPerGbMonth(offer.storage_price * nodes),
+        storage_fixed=MicroUsdPerHour(offer.storage_fixed * nodes),
+        download_price=MicroUsdPerGb(offer.download_price * nodes),
+    )
+
+
+NO_GANGS: Final = "its adapter starts no machines that reach each other"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOffers:
     """The last value of one provider's offers, and its error if it has one.
@@ -57,6 +78,7 @@ class ProviderOffers:
         credit_at: when the account's balance was last seen to have risen.
         key_at: when the provider last took the key, or was given another one.
         balance, balance_at: what is left of money paid in advance, and when the provider stated it.
+        no_gangs: why the provider starts no machines that reach each other; empty where it does.
     """
 
     provider: ProviderName
@@ -70,6 +92,7 @@ class ProviderOffers:
     key_at: datetime | None = None
     balance: MicroUsd | None = None
     balance_at: datetime | None = None
+    no_gangs: str = NO_GANGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +164,12 @@ class StoreEgress:
     near: Mapping[tuple[ProviderName, str], MicroUsdPerGb] = field(default_factory=dict)
 
     def price_for(self, offer: Offer) -> MicroUsdPerGb:
-        """Return the price for a host of this offer."""
-        if not self.near:
-            return self.per_gb
-        elsewhere = self.near.get((offer.provider, ELSEWHERE), self.per_gb)
-        return self.near.get((offer.provider, offer.region), elsewhere)
+        """Return the price for a host of this offer; of several machines, for each of which reads the same."""
+        price = self.per_gb
+        if self.near:
+            elsewhere = self.near.get((offer.provider, ELSEWHERE), self.per_gb)
+            price = self.near.get((offer.provider, offer.region), elsewhere)
+        return price if offer.nodes == 1 else MicroUsdPerGb(price * offer.nodes)
 
     @property
     def highest(self) -> MicroUsdPerGb:

@@ -24,7 +24,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan, applied, broken_rules, combine
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering import accrued
+from spotd.core.metering import accrued, machines_of
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import MicroUsd
 
@@ -129,7 +129,7 @@ def _with_their_costs(rest: World, world: World, jobs: Mapping[JobId, object], n
     by_day = dict(rest.spent_by_day)
     for item in mine:
         by_day[today] = MicroUsd(by_day.get(today, 0) + _costs(world, item, now))
-    policy = replace(rest.policy, machines_max=max(0, rest.policy.machines_max - len(mine)))
+    policy = replace(rest.policy, machines_max=max(0, rest.policy.machines_max - machines_of(mine)))
     return replace(rest, policy=policy, spent_by_day=by_day)
 
 

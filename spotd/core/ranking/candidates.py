@@ -22,7 +22,7 @@ from typing import Final
 from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.market import MarketSnapshot, Quote, resolve_gpu
+from spotd.core.domain.market import MarketSnapshot, Quote, gang_of, resolve_gpu
 from spotd.core.domain.policy import Policy, ProviderPolicy, registry_server
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import NO_EXPERIENCE, PassedOver, VerdictKind, World
@@ -160,12 +160,17 @@ class CandidateCatalogue:
             if wanted.providers and rules.name not in wanted.providers:
                 mismatches[f"provider {rules.name} not asked for"] += provider_offers.offer_index.size
                 continue
+            if wanted.nodes > 1 and provider_offers.no_gangs:
+                why = f"{rules.name} starts no {wanted.nodes} machines that reach each other"
+                mismatches[why] += provider_offers.offer_index.size
+                continue
             if key.image and (why := self._policy.words_against_image(rules, key.image)):
                 mismatches[why] += provider_offers.offer_index.size
                 continue
             for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
                 if self.fits_gpu(wanted, gpu, count):
-                    groups.append((rules, provider_offers.sells_spot, group))
+                    gangs = group if wanted.nodes == 1 else [gang_of(offer, wanted.nodes) for offer in group]
+                    groups.append((rules, provider_offers.sells_spot, gangs))
                 else:
                     mismatches[ANOTHER_KIND] += len(group)
         costing = self._by_price if key.terms is None else self.costing
@@ -181,6 +186,18 @@ class CandidateCatalogue:
         image = job.spec.image if registry_server(job.spec.image) in self._policy.registries else ""
         return RequirementKey(resources=job.spec.resources, needs=needs, image=image, terms=terms)
 
+    def no_gangs(self, wanted: Resources) -> str:
+        """Why no provider can start what a job of several machines asks for; empty where one can."""
+        asked = [
+            (rules.name, shown.no_gangs)
+            for rules, shown in self._offer_indexes
+            if not wanted.providers or rules.name in wanted.providers
+        ]
+        if wanted.nodes == 1 or not all(why for _, why in asked):
+            return ""
+        reasons = "; ".join(f"{name}: {why}" for name, why in asked)
+        return f"no provider in the config can start {wanted.nodes} machines that reach each other: {reasons}"
+
     def kinds_on_offer(self, provider: ProviderName) -> Collection[Kind]:
         """Return the kinds of machine that a provider offers now."""
         return {
@@ -191,7 +208,7 @@ class CandidateCatalogue:
         """Return how many machines of this kind jobs have: the market does not show them."""
         if self._rented is None:
             held = (a.quote.offer for a in self._attempts if a.machine.may_compute)
-            self._rented = Counter((offer.gpu, offer.gpu_count) for offer in held)
+            self._rented = Counter((offer.gpu, offer.gpu_count // offer.nodes) for offer in held)
         return sum(number for kind, number in self._rented.items() if self.fits_gpu(wanted, *kind))
 
     def fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
@@ -257,7 +274,7 @@ class CandidateCatalogue:
         """Yield the lowest price of the GPU part of each kind of machine that this asks for, of the last days."""
         for (gpu, count), price in self._lows.items():
             if self.fits_gpu(wanted, gpu, count):
-                yield price
+                yield MicroUsdPerHour(price * wanted.nodes)
 
     def refusal_of(self, job: Job, offer: Offer) -> tuple[VerdictKind, str] | None:
         """Return why this job leaves alone what sells the offer, which may be free for others, and until when."""
@@ -364,10 +381,10 @@ def words_against_bid(market: MarketSnapshot, quote: Quote) -> str:
     sold, here = market.by_provider.get(quote.offer.provider), quote.offer
     if sold is None or here.host_id is None:
         return ""
-    alike = sold.offer_index.by_gpu.get((here.gpu, here.gpu_count), ())
+    alike = sold.offer_index.by_gpu.get((here.gpu, here.gpu_count // here.nodes), ())
     own = (one for one in alike if one.host_id == here.host_id)
     prices = (one.gpu_price if one.market is Market.ON_DEMAND else one.on_demand_price for one in own)
-    on_demand = min((price for price in prices if price is not None), default=None)
+    on_demand = min((price * here.nodes for price in prices if price is not None), default=None)
     if on_demand is None or quote.price.gpu < on_demand:
         return ""
     return f"the same machine costs ${as_usd(on_demand):.4f} per hour on-demand by now"
@@ -390,8 +407,8 @@ def ceilings_of_kinds(job: Job, offers: RankedOffers, policy: Policy) -> Iterato
 
 def highest_ceiling(job: Job, policy: Policy) -> int:
     """Return what no machine that the job accepts costs more than, whatever its GPU."""
-    price = job.spec.price
-    counts = [shares(g.count) for g in job.spec.resources.gpu] or [shares(job.spec.resources.gpu_count)]
+    price, wanted = job.spec.price, job.spec.resources
+    counts = [shares(g.count) * wanted.nodes for g in wanted.gpu] or [shares(wanted.gpu_count) * wanted.nodes]
     if price is not None and price.machine_hour is not None:
         return price.machine_hour
     if price is not None and price.per_gpu_hour is not None:
@@ -431,6 +448,8 @@ def nothing_fits(catalogue: CandidateCatalogue, job: Job, offers: RankedOffers) 
     silent = f" ({silent})" if silent else ""
     if catalogue.size == 0:
         return VerdictKind.NO_OFFERS, f"no provider shows offers now{silent}"
+    if why := catalogue.no_gangs(job.spec.resources):
+        return VerdictKind.NO_MATCH, f"{why}{silent}"
     wanted, others = wanted_words(job.spec.resources), dict(offers.mismatches)
     kinds = others.pop(ANOTHER_KIND, 0)
     reasons = []

@@ -38,6 +38,7 @@ from spotd_jobs.wire.grant import (
     Blob,
     CheckpointSaving,
     EndMethod,
+    GangGrant,
     Grant,
     GrantStopOrder,
     JobRef,
@@ -71,6 +72,8 @@ SHARED_PACE_S: Final = 1.0
 LINE_MAX: Final = 500
 WAITS_BEYOND_S: Final = 60.0
 """How much longer a host asks for its next attempt than the daemon lets it wait: what it reports is read late."""
+GANG_WAIT: Final = timedelta(minutes=20)
+"""How long several machines wait for each other, where their provider is not in the config any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +267,7 @@ class GrantBuilder:
             inputs=[] if fixed or attempt.stop is not None else RestorePoints(self._objects, expires).inputs(job),
             data=[] if fixed or attempt.stop is not None else self._datasets.grants(attempt.id, job, now, expires),
             array=None if job.array is None else ArrayPlace(index=job.array.index, count=job.array.count),
+            gang=self._gang(attempt, traits, expires),
             spec=self._run_spec(job.spec, attempt.save_every),
             secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
             notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
@@ -284,6 +288,16 @@ class GrantBuilder:
             # Longer than the daemon hands it over, which learns late that the job is done.
             wait_s=self._clock.real_seconds(policy.reuse_wait) + WAITS_BEYOND_S,
             alone=traits is not None and traits.runs_images,
+        )
+
+    def _gang(self, attempt: Attempt, traits: ProviderTraits | None, expires: datetime) -> GangGrant | None:
+        nodes = attempt.quote.offer.nodes
+        if nodes == 1:
+            return None
+        return GangGrant(
+            nodes=nodes,
+            first_url=self._objects.presign_get(object_keys.gang_key(attempt.id), expires=expires),
+            wait_s=self._on_host(GANG_WAIT if traits is None else traits.provision_timeout),
         )
 
     def _issue(self) -> datetime:

@@ -221,6 +221,7 @@ _REASONS: Final[Mapping[Outcome, EndReason]] = {
     Outcome.LEASE_EXPIRED: EndReason.LEASE_EXPIRED,
     Outcome.NOT_CURRENT: EndReason.HOST_LOST,
     Outcome.RUNNER_ERROR: EndReason.HOST_LOST,
+    Outcome.MEMBER_LOST: EndReason.HOST_LOST,
 }
 """Why an attempt ends whose runner reported its end, unless a stop order is the reason."""
 require_rows(Outcome, _REASONS)

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 
 import anyio
 
+from spotd.core.domain.market import NO_GANGS
 from spotd.daemon.market import plugin_fields
 from spotd.daemon.market import plugin_values as plain
 from spotd.daemon.market.plugin_fields import MalformedValue
@@ -34,6 +35,7 @@ from spotd_providers.contract.provider import (
     PortConnection,
     Provider,
     ReadsLogs,
+    StartsGangs,
 )
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -63,6 +65,15 @@ WAIT_MAX: Final = timedelta(days=1)
 WAIT_DEFAULT: Final = timedelta(minutes=1)
 ACCOUNT_DEADLINE_S: Final = 60.0
 MESSAGE_CHARS_MAX: Final = 500
+
+
+def no_gangs(provider: Provider) -> str:
+    """Why the provider starts no machines that reach each other; empty where it does."""
+    found = provider.capabilities.get(Power.GANG)
+    if found is not None and not found.available:
+        return found.reason or NO_GANGS
+    inner = provider.inner if isinstance(provider, GuardedProvider) else provider
+    return "" if found is not None and isinstance(inner, StartsGangs) else NO_GANGS
 
 
 class GuardedProvider:
@@ -130,7 +141,10 @@ class GuardedProvider:
 
         Raises:
             OutcomeUnknown: besides what the plugin says, for an answer that makes no sense: the machine may exist.
+            NotSupported: several machines are asked for, and the plugin does not declare that it starts them.
         """
+        if request.offer.nodes > 1 and (why := no_gangs(self)):
+            raise errors.NotSupported(why)
         made = await self._called("launch", lambda: self.inner.launch(request))
         try:
             instance = self._read("launch", lambda: plain.instance(_instance_of(made), self.name, now=self._now()))

@@ -18,6 +18,7 @@ import anyio
 from spotd.core.domain.cooldowns import CooldownEnd
 from spotd.core.domain.jobs import Job, disk_gb_for
 from spotd.core.domain.market import (
+    NO_GANGS,
     MarketSnapshot,
     OfferIndex,
     ProviderOffers,
@@ -233,6 +234,7 @@ class OfferCache:
         asked_at: datetime,
         sells_spot: bool = True,
         changes_bids: bool = False,
+        no_gangs: str = NO_GANGS,
     ) -> None:
         self._bought = {k: sale for k, sale in self._bought.items() if k[0] != provider or asked_at <= sale[1]}
         shown = self._unsold(provider, page)
@@ -250,6 +252,7 @@ class OfferCache:
             at=asked_at,
             sells_spot=sells_spot,
             changes_bids=changes_bids,
+            no_gangs=no_gangs,
         )
         if changed:
             self.evidence.prices_seen(offer_index, asked_at)

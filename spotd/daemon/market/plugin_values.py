@@ -159,6 +159,7 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
     identity(row.pool, "pool")
     if row.host_id is not None:
         identity(row.host_id, "host_id")
+    whole(row.nodes, "nodes", low=1, high=1)
     identity(row.gpu, "gpu", chars_max=128)
     whole(row.gpu_count, "gpu_count", low=0 if row.gpu == NO_GPU else 1, high=0 if row.gpu == NO_GPU else GPUS_MAX)
     price(row.gpu_price, "gpu_price")

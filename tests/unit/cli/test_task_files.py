@@ -155,7 +155,7 @@ def test_several_nodes_are_refused_in_a_sentence() -> None:
     assert refused.value.message == "this SkyPilot task is no job of spotd"
     [(sentence, hint)] = refused.value.rows
     assert sentence.endswith("sky-several-nodes.yaml: num_nodes is 2")
-    assert hint.startswith("a job of spotd has one machine")
+    assert hint.startswith("a task file does not say which of the nodes saves")
 
 
 def test_no_value_of_a_secret_is_taken_from_the_file() -> None:

@@ -22,6 +22,7 @@ from spotd_jobs.spec.model import (
     MarketChoice,
     PriceLimit,
     Resources,
+    SavedBy,
     Work,
 )
 from spotd_jobs.spec.parse import KNOWN, merge, parse_job, read_toml
@@ -141,6 +142,15 @@ def test_an_argument_list_runs_without_a_shell() -> None:
     assert parse_job(least(run=["python", "a b.py", ""]), "x").run == ("python", "a b.py", "")
 
 
+def test_a_job_may_run_on_several_machines() -> None:
+    made = parse_job(least(nodes=4, checkpoint={"saved_by": "first"}), "job.toml")
+    assert (made.resources.nodes, made.checkpoint.saved_by) == (4, SavedBy.FIRST)
+    assert job_file(made)["nodes"] == 4
+    one = parse_job(least(nodes=1), "job.toml")
+    assert one == parse_job(least(), "job.toml")
+    assert "nodes" not in job_file(one)
+
+
 def test_vram_may_stand_in_place_of_names() -> None:
     data = {**LEAST, "resources": {"min_vram": "40GB", "gpu_count": 2}}
     resources = parse_job(data, "x").resources
@@ -245,6 +255,31 @@ BAD: list[Any] = [
     pytest.param({"speed": {"H100": True}}, "speed.H100", "must be a number", "H100 = 1.0", id="speed bool"),
     pytest.param({"speed": {"": 1}}, 'speed.""', "not a name", "H100 = 1.0", id="speed no name"),
     pytest.param({"speed": {f"G{n}": 1 for n in range(65)}}, "speed", "more than 64", "name only", id="speeds"),
+    pytest.param({"nodes": 0}, "nodes", "0 is not between 1 and 64", "nodes = 4", id="no node"),
+    pytest.param({"nodes": -1}, "nodes", "-1 is not between", "nodes = 4", id="nodes negative"),
+    pytest.param({"nodes": 65}, "nodes", "65 is not between", "nodes = 4", id="nodes many"),
+    pytest.param({"nodes": math.nan}, "nodes", "whole number", "nodes = 4", id="nodes nan"),
+    pytest.param({"nodes": "2..4"}, "nodes", "is a range of machines", "nodes = 4", id="nodes range"),
+    pytest.param({"nodes": 4}, "checkpoint.saved_by", "is missing", 'saved_by = "first"', id="nodes who saves"),
+    pytest.param({"checkpoint": {"saved_by": "first"}}, "checkpoint.saved_by", "several", "nodes = 4", id="saved by"),
+    pytest.param(
+        {"nodes": 4, "checkpoint": {"saved_by": "each"}},
+        "checkpoint.saved_by",
+        "one of first",
+        "write",
+        id="saved by each",
+    ),
+    pytest.param(
+        {"nodes": 4, "price": {"max_price": "19.20/h"}},
+        "price.max_price",
+        "how many machines",
+        "2.40",
+        id="nodes price",
+    ),
+    pytest.param(
+        {"nodes": 4, "schedule": {"preempt": True}}, "schedule.preempt", "beside nodes", "remove", id="nodes preempt"
+    ),
+    pytest.param({"nodes": 4, "resources": None}, "nodes", "machines with GPUs", "remove nodes", id="nodes cpus"),
     pytest.param(
         {"resources": {"on_demand_after": "2h"}},
         "resources.on_demand_after",

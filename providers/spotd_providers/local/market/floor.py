@@ -5,7 +5,7 @@ Nothing here reads a clock: every change is given the instant at which it happen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,8 @@ class Machine:
         doomed_at: when it will be taken away, once that is certain.
         number: which launch of the market this was, from 1.
         host_number: which launch on its host, from 1.
+        nodes: how many machines of its host this is, which start together and end together; prices are of all.
+        lost: that those of them whose processes vanished are noted.
     """
 
     machine_id: str
@@ -58,6 +60,13 @@ class Machine:
     detail: str = ""
     gone_at: datetime | None = None
     host_number: int = 0
+    nodes: int = 1
+    lost: bool = False
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The ids of its processes' machines, by rank; the first is its own."""
+        return (self.machine_id, *(f"{self.machine_id}.{rank}" for rank in range(1, self.nodes)))
 
     @property
     def exists(self) -> bool:
@@ -71,6 +80,11 @@ class Machine:
     def occupies(self) -> bool:
         """Whether it takes one of its host's slots."""
         return self.state in (InstanceState.PENDING, InstanceState.RUNNING)
+
+
+def slots_of(machines: Iterable[Machine]) -> int:
+    """Return how many of a host's slots these take."""
+    return sum(machine.nodes for machine in machines)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,28 +184,37 @@ class Floor:
 
     def sold_on(self, host: HostSpec, now: datetime) -> Iterator[Sold]:
         occupied = [m for m in self.existing() if m.host == host.name and m.occupies]
-        if len(occupied) >= host.slots:
+        if slots_of(occupied) >= host.slots:
             return
         if host.spot is not None:
             tick = self.tick(host.name, now)
-            if tick.available > sum(1 for machine in occupied if machine.market is Kind.SPOT):
+            if tick.available > slots_of(machine for machine in occupied if machine.market is Kind.SPOT):
                 yield Sold(offer_id=f"{host.name}:{Kind.SPOT}", host=host, kind=Kind.SPOT, price=tick.price)
         if host.on_demand is not None:
             price = MicroUsdPerHour(host.on_demand)
             yield Sold(offer_id=f"{host.name}:{Kind.ON_DEMAND}", host=host, kind=Kind.ON_DEMAND, price=price)
 
+    def has_room(self, host: HostSpec, kind: Kind, nodes: int, now: datetime) -> bool:
+        """Whether so many machines can be given at once."""
+        occupied = [m for m in self.existing() if m.host == host.name and m.occupies]
+        free = host.slots - slots_of(occupied)
+        if kind is Kind.SPOT:
+            taken = slots_of(machine for machine in occupied if machine.market is Kind.SPOT)
+            free = min(free, self.tick(host.name, now).available - taken)
+        return nodes <= free
+
     def settle(self, name: str, now: datetime) -> None:
         """Give the host's spot slots at this instant to the highest bids; the others lose theirs."""
         host, tick = self.hosts[name], self.tick(name, now)
         here = [machine for machine in self.existing() if machine.host == name]
-        on_demand = sum(1 for machine in here if machine.market is Kind.ON_DEMAND and machine.occupies)
+        on_demand = slots_of(machine for machine in here if machine.market is Kind.ON_DEMAND and machine.occupies)
         free = min(host.slots - on_demand, tick.available)
         bidders = [machine for machine in here if machine.market is Kind.SPOT and machine.doomed_at is None]
-        free -= sum(1 for machine in here if machine.doomed_at is not None and machine.occupies)
-        bidders.sort(key=lambda machine: (-machine.price_max, machine.number))
+        free -= slots_of(machine for machine in here if machine.doomed_at is not None and machine.occupies)
+        bidders.sort(key=lambda machine: (-(machine.price_max // machine.nodes), machine.number))
         for machine in bidders:
-            wins = free > 0 and machine.price_max >= tick.price
-            free -= wins
+            wins = free >= machine.nodes and machine.price_max >= tick.price * machine.nodes
+            free -= machine.nodes if wins else 0
             if wins and machine.state is InstanceState.PAUSED:
                 self._wake(machine, now)
             elif not wins and machine.occupies:
@@ -202,7 +225,7 @@ class Floor:
         if host.flavour is Flavour.NOTICE:
             for machine in here:
                 if machine.market is Kind.SPOT and machine.occupies:
-                    self._bill_market_price(machine, tick.price, now)
+                    self._bill_market_price(machine, MicroUsdPerHour(tick.price * machine.nodes), now)
 
     def _bill_market_price(self, machine: Machine, price: MicroUsdPerHour, now: datetime) -> None:
         """Bill the market's price, never above what the customer agreed to, not even in the last two minutes."""
@@ -225,19 +248,29 @@ class Floor:
             self._run(machine)
 
     def _run(self, machine: Machine) -> None:
-        known = machine.machine_id in self.machines.ids()
         try:
-            if known and self.machines.alive(machine.machine_id):
-                pass  # the server was killed between starting it and noting that
-            elif known:
-                self.machines.restart(machine.machine_id)
-            else:
-                self.machines.start(machine.machine_id, machine.start_script)
+            for rank, member in enumerate(machine.members):
+                self._start(machine, rank, member)
         except OSError as exc:
             self.end(machine, self.memory.reached, Loss.PROVISION_FAILED, f"could not be started: {exc.strerror}")
             return
         machine.state, machine.loss, machine.detail = InstanceState.RUNNING, None, ""
         self.dirty = True
+
+    def _start(self, machine: Machine, rank: int, member: str) -> None:
+        known = member in self.machines.ids()
+        if known and self.machines.alive(member):
+            return  # the server was killed between starting it and noting that
+        if known:
+            self.machines.restart(member)
+        else:
+            place = {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"} if machine.nodes > 1 else None
+            self.machines.start(member, machine.start_script, place)
+
+    def kill(self, machine: Machine) -> None:
+        """Kill every process of the machine, and of all that started with it."""
+        for member in machine.members:
+            self.machines.kill(member)
 
     def _wake(self, machine: Machine, now: datetime) -> None:
         self.ledger.resumed(machine.machine_id, at=now, compute=machine.price)
@@ -249,22 +282,26 @@ class Floor:
         machine.doomed_at = now + self.spec.notice_lead
         machine.detail = "will be taken away"
         if machine.state is InstanceState.RUNNING:
-            self.machines.notice(machine.machine_id, machine.doomed_at)
+            for member in machine.members:
+                self.machines.notice(member, machine.doomed_at)
         self.dirty = True
 
     def take_away(self, machine: Machine, now: datetime) -> None:
         """Stop and keep the machine in a bid market, end it elsewhere."""
+        if machine.lost:
+            self.end(machine, now, Loss.HOST_LOST, machine.detail)
+            return
         if self.hosts[machine.host].flavour is Flavour.NOTICE or machine.market is Kind.ON_DEMAND:
             self.end(machine, now, Loss.PREEMPTED, "the provider took it away")
             return
-        self.machines.kill(machine.machine_id)
+        self.kill(machine)
         self.ledger.paused(machine.machine_id, at=now, note="outbid")
         machine.state, machine.loss, machine.detail = InstanceState.PAUSED, Loss.OUTBID, "outbid"
         machine.doomed_at = None
         self.dirty = True
 
     def end(self, machine: Machine, at: datetime, loss: Loss | None, detail: str) -> None:
-        self.machines.kill(machine.machine_id)
+        self.kill(machine)
         self.ledger.end(machine.machine_id, at=at, note=detail)
         machine.state, machine.loss, machine.detail, machine.gone_at = InstanceState.GONE, loss, detail, at
         machine.doomed_at = None

@@ -21,7 +21,7 @@ from typing import Final
 from spotd_providers.contract.values import HOURS_PER_STORAGE_MONTH, InstanceState, Loss, MicroUsdPerHour
 from spotd_providers.contract.values import Market as Kind
 from spotd_providers.local.hosts import HostClock, HostMachineState
-from spotd_providers.local.market.floor import Disturbance, Floor, Machine, MachineMemory, Sold, load, save
+from spotd_providers.local.market.floor import Disturbance, Floor, Machine, MachineMemory, Sold, load, save, slots_of
 from spotd_providers.local.settings import EventSpec, Flavour, Happening, HostSpec, MarketSpec, event_time
 
 # The market's refusals; each is one error on the wire and one leaf of the contract's error tree.
@@ -114,9 +114,10 @@ class LocalMarket:
         image: str,
         disk_gb: int,
         start_script: str,
+        nodes: int = 1,
         expired: Callable[[], bool] = lambda: False,
     ) -> Machine:
-        """Make one more machine, even if another one carries the same key.
+        """Make one more machine, even if another one carries the same key; of several `nodes` all or none.
 
         `expired` says whether the customer has given up waiting: a launch that counts as lost must not happen later.
 
@@ -132,12 +133,14 @@ class LocalMarket:
             raise Refused(Refusal.REJECTED, f"longer than {START_SCRIPT_BYTES_MAX} bytes", field="start_script")
         if disk_gb > host.disk_gb_max:
             raise Refused(Refusal.REJECTED, f"{host.name} has at most {host.disk_gb_max} GB", field="disk_gb")
-        if sum(1 for _ in self.floor.existing()) >= self.spec.machines_max:
+        if slots_of(self.floor.existing()) + nodes > self.spec.machines_max:
             raise Refused(Refusal.QUOTA, f"this account may have {self.spec.machines_max} machines")
         offers = {item.kind: item for item in self.floor.sold_on(host, now)}
         if kind not in offers:
             raise Refused(Refusal.NO_CAPACITY, f"{host.name} has no {kind} machine to give now")
-        price = offers[kind].price
+        if not self.floor.has_room(host, kind, nodes, now):
+            raise Refused(Refusal.NO_CAPACITY, f"{host.name} has no {nodes} {kind} machines to give at once now")
+        price = MicroUsdPerHour(offers[kind].price * nodes)
         if price_max < price:
             raise Refused(Refusal.PRICE_MOVED, f"{host.name} costs more than {price_max} micro-dollars per hour now")
         self.memory.launches += 1
@@ -155,11 +158,12 @@ class LocalMarket:
             start_script=start_script,
             price_max=price_max,
             price=price_max if kind is Kind.SPOT and host.flavour is Flavour.SUDDEN else price,
-            storage=MicroUsdPerHour(-(-host.storage_gb_month * disk_gb // HOURS_PER_STORAGE_MONTH)),
+            storage=MicroUsdPerHour(-(-host.storage_gb_month * disk_gb * nodes // HOURS_PER_STORAGE_MONTH)),
             created_at=now,
             ready_at=now + self.spec.provisioning,
             visible_at=now + self.spec.list_lag,
             host_number=host_number,
+            nodes=nodes,
         )
         self.memory.machines[machine.machine_id] = machine
         try:
@@ -213,7 +217,7 @@ class LocalMarket:
         host = self.hosts.get(machine.host)
         if host is None or machine.market is not Kind.SPOT or host.flavour is not Flavour.SUDDEN or host.spot is None:
             return None
-        return self.floor.tick(host.name, self.memory.reached).price
+        return MicroUsdPerHour(self.floor.tick(host.name, self.memory.reached).price * machine.nodes)
 
     def get(self, machine_id: str, *, install: str) -> Machine:
         """Return the machine of this install, in any state but gone.
@@ -233,7 +237,7 @@ class LocalMarket:
         host = self.hosts[machine.host]
         cause = Disturbance(host=host.name, start=now, end=now + lasting)
         if host.flavour is Flavour.SUDDEN:
-            cause.price = MicroUsdPerHour(machine.price_max * 5 // 4 + 1)
+            cause.price = MicroUsdPerHour(machine.price_max // machine.nodes * 5 // 4 + 1)
         with_notice = host.flavour is Flavour.NOTICE if notice is None else notice
         if with_notice:
             # The cause follows the notice, or the host's own rule would take the machine at once.
@@ -364,6 +368,7 @@ class LocalMarket:
         for machine in self.floor.existing():
             if machine.state is not InstanceState.RUNNING:
                 continue
+            self._doom_if_incomplete(machine, now)
             status = self.machines.status(machine.machine_id)
             if status.state is HostMachineState.RUNNING:
                 continue
@@ -373,6 +378,17 @@ class LocalMarket:
                 loss, detail = Loss.SELF, "done" if status.done else exit_words
             ends.append(_End(at=min(status.ended_at or now, now), machine=machine, loss=loss, detail=detail))
         return sorted(ends, key=lambda end: end.at)
+
+    def _doom_if_incomplete(self, machine: Machine, now: datetime) -> None:
+        """Announce the end of several machines of which one vanished: the others may save until then."""
+        if machine.nodes == 1 or machine.lost:
+            return
+        states = [self.machines.status(member).state for member in machine.members[1:]]
+        gone = [rank for rank, state in enumerate(states, start=1) if state is HostMachineState.LOST]
+        if gone:
+            machine.lost, machine.doomed_at = True, machine.doomed_at or now + self.spec.notice_lead
+            machine.detail = f"machine {gone[0]} of {machine.nodes} vanished, and all of them end"
+            self.floor.dirty = True
 
     def _forget(self, now: datetime) -> None:
         """Drop disturbances and machines that are long past."""
@@ -386,7 +402,8 @@ class LocalMarket:
                 continue
             del self.memory.machines[machine.machine_id]
             if not self.spec.keep_directories:
-                self.machines.remove(machine.machine_id)
+                for member in machine.members:
+                    self.machines.remove(member)
             self.floor.dirty = True
 
     def _parse_offer(self, offer_id: str) -> tuple[HostSpec, Kind]:

@@ -61,6 +61,7 @@ class LaunchBody(_Body):
     image: str
     disk_gb: int = Field(ge=0, strict=True)
     start_script: str
+    nodes: int = Field(default=1, ge=1, le=64, strict=True)
 
 
 class BidBody(_Body):

@@ -11,7 +11,15 @@ from typing import Final
 
 from spotd_providers.contract.errors import NotSupported, Unavailable
 from spotd_providers.contract.gpus import gpu_info, kept_name
-from spotd_providers.contract.provider import Bills, ChangesBids, GivesShell, KnowsBalance, OpensPorts, ReadsLogs
+from spotd_providers.contract.provider import (
+    Bills,
+    ChangesBids,
+    GivesShell,
+    KnowsBalance,
+    OpensPorts,
+    ReadsLogs,
+    StartsGangs,
+)
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
     NO_GPU,
@@ -215,7 +223,7 @@ async def every_power_is_declared(h: Harness) -> None:
             raise BehaviourFailed(f"{power} is not declared")
         if not capability.available:
             expect(len(capability.reason.strip()) >= SENTENCE_LETTERS_MIN, f"{power} is missing without a sentence")
-        protocol = PROTOCOLS.get(power)
+        protocol = StartsGangs if power is Power.GANG else PROTOCOLS.get(power)
         if capability.available and protocol is not None:
             expect(isinstance(h.provider, protocol), f"{power} is declared and not implemented")
         shown = getattr(h.plugin, "powers", {power: capability}).get(power)

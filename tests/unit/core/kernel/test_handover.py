@@ -16,7 +16,7 @@ from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.handover import CONFIRMED_WITHIN, LEAST_LEFT, is_held_back, waiting_words
+from spotd.core.handover import CONFIRMED_WITHIN, LEAST_LEFT, is_held_back, waiting_words, words_against_reuse
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import lease_and_save, machines_in_use
 from spotd.core.recovery import LaunchRecord, Survey, Unknown, record_of, recover
@@ -108,6 +108,15 @@ def test_a_job_says_that_its_machine_goes_to_no_other() -> None:
     assert done(replace(some, jobs={owner.id: owner})).intents[ORDER].not_before is None
 
 
+def test_several_machines_of_one_job_go_to_no_other() -> None:
+    some = running()
+    several = Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),), nodes=2)
+    owner = job(attempts_made=1, state=JobState.RUNNING, resources=several)
+    assert done(replace(some, jobs={owner.id: owner})).intents[ORDER].not_before is None
+    said = words_against_reuse(some.policy, some.policy.providers[SHOP], owner.spec)
+    assert said == "its job runs on several machines, which begin and end together"
+
+
 @pytest.mark.parametrize(
     ("exit_at", "until"),
     [
@@ -176,6 +185,9 @@ def test_an_offer_is_taken_where_it_is_better_with_the_time_of_its_start(price: 
         pytest.param({"ceiling": 300_000}, id="its ceiling is lower"),
         pytest.param({"budget": 1}, id="its budget carries no run"),
         pytest.param({"resources": Resources(gpu=(GpuAlternative(name="H100", count=1),))}, id="another GPU"),
+        pytest.param(
+            {"resources": Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),), nodes=2)}, id="it needs several"
+        ),
         pytest.param(
             {"resources": Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),), disk_gb=5000)}, id="more disk"
         ),

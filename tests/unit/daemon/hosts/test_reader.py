@@ -148,6 +148,7 @@ async def test_the_exit_event_comes_with_everything_published_before_it(host_mon
         ("lease_expired", EndReason.LEASE_EXPIRED),
         ("not_current", EndReason.HOST_LOST),
         ("runner_error", EndReason.HOST_LOST),
+        ("member_lost", EndReason.HOST_LOST),
     ],
 )
 async def test_each_outcome_of_the_runner_has_its_reason(

@@ -1,0 +1,230 @@
+"""Several runners of one attempt: they begin together, end together, and only the first one writes to the store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from spotd_jobs.wire.grant import GangGrant, Grant, ReuseRules
+from tests.integration.runner.rig import Machine, Rig, until
+
+NODES = 3
+GO_ON = "while :; do sleep 0.05; done"
+SAVES = 'd="$SPOTD_CHECKPOINT_DIR/step-1"; mkdir -p "$d"; echo "$SPOTD_NODE_RANK" > "$d/state"; touch "$d/DONE"'
+
+
+def gang_grant(rig: Rig, script: str, *, wait_s: float = 20.0, silent_s: float = 10.0, **options: object) -> Grant:
+    grant = rig.grant(["/bin/sh", "-c", script], **options)  # type: ignore[arg-type]  # handed on as they are
+    url = rig.store.url(grant.upload.prefix + "gang.json")
+    return rig.renew(grant, gang=GangGrant(nodes=NODES, first_url=url, wait_s=wait_s, silent_s=silent_s))
+
+
+def start(rig: Rig, grant: Grant, *ranks: int) -> list[Machine]:
+    return [
+        rig.start(grant, f"m{rank}", {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"})
+        for rank in ranks or range(NODES)
+    ]
+
+
+def signal_all(machine: Machine, number: signal.Signals) -> None:
+    for pid in machine.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def begun(machines: list[Machine]) -> None:
+    """Every command has written the file `begun` in its work folder."""
+    until(lambda: all((m.home / "work" / "begun").exists() for m in machines), "all commands to begin")
+
+
+def end_of(first: Machine) -> dict[str, object]:
+    return dict(first.event("exit").data)
+
+
+def test_all_begin_together_with_their_places_and_the_first_one_stores_what_they_made(tmp_path: Path) -> None:
+    shown = "$SPOTD_NODE_RANK $NODE_RANK $NNODES $SPOTD_NODES $MASTER_ADDR $MASTER_PORT $SPOTD_RENDEZVOUS_ID"
+    script = f'echo "here {shown} $(echo $SPOTD_NODE_IPS)"; {SAVES}; echo "$NODE_RANK" > out.txt'
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, script, outputs=["out.txt"]))
+        assert [machine.wait() for machine in machines] == [0, 0, 0]
+        assert end_of(machines[0])["outcome"] == "succeeded"
+        lines = [line for line in machines[0].log().splitlines() if "here" in line]
+        places = sorted(line.split("here ")[1].split() for line in lines)
+        assert [place[:4] for place in places] == [[str(rank), str(rank), "3", "3"] for rank in range(NODES)]
+        assert {tuple(place[4:]) for place in places} == {(*places[0][4:7], "127.0.0.1", "127.0.0.1", "127.0.0.1")}
+        assert sorted(line.split("here")[0] for line in lines) == ["", "[1] ", "[2] "]
+        (kept,) = rig.accepted(1)
+        assert rig.store.get(kept.chunk_keys[0]) == b"0\n"
+        assert len(machines[0].events("boot")) == len(machines[0].events("exit")) == 1
+
+
+def test_a_machine_that_is_killed_stops_the_others_and_what_is_there_is_saved(tmp_path: Path) -> None:
+    script = f"trap '{SAVES}; exit 0' TERM; touch begun; {GO_ON}"
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, script))
+        begun(machines)
+        machines[2].kill()
+        assert [machine.wait() for machine in machines[:2]] == [0, 0]
+        ended = end_of(machines[0])
+        assert (ended["outcome"], ended["reason"]) == ("member_lost", "machine 3 of 3 is lost")
+        assert [kept.name for kept in rig.accepted(1)] == ["step-1"]
+        until(lambda: not machines[0].processes() | machines[1].processes(), "their commands to be gone")
+
+
+def test_without_the_first_machine_the_others_end_and_leave_nothing_in_the_store(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, f"touch begun; trap '{SAVES}' TERM; {GO_ON}"))
+        begun(machines)
+        machines[0].kill()
+        stored = {key: rig.store.get(key) for key in rig.store.keys("")}
+        assert [machine.wait() for machine in machines[1:]] == [0, 0]
+        until(lambda: not machines[1].processes() | machines[2].processes(), "their commands to be gone")
+        assert {key: rig.store.get(key) for key in rig.store.keys("")} == stored
+
+
+def test_one_that_is_cut_off_is_lost_and_writes_nothing_when_it_is_back(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, f"touch begun; {GO_ON}", silent_s=1.5))
+        begun(machines)
+        signal_all(machines[1], signal.SIGSTOP)
+        assert machines[0].wait() == machines[2].wait() == 0
+        assert end_of(machines[0])["outcome"] == "member_lost"
+        stored = {key: rig.store.get(key) for key in rig.store.keys("")}
+        signal_all(machines[1], signal.SIGCONT)
+        assert machines[1].wait() == 0
+        assert {key: rig.store.get(key) for key in rig.store.keys("")} == stored
+
+
+def test_a_command_that_fails_on_one_machine_is_an_error_of_the_job_whatever_the_first_one_came_to(
+    tmp_path: Path,
+) -> None:
+    script = f'trap "exit 0" TERM; touch begun; test "$NODE_RANK" != 1 || exit 7; {GO_ON}'
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, script))
+        assert [machine.wait() for machine in machines] == [0, 0, 0]
+        ended = end_of(machines[0])
+        assert (ended["outcome"], ended["exit_code"], ended["reason"]) == ("failed", 7, "machine 2 of 3: exit code 7")
+
+
+def test_a_command_that_fails_because_another_machine_is_gone_is_no_error_of_the_job(tmp_path: Path) -> None:
+    waits = f"while ! test -e {tmp_path}/broken; do sleep 0.02; done"
+    script = f'touch begun; {waits}; test "$NODE_RANK" != 0 || exit 3; {GO_ON}'
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, script, silent_s=2.0))
+        begun(machines)
+        signal_all(machines[2], signal.SIGSTOP)
+        (tmp_path / "broken").touch()
+        assert machines[0].wait() == 0
+        ended = end_of(machines[0])
+        assert (ended["outcome"], ended["reason"]) == ("member_lost", "machine 3 of 3 is lost")
+
+
+def test_all_or_none_begin(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, "touch begun", wait_s=1.0), 0, 1)
+        assert [machine.wait() for machine in machines] == [0, 0]
+        ended = end_of(machines[0])
+        assert (ended["outcome"], ended["reason"]) == ("member_lost", "machine 3 of 3 did not come within 1 s")
+        assert not any((machine.home / "work" / "begun").exists() for machine in machines)
+
+
+def test_a_machine_that_is_started_again_once_all_have_begun_ends_the_attempt(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = gang_grant(rig, f"touch begun; {GO_ON}")
+        machines = start(rig, grant)
+        begun(machines)
+        machines[1].kill()
+        (again,) = start(rig, grant, 1)
+        assert machines[0].wait() == machines[2].wait() == again.wait() == 0
+        assert end_of(machines[0])["outcome"] == "member_lost"
+
+
+def test_an_order_or_a_notice_to_any_machine_stops_all_of_them(tmp_path: Path) -> None:
+    script = f'trap "echo $SPOTD_NODE_RANK >> {tmp_path}/stopped; exit 0" TERM; touch begun; {GO_ON}'
+    for number, rank in ((1, None), (2, 0), (3, 2)):
+        with Rig(tmp_path / str(number)) as rig:
+            grant = gang_grant(rig, script)
+            machines = start(rig, grant)
+            begun(machines)
+            if rank is None:
+                rig.order_stop(grant.model_copy(update={"gang": grant.gang}))
+            else:
+                (machines[rank].home / "notice").write_text(json.dumps({"reason": "taken back"}))
+            assert [machine.wait() for machine in machines] == [0, 0, 0]
+            assert end_of(machines[0])["outcome"] == ("stopped" if rank is None else "preempted")
+        assert sorted((tmp_path / "stopped").read_text().split()) == ["0", "1", "2"]
+        (tmp_path / "stopped").unlink()
+
+
+def test_what_does_not_know_the_token_is_not_taken_in(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machines = start(rig, gang_grant(rig, "touch begun"), 0, 1)
+        place = json.loads(until(lambda: rig.store.get(machines[0].prefix + "gang.json"), "the place of the first"))
+        for message in ({"token": "x", "rank": 2, "address": "a"}, {"token": place["token"], "rank": 9}, ["no"], 5):
+            with socket.create_connection((place["address"], place["port"])) as stranger:
+                stranger.sendall(json.dumps(message).encode() + b"\n")
+                stranger.settimeout(10)
+                while stranger.recv(4096):
+                    continue
+        machines += start(rig, machines[0].grant, 2)
+        assert [machine.wait() for machine in machines] == [0, 0, 0]
+        assert end_of(machines[0])["outcome"] == "succeeded"
+
+
+@pytest.mark.parametrize("env", [{}, {"SPOTD_NODE_RANK": "3", "SPOTD_NODE_ADDRESS": "127.0.0.1"}])
+def test_a_machine_without_a_place_among_them_runs_nothing(tmp_path: Path, env: dict[str, str]) -> None:
+    with Rig(tmp_path) as rig:
+        machine = rig.start(gang_grant(rig, "touch begun"), "m0", env)
+        assert machine.wait() == 0
+        assert end_of(machine)["outcome"] == "runner_error"
+        assert not (machine.home / "work" / "begun").exists()
+
+
+def without_disk(machine: Machine) -> None:
+    """Its runner cannot even make its folder any more."""
+    shutil.rmtree(machine.home, ignore_errors=True)
+    machine.home.write_bytes(b"")
+
+
+def test_a_machine_that_can_not_be_used_ends_all_before_they_begin_by_the_word_of_the_first(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = gang_grant(rig, "touch begun")
+        (tmp_path / "m2").mkdir()
+        (tmp_path / "m2" / "spotd").write_bytes(b"")
+        machines = start(rig, grant)
+        assert machines[0].wait() == machines[1].wait() == 0
+        machines[2].wait()
+        (ended,) = machines[0].events("exit")
+        assert ended.data["outcome"] == "runner_error"
+        assert str(ended.data["reason"]).startswith("machine 3 of 3: this machine can not be used: ")
+        assert not any((machine.home / "work" / "begun").exists() for machine in machines[:2])
+
+
+def test_a_machine_that_comes_back_without_a_disk_does_not_end_the_save_of_the_others(tmp_path: Path) -> None:
+    script = f"trap 'sleep 1; {SAVES}; exit 0' TERM; touch begun; {GO_ON}"
+    with Rig(tmp_path) as rig:
+        grant = gang_grant(rig, script)
+        machines = start(rig, grant)
+        begun(machines)
+        machines[1].kill()
+        without_disk(machines[1])
+        (again,) = start(rig, grant, 1)
+        assert [machines[0].wait(), machines[2].wait()] == [0, 0]
+        again.wait()
+        assert [event.data["outcome"] for event in machines[0].events("exit")] == ["member_lost"]
+        assert [kept.name for kept in rig.accepted(1)] == ["step-1"]
+
+
+def test_a_machine_of_several_waits_for_no_other_job(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        rules = ReuseRules(url=rig.store.url("next.json"), wait_s=300.0, alone=False)
+        machines = start(rig, rig.renew(gang_grant(rig, "true"), reuse=rules))
+        assert [machine.wait() for machine in machines] == [0, 0, 0]
+        assert "waits" not in end_of(machines[0])

@@ -1,0 +1,83 @@
+"""Several machines as one in a simulated world: what happens to some of them, and what all others do then.
+
+The first of them speaks for all. Where another one is lost or falls silent, the first one stops, saves if its command
+still can, and reports that. Where the first one is lost, nothing of all of them is heard any more. A provider that has
+lost one of several ends all of them a little later; of one that is silent it knows nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from spotd_providers.contract.values import InstanceState
+from tests.sim.cloud import Cloud
+from tests.sim.hazards import Hazard
+from tests.sim.machines import Machine
+from tests.sim.worlds import Shape
+
+if TYPE_CHECKING:
+    from tests.sim.weather import Weather
+
+GANGS_FROM: Final = 7_000_000
+"""The first seed of these worlds."""
+LARGEST: Final = 4
+ENDED_AFTER: Final = timedelta(minutes=2)
+"""From the loss of one of several machines to the end of all of them by their provider."""
+LOST_PER_HOUR: Final = 0.6
+
+
+def with_gangs(shape: Shape, seed: int) -> Shape:
+    """The same world with jobs of several machines, of which it allows as many as one job needs."""
+    limits = {**shape.limits}
+    if "machines_max" in limits:
+        limits["machines_max"] = Random(f"gangs of {seed}").randint(LARGEST, 3 * LARGEST)
+    return replace(shape, hazards=shape.hazards | {Hazard.GANGS}, limits=limits)
+
+
+class Gangs:
+    """What happens to some of several machines, until the calm."""
+
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+        self.luck = Random(f"gangs in {weather.seed}")
+
+    def begin(self) -> None:
+        if Hazard.GANGS not in self.weather.shape.hazards:
+            return
+        for cloud in self.weather.clouds:
+            if self.weather.shape.faults:
+                started, listed = self.luck.choice([0.0, 0.1, 0.3]), self.luck.choice([0.0, 0.1, 0.3])
+                cloud.faults = replace(cloud.faults, half_started=started, half_listed=listed)
+        if self.weather.shape.faults:
+            self.weather.often(LOST_PER_HOUR, self.lose_some, self.luck)
+
+    def lose_some(self) -> None:
+        """One machine, or two, of a gang that runs."""
+        found = [
+            (cloud, m)
+            for cloud in self.weather.clouds
+            for m in cloud.active.values()
+            if m.offer.nodes > 1 and m.state is InstanceState.RUNNING and m.member_lost_at is None
+        ]
+        if not found:
+            return
+        cloud, m = self.luck.choice(found)
+        cloud.advance(self.weather.agenda.now)
+        if not m.alive:
+            return
+        ranks = {self.luck.randrange(m.offer.nodes) for _ in range(self.luck.choice([1, 1, 2]))}
+        silent = self.luck.random() < 0.4
+        if 0 in ranks:
+            self._lose_first(cloud, m)
+        else:
+            m.member_lost_at, m.member_saves = cloud.now, self.luck.random() < 0.5
+        if not silent:
+            m.gives_up_at = cloud.now + ENDED_AFTER
+
+    def _lose_first(self, cloud: Cloud, m: Machine) -> None:
+        """The others end their commands with it, and whatever it saves later nothing can arrive for hours."""
+        cloud.hush(m, timedelta(minutes=self.luck.choice([10, 90, 600])))
+        m.member_lost_at, m.member_saves = cloud.now, False
