@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.unit.providers.aws.harness import open_harness
+from tests.unit.providers.conformance.tiers import stories
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_aws_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)

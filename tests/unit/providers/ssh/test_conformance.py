@@ -10,10 +10,11 @@ import pytest
 
 from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.suite import Behaviour, run
+from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.ssh.harness import SshHarness, open_harness
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_ssh_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
 
