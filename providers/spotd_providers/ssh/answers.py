@@ -34,7 +34,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.host_gpus import CUDA, DEVICES_MAX, Device, amd_devices, number, nvidia_devices
 from spotd_providers.kit.text import clean, start_complaint
-from spotd_providers.ssh.settings import SshHost, SshSettings
+from spotd_providers.ssh.settings import HOST_NAME, SshHost, SshSettings
 
 PROVIDER: Final = ProviderName("ssh")
 PRICE_DIGITS_MAX: Final = 13
@@ -163,6 +163,13 @@ class MachineRow:
     boot: str
     uptime_s: int
 
+    @property
+    def ref(self) -> InstanceRef:
+        """Its name for good: by the name that the config had for its host when it was launched."""
+        meta = self.words[2].split(" ") if len(self.words) == 7 else []
+        name = meta[2] if len(meta) == 3 and re.fullmatch(HOST_NAME, meta[2]) else self.host.name
+        return ref_of(name, self.key)
+
 
 def rows_of(lines: Sequence[Sequence[str]], host: SshHost) -> list[MachineRow]:
     """Return the machines of an answer; what they say of themselves is read later."""
@@ -177,13 +184,17 @@ def rows_of(lines: Sequence[Sequence[str]], host: SshHost) -> list[MachineRow]:
 def distinct_machines(rows: Iterable[MachineRow]) -> list[MachineRow]:
     """Return each machine once: a host that the config names twice shows it twice, and an end of one is that of both.
 
-    It is one machine where key and first process are the same: its pid with start time, boot and uptime.
+    It is one machine where key and first process are the same: its pid with start time, boot and uptime. Of two rows of
+    one machine's name the one from the host of that name is believed.
     """
     found: dict[tuple[str, ...], MachineRow] = {}
     for number_, row in enumerate(rows):
         process = row.words[3] if len(row.words) == 7 else ""
         found.setdefault((row.key, process) if process else (str(number_),), row)
-    return list(found.values())
+    named: dict[InstanceRef, MachineRow] = {}
+    for row in sorted(found.values(), key=lambda row: row.ref != ref_of(row.host.name, row.key)):
+        named.setdefault(row.ref, row)
+    return list(named.values())
 
 
 def without_doubles(facts: Mapping[str, HostFacts]) -> None:
@@ -197,8 +208,8 @@ def without_doubles(facts: Mapping[str, HostFacts]) -> None:
             one.devices[place] = replace(device, fault=words)
 
 
-def ref_of(host: SshHost, key: str) -> InstanceRef:
-    return InstanceRef(provider=PROVIDER, instance_id=InstanceId(f"{host.name}:{key}"))
+def ref_of(name: str, key: str) -> InstanceRef:
+    return InstanceRef(provider=PROVIDER, instance_id=InstanceId(f"{name}:{key}"))
 
 
 def as_instance(row: MachineRow, key: AttemptKey, now: datetime) -> Instance | None:
@@ -217,7 +228,7 @@ def as_instance(row: MachineRow, key: AttemptKey, now: datetime) -> Instance | N
     is_alive = "1" in (leads, lives)
     is_same_boot = bool(started) and begin[2] == row.boot
     machine = Instance(
-        ref=ref_of(row.host, key),
+        ref=row.ref,
         key=key,
         state=InstanceState.RUNNING,
         market=Market.ON_DEMAND,

@@ -1,7 +1,7 @@
 # What spotd runs on a host, by any POSIX shell, as an ordinary user. It is sent whole with each call.
 #
 # Layout below $DIR: `lock`; `devices/ID`, which holds the key that has this GPU; `machines/KEY/`, a folder a machine:
-# `meta` (price, devices), `boot.sh` (what it runs), `started` and `child` (pid, the kernel's start time of it, boot,
+# `meta` (price, devices, the host's name then), `boot.sh` (what it runs), `started` and `child` (pid, the kernel's start time of it, boot,
 # uptime), `exit` (code, uptime, reason), `ended` (its end was ordered), `leave` (when its owner comes), `log`, `job/`.
 # A folder is made before anything else and is kept for a day after the end, so that a key is used once.
 #
@@ -152,11 +152,11 @@ lost_of() {
 }
 
 # A launch that arrives late must not start what is taken for absent by then: boot and uptime bound it.
-op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT GRACE DEVICE...
+op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT GRACE NAME DEVICE...
   key=$1 boot=$2 latest=$3 price=$4 count=$5 container=$6 variable=$7 leave_s=$8 leave_at=$9
   shift 9
-  grace=$1
-  shift
+  grace=$1 called=$2
+  shift 2
   home=$DIR/machines/$key taken='' lost=" $(lost_of "$@") "
   lock
   op_greet
@@ -174,7 +174,7 @@ op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT 
     taken="$taken${taken:+,}$name" count=$((count - 1))
   done
   if [ "$count" != 0 ]; then undo "$key"; refuse taken "no longer free"; return; fi
-  { echo "$price $taken" >"$home/meta" && payload >"$home/boot.sh" && library >"$home/run.sh" &&
+  { echo "$price $taken $called" >"$home/meta" && payload >"$home/boot.sh" && library >"$home/run.sh" &&
     mkdir -p "$home/job/work" && sync "$home/meta" "$home/boot.sh" "$home/run.sh"; } 2>/dev/null ||
     { undo "$key"; refuse disk "the folder of the machine cannot be written"; return; }
   [ "$leave_s" = never ] || expect_owner "$home" "$leave_s" "$leave_at"

@@ -104,6 +104,7 @@ class SshProvider(ProviderTemplate):
         self._known_hosts = settings.known_hosts or services.state_dir / "known_hosts"
         self._hosts = {host.name: host for host in settings.hosts}
         self._links = {host.name: self._link(host) for host in settings.hosts}
+        self._renamed: dict[InstanceRef, SshHost] = {}
 
     def _link(self, host: SshHost) -> SshLink:
         target = SshTarget(name=host.name, address=host.address, port=host.port, user=host.user)
@@ -182,19 +183,44 @@ class SshProvider(ProviderTemplate):
 
         answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, machines_on)
         rows = distinct_machines(row for name in self._hosts for row in answers.get(name, ()))
+        self._renamed = {row.ref: row.host for row in rows if not self._is_named(row.ref)}
         return [*rows, *_reasons(errors)], None
 
     async def _row(self, ref: InstanceRef) -> MachineRow | None:
-        host, key = self._place_of(ref)
-        rows = rows_of(await self._read(host, "show", key), host)
-        return next((row for row in rows if row.key == key), None)
+        host, key = await self._place_of(ref)
+        return await self._row_on(host, ref, key)
 
-    def _place_of(self, ref: InstanceRef) -> tuple[SshHost, str]:
+    async def _row_on(self, host: SshHost, ref: InstanceRef, key: str) -> MachineRow | None:
+        rows = rows_of(await self._read(host, "show", key), host)
+        found = next((row for row in rows if row.key == key), None)
+        return found if found is None or self._is_named(ref) or found.ref == ref else None
+
+    async def _place_of(self, ref: InstanceRef) -> tuple[SshHost, str]:
+        """Return the host of a machine, and its key there.
+
+        A host may have another name now than when it was launched: then the one that shows it is its host.
+
+        Raises:
+            Unavailable: no host of the config is called so, and none shows the machine.
+        """
         name, _, key = str(ref.instance_id).partition(":")
-        host = self._hosts.get(name)
+        host = self._hosts.get(name) or self._renamed.get(ref)
+        if host is not None:
+            return host, key
+        answers, _ = await ask_each(
+            self._settings.hosts, lambda host: host.name, lambda host: self._row_on(host, ref, key)
+        )
+        host = next((row.host for row in answers.values() if row is not None), None)
         if host is None:
-            raise Unavailable(f"the host {clean(name)} is not in the config, so nothing on it can be seen or ended")
+            raise Unavailable(
+                f"the host {clean(name)} is not in the config, and no host there shows its machine {clean(key)}, so it "
+                "can be neither seen nor ended: name it again in providers.ssh.hosts"
+            )
+        self._renamed[ref] = host
         return host, key
+
+    def _is_named(self, ref: InstanceRef) -> bool:
+        return str(ref.instance_id).partition(":")[0] in self._hosts
 
     def _label(self, raw: MachineRow) -> str:
         return raw.key
@@ -234,7 +260,14 @@ class SshProvider(ProviderTemplate):
         facts = facts_of(greeted, host)
         words = (request.key, facts.boot, facts.uptime_s + LAUNCH_WITHIN_S, offer.gpu_price, offer.extra["count"])
         grace_s = int(self._services.clock.real_seconds(self._settings.grace))
-        how = (host.container, offer.extra["variable"], *self._leave(host), grace_s, *offer.extra["devices"].split(" "))
+        how = (
+            host.container,
+            offer.extra["variable"],
+            *self._leave(host),
+            grace_s,
+            host.name,
+            *offer.extra["devices"].split(" "),
+        )
         try:
             lines = await self._ask(host, "launch", *words, *how, boot=boot)
         except AnswerLost as exc:
@@ -259,14 +292,14 @@ class SshProvider(ProviderTemplate):
         return exc
 
     async def _ask_end(self, ref: InstanceRef) -> None:
-        host, key = self._place_of(ref)
+        host, key = await self._place_of(ref)
         for line in await self._read(host, "end", key):
             if line[0] == "refused":
                 raise Unavailable(f"{host.name}: {clean(line[-1])}")
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         await self._require_ours(ref)
-        host, key = self._place_of(ref)
+        host, key = await self._place_of(ref)
         answer = await self._read(host, "log", key, max(0, min(lines, 10_000)))
         return [clean(line[-1], chars_max=1000) for line in answer if line[0] == "log"][-lines:] if lines > 0 else []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -12,13 +12,15 @@ from spotd_providers.contract.values import MicroUsdPerHour
 from spotd_providers.kit.boundary import Dollars, Span, is_loopback
 from spotd_providers.kit.hours import WeeklyHours, weekly_hours
 
+HOST_NAME: Final = r"[a-z0-9][a-z0-9-]{0,30}"
+
 
 class SshHost(BaseModel):
     """One machine of your own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$", description="How spotd calls it.")
+    name: str = Field(pattern=rf"^{HOST_NAME}$", description="How spotd calls it.")
     address: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,252}$", description="Its name or IP address, as pinned by `hosts add`."
     )

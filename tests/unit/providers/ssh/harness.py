@@ -46,6 +46,8 @@ class SshHarness(Harness):
         self.host_more: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}
         """Further names in the config, with the host that is meant."""
+        self.names: dict[str, str] = {}
+        """Other names in the config of hosts."""
         pin(folder / "known_hosts", served.port, server.key)
 
     def settings(self) -> SshSettings:
@@ -54,7 +56,7 @@ class SshHarness(Harness):
                 "name": name, "address": "127.0.0.1", "port": self.served.port, "user": meant,
                 "price": self.prices[meant], "path": self.hosts[meant].path, **self.host_more,
             }
-            for name, meant in {**{name: name for name in self.hosts}, **self.aliases}.items()
+            for name, meant in {**{self.names.get(name, name): name for name in self.hosts}, **self.aliases}.items()
         ]  # fmt: skip
         return SshSettings(hosts=hosts, known_hosts=self.folder / "known_hosts", **self._more)
 

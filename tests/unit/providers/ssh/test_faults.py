@@ -395,7 +395,19 @@ def test_a_slow_host_holds_its_lock_by_the_clock_and_not_by_tries(tmp_path: Path
     host.program("sleep", f"#!/bin/sh\necho >>{tmp_path}/slept\n")
     (tmp_path / "up").write_text("100\n")
     clock = f'up() {{ read -r n <{tmp_path}/up; echo $((n + 3)) >{tmp_path}/up; echo "$n"; }}\n'
-    words = ("spotd-lab-j1-1", BOOT.read_text().strip(), 10**9, 0, 1, "none", "CUDA_VISIBLE_DEVICES", "never", "-", 300)
+    words = (
+        "spotd-lab-j1-1",
+        BOOT.read_text().strip(),
+        10**9,
+        0,
+        1,
+        "none",
+        "CUDA_VISIBLE_DEVICES",
+        "never",
+        "-",
+        300,
+        "titan",
+    )
     own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
     functions, _, call = script_of(own, "launch", *words, TITAN[0].uuid, boot=START_SCRIPT).rstrip().rpartition("\n")
     done = subprocess.run(
@@ -421,6 +433,38 @@ def test_a_host_that_is_no_longer_in_the_config_ends_nothing(tmp_path: Path) -> 
     with_titan = tmp_path / "all"
     with_titan.mkdir()
     play(with_titan, story)
+
+
+def test_a_machine_keeps_its_name_when_its_host_gets_another(tmp_path: Path) -> None:
+    async def story(h: SshHarness, provider: SshProvider) -> None:
+        made = (await provider.launch(h.request(await offer_of(provider, h, "titan:RTX_4090:1")))).instance
+        h.names = {"titan": "ceos"}
+        async with h.opened() as renamed:
+            listing = await renamed.instances()
+            assert listing.complete
+            assert [one.ref for one in listing.instances] == [made.ref], "another name would be a second machine"
+            assert [one.ref for one in await renamed.find(made.key)] == [made.ref]
+            assert {one.region for one in (await renamed.offers(h.query())).offers} == {"ceos", "atlas"}
+        async with h.opened() as renamed:
+            await renamed.terminate(made.ref)  # before any list
+            assert [one.state for one in (await renamed.instances()).instances] == [InstanceState.GONE]
+        assert not any(one.running for one in h.hosts["titan"].machines())
+
+    play(tmp_path, story)
+
+
+def test_a_machine_keeps_its_name_while_the_first_name_of_its_host_is_silent(tmp_path: Path) -> None:
+    async def story(h: SshHarness, provider: SshProvider) -> None:
+        made = (await provider.launch(h.request(await offer_of(provider, h, "titan:RTX_4090:1")))).instance
+        h.aliases = {"z-titan": "titan"}
+        async with h.opened() as aliased:
+            assert isinstance(aliased, SshProvider)
+            aliased._links["titan"]._target = replace(aliased._links["titan"]._target, user="nobody")
+            listing = await aliased.instances()
+            assert not listing.complete
+            assert [one.ref for one in listing.instances] == [made.ref]
+
+    play(tmp_path, story)
 
 
 def test_a_host_that_the_config_names_twice_is_one(tmp_path: Path) -> None:
@@ -479,7 +523,7 @@ def test_one_host_that_is_off_is_no_outage_of_the_others(tmp_path: Path) -> None
 def test_no_part_of_a_launch_runs_if_the_rest_does_not_arrive(tmp_path: Path) -> None:
     host = FakeHost("titan", tmp_path, *TITAN)
     key, boot = "spotd-lab-j1-1", BOOT.read_text().strip()
-    words = (key, boot, 10**9, 0, 1, "none", "CUDA_VISIBLE_DEVICES", "never", "-", 300, TITAN[0].uuid)
+    words = (key, boot, 10**9, 0, 1, "none", "CUDA_VISIBLE_DEVICES", "never", "-", 300, "titan", TITAN[0].uuid)
     own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
     text = _frame(script_of(own, "launch", *words, boot=START_SCRIPT), "f" * 32)
     cuts = [*range(1, len(text) - 600, 1501), *range(len(text) - 600, len(text) - 1, 7)]
