@@ -478,5 +478,9 @@ def test_a_namespace_that_is_deleted_takes_no_job_and_its_machines_end_with_thei
         await asyncio.to_thread(kube.wait_until, lambda: kube.ask("GET", "/api/v1/namespaces/short").get("code") == 404)
         with pytest.raises(AuthFailed, match="has no namespace short"):
             await provider.launch(other)
+        [rights] = [line for line in await provider.check() if line.name == "rights"]
+        assert (rights.ok, rights.detail) == (
+            False, "Kubernetes has no namespace short: kubectl create namespace short",
+        )  # fmt: skip
 
     play(kube, tmp_path, story, namespace="short")

@@ -199,6 +199,7 @@ class KubernetesProvider(ProviderTemplate):
             lacking = [f"{verb} {what}" for group, what, verb in wanted if not await self._may(group, what, verb)]
             if lacking:
                 raise AuthFailed(f"in the namespace {self._settings.namespace} it may not: {', '.join(lacking)}")
+            await self._require_namespace()
             return f"all that is needed in the namespace {self._settings.namespace}"
 
         async def nodes() -> str:
@@ -381,6 +382,20 @@ class KubernetesProvider(ProviderTemplate):
                 return found, False
             token = following
         return found, False
+
+    async def _require_namespace(self) -> None:
+        """Ask for the namespace: in one that is not there rights are granted and lists are empty, until a launch.
+
+        Raises:
+            Unavailable: it does not exist.
+        """
+        name = self._settings.namespace
+        try:
+            found = await self._client.ask_or_absent("GET", f"/api/v1/namespaces/{name}", what="the namespace")
+        except AuthFailed:
+            return  # its Role does not let it read this, and there is no Role without a namespace
+        if found is None:
+            raise Unavailable(f"{WHO} has no namespace {name}: kubectl create namespace {name}")
 
     async def _may(self, group: str, resource: str, verb: str, namespace: str | None = None) -> bool:
         name, _, sub = resource.partition("/")

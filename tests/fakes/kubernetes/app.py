@@ -88,9 +88,9 @@ class KubeApi(FakeApi[KubeCloud]):
             what = f'resource "{resource}" in API group "{group}"{place}'
             text = f'{plural} is forbidden: User "{user}" cannot {verb} {what}'
             raise Refused(403, "Forbidden", text)
-        if namespace and ("", namespace) not in self.cloud.objects["namespaces"].rows:
-            raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
         if verb == "create":
+            if namespace and ("", namespace) not in self.cloud.objects["namespaces"].rows:
+                raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
             return self._create(plural, namespace, body)
         if verb == "list":
             return self._list(request, plural, namespace)

@@ -48,6 +48,25 @@ def test_a_launch_whose_secret_cannot_be_created_leaves_nothing(tmp_path: Path) 
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("may_look", [True, False])
+def test_doctor_names_a_namespace_that_is_not_there(may_look: bool, tmp_path: Path) -> None:
+    """Rights are granted in it and its lists are empty: a launch would be the first to say so."""
+
+    async def story(h: KubernetesHarness, provider: KubernetesProvider) -> None:
+        if not may_look:
+            h.cloud.rights["me"] = {f"{verb} {what}" for _, what, verbs in RIGHTS for verb in verbs}
+            h.cloud.tokens[CANARY] = "me"
+        lines = {line.name: line for line in await provider.check()}
+        assert lines["rights"].ok, lines["rights"]
+        h.more = {"namespace": "absent"}
+        async with h.opened() as elsewhere:
+            lines = {line.name: line for line in await elsewhere.check()}
+            assert lines["rights"].ok is not may_look
+            assert ("kubectl create namespace absent" in lines["rights"].detail) is may_look
+
+    play(tmp_path, story)
+
+
 def test_a_second_pod_that_the_cluster_starts_by_itself_is_ended_with_the_job(tmp_path: Path) -> None:
     async def story(h: KubernetesHarness, provider: KubernetesProvider) -> None:
         request = h.request(await _offer(h, provider))
