@@ -23,7 +23,15 @@ from spotd.core.domain.cooldowns import (
     words_of_giving_up,
     words_of_setback,
 )
-from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.domain.intents import (
+    AttemptId,
+    Charge,
+    Intent,
+    IntentKind,
+    IntentState,
+    bid_intent_id,
+    terminate_intent_id,
+)
 from spotd.core.domain.jobs import COOLDOWN_MAX, Checkpoint, Job, disk_gb_after, span_within
 from spotd.core.domain.lineage import repeated_time
 from spotd.core.domain.states import AttemptState, Blame, Counted, EndKind, EndReason, JobState
@@ -38,7 +46,7 @@ from spotd.core.metering import (
     with_paid,
     with_run,
 )
-from spotd.core.pricing import span_words
+from spotd.core.pricing import halted_rate, metered_rate, span_words
 from spotd.core.working_copy import WorkingCopy, learn_from_end
 from spotd_jobs.spec.model import StallAction, WatchdogPolicy
 from spotd_providers.contract.values import AttemptKey, InstanceRef, MicroUsd, MicroUsdPerHour, ProviderName, as_usd
@@ -198,12 +206,26 @@ class PlanBuilder(WorkingCopy):
         at: datetime | None = None,
     ) -> None:
         """Charge what the attempt cost up to `at`, by default now; from there on it costs this per hour."""
+        if rate <= halted_rate(self.attempt(attempt).quote):
+            self._bill_unanswered_raise(attempt, at or self.now)
         item = self.attempt(attempt)
         item = with_limit(item, self.job(attempt.job), self.policy)
         after, charges = settled(item, at or self.now, rate, on_demand_rate)
         after, more = with_least_time(item, after, self.policy, at or self.now)
         self._charges.extend((*charges, *more))
         self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
+
+    def _bill_unanswered_raise(self, attempt: AttemptId, until: datetime) -> None:
+        """Bill the higher bid from when it was decided: no list will show any more whether it was taken."""
+        item = self.attempt(attempt)
+        change, since, meter = self.intent(bid_intent_id(item.key)), item.bidding.changed_at, item.meter
+        if change is None or change.state not in {IntentState.SENT, IntentState.UNKNOWN} or since is None:
+            return
+        full, halted = metered_rate(item.quote), halted_rate(item.quote)
+        if item.bidding.before is None or meter.since is None or not halted < meter.rate < full:
+            return
+        if max(since, meter.since) < until:
+            self.set_rate(attempt, full, meter.on_demand_rate, at=max(since, meter.since))
 
     def add_charge(self, charge: Charge) -> None:
         """Add the charge; the attempt's meter is the caller's to set."""
