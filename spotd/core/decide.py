@@ -73,7 +73,7 @@ def keep_progress(decision: Decision) -> None:
 
 
 def follow_bids(decision: Decision) -> None:
-    """Raise bids that are about to lose, lower what is paid too much, leave what is not worth waiting for."""
+    """Raise bids that are about to lose, lower what is paid too much, end what was held for long enough."""
     decision.relocation.change_bids()
 
 
@@ -87,10 +87,15 @@ def serve_jobs(decision: Decision) -> None:
             placement.place(job)
             continue
         item = next((a for a in placement.attempts_by_job[job.id] if a.state.counts), None)
-        if not placement.pacer.keep_pace(job, item):
-            continue
-        if (error := builder.attempted(partial(_explain_running, placement, job, item))) is not None:
-            builder.note_contained(f"the verdict on job {job.id}", in_words(error))
+        if placement.pacer.keep_pace(job, item):
+            _explain(decision, job, item)
+
+
+def leave_held(decision: Decision) -> None:
+    """Leave outbid machines that are not worth waiting for, unless a job that was not served gets their place."""
+    for item in decision.relocation.leave_held():
+        if item.id.job in decision.placement.verdicts:
+            _explain(decision, decision.world.jobs[item.id.job], item)
 
 
 def release_machines(decision: Decision) -> None:
@@ -117,6 +122,7 @@ RULES: Final[tuple[Rule, ...]] = (
     keep_progress,
     follow_bids,
     serve_jobs,
+    leave_held,
     release_machines,
     move_to_cheaper,
     settle_verdicts,
@@ -145,6 +151,12 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
         rule(decision)
     builder.wake(min([now + world.policy.recheck_every, *placement.catalogue.waits]))
     return replace(builder.plan(), verdicts=placement.verdicts)
+
+
+def _explain(decision: Decision, job: Job, item: Attempt | None) -> None:
+    builder = decision.builder
+    if (error := builder.attempted(partial(_explain_running, decision.placement, job, item))) is not None:
+        builder.note_contained(f"the verdict on job {job.id}", in_words(error))
 
 
 def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) -> None:

@@ -24,7 +24,7 @@ from typing import Final
 
 from spotd.core.bids import bid_limit, hold_is_over, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.intents import JobId
+from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.market import Quote
@@ -66,14 +66,26 @@ class Relocation:
         self._moved = self._proposed = 0
         self._verdicts = placement.machine_verdicts
         self._awaited = self._awaited_machines()
+        self._higher: dict[AttemptId, Quote] = {}
+        """Held machines that are not bid for again, with the quote of the bid that was considered."""
 
     def change_bids(self) -> None:
-        """Raise the bids that are about to lose, lower what is paid too much, and decide about outbid machines."""
+        """Raise the bids that are about to lose, lower what is paid too much, and end what was held for long enough."""
         if not self._policy.raise_bids and not self._policy.hold_max:
             return
         for item in self._running():
             if pays_bid(item) and (item.notice_at is None or item.bidding.held_since is not None):
                 contain(self._builder, item.id.job, partial(self._judge_bid, item), "its bid cannot be judged")
+
+    def leave_held(self) -> list[Attempt]:
+        """Wait no longer for outbid machines where another one is as good, once it is known which jobs lack a place.
+
+        Returns those that were judged.
+        """
+        held = [item for item in self._running() if item.bidding.held_since is not None]
+        for item in held:
+            contain(self._builder, item.id.job, partial(self._leave, item), "its hold cannot be judged")
+        return held
 
     def move_to_cheaper(self) -> None:
         """Order machines to stop whose jobs go on elsewhere for clearly less."""
@@ -157,7 +169,7 @@ class Relocation:
             if sold is not None and sold.changes_bids:
                 self._follow_floor(job, item)
         item = self._builder.attempt(item.id)
-        if item.stop is None and not self._leaves_held(job, item) and item.bidding.held_since is not None:
+        if item.bidding.held_since is not None and item.stop is None and not self._releases(item):
             self._builder.wake(item.bidding.held_since + self._policy.hold_max)
 
     def _follow_floor(self, job: Job, item: Attempt) -> None:
@@ -181,7 +193,8 @@ class Relocation:
         higher = repriced(item.quote, bid)
         if words_against_bid(self._placement.market, higher):
             return
-        if self._leaves_held(job, replace(item, quote=higher)):
+        if item.bidding.held_since is not None and self._why_left(job, replace(item, quote=higher))[0]:
+            self._higher[item.id] = higher
             return  # what it would cost from now on is what another machine is held against
         move = self._cheapest_move(job, item, running_rate(higher))
         if move is not None and move[1].saving > 0:
@@ -197,30 +210,34 @@ class Relocation:
         if all(guard.carries_raise(job, item, higher.price.total) for guard in guards):
             self._verdicts.change_bid(item, bid, why)
 
-    def _leaves_held(self, job: Job, item: Attempt) -> bool:
-        """Leave an outbid machine once another one is as good, or once it was waited for long enough.
+    def _releases(self, item: Attempt) -> bool:
+        """Whether an outbid machine that has not woken was waited for long enough."""
+        over = hold_is_over(item, self._policy, self._now) if item.bidding.woke_at is None else ""
+        if over:
+            self._give_up(item, MachineVerdict.RELEASE, over, None)
+        return bool(over)
 
-        It may have woken since it was listed, as after hours of sleep: so it is ordered to save and stop, and ended at
-        once where a newer list shows that it is halted.
+    def _leave(self, item: Attempt) -> None:
+        """Leave an outbid machine for another one that is as good as what it would cost if it came back."""
+        job = self._builder.job(item.id.job)
+        why, target = self._why_left(job, replace(item, quote=self._higher.get(item.id, item.quote)))
+        if why:
+            self._give_up(item, MachineVerdict.LEAVE, why, target)
 
-        Args:
-            item: with the quote that would hold if it came back.
+    def _give_up(self, item: Attempt, verdict: MachineVerdict, why: str, target: Offer | None) -> None:
+        """Stop a held machine. It may have woken since it was listed, as after hours of sleep: it is ordered to save.
+
+        It is ended at once where a newer list shows that it is halted.
         """
-        why, target = ("", None) if item.bidding.held_since is None else self._why_not_held(job, item)
-        if not why:
-            return False
-        is_over = item.bidding.woke_at is None and bool(hold_is_over(item, self._policy, self._now))
-        verdict = MachineVerdict.RELEASE if is_over else MachineVerdict.LEAVE
         if self._verdicts.stop(item, verdict, why, target=target):
             self._builder.list_again(item.provider)
             message = f"its outbid machine is not waited for any longer: {why}"
             self._builder.event("attempt.left", message, attempt=item.id)
-        return True
 
-    def _why_not_held(self, job: Job, item: Attempt) -> tuple[str, Offer | None]:
-        over = hold_is_over(item, self._policy, self._now)
-        if over or item.bidding.woke_at is not None:
-            return over, None
+    def _why_left(self, job: Job, item: Attempt) -> tuple[str, Offer | None]:
+        """Why a held machine is not waited for, whatever time is left, and the other one that is meant."""
+        if item.bidding.woke_at is not None:
+            return hold_is_over(item, self._policy, self._now), None
         floor, limit = item.bidding.floor, bid_limit(item, job, self._policy)
         if floor is not None and floor * 100 > limit * REACH_PERCENT:
             return f"the lowest bid that wins is ${as_usd(floor):.4f}, at most ${as_usd(limit):.4f} may be bid", None

@@ -81,7 +81,11 @@ def moves_for_anything() -> AbstractContextManager[None]:
 
 def waits_for_ever() -> AbstractContextManager[None]:
     """Keeps an outbid machine until it wakes, and raises no bid either."""
-    return patched((Relocation, "_leaves_held", lambda *_: True))
+    return patched(
+        (Relocation, "_releases", lambda *_: True),
+        (Relocation, "_raise", lambda *_: None),
+        (Relocation, "leave_held", lambda _: []),
+    )
 
 
 def ends_what_it_moves() -> AbstractContextManager[None]:

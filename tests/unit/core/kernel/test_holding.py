@@ -88,6 +88,29 @@ def test_it_is_left_for_another_machine_that_is_as_cheap() -> None:
     assert left(held, offer("o2", price=480_000)) == "another costs $0.4800 per hour, this one $0.4400"
 
 
+@pytest.mark.parametrize(
+    ("priority", "machines_max", "is_left"),
+    [
+        pytest.param(5, 1, False, id="its only place is awaited"),
+        pytest.param(5, 2, True, id="there is a place for both"),
+        pytest.param(-5, 1, True, id="it comes first itself"),
+    ],
+)
+@pytest.mark.parametrize("raises", [True, False], ids=["bids are raised", "bids stay"])
+def test_it_is_left_for_another_machine_only_if_no_other_job_gets_its_place(
+    priority: int, machines_max: int, *, is_left: bool, raises: bool
+) -> None:
+    held = world(held_since=NOW - MINUTE, floor=usd(0.45))
+    waits = replace(job(2), spec=replace(job(2).spec, priority=priority))
+    policy = replace(held.policy, machines_max=machines_max, raise_bids=raises)
+    held = replace(held, jobs={**held.jobs, waits.id: waits}, policy=policy)
+    others = (offer("o2", price=420_000), offer("o3", price=425_000))
+    assert bool(left(held, *others)) is is_left
+    if not is_left:
+        words = "leave is held back: job2 waits for its place of [budget] machines"
+        assert words in decide(held, bid_market(*others), NOW).verdicts[FIRST.job].sentence
+
+
 def test_it_is_left_when_its_price_is_out_of_reach_or_its_time_is_up() -> None:
     far = world(held_since=NOW - MINUTE, floor=usd(0.70))
     assert left(far) == "the lowest bid that wins is $0.7000, at most $0.5000 may be bid"
