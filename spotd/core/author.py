@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, StopOrder, with_bid
-from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.cooldowns import Cooldown, CooldownScope, pool_subject
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, bid_intent_id
 from spotd.core.domain.jobs import Job, MachineVerdict, Proposal
 from spotd.core.domain.market import MarketSnapshot
@@ -152,6 +152,7 @@ class MachineVerdicts:
         subjects = [
             (CooldownScope.OFFER, str(offer.offer_id)),
             (CooldownScope.POOL, str(offer.pool)),
+            (CooldownScope.POOL, pool_subject(offer)),
             (CooldownScope.PROVIDER, ""),
             *((CooldownScope.QUOTA, str(quota)) for quota in offer.quotas),
         ]

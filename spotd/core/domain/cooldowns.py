@@ -17,7 +17,7 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import ProviderOffers
 from spotd.core.domain.states import Counted, EndReason
-from spotd_providers.contract.values import Market, ProviderName
+from spotd_providers.contract.values import Market, Offer, ProviderName
 
 # What an attempt that came to nothing costs its job: when it is tried again, and when it is given up.
 #
@@ -59,6 +59,11 @@ LAUNCHES_PER_HOUR_MAX: Final = 40
 BOUGHT_PER_HOUR_MAX: Final = 12
 """No job has more machines in any hour but the first that are lost without progress; follows from `BOUGHT_MAX`."""
 _DOUBLINGS_MAX: Final = 20
+
+
+def pool_subject(offer: Offer) -> str:
+    """Name what cools down where an offer finds no place: several machines may lack it at once where one has it."""
+    return str(offer.pool) if offer.nodes == 1 else f"{offer.nodes} at once of {offer.pool}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

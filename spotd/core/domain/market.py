@@ -63,6 +63,8 @@ def gang_of(offer: Offer, nodes: int) -> Offer:
 
 
 NO_GANGS: Final = "its adapter starts no machines that reach each other"
+NODES_MAX: Final = 1024
+"""Of a provider that does not say how many machines it starts at once, which is more than a job may ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class ProviderOffers:
         key_at: when the provider last took the key, or was given another one.
         balance, balance_at: what is left of money paid in advance, and when the provider stated it.
         no_gangs: why the provider starts no machines that reach each other; empty where it does.
+        nodes_max: how many of them it starts at once at most.
     """
 
     provider: ProviderName
@@ -93,6 +96,13 @@ class ProviderOffers:
     balance: MicroUsd | None = None
     balance_at: datetime | None = None
     no_gangs: str = NO_GANGS
+    nodes_max: int = NODES_MAX
+
+    def words_against_nodes(self, nodes: int) -> str:
+        """Why the provider does not start so many machines that reach each other; empty where it does."""
+        if nodes == 1 or self.no_gangs:
+            return "" if nodes == 1 else self.no_gangs
+        return "" if nodes <= self.nodes_max else f"it starts {self.nodes_max} machines at once at most"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from spotd.core.domain.cooldowns import (
     REFUSED_MAX,
     CooldownEnd,
     CooldownScope,
+    pool_subject,
     refusal_subject,
 )
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, launch_intent_id
@@ -202,7 +203,7 @@ def _cool_down(
         case LaunchFailure.NOT_PREPARED | LaunchFailure.INPUT_AWAY:
             return  # a matter of this job, which cools down the job alone
         case LaunchFailure.NO_CAPACITY:
-            scope, subject, span = CooldownScope.POOL, str(offer.pool), builder.policy.pool_cooldown
+            scope, subject, span = CooldownScope.POOL, pool_subject(offer), builder.policy.pool_cooldown
             longest = POOL_COOLDOWNS_MAX * span
         case LaunchFailure.OFFER_GONE if retry_after is not None:
             span, longest = retry_after, max(retry_after, OFFER_COOLDOWN)
@@ -211,8 +212,8 @@ def _cool_down(
         case LaunchFailure.PRICE_MOVED:
             span, longest, ends = PRICE_COOLDOWN, OFFER_COOLDOWN, CooldownEnd.SHOWN
         case LaunchFailure.QUOTA:
-            scope, subject = CooldownScope.POOL, str(offer.pool)
-            if offer.quotas:
+            scope, subject = CooldownScope.POOL, pool_subject(offer)
+            if offer.quotas and offer.nodes == 1:
                 scope, subject = CooldownScope.QUOTA, quota or str(offer.quotas[0])
             span, longest = ACCOUNT_COOLDOWN_FIRST, ACCOUNT_COOLDOWN
         case LaunchFailure.NO_BALANCE | LaunchFailure.AUTH:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pressed_until
+from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pool_subject, pressed_until
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, Quote, gang_of, resolve_gpu
@@ -160,7 +160,7 @@ class CandidateCatalogue:
             if wanted.providers and rules.name not in wanted.providers:
                 mismatches[f"provider {rules.name} not asked for"] += provider_offers.offer_index.size
                 continue
-            if wanted.nodes > 1 and provider_offers.no_gangs:
+            if provider_offers.words_against_nodes(wanted.nodes):
                 why = f"{rules.name} starts no {wanted.nodes} machines that reach each other"
                 mismatches[why] += provider_offers.offer_index.size
                 continue
@@ -189,11 +189,11 @@ class CandidateCatalogue:
     def no_gangs(self, wanted: Resources) -> str:
         """Why no provider can start what a job of several machines asks for; empty where one can."""
         asked = [
-            (rules.name, shown.no_gangs)
+            (rules.name, shown.words_against_nodes(wanted.nodes))
             for rules, shown in self._offer_indexes
             if not wanted.providers or rules.name in wanted.providers
         ]
-        if wanted.nodes == 1 or not all(why for _, why in asked):
+        if not all(why for _, why in asked):
             return ""
         reasons = "; ".join(f"{name}: {why}" for name, why in asked)
         return f"no provider in the config can start {wanted.nodes} machines that reach each other: {reasons}"
@@ -309,6 +309,8 @@ class CandidateCatalogue:
             return "host avoided for now after a preemption", found[1]
         if found := cooling.get((provider, CooldownScope.POOL, offer.pool)):
             return "a machine was lost or refused there a moment ago", found[1]
+        if offer.nodes > 1 and (found := cooling.get((provider, CooldownScope.POOL, pool_subject(offer)))):
+            return f"{offer.nodes} machines at once were refused there a moment ago", found[1]
         for quota in offer.quotas:
             if found := cooling.get((provider, CooldownScope.QUOTA, quota)):
                 return "a quota of the account is used up", found[1]

@@ -72,8 +72,17 @@ def no_gangs(provider: Provider) -> str:
     found = provider.capabilities.get(Power.GANG)
     if found is not None and not found.available:
         return found.reason or NO_GANGS
+    return "" if found is not None and nodes_max(provider) > 1 else NO_GANGS
+
+
+def nodes_max(provider: Provider) -> int:
+    """Return how many machines that reach each other the plugin starts in one launch; 1 where it does not say it."""
     inner = provider.inner if isinstance(provider, GuardedProvider) else provider
-    return "" if found is not None and isinstance(inner, StartsGangs) else NO_GANGS
+    try:
+        most: object = inner.nodes_max if isinstance(inner, StartsGangs) else 1
+    except Exception:  # noqa: BLE001 - a property of a plugin can raise anything
+        return 1
+    return most if type(most) is int and most > 1 else 1
 
 
 class GuardedProvider:
@@ -141,9 +150,10 @@ class GuardedProvider:
 
         Raises:
             OutcomeUnknown: besides what the plugin says, for an answer that makes no sense: the machine may exist.
-            NotSupported: several machines are asked for, and the plugin does not declare that it starts them.
+            NotSupported: several machines are asked for, and the plugin does not declare that it starts so many.
         """
-        if request.offer.nodes > 1 and (why := no_gangs(self)):
+        nodes = request.offer.nodes
+        if nodes > 1 and (why := no_gangs(self) or ("" if nodes <= nodes_max(self) else "so many are not started")):
             raise errors.NotSupported(why)
         made = await self._called("launch", lambda: self.inner.launch(request))
         try:

@@ -19,6 +19,7 @@ from spotd.core.domain.cooldowns import CooldownEnd
 from spotd.core.domain.jobs import Job, disk_gb_for
 from spotd.core.domain.market import (
     NO_GANGS,
+    NODES_MAX,
     MarketSnapshot,
     OfferIndex,
     ProviderOffers,
@@ -235,6 +236,7 @@ class OfferCache:
         sells_spot: bool = True,
         changes_bids: bool = False,
         no_gangs: str = NO_GANGS,
+        nodes_max: int = NODES_MAX,
     ) -> None:
         self._bought = {k: sale for k, sale in self._bought.items() if k[0] != provider or asked_at <= sale[1]}
         shown = self._unsold(provider, page)
@@ -253,6 +255,7 @@ class OfferCache:
             sells_spot=sells_spot,
             changes_bids=changes_bids,
             no_gangs=no_gangs,
+            nodes_max=nodes_max,
         )
         if changed:
             self.evidence.prices_seen(offer_index, asked_at)

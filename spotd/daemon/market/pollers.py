@@ -24,7 +24,7 @@ import anyio
 
 from spotd.daemon.commits import CrashPoint, CrashPoints
 from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Pause, backoff_s
-from spotd.daemon.market.guarded import guarded, no_gangs
+from spotd.daemon.market.guarded import guarded, no_gangs, nodes_max
 from spotd.daemon.market.offer_cache import CauseWatch, OfferCache
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock, KnowsAccount, Logger, Provider, ProviderTraits
@@ -202,6 +202,7 @@ class Poller:
             sells_spot=self._has(Power.SPOT),
             changes_bids=self._has(Power.BID_CHANGE),
             no_gangs=no_gangs(self._provider),
+            nodes_max=nodes_max(self._provider),
         )
         self._came_back()
         return self._pause_offers(max(self._at_pace(self.pace.poll_every), self.pace.offers_every_min))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import IntentState, JobId
@@ -14,6 +16,7 @@ from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd.core.kernel.launch_calls import launch_sent
+from spotd.core.kernel.outcomes import LaunchFailure, launch_refused
 from spotd.core.metering import machines_in_use
 from spotd.core.pricing import egress_cost, traffic_cost
 from spotd_jobs.spec.model import GpuAlternative, Resources
@@ -24,8 +27,9 @@ from spotd_providers.contract.values import (
     MicroUsdPerHour,
     Offer,
     ProviderName,
+    QuotaId,
 )
-from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
+from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 
 GB = 1_000_000_000
 OTHER = ProviderName("other")
@@ -135,3 +139,30 @@ def test_what_each_machine_reads_of_the_store_is_counted() -> None:
 
 def test_the_rules_of_a_provider_know_nothing_of_gangs() -> None:
     assert not [name for name in ProviderPolicy.__dataclass_fields__ if "gang" in name or "node" in name]
+
+
+@pytest.mark.parametrize("failure", [LaunchFailure.NO_CAPACITY, LaunchFailure.QUOTA])
+def test_what_refuses_several_machines_at_once_is_still_offered_to_fewer(failure: LaunchFailure) -> None:
+    world, one = world_of(gang_job()), offer(quotas=(QuotaId("east"),))
+    plan = decide(world, selling(one), NOW)
+    (item,) = bought(plan)
+    world = applied(world, plan)
+    world = applied(world, launch_refused(world, item.id, failure, "no", NOW))
+    others = {job.id: job for job in (gang_job(2), gang_job(3, nodes=1), gang_job(4, nodes=2))}
+    world = replace(world, jobs={**world.jobs, **others}, policy=replace(world.policy, machines_max=99))
+    for chosen, nodes in ((2, None), (3, 1), (4, 2)):
+        alone = replace(world, jobs={one_id: one for one_id, one in world.jobs.items() if one_id == f"j{chosen}"})
+        found = [item.quote.offer.nodes for item in bought(decide(alone, selling(one), NOW + MINUTE / 2))]
+        assert found == ([] if nodes is None else [nodes])
+    blocked = verdict(decide(replace(world, jobs={JobId("j2"): others[JobId("j2")]}), selling(one), NOW), 2)
+    assert blocked.kind is VerdictKind.COOLING
+    assert "4 machines at once were refused there a moment ago" in blocked.sentence
+
+
+def test_a_provider_that_starts_fewer_at_once_is_passed_over_and_why_says_so() -> None:
+    sold = selling(offer())
+    three = MarketSnapshot(by_provider={SHOP: replace(sold.by_provider[SHOP], nodes_max=3)})
+    found = verdict(decide(world_of(gang_job()), three, NOW))
+    assert found.kind is VerdictKind.NO_MATCH
+    assert found.sentence.endswith("shop: it starts 3 machines at once at most")
+    assert [item.quote.offer.nodes for item in bought(decide(world_of(gang_job(nodes=3)), three, NOW))] == [3]
