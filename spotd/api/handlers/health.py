@@ -36,6 +36,7 @@ from spotd.core.working_copy import forget_host
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import HourlyRate, ProviderEntry
 from spotd.store import Reads
+from spotd.words import count
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import InstanceState, Listing, OfferPage, ProviderName, as_usd
 
@@ -167,7 +168,8 @@ class HealthHandlers(DaemonAnswers):
         rules = self._context.policy.current.providers.get(entry.name)
         odd = anomalies_of(offer_cache, entry.name, self._context.clock, now)
         last_error = (rules.unusable if rules is not None else "") or provider_offers.error or seen.error
-        offers = f"{provider_offers.offer_index.size} offers" if provider_offers.at is not None else "no answer yet"
+        known = provider_offers.at is not None
+        offers = count(provider_offers.offer_index.size, "offer") if known else "no answer yet"
         return ProviderResponse(
             name=entry.name,
             title=entry.title,

@@ -192,7 +192,7 @@ def _card(one: Mapping[str, Any], now: datetime) -> Node:
         "" if one["balance_usd"] is None else f"{dollars(one['balance_usd'])}, stated {ago(one['balance_at'], now)} ago"
     )
     pairs: list[tuple[str, Node]] = [
-        ("Offers", str(one["offers"])),
+        ("Offers", "" if one["ok"] else str(one["offers"])),  # the sentence above states them where all is well
         ("Machines", str(one["machines"])),
         ("Newest prices", _ago(one["last_poll_at"], now)),
         ("Newest list of machines", _ago(one["last_listing_at"], now)),
