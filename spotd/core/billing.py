@@ -443,7 +443,8 @@ BOOKED_AT: Final = 10_000
 def meter_traffic(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) -> None:
     """Meter what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
     item = builder.attempt(attempt)
-    added = sum(bytes_within(report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
+    published = (*report.checkpoints, *(saved for saved, _ in report.older))
+    added = sum(bytes_within(report.uploads.get(saved.manifest_key, saved.bytes)) for saved in published)
     # What was uploaded for a checkpoint that never became complete is in no manifest, and was paid for.
     added = max(added, bytes_within(report.stored_bytes) - item.uploaded_bytes)
     uploaded = min(added, MOVED_MAX - item.uploaded_bytes)

@@ -59,6 +59,22 @@ def with_fresh(job: Job, attempt: int, fresh: Collection[Checkpoint]) -> tuple[C
     return (*newest[:bound], *(c for c in newest[bound:] if c.pinned or c == best), *others)
 
 
+def with_older(job: Job, older: Iterable[tuple[Checkpoint, str]]) -> tuple[Checkpoint, ...]:
+    """Return the list with what was found late, each behind the next newer one: a fallback, and never the first choice.
+
+    What stands behind one that is no longer on the list is of no use any more.
+    """
+    found = list(job.checkpoints)
+    bound = max(REMEMBERED, job.spec.checkpoint.keep)
+    for one, newer in older:
+        own = [c.manifest_key for c in found if c.attempt == one.attempt]
+        if one.manifest_key in own or newer not in own or len(own) >= bound:
+            continue
+        place = next(n for n, c in enumerate(found) if c.attempt == one.attempt and c.manifest_key == newer)
+        found.insert(place + 1, one)
+    return tuple(found)
+
+
 def kept(job: Job, open_attempts: Collection[int]) -> tuple[Checkpoint, ...]:
     """Return what stays on the list while these attempts of the job have not ended."""
     best = best_of(job, job.checkpoints)

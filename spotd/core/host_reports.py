@@ -19,7 +19,7 @@ from spotd.core.billing import (
     start_billing,
     start_billing_later,
 )
-from spotd.core.checkpoints import note_fallbacks, note_outputs, pin_outputs, with_fresh, with_save_time
+from spotd.core.checkpoints import note_fallbacks, note_outputs, pin_outputs, with_fresh, with_older, with_save_time
 from spotd.core.domain.attempts import (
     RUN,
     Attempt,
@@ -31,7 +31,7 @@ from spotd.core.domain.attempts import (
     watched,
 )
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.domain.jobs import bytes_within, notice_within
+from spotd.core.domain.jobs import Checkpoint, bytes_within, notice_within
 from spotd.core.domain.lineage import with_progress
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
@@ -188,17 +188,12 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         resumed = replace(item, resumed_from=item.resumed_from or report.resumed_from)
         fresh = with_work(job, resumed, report.checkpoints, builder.now)
         builder.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, fresh)))
-        for checkpoint in report.checkpoints:
-            if checkpoint.manifest_key in report.unannounced:
-                continue
-            builder.event(
-                "checkpoint.accepted",
-                f"checkpoint {checkpoint.name} is complete and verified",
-                attempt=attempt_id,
-                name=checkpoint.name,
-                step=checkpoint.step,
-                bytes=checkpoint.bytes,
-            )
+        _announce(builder, attempt_id, report, report.checkpoints)
+    if report.older:
+        job = builder.job(attempt_id.job)
+        known, listed = set(job.checkpoints), with_older(job, report.older)
+        builder.put_job(replace(job, checkpoints=listed))
+        _announce(builder, attempt_id, report, [one for one in listed if one not in known])
     read_at = item.read_at if report.liveness_check else report.read_at
     if report.seq > item.heartbeat_seq:
         # One copy: of all that a cycle writes, most is that hosts go on.
@@ -252,6 +247,20 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
             return  # the machine speaks before its launch was answered; its listing will name it
         _running(builder, attempt_id)
     note_freshness(builder, attempt_id, report, is_new=moved)
+
+
+def _announce(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus, accepted: Sequence[Checkpoint]) -> None:
+    for checkpoint in accepted:
+        if checkpoint.manifest_key in report.unannounced:
+            continue
+        builder.event(
+            "checkpoint.accepted",
+            f"checkpoint {checkpoint.name} is complete and verified",
+            attempt=attempt_id,
+            name=checkpoint.name,
+            step=checkpoint.step,
+            bytes=checkpoint.bytes,
+        )
 
 
 def _extend_stop(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:

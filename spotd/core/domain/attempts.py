@@ -456,6 +456,8 @@ class HostStatus:
     seq: int = -1
     phase: str = ""
     checkpoints: tuple[Checkpoint, ...] = ()
+    older: tuple[tuple[Checkpoint, str], ...] = ()
+    """Checkpoints that were found after newer ones, each with the manifest key of the next newer one."""
     resumed_from: str | None = None
     exit_reason: EndReason | None = None
     exit_answers_stop: bool = False

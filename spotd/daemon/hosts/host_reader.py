@@ -327,6 +327,12 @@ class ReadMemory:
     """How long the newest upload of a checkpoint took on the host."""
     events_read: str = ""
     serial_known: int | None = None
+    serials: dict[int, str] = field(default_factory=dict)
+    """Serials of the newest checkpoints that are known, with their manifest keys."""
+    serial_floor: int = -1
+    """At and below this serial nothing is taken in, not even as a fallback."""
+    older: dict[str, tuple[Checkpoint, str]] = field(default_factory=dict)
+    """By manifest key: what was found after a newer one, with the key of the next newer one."""
     accepted: dict[str, Checkpoint] = field(default_factory=dict)
     """By manifest key: a checkpoint that its framework writes anew under one name (`last.ckpt`) comes several times."""
     uploads: dict[str, int] = field(default_factory=dict)

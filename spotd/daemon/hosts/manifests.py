@@ -1,7 +1,9 @@
 """The manifests that one host published: which of them are checkpoints, each read once.
 
 Theory. Only manifests that are newer than the newest one known of the same attempt are news. The host numbers them by
-`serial`; an old one that turns up late would put the job back and is left alone. A manifest is fetched and parsed once:
+`serial`. An old one that turns up late would put the job back, so it stands behind the next newer one, as a fallback: a
+folder is not listed at one moment, and a list may show a checkpoint before the one ahead of it. What is older than the
+second newest that was known at the start is left alone. A manifest is fetched and parsed once:
 what became of it is remembered with its etag, and of one that lacks a chunk only that chunk is asked for again. A read
 takes a share of what is there (`limits.py`), oldest first. Where a host published more than could ever be of use, the
 newest are read first, and once one of them is accepted the older ones are passed over, as their serials would be.
@@ -106,6 +108,7 @@ MISSING_READS_MAX: Final = 5
 HEADS_MAX: Final = 16
 """With more unknown chunks than this, one listing is cheaper than a question for each."""
 HEADS_PER_MANIFEST_MAX: Final = 1_000
+SERIALS_KEPT: Final = 64
 FLOOD: Final = 64
 """More unread manifests than this are read from the newest backwards."""
 SAME_TIME: Final = timedelta(minutes=2)
@@ -128,7 +131,7 @@ def read_manifests(reading: ReadScope) -> None:
     """
     view, attempt, at = reading.view, reading.attempt, reading.at
     if view.serial_known is None:
-        view.serial_known = _serial_of_newest_known(reading)
+        _learn_serials(reading)
     prefix = checkpoint_prefix(attempt.id.job, attempt.id.number)
     listed = [i for i in islice(reading.objects.list(prefix), LISTED_MAX) if i.key.endswith(".json")]
     names = {info.key for info in listed}
@@ -145,9 +148,16 @@ def read_manifests(reading: ReadScope) -> None:
     for one in sorted(found, key=lambda one: one.serial):
         # Not before here: a store that goes away in the middle of a read must not make a checkpoint old news.
         view.settled[one.info.key] = one.info.etag
-        view.serial_known = max(view.serial_known, one.serial)
         view.uploads[one.info.key] = one.uploaded
-        view.accepted[one.info.key] = one.checkpoint
+        if view.serial_known is None or one.serial > view.serial_known:
+            view.serial_known = one.serial
+            view.accepted[one.info.key] = one.checkpoint
+        elif newer := [serial for serial in view.serials if serial > one.serial]:
+            view.older[one.info.key] = (one.checkpoint, view.serials[min(newer)])
+        view.serials[one.serial] = one.info.key
+        while len(view.serials) > SERIALS_KEPT:
+            view.serial_floor = max(view.serial_floor, min(view.serials))
+            del view.serials[min(view.serials)]
         if not view.ration.take("checkpoints that were accepted", at):
             view.unannounced.add(one.info.key)
     if is_flood and found:
@@ -193,8 +203,8 @@ def _read_one(reading: ReadScope, info: ObjectInfo, lookup: _Chunks, found: list
 
 
 def _judge(reading: ReadScope, info: ObjectInfo, lookup: _Chunks) -> AcceptedManifest | BadManifest | None:
-    """Return what a manifest is; `None` for one that is older than what is known, and therefore no news."""
-    known, attempt = reading.view.serial_known, reading.attempt.id
+    """Return what a manifest is; `None` for one that is known, or so old that it is of no use any more."""
+    view, attempt = reading.view, reading.attempt.id
     try:
         data = reading.objects.get(info.key, bytes_max=MANIFEST_BYTES_MAX)
     except ObjectMissing:
@@ -202,7 +212,7 @@ def _judge(reading: ReadScope, info: ObjectInfo, lookup: _Chunks) -> AcceptedMan
     except ObjectTooLarge as exc:
         return BadManifest(reason=str(exc))
     draft = _parsed(data)
-    if draft is not None and known is not None and draft.serial <= known:
+    if draft is not None and (draft.serial <= view.serial_floor or draft.serial in view.serials):
         return None
     lookup.prepare(draft)
     verdict = verify_manifest(data, attempt.job, attempt.number, lookup, parsed=draft)
@@ -253,19 +263,27 @@ def _pass_over(view: ReadMemory, unread: list[ObjectInfo], newest: datetime, *, 
         )
 
 
-def _serial_of_newest_known(reading: ReadScope) -> int:
-    """Return the serial at and below which nothing is news after a restart, nor the chunks of that checkpoint."""
-    newest = next((c for c in reading.job.checkpoints if c.attempt == reading.attempt.id.number), None)
-    if newest is None:
-        return -1
-    try:
-        draft = _parsed(reading.objects.get(newest.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
-    except ObjectMissing:
-        draft = None
-    if draft is None:
-        return -1
-    reading.view.chunks.add(draft.chunk_sizes())
-    return draft.serial
+def _learn_serials(reading: ReadScope) -> None:
+    """Learn which serials are no news after a restart, and the chunks of the newest checkpoint.
+
+    Between the two newest none was ever known, so one that is found there was missed. Of what was older than both it is
+    not known whether it was on the list and has left it.
+    """
+    view = reading.view
+    own = [c for c in reading.job.checkpoints if c.attempt == reading.attempt.id.number]
+    view.serial_known = -1
+    for one in own[:2]:
+        try:
+            draft = _parsed(reading.objects.get(one.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
+        except ObjectMissing:
+            draft = None
+        if draft is None:
+            continue
+        view.serials[draft.serial] = one.manifest_key
+        view.serial_floor = draft.serial
+        if one is own[0]:
+            view.chunks.add(draft.chunk_sizes())
+            view.serial_known = draft.serial
 
 
 def _parsed(data: bytes) -> Manifest | None:

@@ -284,7 +284,7 @@ def report_of(
     view: ReadMemory, attempt: Attempt, job: Job, *, at: datetime, dated: Dating, liveness_check: bool = False
 ) -> HostStatus:
     """Return what is known of the host, without asking the store for anything."""
-    known = {c.manifest_key for c in job.checkpoints} if view.accepted else frozenset()
+    known = {c.manifest_key for c in job.checkpoints} if view.accepted or view.older else frozenset()
     heartbeat, ended = view.heartbeat, None if view.behind or view.lacks_outputs else view.exit
     outputs = view.outputs or OutputsSeen()
     notice = heartbeat.notice if heartbeat is not None else None
@@ -299,6 +299,7 @@ def report_of(
         seq=heartbeat.seq if heartbeat is not None else -1,
         phase=heartbeat.phase.value if heartbeat is not None else "",
         checkpoints=tuple(c for key, c in view.accepted.items() if key not in known),
+        older=tuple(one for key, one in view.older.items() if key not in known),
         unannounced=frozenset(view.unannounced),
         resumed_from=view.resumed_from,
         exit_reason=None if ended is None else exit_reason(ended.outcome, _exit_code(ended)),
@@ -317,7 +318,7 @@ def report_of(
         exit_at=None if view.exit_at is None else later(dated(view.exit_at), behind, at),
         script_began_at=None if heartbeat is None else _script_began(heartbeat, at=at, dated=dated),
         stored_bytes=view.stored_bytes,
-        uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
+        uploads={key: size for key, size in view.uploads.items() if key in view.accepted or key in view.older},
         save_time=None if view.save_s is None or heartbeat is None else _dated_span(heartbeat, view.save_s, dated),
         restored_bytes=heartbeat.restore.bytes_done if heartbeat is not None and heartbeat.restore is not None else 0,
         data_bytes=heartbeat.data.bytes_done if heartbeat is not None and heartbeat.data is not None else 0,
@@ -407,19 +408,21 @@ def drop_committed(view: ReadMemory, report: HostStatus) -> None:
     """Drop the report's notes and checkpoints, which are durable: they are not reported again."""
     view.notes = view.notes[len(report.notes) :]
     view.fallbacks = view.fallbacks[len(report.fallbacks) :]
-    for checkpoint in report.checkpoints:
+    for checkpoint in (*report.checkpoints, *(one for one, _ in report.older)):
         view.accepted.pop(checkpoint.manifest_key, None)
+        view.older.pop(checkpoint.manifest_key, None)
         view.uploads.pop(checkpoint.manifest_key, None)
         view.unannounced.discard(checkpoint.manifest_key)
 
 
 def with_job(report: HostStatus, job: Job) -> HostStatus:
     """Return the report without checkpoints that the job knows by now."""
-    if not report.checkpoints:
+    if not report.checkpoints and not report.older:
         return report
     known = {(c.attempt, c.name) for c in job.checkpoints}
     fresh = tuple(c for c in report.checkpoints if (c.attempt, c.name) not in known)
-    return replace(report, checkpoints=fresh)
+    older = tuple(pair for pair in report.older if (pair[0].attempt, pair[0].name) not in known)
+    return replace(report, checkpoints=fresh, older=older)
 
 
 # The last lines that an attempt wrote, read from the end of its log in the store.

@@ -30,9 +30,14 @@ def objects(tmp_path: Path) -> FolderStore:
     return FolderStore(tmp_path / "objects")
 
 
+def monitor(objects: FolderStore) -> HostMonitor:
+    """One life of the daemon's."""
+    return HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0)
+
+
 @pytest.fixture
 def host_monitor(objects: FolderStore) -> HostMonitor:
-    return HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0)
+    return monitor(objects)
 
 
 @pytest.fixture
@@ -123,7 +128,45 @@ async def test_an_older_checkpoint_that_turns_up_late_does_not_put_the_job_back(
     host.checkpoint("new", b"new", serial=5)
     await look(host_monitor)
     host.checkpoint("old", b"old", serial=3)
-    assert (await look(host_monitor)).checkpoints == ()
+    report = await look(host_monitor)
+    assert report.checkpoints == ()
+    assert [(one.name, newer.rpartition("/")[2]) for one, newer in report.older] == [("old", "new.json")]
+
+
+async def test_what_one_list_missed_stands_behind_the_next_newer_one_and_is_reported_once(
+    host_monitor: HostMonitor, host: Host
+) -> None:
+    for name, serial in (("s80", 2), ("s160", 4)):
+        host.checkpoint(name, name.encode(), serial=serial)
+        await look(host_monitor)
+    host.checkpoint("s120", b"s120", serial=3)
+    report = await look(host_monitor)
+    ((late, newer),) = report.older
+    assert (late.name, newer.rpartition("/")[2], report.checkpoints) == ("s120", "s160.json", ())
+    host.checkpoint("again", b"again", serial=3)
+    host.checkpoint("s120", b"written anew", serial=3)
+    report = await look(host_monitor)
+    assert (report.older, report.checkpoints) == ((), ()), "a serial counts once"
+
+
+@pytest.mark.parametrize(
+    ("known", "late"),
+    [
+        pytest.param(("s80", "s160"), ["s120"], id="between the two newest none was known"),
+        pytest.param(("s80", "s120", "s160"), [], id="what was older may have left the list"),
+        pytest.param(("s160",), [], id="one alone"),
+    ],
+)
+async def test_after_a_restart_only_what_lies_between_the_two_newest_was_missed(
+    objects: FolderStore, host: Host, known: tuple[str, ...], late: list[str]
+) -> None:
+    serials = {"s40": 1, "s80": 2, "s120": 3, "s160": 4}
+    for name, serial in serials.items():
+        host.checkpoint(name, name.encode(), serial=serial)
+    found = {c.name: c for c in (await look(monitor(objects))).checkpoints}
+    job = replace(WORLD.jobs[ATTEMPT.job], checkpoints=tuple(found[name] for name in reversed(known)))
+    report = await look(monitor(objects), replace(WORLD, jobs={job.id: job}))
+    assert ([one.name for one, _ in report.older], report.checkpoints) == (late, ())
 
 
 async def test_the_exit_event_comes_with_everything_published_before_it(host_monitor: HostMonitor, host: Host) -> None:
@@ -192,7 +235,7 @@ async def test_a_restarted_daemon_tells_nothing_twice(
         jobs={owner.id: replace(owner, checkpoints=report.checkpoints)},
         attempts={ATTEMPT: item},
     )
-    fresh = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0)
+    fresh = monitor(objects)
     again = await look(fresh, later)
     assert (again.checkpoints, again.notes) == ((), ())
     host.checkpoint("two", b"2")
@@ -230,7 +273,7 @@ async def test_a_restarted_daemon_does_not_count_the_chunks_of_the_checkpoint_it
     saved = (await look(host_monitor)).checkpoints
     (job,) = WORLD.jobs.values()
     world = replace(WORLD, jobs={job.id: replace(job, checkpoints=saved)})
-    again = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True, ticks=lambda: 0.0)
+    again = monitor(objects)
     host.checkpoint("second", b"seven b")
     assert list((await look(again, world)).uploads.values()) == [0]
 
