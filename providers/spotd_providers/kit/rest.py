@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Final, Unpack
 
 import anyio
+from pydantic import Field
 
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -34,7 +35,7 @@ from spotd_providers.contract.provider import Clock, Services
 from spotd_providers.contract.values import AttemptKey
 from spotd_providers.kit.calls import DefiniteRefusal, RequestPace, raise_for_status, rejected, retry_read, too_often
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions, open_http
-from spotd_providers.kit.shapes import decode_or_none
+from spotd_providers.kit.shapes import Row, decode_or_none, row_or_none
 from spotd_providers.kit.text import quote_safely
 
 READ_TIMEOUT_S: Final = 30.0
@@ -155,6 +156,20 @@ class Dialect:
         if problem is not None and status in _BY_OWN_STATUS:
             return _BY_OWN_STATUS[status]
         return Meaning.REJECTED
+
+
+class _Fault(Row):
+    loc: list[str | int] = Field(default_factory=list)
+    msg: str
+
+
+def fastapi_problem(body: Any) -> RefusalWords | None:
+    """Return the words of `{"detail": "..."}` or `{"detail": [{"loc": [...], "msg": "..."}]}`, as FastAPI refuses."""
+    said = body.get("detail", body.get("message", body.get("error"))) if isinstance(body, dict) else None
+    if isinstance(said, list):
+        faults = [row_or_none(_Fault, one) for one in said[:20]]
+        said = "; ".join(f"{'.'.join(map(str, one.loc))}: {one.msg}" for one in faults if one is not None)
+    return RefusalWords(text=said) if isinstance(said, str) and said else None
 
 
 class RestRefused(DefiniteRefusal):

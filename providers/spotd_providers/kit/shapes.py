@@ -7,9 +7,16 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import from_json
 
 from spotd_providers.contract.errors import Unavailable
@@ -89,6 +96,7 @@ ROWS_MAX: Final = 20_000
 """Rows of one list that are judged; no marketplace has shown more than a few thousand."""
 REASONS_MAX: Final = 2_000
 """Reasons of rejected rows that are kept; of the others only how many there are."""
+TIME_CHARS_MAX: Final = 40
 ROW_VALUES_MAX: Final = 5_000
 """Values in one row. A row has a hundred; each that does not fit costs an error in memory."""
 _M = TypeVar("_M", bound=BaseModel)
@@ -113,6 +121,19 @@ def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 Lenient: Final = WrapValidator(_none_if_odd)
 """In an annotation: a value that does not fit is unknown (`None`), not an error."""
+
+
+def _instant(value: Any) -> datetime:
+    if not isinstance(value, str) or len(value) > TIME_CHARS_MAX:
+        raise ValueError("not a time")
+    instant = datetime.fromisoformat(value)
+    if instant.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return instant
+
+
+Instant = Annotated[datetime, BeforeValidator(_instant)]
+"""A time with its zone, written as ISO 8601."""
 
 
 class Row(BaseModel):

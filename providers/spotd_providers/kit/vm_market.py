@@ -47,7 +47,7 @@ from spotd_providers.contract.values import (
     micro_usd,
 )
 from spotd_providers.kit.boundary import all_but
-from spotd_providers.kit.calls import Rest, rejected
+from spotd_providers.kit.calls import Page, Rest, rejected
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Meaning, RestClient, RestRefused
 from spotd_providers.kit.shapes import ROWS_MAX, Lenient, Row, row_or_none
@@ -61,6 +61,7 @@ NAME_CHARS_MAX: Final = 64
 SWEEP_EVERY: Final = timedelta(minutes=10)
 SWEPT_MAX: Final = 200
 """What one sweep deletes at most; the next one goes on."""
+PAGE_ROWS: Final = 100
 UNSEEN_MAX: Final = 5
 """Pages of missing machines that are read for one list, which waits for them; the next one goes on."""
 SIZE_TEXT_MAX: Final = 40
@@ -371,6 +372,24 @@ class VmMarket(ProviderTemplate):
         if not isinstance(rows, list) or len(rows) > ROWS_MAX:
             raise Unavailable(f"{self.who}'s answer to {what} is no list")
         return rows
+
+    async def _offset_page(self, path: str, what: str, token: str | None) -> Page:
+        """Read one page of `{"data", "total_count"}`; the token is where it begins, and the row before.
+
+        It begins with the last row of the page before: where that has moved, another one may have been passed over.
+        """
+        offset, _, last = (token or "0:").partition(":")
+        answer = await self._client.ask("GET", f"{path}?offset={offset}&limit={PAGE_ROWS}", what=what)
+        rows, total = answer.get("data"), answer.get("total_count")
+        if not isinstance(rows, list) or type(total) is not int:
+            raise Unavailable(f"{self.who}'s answer to {what} is no list with a count")
+        names = [row_name(one, "id") for one in rows]
+        if last and names[:1] != [last]:
+            raise Unavailable(f"{self.who}'s list changed while it was read ({what})")
+        end, fresh = int(offset) + len(rows), rows[1:] if last else rows
+        if end >= total:
+            return fresh, None
+        return fresh, f"{end - 1}:{names[-1]}" if len(rows) > 1 else ""
 
     async def _shown(self, path: str, ref: InstanceRef) -> Mapping[str, Any] | None:
         """Read the row of one machine; `None` where it does not exist."""

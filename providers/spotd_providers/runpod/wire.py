@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from random import Random
 from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -29,6 +28,7 @@ from spotd_providers.kit.boundary import safe_base_url
 from spotd_providers.kit.calls import DefiniteRefusal, raise_for_status, too_often
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.shapes import (
+    Instant,
     Lenient,
     Row,
     Rows,
@@ -46,18 +46,8 @@ Amount = Annotated[float, Field(gt=-1e9, lt=1e9, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-def _instant(value: Any) -> Any:
-    if not isinstance(value, str) or len(value) > 40:
-        raise ValueError("not a time")
-    instant = datetime.fromisoformat(value)
-    if instant.tzinfo is None:
-        raise ValueError("a time without a zone")
-    return instant
-
-
 Stock = Annotated[str, AfterValidator(str.upper)]
 """NONE, LOW, MEDIUM or HIGH; the older APIs write High."""
-Instant = Annotated[datetime, BeforeValidator(_instant)]
 
 
 class CudaVersion(Row):

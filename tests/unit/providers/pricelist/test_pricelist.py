@@ -46,7 +46,7 @@ from spotd_providers.pricelist.plugin import NO_COMMAND, PLUGIN, Commands, Price
 from spotd_providers.pricelist.rows import PROVIDER, PricelistSettings, offer_of, rows_of
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.harness import RecordingLog
-from tests.unit.providers.damaged import damaged
+from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 
 LIST = """name,gpu,gpus,price,market,region,disk_gb_month,fee,until
 deepinfra-1xB200,B200,1,3.69,on-demand,,,,
@@ -175,9 +175,7 @@ ROWS = [
 ]
 
 
-@given(damaged(ROWS))
-@settings(max_examples=80, deadline=None)
-def test_a_damaged_list_never_becomes_a_price_that_is_not_finite(data: Any) -> None:
+def judge(data: Any) -> None:
     try:
         rows = rows_of(json.dumps(data).encode(), is_json=True)
     except Unavailable:
@@ -189,6 +187,16 @@ def test_a_damaged_list_never_becomes_a_price_that_is_not_finite(data: Any) -> N
             amounts = (one.gpu_price, one.storage_price, one.upload_price, one.download_price)
             assert all(type(amount) is int and 0 <= amount <= 10**14 for amount in amounts)
             assert one.gpu_price > 0
+
+
+def test_a_damaged_list_never_becomes_a_price_that_is_not_finite() -> None:
+    judge_damaged(judge, ROWS, count=SLICE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_thousands_of_damaged_lists_never_become_a_price_that_is_not_finite() -> None:
+    judge_damaged(judge, ROWS, count=ALL)
 
 
 @given(st.binary(max_size=300))

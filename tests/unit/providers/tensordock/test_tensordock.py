@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, Offer
@@ -18,7 +17,7 @@ from spotd_providers.tensordock.wire import TensorDockRow, TensorDockSettings, a
 from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.tensordock import TensorDockQuirks
-from tests.unit.providers.damaged import damaged
+from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 from tests.unit.providers.tensordock.harness import TensorDockHarness, open_harness, play
 
 
@@ -112,15 +111,11 @@ def judge(locations: Any, raw: Any) -> None:
             assert label_in(machine, InstallId("lab"), names=("name",)) == "spotd-lab-j0b-1"
 
 
-@given(damaged(LOCATIONS), damaged(MACHINE))
-@settings(max_examples=60, deadline=None)
-def test_a_damaged_answer_never_becomes_a_false_price(locations: Any, raw: Any) -> None:
-    judge(locations, raw)
+def test_a_damaged_answer_never_becomes_a_false_price() -> None:
+    judge_damaged(judge, LOCATIONS, MACHINE, count=SLICE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@given(damaged(LOCATIONS), damaged(MACHINE))
-@settings(max_examples=6000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_thousands_of_damaged_answers_never_become_a_false_price(locations: Any, raw: Any) -> None:
-    judge(locations, raw)
+def test_thousands_of_damaged_answers_never_become_a_false_price() -> None:
+    judge_damaged(judge, LOCATIONS, MACHINE, count=ALL)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from spotd_providers.contract.errors import OutcomeUnknown, Unavailable
 from spotd_providers.contract.values import (
@@ -28,7 +27,7 @@ from spotd_providers.testkit.suite import Behaviour, run
 from spotd_providers.verda.plugin import SAME_STOCK, VerdaProvider
 from spotd_providers.verda.wire import VerdaInstanceRow, VerdaSettings, as_instance, offers_of, stock_of, types_of
 from tests.fakes.verda import VerdaQuirks
-from tests.unit.providers.damaged import damaged
+from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 from tests.unit.providers.verda.harness import VerdaHarness, open_harness, play
 
 
@@ -271,17 +270,16 @@ def judge_machine(raw: Any) -> None:
             assert label == MACHINE["description"]
 
 
-@given(damaged(TYPES), damaged(STOCK), damaged(MACHINE))
-@settings(max_examples=60, deadline=None)
-def test_a_damaged_answer_never_becomes_a_false_price(types: Any, stock: Any, raw: Any) -> None:
+def judge(types: Any, stock: Any, raw: Any) -> None:
     judge_offers(types, stock)
     judge_machine(raw)
+
+
+def test_a_damaged_answer_never_becomes_a_false_price() -> None:
+    judge_damaged(judge, TYPES, STOCK, MACHINE, count=SLICE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@given(damaged(TYPES), damaged(STOCK), damaged(MACHINE))
-@settings(max_examples=6000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_thousands_of_damaged_answers_never_become_a_false_price(types: Any, stock: Any, raw: Any) -> None:
-    judge_offers(types, stock)
-    judge_machine(raw)
+def test_thousands_of_damaged_answers_never_become_a_false_price() -> None:
+    judge_damaged(judge, TYPES, STOCK, MACHINE, count=ALL)
