@@ -15,12 +15,14 @@ from urllib.parse import quote
 from spotd_providers.contract.errors import RequestRejected, Unavailable
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
+    FREE_STORAGE,
     AttemptKey,
     Capability,
     Instance,
     InstanceRef,
     LaunchRequest,
     Market,
+    MicroUsdPerGbMonth,
     OfferPage,
     OfferQuery,
     Power,
@@ -30,6 +32,7 @@ from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page
 from spotd_providers.kit.rest import RestClient, open_rest
 from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons, row_or_none
+from spotd_providers.kit.template import bound
 from spotd_providers.kit.vm_boot import doorless_ssh_key
 from spotd_providers.kit.vm_market import SCRIPT_BYTES_MAX, VmMarket, missing_powers, user_data
 from spotd_providers.tensordock.wire import (
@@ -70,6 +73,7 @@ class TensorDockProvider(VmMarket):
         super().__init__(client, services, _MISSING if settings.ssh_key_id else {**_MISSING, Power.SHELL: _NO_SHELL})
         self._settings = settings
         self._gpus_by_name = True
+        self._disk_prices: dict[str, MicroUsdPerGbMonth] = {}
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every model at every location, for one, two, four and eight GPUs."""
@@ -81,6 +85,10 @@ class TensorDockProvider(VmMarket):
         if not isinstance(rows, list) or len(rows) > ROWS_MAX:
             raise Unavailable("TensorDock's answer about locations is no list")
         offers, bad = offers_of(rows, self._settings)
+        for one in offers:  # where models differ, the lowest: too little taken off a rate breaks no budget
+            known = self._disk_prices.get(one.extra["location"], one.storage_price)
+            self._disk_prices[one.extra["location"]] = min(known, one.storage_price)
+        bound(self._disk_prices)
         return OfferPage(
             offers=tuple(offers),
             rejected=listed_reasons(bad),
@@ -113,7 +121,7 @@ class TensorDockProvider(VmMarket):
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
         row = row_or_none(TensorDockRow, raw)
-        return None if row is None else as_instance(row, key)
+        return None if row is None else as_instance(row, key, self._disk_prices.get(row.location or "", FREE_STORAGE))
 
     async def _buy(self, request: LaunchRequest) -> Instance:
         script = user_data(request, who=WHO, extra=("model", "location"), container=self._settings.container)
@@ -150,9 +158,8 @@ class TensorDockProvider(VmMarket):
         return self._new_machine(data if isinstance(data, dict) else {}, request)
 
     def _price_limit(self, request: LaunchRequest) -> int:
-        """Allow for the disk, which is in the rate that a machine shows."""
-        offer = request.offer
-        return super()._price_limit(request) + offer.storage_fixed + offer.storage_price * _disk_gb(request) // 720 + 1
+        """Allow for the disk, which is in the rate of a machine at a location whose prices are not known yet."""
+        return super()._price_limit(request) + request.offer.storage_price * _disk_gb(request) // 720 + 1
 
     async def _ask_end(self, ref: InstanceRef) -> bool | None:
         path = f"{self.list_path}/{quote(ref.instance_id, safe='')}"

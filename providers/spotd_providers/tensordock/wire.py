@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from spotd_providers.contract.gpus import canonical, gpu_info
 from spotd_providers.contract.values import (
+    FREE_STORAGE,
     HOURS_PER_STORAGE_MONTH,
     AttemptKey,
     Instance,
@@ -187,7 +188,8 @@ def _offers(row: ModelRow, place: Mapping[str, Any], settings: TensorDockSetting
                 gpu_price=price,
                 on_demand_price=price,
                 storage_price=MicroUsdPerGbMonth(-(-disk * HOURS_PER_STORAGE_MONTH // _PER_GB)),
-                storage_fixed=MicroUsdPerHour(-(-disk * SYSTEM_GB // _PER_GB)),
+                # What a job asks for is rounded up to a step, so its last gigabytes are counted whatever it asks for.
+                storage_fixed=MicroUsdPerHour(-(-disk * (SYSTEM_GB + DISK_STEP_GB - 1) // _PER_GB)),
                 region=place["city"][:64] if isinstance(place.get("city"), str) else "",
                 cpus=float(vcpus),
                 memory_mb=ram * GB_TO_MB,
@@ -229,6 +231,14 @@ class TensorDockRow(Row):
     ip: Annotated[Ip | None, Lenient, Field(validation_alias="ipAddress")] = None
     rate: Annotated[Any, Field(validation_alias="rateHourly")] = None
     resources: Annotated[_Resources | None, Lenient] = None
+    location: Annotated[Id | None, Lenient, Field(validation_alias="location_id")] = None
+
+    def gpu_price(self, disk: MicroUsdPerGbMonth) -> MicroUsdPerHour | None:
+        """Return its rate without the disk, which the offer counts apart, where size and price of that are known."""
+        rate = price_or_none(self.rate)
+        size = 0 if self.resources is None else self.resources.storage_gb
+        without = 0 if rate is None else rate - disk * size // HOURS_PER_STORAGE_MONTH
+        return MicroUsdPerHour(without) if without > 0 else rate
 
 
 _STATES: Final = {
@@ -246,7 +256,8 @@ def flat(raw: Any) -> Any:
     return {**attributes, "id": raw.get("id")} if isinstance(attributes, dict) else raw
 
 
-def as_instance(row: TensorDockRow, key: AttemptKey) -> Instance:
+def as_instance(row: TensorDockRow, key: AttemptKey, disk: MicroUsdPerGbMonth = FREE_STORAGE) -> Instance:
+    """Translate a machine; `disk` is the price at its location, or nothing where none is known yet."""
     word = (row.status or "").strip().lower()
     odd = "" if word in _STATES else f"TensorDock calls its status {quote_safely(row.status or '')!r}"
     return Instance(
@@ -255,7 +266,7 @@ def as_instance(row: TensorDockRow, key: AttemptKey) -> Instance:
         state=_STATES.get(word, InstanceState.UNKNOWN),
         market=Market.ON_DEMAND,
         # The rate of a stopped machine is that of its disk; that of a running one holds it.
-        price=price_or_none(row.rate) if word in ("starting", "creating", "running") else None,
+        price=row.gpu_price(disk) if word in ("starting", "creating", "running") else None,
         loss=Loss.PROVISION_FAILED if word == "error" else None,
         detail=odd,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, Offer
+from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, MicroUsdPerGbMonth, Offer
 from spotd_providers.kit.shapes import decode, row_or_none
 from spotd_providers.kit.vm_market import label_in
 from spotd_providers.tensordock.plugin import EMPTY, TensorDockProvider
@@ -74,13 +74,35 @@ def test_no_location_at_all_is_no_empty_market(tmp_path: Path) -> None:
 def test_the_disk_of_a_machine_and_the_least_one_are_in_what_it_costs(tmp_path: Path) -> None:
     async def story(h: TensorDockHarness, provider: TensorDockProvider) -> None:
         offer = await _cheapest(h, provider)
-        assert (offer.storage_fixed, offer.storage_price) == (5_000, 36_000)
+        assert (offer.storage_fixed, offer.storage_price) == (7_450, 36_000)
         await provider.launch(h.request(offer, disk_gb=70))
         (vm,) = h.cloud.rented.values()
         assert vm.body["resources"]["storage_gb"] == 200
-        assert vm.storage <= offer.storage_fixed + offer.storage_price * 100 // 720
+        assert 0 <= offer.storage_fixed + offer.storage_price * 70 // 720 - vm.storage <= 2_450
 
     play(tmp_path, story)
+
+
+def test_the_disk_is_not_booked_twice_in_the_rate_of_a_machine_and_beside_it(tmp_path: Path) -> None:
+    async def story(h: TensorDockHarness, provider: TensorDockProvider) -> None:
+        offer = await _cheapest(h, provider)
+        made = await provider.launch(h.request(offer, disk_gb=50))
+        assert made.instance.price == offer.gpu_price
+        await h.settle()
+        assert [one.price for one in (await provider.instances()).instances] == [offer.gpu_price]
+        async with h.opened() as anew:  # before it knows what a disk costs there, the whole rate counts
+            (vm,) = h.cloud.rented.values()
+            assert [one.price for one in (await anew.instances()).instances] == [offer.gpu_price + vm.storage]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("rate", [2.41, "2.41", 0.001])
+def test_a_disk_that_would_cost_more_than_the_machine_takes_nothing_off(rate: Any) -> None:
+    row = row_or_none(TensorDockRow, {"id": "a", "rateHourly": rate, "resources": {"storage_gb": 500}})
+    assert row is not None
+    without = row.gpu_price(MicroUsdPerGbMonth(36_000))
+    assert without == (1_000 if rate == 0.001 else 2_385_000)
 
 
 LOCATIONS: list[Any] = [
@@ -105,7 +127,7 @@ def judge(locations: Any, raw: Any) -> None:
     row = row_or_none(TensorDockRow, machine)
     if isinstance(machine, dict) and machine.get("id") == MACHINE["id"]:
         assert row is not None
-        instance = as_instance(row, AttemptKey("spotd-lab-j0b-1"))
+        instance = as_instance(row, AttemptKey("spotd-lab-j0b-1"), MicroUsdPerGbMonth(36_000))
         assert instance.price is None or (type(instance.price) is int and 0 < instance.price <= 10**13)
         if machine.get("name") == "spotd-lab-j0b-1":
             assert label_in(machine, InstallId("lab"), names=("name",)) == "spotd-lab-j0b-1"
