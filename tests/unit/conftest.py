@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -10,7 +11,10 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine
+
+from spotd.store.engine import AtPoint, migrate, pass_on
+from spotd.store.place import MEMORY, DatabasePlace
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -36,6 +40,34 @@ def _statements_compiled_once() -> Iterator[None]:
         patch.setattr("spotd.store.engine.create_engine", alike)
         yield
     model.dispose()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tables_made_once() -> Iterator[None]:
+    """A new state in memory is a copy of the first one of its process: to make the tables takes longer than many tests.
+
+    A state in a file is always made as in production, and so is one whose test asks to be told of each step.
+    """
+    made: list[sqlite3.Connection] = []
+
+    def copied(connection: Connection, place: DatabasePlace, at_point: AtPoint) -> bool:
+        if str(place) != MEMORY or at_point is not pass_on:
+            return migrate(connection, place, at_point)
+        own: Any = connection.connection.driver_connection
+        if made:
+            connection.rollback()
+            made[0].backup(own)
+            return True
+        is_new = migrate(connection, place, at_point)
+        made.append(sqlite3.connect(":memory:"))
+        own.backup(made[0])
+        return is_new
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spotd.store.store.migrate", copied)
+        yield
+    for model in made:
+        model.close()
 
 
 @pytest.fixture(autouse=True, scope="session")
