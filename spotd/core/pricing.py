@@ -501,7 +501,7 @@ def wanted_words(wanted: Resources) -> str:
     if wanted.gpu_count == 0:
         least = [f"{wanted.cpus} CPUs"] if wanted.cpus else []
         least += [f"{wanted.memory_mb / 1000:g} GB of memory"] if wanted.memory_mb else []
-        return f"a machine without a GPU that has {' and '.join(least)}"
+        return "a machine without a GPU" + (f" that has {' and '.join(least)}" if least else "")
     return f"{wanted.gpu_count} x any GPU"
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import LAUNCHES_PER_HOUR_MAX
@@ -135,6 +136,23 @@ def waits_for_a_lower_price(result: Result, job: JobId) -> bool:
     return held.budget - held.spent < cost(MicroUsdPerHour(lowest * nodes_of(held.spec)), USEFUL_MAX)
 
 
+LINE_BYTES_S: Final = 12_500_000
+
+
+def may_wait_for_ever(result: Result, job: JobId) -> bool:
+    """Whether nothing that comes would let the job run: no price, or no window."""
+    return waits_for_a_lower_price(result, job) or waits_for_a_longer_window(result, job)
+
+
+def waits_for_a_longer_window(result: Result, job: JobId) -> bool:
+    """Whether to save the job's terabytes by a line of 100 Mbit/s takes longer than the longest of its windows."""
+    held = result.daemon.world.jobs.get(job)
+    if held is None or not held.spec.schedule.windows or not held.checkpoints:
+        return False
+    longest = max((one.end_min - one.start_min) % 1440 or 1440 for one in held.spec.schedule.windows)
+    return held.checkpoints[0].bytes / LINE_BYTES_S > 54 * longest  # a tenth of the window is for work
+
+
 def late(result: Result) -> Iterator[str]:
     """Liveness: with the faults gone, all jobs are done within three times what they need one after the other."""
     if result.daemon.world.policy.budget_day is not None:
@@ -170,9 +188,10 @@ def waits_for_own(result: Result) -> timedelta:
 
 
 def last_done(result: Result) -> datetime:
-    """When the last job was done, those left out that may wait for a lower price without end."""
-    waits = {job for job in result.submitted if waits_for_a_lower_price(result, job)}
-    if not waits or any(job not in waits for job in result.daemon.world.jobs):
+    """When the last job was done, those left out that may wait without end, and the jobs of the other daemon."""
+    waits = {job for job in result.submitted if may_wait_for_ever(result, job)}
+    ends_with_others = not waits and Hazard.TWIN not in result.shape.hazards
+    if ends_with_others or any(job not in waits for job in result.daemon.world.jobs):
         return result.ended_at
     ends = [item.ended_at for item in result.daemon.attempts_ever.values() if item.id.job not in waits]
     return max([result.begun_at, *(at for at in ends if at is not None)])

@@ -14,7 +14,7 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.states import EndReason, JobState
 from spotd_providers.contract.values import AttemptKey
-from tests.sim.bounds import late, launches_bounded, rows_bounded, waits_for_a_lower_price
+from tests.sim.bounds import late, launches_bounded, may_wait_for_ever, rows_bounded
 from tests.sim.daemon import CALL_TIMEOUT
 from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT, Machine
@@ -253,7 +253,7 @@ def jobs_lost(result: Result) -> Iterator[str]:
         if identity in daemon.told.lost_jobs:
             continue
         end = daemon.done.get(identity)
-        if end is None and waits_for_a_lower_price(result, identity):
+        if end is None and may_wait_for_ever(result, identity):
             continue
         if end is None:
             yield f"{identity} never ended: {daemon.world.jobs[identity].state}"

@@ -62,13 +62,15 @@ def test_a_bid_for_it_stays_under_the_ceiling() -> None:
     assert quote_words(item.quote).startswith("a machine without a GPU at shop, spot")
 
 
-def test_what_it_asks_for_is_said_where_nothing_fits() -> None:
+@pytest.mark.parametrize(("cpus", "words"), [(4, " that has 4 CPUs"), (None, "")])
+def test_what_it_asks_for_is_said_where_nothing_fits(cpus: int | None, words: str) -> None:
     one = cpu_job()
+    one = replace(one, spec=replace(one.spec, resources=replace(one.spec.resources, cpus=cpus)))
     world = World(policy=shop_policy(), jobs={one.id: one}, attempts={}, intents={})
     plan = decide(world, market(offer()), NOW)
     assert plan.jobs[one.id].state is JobState.WAITING_PRICE
     assert (
-        "no machine without a GPU that has 4 CPUs is on offer now (1 offer is another machine)"
+        f"no machine without a GPU{words} is on offer now (1 offer is another machine)"
         in plan.verdicts[one.id].sentence
     )
 
