@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -49,19 +50,21 @@ def _tables_made_once() -> Iterator[None]:
     A state in a file is always made as in production, and so is one whose test asks to be told of each step.
     """
     made: list[sqlite3.Connection] = []
+    copying = Lock()  # a daemon under test may open its state in a thread of its own
 
     def copied(connection: Connection, place: DatabasePlace, at_point: AtPoint) -> bool:
         if str(place) != MEMORY or at_point is not pass_on:
             return migrate(connection, place, at_point)
         own: Any = connection.connection.driver_connection
-        if made:
-            connection.rollback()
-            made[0].backup(own)
-            return True
-        is_new = migrate(connection, place, at_point)
-        made.append(sqlite3.connect(":memory:"))
-        own.backup(made[0])
-        return is_new
+        with copying:
+            if made:
+                connection.rollback()
+                made[0].backup(own)
+                return True
+            is_new = migrate(connection, place, at_point)
+            made.append(sqlite3.connect(":memory:", check_same_thread=False))
+            own.backup(made[0])
+            return is_new
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spotd.store.store.migrate", copied)
