@@ -184,6 +184,8 @@ def test_the_clock_follows_the_store_s_date(monkeypatch: pytest.MonkeyPatch) -> 
     clock.learn("Sat, 21 Nov 2020 10:00:00 GMT")
     assert abs(clock.now() - 1605952800) < 5
     clock.learn("nonsense")
+    for year in (1970, 2019, 2100, 9999):  # a stamp of the year 10000 would have a digit too many to sign by
+        clock.learn(f"Thu, 01 Jan {year} 10:00:00 GMT")
     assert abs(clock.now() - 1605952800) < 5
 
 

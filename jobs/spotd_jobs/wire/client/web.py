@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 _SKEW_IGNORED_S = 2.0
+_YEAR_2020, _YEAR_2100 = 1_577_836_800, 4_102_444_800
 _START_TOOK_MAX_S = 3600.0
 """The start script gives up long before."""
 
@@ -68,12 +69,14 @@ class _StoreClock:
         self._offset_s = 0.0
 
     def learn(self, date_header: str) -> None:
-        """Corrects the offset by one `Date` header; nonsense is ignored."""
+        """Corrects the offset by one `Date` header; nonsense is ignored, and so is a year that no store can be in."""
         from email.utils import parsedate_to_datetime
 
         try:
             stated = parsedate_to_datetime(date_header).timestamp()
         except (TypeError, ValueError, OverflowError):
+            return
+        if not _YEAR_2020 <= stated < _YEAR_2100:
             return
         offset_s = stated - time.time()
         # The header has whole seconds and travelled for a while: small differences are noise.
