@@ -238,6 +238,28 @@ def powers() -> str:
     return _page("What each provider can do", about, lines())
 
 
+NEVER_RUN = "never run against the live service"
+"""What a plugin states that was tried against a fake of its service only."""
+
+
+def compared(text: str) -> str:
+    """Return the page of comparison with the cells about spotd's places as the bundled plugins have them."""
+    found = InstalledPlugins()
+    bundled = {name: found.load(name) for name in found.bundled() if name != "local"}
+    titles = sorted((plugin.title for plugin in bundled.values()), key=str.lower)
+    unproven = sorted((one.title for one in bundled.values() if getattr(one, "tried") == NEVER_RUN), key=str.lower)  # noqa: B009 - as above
+    cells = {
+        "where": f"{', '.join(titles)} ([what each can do](reference/powers.md)); others by plugin",
+        "maturity": f"young; {NEVER_RUN}: {', '.join(unproven)}",
+    }
+    lines = []
+    for line in text.split("\n"):
+        parts = line.split(" | ")
+        own = cells.get(parts[0].removeprefix("| "))
+        lines.append(" | ".join([parts[0], own, *parts[2:]]) if own else line)
+    return re.sub(r"spotd \w+\.", f"spotd {len(bundled)}.", "\n".join(lines), count=1)
+
+
 PAGES = {
     "commands.md": commands, "config.md": config, "job-file.md": job_file, "api.md": api, "powers.md": powers,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.site.pages import PAGES
+from tests.unit.site.pages import PAGES, compared
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -21,3 +21,12 @@ def test_a_page_that_is_made_of_the_code_is_committed_as_it_is_made(name: str) -
     if os.environ.get("RECORD"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_comparison_has_the_places_that_the_code_has_and_says_which_were_never_run_live() -> None:
+    path = DOCS / "comparison.md"
+    text = path.read_text(encoding="utf-8")
+    if os.environ.get("RECORD"):
+        path.write_text(compared(text), encoding="utf-8")
+    assert text == compared(text)
+    assert text.count("Prime Intellect") == 2, "among the places, and among those never run live"
