@@ -137,7 +137,7 @@ def overview_page(page: Page) -> None:
     def figures(status: KnownAnswer | None, jobs: KnownAnswer | None, cost: KnownAnswer | None) -> None:
         known = value(status)
         refused = [problem(one.error, one.hint) for one in (jobs, cost) if one is not None and one.error]
-        listed = (value(jobs) or {}).get("jobs", ())
+        listed = (value(jobs) or {}).get("jobs")
         head.show(*refused, market.figures(None if known is None else known["status"], listed, value(cost)))
 
     page.part([WatchTopic("status"), WatchTopic("jobs"), WatchTopic("cost")], figures)

@@ -262,15 +262,16 @@ EVENTS_SHOWN: Final = 8
 
 
 def figures(
-    status: Mapping[str, Any] | None, jobs: Sequence[Mapping[str, Any]], cost: Mapping[str, Any] | None
+    status: Mapping[str, Any] | None, jobs: Sequence[Mapping[str, Any]] | None, cost: Mapping[str, Any] | None
 ) -> Node:
-    rate = sum(job["effective_usd_h"] or 0 for job in jobs)
+    rate = sum(job["effective_usd_h"] or 0 for job in jobs or ())
+    now = NOTHING if jobs is None else dollars(rate) if rate else "$0"
     counts = {} if status is None else status["jobs"]
     waiting = sum(number for name, number in counts.items() if name in WAITING)
     return el(
         "div",
         _machines(status, cost),
-        figure("$/h now", dollars(rate) if rate else "$0", "all machines, effective"),
+        figure("$/h now", now, "all machines, effective"),
         _spent("Spent today", "day", "spent_day_usd", status, cost),
         _spent("Spent this month", "month", "spent_month_usd", status, cost),
         _saving(cost),
