@@ -335,7 +335,9 @@ def unknown_key(path: Sequence[str | int], known: Iterable[str], *, elsewhere: s
     """
     names = sorted(known)
     match = nearest(str(path[-1])[:_KEY_CHARS_MAX], names)
-    if elsewhere is not None:
+    if elsewhere is not None and elsewhere == str(path[-1]):
+        hint = f'"{elsewhere}" stands in no table: write it above the first line with ['
+    elif elsewhere is not None:
         hint = f'did you mean "{elsewhere}"?'
     elif match is not None:
         hint = f'did you mean "{match}"?'

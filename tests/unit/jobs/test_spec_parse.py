@@ -369,6 +369,12 @@ def test_a_bad_value_is_refused_with_its_key_and_a_way_out(
     [
         pytest.param({"nmae": "x"}, "nmae", 'did you mean "name"?', id="typo"),
         pytest.param({"gpu": "H100"}, "gpu", 'did you mean "resources.gpu"?', id="wrong table"),
+        pytest.param(
+            {"price": {"nodes": 4}},
+            "price.nodes",
+            '"nodes" stands in no table: write it above the first line with [',
+            id="below a table",
+        ),
         pytest.param({"resources": {"max_price": 1}}, "resources.max_price", '"price.max_price"?', id="other table"),
         pytest.param({"resources": {"min_ram": "1GB"}}, "resources.min_ram", '"min_vram"?', id="letter"),
         pytest.param({"checkpoint": {"stop-grace": "1s"}}, "checkpoint.stop-grace", '"stop_grace"?', id="dash"),
