@@ -46,7 +46,7 @@ FAST = 2
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.long if n == FAST else pytest.mark.slow) for n in range(10)]
+    "seed", [pytest.param(n, marks=pytest.mark.lengthy if n == FAST else pytest.mark.slow) for n in range(10)]
 )
 def test_no_job_that_could_be_in_time_is_late(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worlds, "due", feasible)
