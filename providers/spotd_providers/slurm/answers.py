@@ -272,6 +272,14 @@ def _offers_of_kind(
     return offers, "" if offers else f"{unused} of {total} are free, and no node has room for a job"
 
 
+def free_nodes(said: Said, offer: Offer) -> int:
+    """Return how many nodes could each take one of the offer's machines now."""
+    extra = offer.extra
+    kind, count = next(iter(gpus_in(extra["gres"]).items()), (NO_KIND, 1))
+    rooms = rooms_of(said)[0].get(extra["partition"], {}).get(kind, [])
+    return sum(one.fits(count, int(extra["cpus"]), int(extra["memory_mb"])) for one in rooms)
+
+
 def _share(room: NodeRoom, count: int) -> tuple[int, int]:
     """Return the part of a node's processors and memory that goes with so many of its GPUs."""
     return max(1, room.cpus * count // room.gpus), max(1, room.memory_mb * count // room.gpus)

@@ -3,7 +3,7 @@
 # Layout below $DIR, which login node and nodes share: a folder a key, made before anything else, so that a key is used
 # once. In it: `meta` (price, market), `boot.sh` (what the job runs, with the address of its grant: readable by its user
 # only), `id` (the number of the job), `started` (made by the job: it starts once), `exit` (its code), `ended` (its end
-# was ordered), `log`, `job/`.
+# was ordered), `log`, `job/`, and on further nodes `job.1/` and so on.
 #
 # Slurm's commands run without the environment of the login: SBATCH_*, SQUEUE_* and a format of time would change what
 # they do. Their fields stand between marks that were drawn for this call, so that no name of a job can imitate one.
@@ -73,7 +73,7 @@ op_list() { # INSTALL
   find "$DIR" -mindepth 2 -maxdepth 2 -name meta -mmin +60 2>/dev/null | while read -r one; do
     key=${one%/meta}; key=${key##*/}
     case $listed in *"	$key	"*) continue ;; esac
-    [ -e "$DIR/$key/ended" ] || { rm -rf "${DIR:?}/$key/boot.sh" "$DIR/$key/job"; : >"$DIR/$key/ended"; }
+    [ -e "$DIR/$key/ended" ] || { rm -rf "${DIR:?}/$key/boot.sh" "$DIR/$key"/job*; : >"$DIR/$key/ended"; }
   done
   find "$DIR" -mindepth 2 -maxdepth 2 -name ended -mmin +20160 2>/dev/null | head -n 100 | while read -r one; do
     rm -rf "${one%/ended}"

@@ -3,7 +3,8 @@
 Each call is one script on a login node, or on this computer, by `cluster.sh`; what its answers mean is in `answers.py`.
 Names of jobs are not unique in Slurm, so a key is used once by a folder of its name, and what became of a launch is
 settled by a search. A job is ours if name and comment are one key of ours and its user is who asks. Slurm must not
-start it again by itself: that would be a second machine for an attempt that spotd has given up.
+start it again by itself: that would be a second machine for an attempt that spotd has given up. Several nodes are one
+job, too: Slurm starts it on all of them or none, and ends it with the loss of one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from spotd_providers.contract.values import (
     InstanceState,
     LaunchRequest,
     Loss,
+    Offer,
     OfferPage,
     OfferQuery,
     Power,
@@ -62,6 +64,7 @@ from spotd_providers.slurm.answers import (
     answer_of,
     as_instance,
     config_of,
+    free_nodes,
     jobs_of,
     offers_of,
     ref_of,
@@ -71,6 +74,8 @@ from spotd_providers.slurm.settings import SlurmPartition, SlurmSettings
 
 SCRIPT_BYTES_MAX: Final = 32_768
 KEY_CHARS_MAX: Final = 64
+GANG_MAX: Final = 64
+"""Nodes of one job."""
 LAUNCH_WITHIN_S: Final = 60
 """Of the login node's own uptime: a launch that arrives later starts nothing."""
 TIMEOUT_S: Final = {
@@ -85,7 +90,6 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BID_CHANGE: "a cluster takes no bids",
     Power.BALANCE: "a cluster has no balance",
     Power.BILLING: "Slurm sends no bill: what is booked is your price by time",
-    Power.GANG: "spotd asks a cluster for one node a job",
     Power.STOP_RESUME: "a job cannot be stopped and resumed by its user",
     Power.CAPACITY_SCORES: "what a partition offers is free at that moment, or waits in its queue",
     Power.HOST_IDENTITY: "the cluster decides on which node a job runs",
@@ -131,6 +135,7 @@ class SlurmProvider(ProviderTemplate):
         self._key_file = settings.key_file or own / "id_ed25519"
         self._partitions = {one.name: one for one in settings.partitions}
         self._names = ",".join(self._partitions) or "none"
+        self._nodes_max = GANG_MAX
         self._shell: SshLink | LocalShell = LocalShell()
         if settings.host is not None:
             target = SshTarget(name=settings.host, address=settings.host, port=settings.port, user=settings.user)
@@ -139,6 +144,11 @@ class SlurmProvider(ProviderTemplate):
 
     async def aclose(self) -> None:
         await self._shell.aclose()
+
+    @property
+    def nodes_max(self) -> int:
+        """How many nodes one job gets at most: what the largest partition has."""
+        return self._nodes_max
 
     @property
     def requests_sent(self) -> int:
@@ -191,6 +201,8 @@ class SlurmProvider(ProviderTemplate):
         rows = len(said.by_tag["node"])
         offers, bad = await judge_apart(partial(offers_of, said, self._settings), rows=rows)
         bad += [Rejected(offer_id=tag, reason=words) for tag, words in said.failures.items()]
+        sizes = (sum(map(len, kinds.values())) for kinds in rooms_of(said)[0].values())
+        self._nodes_max = min(GANG_MAX, max(sizes, default=1))
         asked = tuple(one for one in offers if one.market in query.markets)
         return OfferPage(offers=asked, rejected=listed_reasons(bad), complete=not said.failures, at=at)
 
@@ -266,10 +278,13 @@ class SlurmProvider(ProviderTemplate):
         partition = self._partitions.get(request.offer.extra["partition"])
         if partition is None:
             raise OfferGone(f"the partition {clean(request.offer.extra['partition'])} is not in the config")
+        if request.offer.nodes > 1 and not partition.queue:
+            await self._require_free(request.offer)
         greeted = await self._read("greet")
         home = f"{greeted.folder}/{request.key}"
         limit_s, grace_s = int(request.offer.extra["limit_s"]), self._grace_s(request)
-        words = {"@HOME@": home, "@LIMIT@": str(limit_s), "@GRACE@": str(grace_s)}
+        nodes = request.offer.nodes
+        words = {"@HOME@": home, "@LIMIT@": str(limit_s), "@GRACE@": str(grace_s), "@NODES@": str(nodes)}
         files = {
             "payload": job_script(request),
             "supervisor": re.sub("@[A-Z]+@", lambda found: words[found[0]], SUPERVISOR),
@@ -282,6 +297,17 @@ class SlurmProvider(ProviderTemplate):
         except AnswerLost as exc:
             raise OutcomeUnknown(f"{exc}, so the job may be queued", key=request.key) from exc
         return self._new_job(said, request)
+
+    async def _require_free(self, offer: Offer) -> None:
+        """Check that so many nodes are free at once: an offer says that of one, and Slurm would let the job wait.
+
+        Raises:
+            NoCapacity: they are not.
+        """
+        free = free_nodes(await self._read("offers", offer.extra["partition"]), offer)
+        if free < offer.nodes:
+            where = f"{WHO}'s partition {offer.extra['partition']}"
+            raise NoCapacity(f"{free} nodes of {where} are free, not {offer.nodes}")
 
     def _grace_s(self, request: LaunchRequest) -> int:
         limit_s = int(request.offer.extra["limit_s"])
@@ -325,7 +351,7 @@ class SlurmProvider(ProviderTemplate):
     async def shell(self, ref: InstanceRef) -> ShellAddress:
         """Return the login node, or this computer, and what leads from there to the job's node."""
         number = await self._running(ref)
-        command = ("srun", "--overlap", f"--jobid={number}", "--pty", "bash")
+        command = ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--jobid={number}", "--pty", "bash")
         one = self._settings
         words = "ssh leads to the login node; spotd's own way leads on"
         if one.host is None:
@@ -342,6 +368,7 @@ class SlurmProvider(ProviderTemplate):
             "--quiet",
             "--nodes=1",
             "--ntasks=1",
+            "--relative=0",
             "--mem=0",
             "--gres=none",
             f"--jobid={number}",
@@ -441,8 +468,9 @@ def options_of(request: LaunchRequest, partition: SlurmPartition, grace_s: int) 
     limit_s = int(extra["limit_s"])
     found = {
         "partition": partition.name,
-        "nodes": "1",
-        "ntasks": "1",
+        "nodes": str(request.offer.nodes),
+        "ntasks": str(request.offer.nodes),
+        "ntasks-per-node": "1",
         "cpus-per-task": extra["cpus"],
         "mem": f"{extra['memory_mb']}M",
         "gres": extra["gres"],

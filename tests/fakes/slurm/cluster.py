@@ -72,6 +72,7 @@ class FakeJob:
     script: str | None
     output: str
     submitted: datetime
+    nodes: int = 1
     limit: timedelta | None = None
     may_requeue: bool = False
     array: str = ""
@@ -83,7 +84,12 @@ class FakeJob:
     not_before: datetime | None = None
     restarts: int = 0
     node: str = ""
+    """Or several, with commas."""
     exit: str = "0"
+
+    @property
+    def on(self) -> list[str]:
+        return self.node.split(",") if self.node else []
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +125,8 @@ class FakeSlurm(FakeCloud):
         self.jobs: dict[int, FakeJob] = {}
         self.past: list[FakeJob] = []
         self._numbers = count(1)
+        self.path = ""
+        """By what a job finds its programs: that of its login node."""
 
     # --- what happens to it ---------------------------------------------------------------------------------------
 
@@ -161,7 +169,7 @@ class FakeSlurm(FakeCloud):
         """Let a node fall silent; its jobs are given up after SlurmdTimeout."""
         self.nodes[node].state = "down*"
         for job in self.jobs.values():
-            if job.node == node and job.state in ON_NODE:
+            if node in job.on and job.state in ON_NODE:
                 self._kill(job)
                 self.at(self.clock.now() + SLURMD_TIMEOUT, lambda at, job=job: self.finish(job, "NODE_FAIL", at))  # type: ignore[misc] # a default, not an argument
 
@@ -186,7 +194,8 @@ class FakeSlurm(FakeCloud):
         for job in list(self.jobs.values()):
             if job.state == "RUNNING" and str(job.id) in known:
                 status = self.machines.status(str(job.id))
-                if status.state is not HostMachineState.RUNNING and not self.nodes[job.node].state.startswith("down"):
+                is_down = any(self.nodes[name].state.startswith("down") for name in job.on)
+                if status.state is not HostMachineState.RUNNING and not is_down:
                     code = 9 if status.exit_code is None else status.exit_code
                     self.finish(job, "FAILED" if code else "COMPLETED", status.ended_at or now, exit_code=str(code))
             if job.state == "RUNNING" and job.limit is not None and job.started and now >= job.started + job.limit:
@@ -199,15 +208,17 @@ class FakeSlurm(FakeCloud):
         for job in sorted(self.jobs.values(), key=lambda one: one.id):
             if job.state != "PENDING" or job.reason.startswith("JobHeld") or (job.not_before or now) > now:
                 continue
-            node = next((one for one in self.partitions[job.partition].nodes if self.fits(job, one)), None)
-            if node is None:
+            free = [one for one in self.partitions[job.partition].nodes if self.fits(job, one)]
+            if len(free) < job.nodes:
                 job.reason = "Resources"
                 continue
-            job.state, job.reason, job.started, job.node = "RUNNING", "None", now, node
+            job.state, job.reason, job.started, job.node = "RUNNING", "None", now, ",".join(free[: job.nodes])
             if job.script is not None:
                 head = f"exec >>'{job.output}' 2>&1\n"
                 env = {"SLURM_JOB_ID": str(job.id), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.gpus)))}
+                env |= {"SLURM_JOB_NODELIST": job.node, "SLURM_CPUS_PER_TASK": str(job.cpus)}
                 env |= {"SLURM_RESTART_COUNT": str(job.restarts)} if job.restarts else {}
+                env |= {"PATH": self.path} if self.path else {}
                 self.machines.start(str(job.id), head + job.script, env)
 
     def fits(self, job: FakeJob, name: str) -> bool:
@@ -218,7 +229,7 @@ class FakeSlurm(FakeCloud):
 
     def used(self, name: str) -> tuple[int, int, int]:
         """Return the GPUs, processors and megabytes that jobs have there."""
-        here = [one for one in self.jobs.values() if one.node == name and one.state in ON_NODE]
+        here = [one for one in self.jobs.values() if name in one.on and one.state in ON_NODE]
         return sum(one.gpus for one in here), sum(one.cpus for one in here), sum(one.memory_mb for one in here)
 
     # --- its commands ---------------------------------------------------------------------------------------------
@@ -288,6 +299,11 @@ class FakeSlurm(FakeCloud):
     def _scontrol(self, arguments: list[str], _given: str) -> Answer:
         if arguments[:2] == ["show", "config"]:
             return "PreemptMode             = REQUEUE\nPreemptType             = preempt/partition_prio\n", 0
+        if arguments[:2] == ["show", "hostnames"]:
+            return arguments[2].replace(",", "\n") + "\n", 0
+        if arguments[:2] == ["show", "node"]:
+            names = arguments[-1].split(",")
+            return "".join(f"NodeName={one} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName={one}\n" for one in names), 0
         return "".join(
             f"PartitionName={one.name} AllowGroups=ALL GraceTime={one.grace_s} MaxTime={one.max_time}"
             f" PriorityTier={one.tier} PreemptMode={one.preempt} State={one.state} TRES=cpu=6,mem=6000M\n"
@@ -332,11 +348,11 @@ class FakeSlurm(FakeCloud):
             gpus=int(wanted["count"]) if wanted else 0, cpus=int(_option(arguments, "--cpus-per-task") or 1),
             memory_mb=int(_option(arguments, "--mem").rstrip("M") or 0), script=given,
             output=_option(arguments, "--output"), submitted=self.clock.now(),
+            nodes=int(_option(arguments, "--nodes") or 1),
             limit=timedelta(minutes=int(minutes)) if minutes else None, may_requeue="--no-requeue" not in arguments,
         )  # fmt: skip
-        if not any(
-            job.gpus <= self.nodes[name].gpus and job.kind in ("", self.nodes[name].kind) for name in partition.nodes
-        ):
+        nodes = [self.nodes[name] for name in partition.nodes]
+        if sum(job.gpus <= one.gpus and job.kind in ("", one.kind) for one in nodes) < job.nodes:
             return "sbatch: error: Batch job submission failed: Requested node configuration is not available\n", 1
         self.jobs[job.id] = job
         return f"{job.id}\n", 0

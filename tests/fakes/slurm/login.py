@@ -28,6 +28,16 @@ status, _, text = (answer or b"1 killed").partition(b" ")
 sys.exit(int(status))
 """
 """A test runs dozens of these, so it imports only what is built in: json and socket take longer than the rest."""
+_SRUN: Final = """#!/bin/sh
+count=1 rank=0
+while :; do
+  case $1 in --ntasks=*) count=${1#*=} ;; --*) ;; *) break ;; esac
+  shift
+done
+while [ "$rank" -lt "$count" ]; do SLURM_NODEID=$rank "$@" & rank=$((rank + 1)); done
+wait
+"""
+"""Starts what a step runs on each node of a job, all of which are this computer."""
 _DATE: Final = """#!/bin/sh
 [ "$*" = +%s ] && [ -e "{clock}" ] && exec cat "{clock}"
 exec /bin/date "$@"
@@ -46,10 +56,12 @@ class LoginNode:
         self._stopping = threading.Event()
         for folder in (self.home, self.bin):
             folder.mkdir(parents=True)
+        slurm.path = self.path
         self._server = _Server(slurm, self._stopping)
         port = self._server.server_address[1]
         for name in COMMANDS:
             self.program(name, _PROGRAM.format(python=sys.executable, port=port))
+        self.program("srun", _SRUN)
         self.program("date", _DATE.format(clock=self.clock))
         threading.Thread(target=self._server.serve_forever, daemon=True, name="slurm commands").start()
 

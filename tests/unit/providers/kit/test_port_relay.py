@@ -107,7 +107,7 @@ def test_a_port_of_a_slurm_job_is_reached_by_a_step_of_it(tmp_path: Path) -> Non
         assert {f"--jobid={number}", "--overlap"} <= set(told.read_text().split())
         where = await provider.shell(machine.ref)
         assert (where.host, where.user) == ("127.0.0.1", "login")
-        assert shlex.join(where.command) == f"srun --overlap --jobid={number} --pty bash"
+        assert shlex.join(where.command) == f"srun --overlap --nodes=1 --ntasks=1 --jobid={number} --pty bash"
         assert where.no_ports
 
     slurm.play(tmp_path, story)
