@@ -146,6 +146,9 @@ class Reads:
 
     def world(self, policy: Policy, now: datetime) -> World:
         """Return everything that is not over yet, unexpired cooldowns, and the spending of this UTC month."""
+        return self._load_world(policy, now)
+
+    def _load_world(self, policy: Policy, now: datetime) -> World:
         return load_world(self._connection, self._memory, policy, now)
 
     def job(self, job_id: JobId) -> Job | None:

@@ -24,7 +24,9 @@ from sqlalchemy import Connection, Engine, Select, and_, delete, exc, func, inse
 
 from spotd.core.domain.intents import IntentState, JobId
 from spotd.core.domain.plan import Event, Plan
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import InvariantBroken, JobState
+from spotd.core.domain.world import World
 from spotd.store import tables
 from spotd.store.commit import write_plan
 from spotd.store.engine import (
@@ -48,7 +50,7 @@ from spotd.store.place import (
 from spotd.store.queries import Reads
 from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META, RowCache, chunks
 from spotd.store.values import instant_in, instant_out
-from spotd.store.world import forget_faded
+from spotd.store.world import WorldMemory, forget_faded
 
 if TYPE_CHECKING:
     from spotd.store.postgres import Leadership
@@ -240,8 +242,11 @@ NESTED: Final = "a transaction was begun inside another one"
 class Tx(Reads):
     """A write transaction. What it reads includes what it wrote."""
 
-    def __init__(self, place: DatabasePlace, connection: Connection, memory: RowCache, at_point: AtPoint) -> None:
+    def __init__(
+        self, place: DatabasePlace, connection: Connection, memory: RowCache, known: WorldMemory, at_point: AtPoint
+    ) -> None:
         super().__init__(place, connection, memory)
+        self._known = known
         self._at_point = at_point
         self.spoiled = False
         self.changed: set[JobId] = set()
@@ -253,11 +258,17 @@ class Tx(Reads):
             InvariantBroken: the plan breaks a rule. The transaction can not be saved any more.
         """
         self.changed.update(plan.jobs, (attempt.job for attempt in plan.attempts))
+        before = self._known.before_write(self._connection)
         try:
-            return write_plan(self._connection, self._memory, plan, self._at_point)
+            last = write_plan(self._connection, self._memory, plan, self._at_point)
         except BaseException:
             self.spoiled = True
             raise
+        self._known.note(self._connection, before, plan)
+        return last
+
+    def _load_world(self, policy: Policy, now: datetime) -> World:
+        return self._known.world(self._connection, self._memory, policy, now)
 
     def forget_cooldowns(self) -> None:
         """Delete every cool-down; those of the next plan are all there are."""
@@ -293,6 +304,7 @@ class Store:
         self._leads = None if isinstance(lock, WriterLock) else lock
         self._at_point = at_point
         self._memory = RowCache()
+        self._known = WorldMemory(engine)
         self._turn = _Turn(place)
         self._reader = engine if reader is None else reader
         self._reading = self._turn if reader is None else _Turn(place)
@@ -382,7 +394,7 @@ class Store:
             try:
                 xid = self._begin(connection)
                 self._at_point(StorePoint.BEGUN)
-                tx = Tx(self._place, connection, self._memory, self._at_point)
+                tx = Tx(self._place, connection, self._memory, self._known, self._at_point)
                 result = fn(tx)
                 changed = frozenset(tx.changed)
                 self._forget_later(changed)
@@ -393,6 +405,7 @@ class Store:
                 self._forget_later(changed)
             except BaseException:
                 self._memory.forget()
+                self._known.forget()
                 with suppress(exc.DBAPIError):
                     connection.rollback()
                 raise

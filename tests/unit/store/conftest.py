@@ -16,6 +16,7 @@ import pytest
 
 from spotd.store import Store
 from spotd.store.tables import METADATA
+from spotd.store.world import WorldMemory
 
 _SERVER: Final = os.environ.get("SPOTD_TEST_STATE", "")
 _OVER_SQLITE: Final = (
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = str(Path(__file__).parent) + os.sep
     if _SERVER:
         items[:] = [one for one in items if not (str(one.path).startswith(here) and one.path.stem in _OVER_SQLITE)]
+
+
+@pytest.fixture(autouse=True)
+def proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each world that a transaction of these tests is shown is compared with one that is read anew."""
+    monkeypatch.setattr(WorldMemory, "is_proved", True)
 
 
 @pytest.fixture(scope="session")
