@@ -16,15 +16,15 @@ from spotd_providers.kubernetes.machines import job_of, secrets_of
 from spotd_providers.kubernetes.market import offers_of
 from spotd_providers.kubernetes.plugin import RIGHTS, KubernetesProvider
 from spotd_providers.kubernetes.wire import KubernetesSettings
-from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.clock import run_virtually
 from spotd_providers.testkit.harness import CANARY
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.kubernetes import ADMIN, KubeQuirks
+from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.kubernetes.harness import KubernetesHarness, open_harness, play
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_kubernetes_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
 

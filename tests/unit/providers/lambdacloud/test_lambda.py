@@ -39,15 +39,15 @@ from spotd_providers.lambdacloud.wire import (
     offers_of,
     sales_of,
 )
-from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.serve import Call, Canned
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.lambdacloud import EDGE_ERROR, JUPYTER_TOKEN, Quirks, some_kinds
+from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 from tests.unit.providers.lambdacloud.harness import LambdaHarness, open_harness, play
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_lambda_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
 

@@ -24,11 +24,11 @@ from spotd_providers.kit.shapes import ROWS_MAX, decode, row_or_none
 from spotd_providers.kit.vm_market import label_in
 from spotd_providers.primeintellect.plugin import EMPTY, NO_TEMPLATE, PLUGIN, PrimeProvider
 from spotd_providers.primeintellect.wire import HistoryRow, PrimePodRow, PrimeSettings, as_instance, offer_of, sales_of
-from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.serve import Call
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.primeintellect import PrimeQuirks
 from tests.fakes.rest import RestRefusal
+from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 from tests.unit.providers.primeintellect.harness import PrimeHarness, open_harness, play
 
@@ -45,7 +45,7 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_prime_intellect_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
 

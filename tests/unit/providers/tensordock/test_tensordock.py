@@ -14,14 +14,14 @@ from spotd_providers.kit.shapes import decode, row_or_none
 from spotd_providers.kit.vm_market import label_in
 from spotd_providers.tensordock.plugin import EMPTY, TensorDockProvider
 from spotd_providers.tensordock.wire import TensorDockRow, TensorDockSettings, as_instance, flat, offers_of
-from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.tensordock import TensorDockQuirks
+from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 from tests.unit.providers.tensordock.harness import TensorDockHarness, open_harness, play
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_tensordock_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.suite import Behaviour, run
+from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.vastai.harness import open_harness
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_vast_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)

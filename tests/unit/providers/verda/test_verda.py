@@ -22,16 +22,16 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.shapes import decode, row_or_none
 from spotd_providers.kit.vm_market import label_in
-from spotd_providers.testkit.behaviours import BEHAVIOURS
 from spotd_providers.testkit.suite import Behaviour, run
 from spotd_providers.verda.plugin import SAME_STOCK, VerdaProvider
 from spotd_providers.verda.wire import VerdaInstanceRow, VerdaSettings, as_instance, offers_of, stock_of, types_of
 from tests.fakes.verda import VerdaQuirks
+from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 from tests.unit.providers.verda.harness import VerdaHarness, open_harness, play
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+@pytest.mark.parametrize("behaviour", stories())
 def test_verda_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
 
