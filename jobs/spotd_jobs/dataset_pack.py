@@ -18,30 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from spotd_jobs.wire.client.dataset import (
-    CHUNK_BYTES,
-    CHUNKS_MAX,
-    DIR,
-    FILE,
-    LINK,
-    PART_CHUNKS,
-    PART_FILES,
-    PARTS_MAX,
-    PATH_BYTES_MAX,
-    DataChunk,
-    DataEntry,
-    PartRow,
-    Piece,
-    digest_of,
-    link_problem,
-    part_text,
-    root_text,
-)
+from spotd_jobs.wire.client import dataset as documents
 from spotd_jobs.wire.client.sinks import ascii_text
 
 UPLOADS: Final = 3
 """Chunks on their way at once; each takes up to `CHUNK_BYTES` of memory."""
-_CUT_BYTES: Final = CHUNK_BYTES // 8
+_CUT_BYTES: Final = documents.CHUNK_BYTES // 8
 _CUT_MASK: Final = 0x3F
 
 
@@ -69,8 +51,8 @@ class DatasetSink(Protocol):
 class _Open:
     """The part that is being filled."""
 
-    entries: list[DataEntry] = field(default_factory=list)
-    chunks: list[Future[DataChunk]] = field(default_factory=list)
+    entries: list[documents.DataEntry] = field(default_factory=list)
+    chunks: list[Future[documents.DataChunk]] = field(default_factory=list)
 
 
 def pack_dataset(
@@ -78,8 +60,8 @@ def pack_dataset(
     sink: DatasetSink,
     *,
     follow: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
-    part_files: int = PART_FILES,
+    chunk_bytes: int = documents.CHUNK_BYTES,
+    part_files: int = documents.PART_FILES,
     progress: Callable[[int], None] | None = None,
 ) -> bytes:
     """Give everything that the folder holds to the sink; return the text of the root, which the caller stores last.
@@ -95,7 +77,7 @@ def pack_dataset(
         try:
             for node in _walk(folder, follow=follow):
                 packing.add(node)
-            return root_text(packing.finish())
+            return documents.root_text(packing.finish())
         except OSError as exc:
             raise _unreadable(folder, exc) from exc
 
@@ -109,7 +91,7 @@ def measure_dataset(folder: Path, *, follow: bool = False) -> tuple[int, int]:
     size = files = 0
     try:
         for node in _walk(folder, follow=follow):
-            if node.kind == FILE:
+            if node.kind == documents.FILE:
                 size += os.stat(node.place).st_size  # noqa: PTH116 - a Path for each of a million names costs
                 files += 1
     except OSError as exc:
@@ -152,20 +134,20 @@ class _Packing:
         self._progress = progress
         self._open = _Open()
         self._buffer = bytearray()
-        self._on_the_way: list[Future[DataChunk]] = []
-        self._rows: list[PartRow] = []
+        self._on_the_way: list[Future[documents.DataChunk]] = []
+        self._rows: list[documents.PartRow] = []
         self._chunks = 0
 
     def add(self, node: _Node) -> None:
         """Take the path into the dataset."""
-        if node.kind == FILE:
+        if node.kind == documents.FILE:
             self._add_file(node)
         else:
-            self._open.entries.append(DataEntry(node.path, node.kind, target=node.target))
-        if len(self._open.entries) >= self._part_files or len(self._open.chunks) >= PART_CHUNKS:
+            self._open.entries.append(documents.DataEntry(node.path, node.kind, target=node.target))
+        if len(self._open.entries) >= self._part_files or len(self._open.chunks) >= documents.PART_CHUNKS:
             self._close_part()
 
-    def finish(self) -> list[PartRow]:
+    def finish(self) -> list[documents.PartRow]:
         """Return the rows of all parts; every one is stored."""
         self._close_part()
         return self._rows
@@ -176,13 +158,13 @@ class _Packing:
             size = before.st_size
             if size > self._chunk_bytes - len(self._buffer):
                 self._flush()
-            pieces: list[Piece] = []
+            pieces: list[documents.Piece] = []
             left = size
             while left:
                 start = len(self._buffer)
                 count = min(left, self._chunk_bytes - start)
                 self._take(file.fileno(), count, node)
-                pieces.append(Piece(len(self._open.chunks), start, count))
+                pieces.append(documents.Piece(len(self._open.chunks), start, count))
                 left -= count
                 if len(self._buffer) == self._chunk_bytes:
                     self._flush()
@@ -190,7 +172,7 @@ class _Packing:
             if os.read(file.fileno(), 1) or _differs(before, after):
                 raise _changed_error(node.path)
         executable = bool(before.st_mode & stat.S_IXUSR)
-        self._open.entries.append(DataEntry(node.path, FILE, size, executable, None, tuple(pieces)))
+        self._open.entries.append(documents.DataEntry(node.path, documents.FILE, size, executable, None, tuple(pieces)))
         cut = len(self._buffer) >= min(_CUT_BYTES, self._chunk_bytes // 8)
         if cut and not zlib.crc32(os.fsencode(node.path)) & _CUT_MASK:
             self._flush()
@@ -212,8 +194,8 @@ class _Packing:
         if not self._buffer:
             return
         self._chunks += 1
-        if self._chunks > CHUNKS_MAX:
-            most = CHUNKS_MAX * self._chunk_bytes / 1e12
+        if self._chunks > documents.CHUNKS_MAX:
+            most = documents.CHUNKS_MAX * self._chunk_bytes / 1e12
             raise DatasetError(f"it is larger than {most:.1f} TB", hint="split it into several datasets")
         while len(self._on_the_way) >= UPLOADS:
             self._on_the_way.pop(0).result()
@@ -228,22 +210,25 @@ class _Packing:
             return
         self._on_the_way.clear()
         entries, chunks = _without_doubles(self._open.entries, [sent.result() for sent in self._open.chunks])
-        text = part_text(chunks, entries)
-        self._sink.put_part(sha256 := digest_of(text), text)
+        text = documents.part_text(chunks, entries)
+        self._sink.put_part(sha256 := documents.digest_of(text), text)
         size = sum(entry.size for entry in entries)
-        self._rows.append(PartRow(sha256, size, sum(entry.kind == FILE for entry in entries), len(chunks)))
-        if len(self._rows) > PARTS_MAX:
+        self._rows.append(
+            documents.PartRow(sha256, size, sum(entry.kind == documents.FILE for entry in entries), len(chunks))
+        )
+        if len(self._rows) > documents.PARTS_MAX:
             raise DatasetError(
-                f"it has more than {PARTS_MAX * self._part_files:,} files", hint="pack them into fewer, larger files"
+                f"it has more than {documents.PARTS_MAX * self._part_files:,} files",
+                hint="pack them into fewer, larger files",
             )
         self._open = _Open()
 
 
 def _without_doubles(
-    entries: list[DataEntry], chunks: list[DataChunk]
-) -> tuple[list[DataEntry], tuple[DataChunk, ...]]:
+    entries: list[documents.DataEntry], chunks: list[documents.DataChunk]
+) -> tuple[list[documents.DataEntry], tuple[documents.DataChunk, ...]]:
     """Return the same with each chunk listed once: many files of zeros are one chunk."""
-    numbers: dict[DataChunk, int] = {}
+    numbers: dict[documents.DataChunk, int] = {}
     for chunk in chunks:
         numbers.setdefault(chunk, len(numbers))
     if len(numbers) == len(chunks):
@@ -255,8 +240,8 @@ def _without_doubles(
     return renumbered, tuple(numbers)
 
 
-def _send(sink: DatasetSink, data: bytearray) -> DataChunk:
-    chunk = DataChunk(hashlib.sha256(data).hexdigest(), len(data))
+def _send(sink: DatasetSink, data: bytearray) -> documents.DataChunk:
+    chunk = documents.DataChunk(hashlib.sha256(data).hexdigest(), len(data))
     sink.put_chunk(chunk.sha256, data)
     return chunk
 
@@ -311,7 +296,7 @@ def _walk(top: Path, *, follow: bool) -> Iterator[_Node]:
         found = True
         place = f"{folder}/{name}"
         path = place[len(start) + 1 :]
-        if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        if len(os.fsencode(path)) > documents.PATH_BYTES_MAX:
             raise DatasetError(f"{ascii_text(path)[:80]}... is too long", hint="use shorter names")
         info = os.lstat(place)
         if stat.S_ISDIR(info.st_mode):
@@ -319,9 +304,9 @@ def _walk(top: Path, *, follow: bool) -> Iterator[_Node]:
             if inner:
                 levels.append((place, info, iter(inner)))
             else:
-                yield _Node(path, DIR)
+                yield _Node(path, documents.DIR)
         elif stat.S_ISREG(info.st_mode):
-            yield _Node(path, FILE, place)
+            yield _Node(path, documents.FILE, place)
         elif stat.S_ISLNK(info.st_mode):
             yield _link(path, place, follow=follow)
         else:
@@ -340,8 +325,8 @@ def _names(folder: str) -> list[str]:
 
 def _link(path: str, place: str, *, follow: bool) -> _Node:
     target = os.readlink(place)  # noqa: PTH115 - as in `_names`
-    if not link_problem(path, target):
-        return _Node(path, LINK, target=target)
+    if not documents.link_problem(path, target):
+        return _Node(path, documents.LINK, target=target)
     real = os.path.realpath(place)
     if not follow:
         raise DatasetError(
@@ -350,4 +335,4 @@ def _link(path: str, place: str, *, follow: bool) -> _Node:
         )
     if not os.path.isfile(real):  # noqa: PTH113 - as in `_names`
         raise DatasetError(f"the link {ascii_text(path)} leads to no file", hint="move it out of the folder")
-    return _Node(path, FILE, real)
+    return _Node(path, documents.FILE, real)

@@ -17,22 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from spotd.api import requests, routes
 from spotd.api.edge import ADOPTION_S, PATIENT_S, Failure, RequestEdge
 from spotd.api.handlers import Handlers
-from spotd.api.requests import (
-    ContentsQuery,
-    CostQuery,
-    EventQuery,
-    FileQuery,
-    FilesQuery,
-    HistoryQuery,
-    JobQuery,
-    LogQuery,
-    PriceQuery,
-    RetryQuery,
-    Submission,
-    VerificationQuery,
-)
 from spotd.api.responses import (
     JSON_TYPE,
     ApiUnavailable,
@@ -45,72 +32,9 @@ from spotd.api.responses import (
     error_body,
     json_response,
 )
-from spotd.api.routes import (
-    ApiRoute,
-    read_array,
-    read_budget_change,
-    read_ceiling,
-    read_channel,
-    read_draft,
-    read_flag,
-    read_name,
-    read_names,
-    read_port,
-    read_resume_from,
-    read_root,
-    read_secrets,
-    read_sha256,
-    read_spans,
-    routes_of,
-    serving,
-)
-from spotd.api.schemas.answers import (
-    AdoptionResponse,
-    CalibrationAnswer,
-    ChannelTestsAnswer,
-    CheckpointsAnswer,
-    CodeAnswer,
-    DaemonStatusAnswer,
-    DoctorResponse,
-    EventResponse,
-    ForgottenAnswer,
-    ForgottenHostsAnswer,
-    HostsResponse,
-    JobAnswer,
-    JobOrArrayAnswer,
-    LogResponse,
-    PlanAnswer,
-    PresentAnswer,
-    ProvidersAnswer,
-    ReconcileResponse,
-    WhyAnswer,
-)
-from spotd.api.schemas.bodies import (
-    AdoptionBody,
-    BudgetBody,
-    CeilingBody,
-    ChannelBody,
-    CheckpointsBody,
-    HostBody,
-    MachineBody,
-    PinBody,
-    PlanBody,
-    SubmitBody,
-)
+from spotd.api.schemas import answers, bodies
+from spotd.api.schemas import jobs as schemas
 from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PricesResponse
-from spotd.api.schemas.jobs import (
-    DatasetAnswer,
-    DatasetsAnswer,
-    FilesResponse,
-    GpuHistoryResponse,
-    JobDetailResponse,
-    JobPageResponse,
-    PortResponse,
-    RootBody,
-    ShellResponse,
-    StoredAnswer,
-    VerificationResponse,
-)
 from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DOCUMENT_TEXT_MAX
 
 CODE_BYTES_MAX: Final = 8 * 2**30
@@ -135,9 +59,9 @@ def make_app(
     )
 
 
-def api_routes() -> tuple[ApiRoute, ...]:
+def api_routes() -> tuple[routes.ApiRoute, ...]:
     """Return everything that the application serves."""
-    return routes_of(_Api)
+    return routes.routes_of(_Api)
 
 
 async def _http_exception(request: Request, exc: Exception) -> Response:
@@ -157,37 +81,37 @@ def _data_too_large() -> BodyTooLong:
 class _Api(RequestEdge):
     """The endpoints; each turns one request into one call of a handler."""
 
-    @serving("GET", "/v1/openapi.json")
+    @routes.serving("GET", "/v1/openapi.json")
     async def openapi(self) -> Response:
         """Describe this API, as OpenAPI 3.1."""
         from spotd.api.openapi import document_bytes  # only needed by those who ask
 
         return Response(document_bytes(api_routes()), media_type=JSON_TYPE)
 
-    @serving("GET", "/v1/status")
-    async def status(self) -> DaemonStatusAnswer:
+    @routes.serving("GET", "/v1/status")
+    async def status(self) -> answers.DaemonStatusAnswer:
         """Sum the daemon up: version, machines, jobs by state, spending."""
         return {"status": await self._ask(self._handlers.health.status)}
 
-    @serving("POST", "/v1/plan", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
-    async def plan(self, body: PlanBody) -> PlanAnswer:
+    @routes.serving("POST", "/v1/plan", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def plan(self, body: bodies.PlanBody) -> answers.PlanAnswer:
         """Plan a job without queueing it: candidates with effective prices, ceilings, verdict."""
-        draft, resume_from, array = read_draft(body), read_resume_from(body), read_array(body)
+        draft, resume_from, array = routes.read_draft(body), routes.read_resume_from(body), routes.read_array(body)
         plan = await self._ask(lambda: self._handlers.submissions.plan(draft, resume_from, array), limit_s=PATIENT_S)
         return {"plan": plan}
 
-    @serving("GET", "/v1/code/{sha256}")
-    async def has_code(self, sha256: str) -> PresentAnswer:
+    @routes.serving("GET", "/v1/code/{sha256}")
+    async def has_code(self, sha256: str) -> answers.PresentAnswer:
         """Return whether a packed workdir is in the store."""
-        known = read_sha256(sha256)
+        known = routes.read_sha256(sha256)
         present = await self._ask(lambda: self._handlers.submissions.has_code(known), limit_s=PATIENT_S)
         return {"present": present}
 
-    @serving("PUT", "/v1/code/{sha256}")
-    async def put_code(self, sha256: str, request: Request) -> CodeAnswer:
+    @routes.serving("PUT", "/v1/code/{sha256}")
+    async def put_code(self, sha256: str, request: Request) -> answers.CodeAnswer:
         """Store a packed workdir under its hash."""
         # Bounded in size, not in time, since a workdir may be large and its disk slow.
-        known = read_sha256(sha256)
+        known = routes.read_sha256(sha256)
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._code_bytes_max:
             raise self._code_too_large()
@@ -204,47 +128,47 @@ class _Api(RequestEdge):
             if chunk:
                 yield chunk
 
-    @serving("GET", "/v1/data")
-    async def datasets(self) -> DatasetsAnswer:
+    @routes.serving("GET", "/v1/data")
+    async def datasets(self) -> schemas.DatasetsAnswer:
         """List the datasets that jobs can name, and the jobs that read them."""
         return {"datasets": await self._ask(self._handlers.data.every, limit_s=PATIENT_S)}
 
-    @serving("POST", "/v1/data", status=201)
-    async def store_dataset(self, body: RootBody) -> DatasetAnswer:
+    @routes.serving("POST", "/v1/data", status=201)
+    async def store_dataset(self, body: schemas.RootBody) -> schemas.DatasetAnswer:
         """Keep a dataset that a job is about to read, without a name, or tell what is missing of it."""
-        text = read_root(body)
+        text = routes.read_root(body)
         made = await self._ask(lambda: self._handlers.data.store(text), limit_s=PATIENT_S)
         return {"missing": made} if isinstance(made, list) else {"dataset": made}
 
-    @serving("GET", "/v1/data/chunks/{sha256}")
-    async def has_data_chunk(self, sha256: str) -> PresentAnswer:
+    @routes.serving("GET", "/v1/data/chunks/{sha256}")
+    async def has_data_chunk(self, sha256: str) -> answers.PresentAnswer:
         """Return whether a chunk of a dataset is in the store."""
-        known = read_sha256(sha256)
+        known = routes.read_sha256(sha256)
         return {"present": await self._ask(lambda: self._handlers.data.has_chunk(known), limit_s=PATIENT_S)}
 
-    @serving("PUT", "/v1/data/chunks/{sha256}")
-    async def put_data_chunk(self, sha256: str, request: Request) -> StoredAnswer:
+    @routes.serving("PUT", "/v1/data/chunks/{sha256}")
+    async def put_data_chunk(self, sha256: str, request: Request) -> schemas.StoredAnswer:
         """Store a chunk of a dataset under its hash."""
-        known = read_sha256(sha256)
+        known = routes.read_sha256(sha256)
         chunk = self._body_within(request, CHUNK_BYTES, _data_too_large)
         return {"bytes": await self._handlers.data.put_chunk(known, chunk)}
 
-    @serving("PUT", "/v1/data/parts/{sha256}")
-    async def put_data_part(self, sha256: str, request: Request) -> StoredAnswer:
+    @routes.serving("PUT", "/v1/data/parts/{sha256}")
+    async def put_data_part(self, sha256: str, request: Request) -> schemas.StoredAnswer:
         """Store a list of files of a dataset under its hash."""
-        known = read_sha256(sha256)
+        known = routes.read_sha256(sha256)
         text = self._body_within(request, DOCUMENT_TEXT_MAX, _data_too_large)
         return {"bytes": await self._handlers.data.put_part(known, text)}
 
-    @serving("POST", "/v1/data/{name}", status=201)
-    async def name_dataset(self, name: str, body: RootBody) -> DatasetAnswer:
+    @routes.serving("POST", "/v1/data/{name}", status=201)
+    async def name_dataset(self, name: str, body: schemas.RootBody) -> schemas.DatasetAnswer:
         """Give a name to a dataset whose chunks and parts are in the store, or tell what is missing."""
-        text = read_root(body)
+        text = routes.read_root(body)
         made = await self._ask(lambda: self._handlers.data.give_name(name, text), limit_s=PATIENT_S)
         return {"missing": made} if isinstance(made, list) else {"dataset": made}
 
-    @serving("POST", "/v1/data/{name}/remove", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
-    async def remove_dataset(self, name: str) -> DatasetAnswer:
+    @routes.serving("POST", "/v1/data/{name}/remove", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def remove_dataset(self, name: str) -> schemas.DatasetAnswer:
         """Forget a dataset that no unfinished job reads; its content is deleted later."""
         return {"dataset": await self._ask(lambda: self._handlers.data.remove(name), limit_s=PATIENT_S)}
 
@@ -255,215 +179,219 @@ class _Api(RequestEdge):
             hint="list data and checkpoints in .gitignore, so that only code is packed",
         )
 
-    @serving("POST", "/v1/jobs", status=201, refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT, RefusalCode.BUDGET])
-    async def submit(self, body: SubmitBody) -> JobDetailResponse:
+    @routes.serving(
+        "POST", "/v1/jobs", status=201, refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT, RefusalCode.BUDGET]
+    )
+    async def submit(self, body: bodies.SubmitBody) -> schemas.JobDetailResponse:
         """Queue a job, or an array of jobs."""
         code = body.get("code_sha256")
-        submission = Submission(
-            draft=read_draft(body),
-            code_sha256=None if code is None else read_sha256(code),
-            secrets=read_secrets(body),
-            resume_from=read_resume_from(body),
-            array=read_array(body),
-            i_know=read_flag(body, "i_know"),
-            agent=read_flag(body, "agent"),
+        submission = requests.Submission(
+            draft=routes.read_draft(body),
+            code_sha256=None if code is None else routes.read_sha256(code),
+            secrets=routes.read_secrets(body),
+            resume_from=routes.read_resume_from(body),
+            array=routes.read_array(body),
+            i_know=routes.read_flag(body, "i_know"),
+            agent=routes.read_flag(body, "agent"),
         )
         return await self._ask(lambda: self._handlers.submissions.submit(submission))
 
-    @serving("GET", "/v1/jobs", refuses=[RefusalCode.NOT_FOUND])
-    async def jobs(self, query: JobQuery) -> JobPageResponse:
+    @routes.serving("GET", "/v1/jobs", refuses=[RefusalCode.NOT_FOUND])
+    async def jobs(self, query: requests.JobQuery) -> schemas.JobPageResponse:
         """List jobs, newest submission first."""
         return await self._ask(lambda: self._handlers.jobs.page(query))
 
-    @serving("GET", "/v1/jobs/{ref}")
-    async def job(self, ref: str) -> JobDetailResponse:
+    @routes.serving("GET", "/v1/jobs/{ref}")
+    async def job(self, ref: str) -> schemas.JobDetailResponse:
         """Show everything about a job."""
         return await self._ask(lambda: self._handlers.jobs.detail(ref))
 
-    @serving("GET", "/v1/jobs/{ref}/gpus")
-    async def gpu_history(self, ref: str) -> GpuHistoryResponse:
+    @routes.serving("GET", "/v1/jobs/{ref}/gpus")
+    async def gpu_history(self, ref: str) -> schemas.GpuHistoryResponse:
         """Return the use of the GPUs of the machine that a job has now."""
         return await self._ask(lambda: self._handlers.jobs.gpu_history(ref))
 
-    @serving("GET", "/v1/jobs/{ref}/shell", refuses=[RefusalCode.CONFLICT])
-    async def shell(self, ref: str) -> ShellResponse:
+    @routes.serving("GET", "/v1/jobs/{ref}/shell", refuses=[RefusalCode.CONFLICT])
+    async def shell(self, ref: str) -> schemas.ShellResponse:
         """Return where the machine that a job has now gives a shell."""
         return await self._ask(lambda: self._handlers.ports.address(ref), limit_s=PATIENT_S)
 
-    @serving("GET", "/v1/jobs/{ref}/ports/{port}", refuses=[RefusalCode.CONFLICT])
-    async def port(self, ref: str, port: str) -> RecordStream[PortResponse]:
+    @routes.serving("GET", "/v1/jobs/{ref}/ports/{port}", refuses=[RefusalCode.CONFLICT])
+    async def port(self, ref: str, port: str) -> RecordStream[schemas.PortResponse]:
         """Lead to a port of the machine that a job has now, until the reader goes or the job leaves the machine."""
-        number = read_port(port)
+        number = routes.read_port(port)
         serve = await self._ask(lambda: self._handlers.ports.require(ref, number), limit_s=PATIENT_S)
         return ServiceStream(serve, closing=self._closing, on_failure=lambda exc: self._on_failure("port", exc))
 
-    @serving("GET", "/v1/jobs/{ref}/why")
-    async def why(self, ref: str) -> WhyAnswer:
+    @routes.serving("GET", "/v1/jobs/{ref}/why")
+    async def why(self, ref: str) -> answers.WhyAnswer:
         """Explain why a job waits, runs where it does, or ended."""
         return {"why": await self._ask(lambda: self._handlers.jobs.why(ref))}
 
-    @serving("POST", "/v1/jobs/{ref}/cancel")
-    async def cancel(self, ref: str) -> JobOrArrayAnswer:
+    @routes.serving("POST", "/v1/jobs/{ref}/cancel")
+    async def cancel(self, ref: str) -> answers.JobOrArrayAnswer:
         """Cancel a job, or each job of an array."""
         array = await self._ask(lambda: self._handlers.arrays.cancel(ref))
         if array is not None:
             return {"array": array}
         return {"job": await self._ask(lambda: self._handlers.jobs.cancel(ref))}
 
-    @serving("POST", "/v1/jobs/{ref}/retry", refuses=[RefusalCode.BUDGET])
-    async def retry(self, ref: str, query: RetryQuery) -> JobOrArrayAnswer:
+    @routes.serving("POST", "/v1/jobs/{ref}/retry", refuses=[RefusalCode.BUDGET])
+    async def retry(self, ref: str, query: requests.RetryQuery) -> answers.JobOrArrayAnswer:
         """Queue a job again, or some of the jobs of an array."""
         array = await self._ask(lambda: self._handlers.arrays.retry(ref, start=query.start), limit_s=PATIENT_S)
         if array is not None:
             return {"array": array}
         return {"job": await self._ask(lambda: self._handlers.jobs.retry(ref, anyway=query.anyway))}
 
-    @serving("POST", "/v1/jobs/{ref}/budget")
-    async def set_budget(self, ref: str, body: BudgetBody) -> JobAnswer:
+    @routes.serving("POST", "/v1/jobs/{ref}/budget")
+    async def set_budget(self, ref: str, body: bodies.BudgetBody) -> answers.JobAnswer:
         """Change what a job may cost in all."""
-        change = read_budget_change(body)
+        change = routes.read_budget_change(body)
         return {"job": await self._ask(lambda: self._handlers.amendments.set_budget(ref, change))}
 
-    @serving("POST", "/v1/jobs/{ref}/ceiling")
-    async def set_ceiling(self, ref: str, body: CeilingBody) -> JobOrArrayAnswer:
+    @routes.serving("POST", "/v1/jobs/{ref}/ceiling")
+    async def set_ceiling(self, ref: str, body: bodies.CeilingBody) -> answers.JobOrArrayAnswer:
         """Change the ceiling of a job, or of each job of an array that has not ended."""
-        limit = read_ceiling(body)
+        limit = routes.read_ceiling(body)
         array = await self._ask(lambda: self._handlers.arrays.set_ceiling(ref, limit))
         if array is not None:
             return {"array": array}
         return {"job": await self._ask(lambda: self._handlers.amendments.set_ceiling(ref, limit))}
 
-    @serving("POST", "/v1/machines/forget", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
-    async def forget(self, body: MachineBody) -> ForgottenAnswer:
+    @routes.serving("POST", "/v1/machines/forget", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def forget(self, body: bodies.MachineBody) -> answers.ForgottenAnswer:
         """Give up a machine that can neither be seen nor ended."""
         hint = "spotctl show JOB lists those of a job"
-        machine = read_name(body, "machine", "machine is the id or the key of a machine", hint=hint)
+        machine = routes.read_name(body, "machine", "machine is the id or the key of a machine", hint=hint)
         return {"forgotten": await self._ask(lambda: self._handlers.amendments.forget(machine))}
 
-    @serving("GET", "/v1/jobs/{ref}/cost")
+    @routes.serving("GET", "/v1/jobs/{ref}/cost")
     async def job_cost(self, ref: str) -> CostResponse:
         """Return the receipt of a job, or of each job of an array."""
         return await self._ask(lambda: self._handlers.receipts.cost(ref))
 
-    @serving("GET", "/v1/cost")
-    async def cost(self, query: CostQuery) -> CostResponse | LedgerResponse:
+    @routes.serving("GET", "/v1/cost")
+    async def cost(self, query: requests.CostQuery) -> CostResponse | LedgerResponse:
         """Return receipts, sums and budgets; or costs added up by job, day, provider, GPU or host."""
         if (by := query.by) is not None:
             return await self._ask(lambda: self._handlers.ledger.groups(by))
         return await self._ask(lambda: self._handlers.receipts.cost(None))
 
-    @serving("GET", "/v1/calibration")
-    async def calibration(self) -> CalibrationAnswer:
+    @routes.serving("GET", "/v1/calibration")
+    async def calibration(self) -> answers.CalibrationAnswer:
         """Compare what was booked with the providers' own bills."""
         return {"calibration": await self._ask(self._handlers.ledger.calibrations)}
 
-    @serving("GET", "/v1/jobs/{ref}/checkpoints")
-    async def checkpoints(self, ref: str) -> CheckpointsAnswer:
+    @routes.serving("GET", "/v1/jobs/{ref}/checkpoints")
+    async def checkpoints(self, ref: str) -> answers.CheckpointsAnswer:
         """List the checkpoints of a job."""
         return {"checkpoints": await self._ask(lambda: self._handlers.checkpoints.entries(ref))}
 
-    @serving("GET", "/v1/jobs/{ref}/checkpoints/verify")
-    async def verify_checkpoints(self, ref: str, query: VerificationQuery) -> RecordStream[VerificationResponse]:
+    @routes.serving("GET", "/v1/jobs/{ref}/checkpoints/verify")
+    async def verify_checkpoints(
+        self, ref: str, query: requests.VerificationQuery
+    ) -> RecordStream[schemas.VerificationResponse]:
         """Read checkpoints back and check each byte; a stream, since it takes as long as there are bytes."""
         if query.checkpoint and query.all:
             raise Invalid("the parameters checkpoint and all exclude each other")
         records = self._handlers.checkpoints.verify(ref, query.checkpoint, every=query.all)
         return await self._records(records, route="verify", follow=False)
 
-    @serving("POST", "/v1/jobs/{ref}/checkpoints/pin")
-    async def pin_checkpoints(self, ref: str, body: PinBody) -> CheckpointsAnswer:
+    @routes.serving("POST", "/v1/jobs/{ref}/checkpoints/pin")
+    async def pin_checkpoints(self, ref: str, body: bodies.PinBody) -> answers.CheckpointsAnswer:
         """Keep checkpoints for good, or no longer."""
-        names, pinned = read_names(body), read_flag(body, "pinned", default=True)
+        names, pinned = routes.read_names(body), routes.read_flag(body, "pinned", default=True)
         changed = await self._ask(lambda: self._handlers.checkpoints.pin(ref, names, pinned=pinned))
         return {"checkpoints": changed}
 
-    @serving("POST", "/v1/jobs/{ref}/checkpoints/remove")
-    async def remove_checkpoints(self, ref: str, body: CheckpointsBody) -> CheckpointsAnswer:
+    @routes.serving("POST", "/v1/jobs/{ref}/checkpoints/remove")
+    async def remove_checkpoints(self, ref: str, body: bodies.CheckpointsBody) -> answers.CheckpointsAnswer:
         """Remove checkpoints of a job."""
-        names = read_names(body)
+        names = routes.read_names(body)
         return {"checkpoints": await self._ask(lambda: self._handlers.checkpoints.remove(ref, names))}
 
-    @serving("GET", "/v1/jobs/{ref}/files")
-    async def files(self, ref: str, query: FilesQuery) -> FilesResponse:
+    @routes.serving("GET", "/v1/jobs/{ref}/files")
+    async def files(self, ref: str, query: requests.FilesQuery) -> schemas.FilesResponse:
         """List the files of a checkpoint, or of the outputs."""
         return await self._ask(lambda: self._handlers.files.entries(ref, query.checkpoint), limit_s=PATIENT_S)
 
-    @serving("GET", "/v1/jobs/{ref}/files/content")
-    async def file_content(self, ref: str, query: FileQuery) -> ByteStream:
+    @routes.serving("GET", "/v1/jobs/{ref}/files/content")
+    async def file_content(self, ref: str, query: requests.FileQuery) -> ByteStream:
         """Send a file of a checkpoint, or of the outputs."""
         return await self._bytes(self._handlers.files.content(ref, query.checkpoint, query.path), "file content")
 
-    @serving("GET", "/v1/jobs/{ref}/files/contents")
-    async def file_contents(self, ref: str, query: ContentsQuery) -> ByteStream:
+    @routes.serving("GET", "/v1/jobs/{ref}/files/contents")
+    async def file_contents(self, ref: str, query: requests.ContentsQuery) -> ByteStream:
         """Send many files one behind the other, in the order of their list: a request for each would take hours."""
-        manifest, spans = read_sha256(query.manifest), read_spans(query.files)
+        manifest, spans = routes.read_sha256(query.manifest), routes.read_spans(query.files)
         return await self._bytes(self._handlers.files.contents(ref, query.checkpoint, manifest, spans), "file contents")
 
-    @serving("GET", "/v1/jobs/{ref}/logs")
-    async def logs(self, ref: str, query: LogQuery) -> RecordStream[LogResponse]:
+    @routes.serving("GET", "/v1/jobs/{ref}/logs")
+    async def logs(self, ref: str, query: requests.LogQuery) -> RecordStream[answers.LogResponse]:
         """Send the log of a job, and go on while it runs if that is asked for."""
         if query.follow:
             await self._ask(lambda: self._handlers.logs.require(ref, query))
         return await self._records(self._handlers.logs.stream(ref, query), route="logs", follow=query.follow)
 
-    @serving("GET", "/v1/events", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
-    async def events(self, query: EventQuery) -> RecordStream[EventResponse]:
+    @routes.serving("GET", "/v1/events", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def events(self, query: requests.EventQuery) -> RecordStream[answers.EventResponse]:
         """Send events, and go on as they happen if that is asked for."""
         if query.follow:
             await self._ask(lambda: self._handlers.events.require(query))
         return await self._records(self._handlers.events.stream(query), route="events", follow=query.follow)
 
-    @serving("GET", "/v1/prices", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
-    async def prices(self, query: PriceQuery) -> PricesResponse:
+    @routes.serving("GET", "/v1/prices", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def prices(self, query: requests.PriceQuery) -> PricesResponse:
         """List what is on offer now with its effective price, cheapest per GPU first."""
         return await self._ask(lambda: self._handlers.prices.quotes(query))
 
-    @serving("GET", "/v1/history")
-    async def history(self, query: HistoryQuery) -> HistoryResponse:
+    @routes.serving("GET", "/v1/history")
+    async def history(self, query: requests.HistoryQuery) -> HistoryResponse:
         """Return what prices were, in spans of equal length."""
         return await self._ask(lambda: self._handlers.prices.history(query))
 
-    @serving("GET", "/v1/providers")
-    async def providers(self) -> ProvidersAnswer:
+    @routes.serving("GET", "/v1/providers")
+    async def providers(self) -> answers.ProvidersAnswer:
         """Return how each provider is doing; without the state store too, since it is asked when something is wrong."""
         return {"providers": await self._handlers.health.providers()}
 
-    @serving("GET", "/v1/hosts")
-    async def hosts(self) -> HostsResponse:
+    @routes.serving("GET", "/v1/hosts")
+    async def hosts(self) -> answers.HostsResponse:
         """List what is remembered of hosts, the worst first."""
         return await self._ask(self._handlers.hosts.hosts)
 
-    @serving("POST", "/v1/hosts/forget", refuses=[RefusalCode.NOT_FOUND])
-    async def forget_host(self, body: HostBody) -> ForgottenHostsAnswer:
+    @routes.serving("POST", "/v1/hosts/forget", refuses=[RefusalCode.NOT_FOUND])
+    async def forget_host(self, body: bodies.HostBody) -> answers.ForgottenHostsAnswer:
         """Forget what is remembered of a host."""
-        host = read_name(body, "host", "host is the name of a host", hint="spotctl providers --hosts lists them")
+        host = routes.read_name(body, "host", "host is the name of a host", hint="spotctl providers --hosts lists them")
         return {"forgotten": await self._ask(lambda: self._handlers.hosts.forget(host))}
 
-    @serving("POST", "/v1/notify/test", refuses=[RefusalCode.NOT_FOUND])
-    async def test_notifications(self, body: ChannelBody) -> ChannelTestsAnswer:
+    @routes.serving("POST", "/v1/notify/test", refuses=[RefusalCode.NOT_FOUND])
+    async def test_notifications(self, body: bodies.ChannelBody) -> answers.ChannelTestsAnswer:
         """Send one message by a channel of notifications, or by each of them."""
-        channel = read_channel(body)
+        channel = routes.read_channel(body)
         return {"channels": await self._ask(lambda: self._handlers.notifications.test(channel), limit_s=PATIENT_S)}
 
-    @serving("GET", "/v1/doctor")
-    async def doctor(self) -> DoctorResponse:
+    @routes.serving("GET", "/v1/doctor")
+    async def doctor(self) -> answers.DoctorResponse:
         """Check daemon, store and providers; without the state store too, to report that it is down."""
         with anyio.move_on_after(PATIENT_S):
             return await self._handlers.doctor.report()
         raise ApiUnavailable("the checks did not end in time", hint="see the daemon's log")
 
-    @serving("POST", "/v1/reconcile")
-    async def reconcile(self) -> ReconcileResponse:
+    @routes.serving("POST", "/v1/reconcile")
+    async def reconcile(self) -> answers.ReconcileResponse:
         """List the machines of all providers now, and compare."""
         return await self._ask(self._handlers.health.reconcile, limit_s=PATIENT_S)
 
-    @serving("GET", "/v1/adoption")
-    async def adoption(self) -> AdoptionResponse:
+    @routes.serving("GET", "/v1/adoption")
+    async def adoption(self) -> answers.AdoptionResponse:
         """Show from what a lost state would be rebuilt, and change nothing."""
         return await self._ask(self._handlers.adoption.plan, limit_s=ADOPTION_S)
 
-    @serving("POST", "/v1/adoption", refuses=[RefusalCode.CONFLICT])
-    async def adopt(self, body: AdoptionBody) -> AdoptionResponse:
+    @routes.serving("POST", "/v1/adoption", refuses=[RefusalCode.CONFLICT])
+    async def adopt(self, body: bodies.AdoptionBody) -> answers.AdoptionResponse:
         """Rebuild what of a lost state the store knows."""
-        secrets = read_secrets(body)
+        secrets = routes.read_secrets(body)
         return await self._ask(lambda: self._handlers.adoption.adopt(secrets), limit_s=ADOPTION_S)

@@ -13,18 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from spotd.api import responses
 from spotd.api.requests import QueryParameter, query_parameters
-from spotd.api.responses import (
-    INTERNAL,
-    JSON_TYPE,
-    NDJSON_TYPE,
-    STATUS_OF_CODE,
-    STATUS_OF_DEFECT,
-    STATUS_OF_LONG_BODY,
-    ByteStream,
-    RecordStream,
-    RefusalCode,
-)
 from spotd.api.routes import SHA256_PATTERN, ApiRoute
 from spotd.api.schemas import SCHEMA
 from spotd.api.schemas.answers import RefusedAnswer
@@ -88,7 +78,7 @@ def _operation(route: ApiRoute, schemas: dict[str, Json]) -> Json:
     if parameters:
         found["parameters"] = parameters
     if "body" in route.takes:
-        content = {JSON_TYPE: {"schema": _schema(route.takes["body"], schemas, is_closed=True)}}
+        content = {responses.JSON_TYPE: {"schema": _schema(route.takes["body"], schemas, is_closed=True)}}
         found["requestBody"] = {"required": True, "content": content}
     elif "request" in route.takes:
         found["requestBody"] = {"required": True, "content": {BYTES_TYPE: {"schema": {"format": "binary"}}}}
@@ -101,19 +91,22 @@ def _operation(route: ApiRoute, schemas: dict[str, Json]) -> Json:
 
 def _refusal_statuses(route: ApiRoute) -> set[int]:
     """Return the status of each refusal that is possible: a job may be unknown, a body too long, the store away."""
-    codes = {RefusalCode.INVALID, RefusalCode.UNAVAILABLE, *route.refuses}
+    codes = {responses.RefusalCode.INVALID, responses.RefusalCode.UNAVAILABLE, *route.refuses}
     if "ref" in route.takes:
-        codes |= {RefusalCode.NOT_FOUND, RefusalCode.AMBIGUOUS}
-    too_long = {STATUS_OF_LONG_BODY} if {"body", "request"} & set(route.takes) else set()
-    return {STATUS_OF_DEFECT, *(STATUS_OF_CODE[code] for code in codes), *too_long}
+        codes |= {responses.RefusalCode.NOT_FOUND, responses.RefusalCode.AMBIGUOUS}
+    too_long = {responses.STATUS_OF_LONG_BODY} if {"body", "request"} & set(route.takes) else set()
+    return {responses.STATUS_OF_DEFECT, *(responses.STATUS_OF_CODE[code] for code in codes), *too_long}
 
 
 def _refusals(schemas: dict[str, Json]) -> dict[str, Json]:
     """Return what each status of a refusal means."""
-    words: dict[int, list[str]] = {STATUS_OF_DEFECT: [INTERNAL], STATUS_OF_LONG_BODY: [RefusalCode.INVALID]}
-    for code, status in STATUS_OF_CODE.items():
+    words: dict[int, list[str]] = {
+        responses.STATUS_OF_DEFECT: [responses.INTERNAL],
+        responses.STATUS_OF_LONG_BODY: [responses.RefusalCode.INVALID],
+    }
+    for code, status in responses.STATUS_OF_CODE.items():
         words.setdefault(status, []).append(code.value)
-    content = {JSON_TYPE: {"schema": _schema(RefusedAnswer, schemas)}}
+    content = {responses.JSON_TYPE: {"schema": _schema(RefusedAnswer, schemas)}}
     return {str(s): {"description": " or ".join(words[s]), "content": content} for s in sorted(words)}
 
 
@@ -137,13 +130,13 @@ def _query_parameter(parameter: QueryParameter, words: str) -> Json:
 
 def _answer(answer: Any, schemas: dict[str, Json]) -> Json:
     """Return the content of an answer by its media type."""
-    if answer is ByteStream:
+    if answer is responses.ByteStream:
         return {BYTES_TYPE: {"schema": {"format": "binary"}}}
-    if get_origin(answer) is RecordStream:
-        return {NDJSON_TYPE: {"itemSchema": _schema(get_args(answer)[0], schemas)}}
+    if get_origin(answer) is responses.RecordStream:
+        return {responses.NDJSON_TYPE: {"itemSchema": _schema(get_args(answer)[0], schemas)}}
     if answer in _SIMPLE or is_typeddict(answer) or get_origin(answer) in {Union, types.UnionType}:
-        return {JSON_TYPE: {"schema": _schema(answer, schemas)}}
-    return {JSON_TYPE: {"schema": {"type": "object"}}}
+        return {responses.JSON_TYPE: {"schema": _schema(answer, schemas)}}
+    return {responses.JSON_TYPE: {"schema": {"type": "object"}}}
 
 
 def _schema(kind: Any, schemas: dict[str, Json], *, is_closed: bool = False) -> Json:

@@ -9,16 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from spotd.backtest.playing import (
-    BacktestCase,
-    Progress,
-    Question,
-    cases_of,
-    is_wanted_by,
-    play,
-    starts_over,
-    without_unrecorded,
-)
+from spotd.backtest import playing
 from spotd.backtest.recorded import Assumptions, RecordedMarket
 from spotd.backtest.run import End, RunOutcome
 from spotd.backtest.traces import TraceDefaults, read_history
@@ -43,7 +34,7 @@ class Summary:
         why_stopped: the reasons of runs that spotd gave up, the most frequent first.
     """
 
-    case: BacktestCase
+    case: playing.BacktestCase
     runs: int
     finished: int
     censored: int
@@ -65,7 +56,7 @@ class Summary:
     bids: float = 0.0
 
 
-def summarized(case: BacktestCase, outcomes: Sequence[RunOutcome], *, deadline_s: int | None) -> Summary:
+def summarized(case: playing.BacktestCase, outcomes: Sequence[RunOutcome], *, deadline_s: int | None) -> Summary:
     """Return the summary of the runs of one case."""
     finished = [one for one in outcomes if one.end is End.FINISHED]
     count = len(outcomes)
@@ -238,7 +229,7 @@ def answered(
     defaults: TraceDefaults,
     patience: float,
     processes: int,
-    progress: Progress,
+    progress: playing.Progress,
     policies: Sequence[str],
     deadline: timedelta | None = None,
 ) -> Result:
@@ -247,21 +238,21 @@ def answered(
     Raises:
         BacktestRefused
     """
-    read = read_history(place, lambda gpu, count: is_wanted_by(spec, gpu, count), defaults)
+    read = read_history(place, lambda gpu, count: playing.is_wanted_by(spec, gpu, count), defaults)
     recorded = read.market
-    wanted, unrecorded = without_unrecorded(spec, recorded)
+    wanted, unrecorded = playing.without_unrecorded(spec, recorded)
     fees = {name: terms.fee_ppm.get(name, 1_000_000) for name in recorded.providers}
     terms = replace(terms, fee_ppm=fees)
-    question = Question(
+    question = playing.Question(
         spec=wanted,
         recorded=recorded,
-        cases=cases_of(ceilings, policies),
-        starts=starts_over(recorded, terms, fastest=_fastest(spec, recorded), count=starts, seed=seed),
+        cases=playing.cases_of(ceilings, policies),
+        starts=playing.starts_over(recorded, terms, fastest=_fastest(spec, recorded), count=starts, seed=seed),
         terms=terms,
         deadline=deadline,
     )
     deadline_s = None if deadline is None else round(deadline.total_seconds())
-    outcomes = play(question, processes=processes, progress=progress)
+    outcomes = playing.play(question, processes=processes, progress=progress)
     summaries = tuple(
         summarized(case, some, deadline_s=deadline_s) for case, some in zip(question.cases, outcomes, strict=True)
     )

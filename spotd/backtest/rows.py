@@ -24,19 +24,7 @@ from typing import Any, Final
 from spotd.backtest.recorded import GONE, BacktestRefused, Reader, RecordedMarket
 from spotd.backtest.run import SeriesKey, series_key
 from spotd_jobs.spec.problems import nearest
-from spotd_providers.contract import gpus
-from spotd_providers.contract.values import (
-    NO_GPU,
-    HostId,
-    Interruption,
-    Market,
-    MicroUsdPerGbMonth,
-    MicroUsdPerHour,
-    Offer,
-    OfferId,
-    PoolId,
-    ProviderName,
-)
+from spotd_providers.contract import gpus, values
 
 # A recorded market in the making: what every format of a history is read into.
 
@@ -56,14 +44,14 @@ class MarketCollector:
 
     def __init__(self, is_wanted: Callable[[str, int], bool]) -> None:
         self.is_wanted = is_wanted
-        self._series: list[Offer] = []
+        self._series: list[values.Offer] = []
         self._numbers: dict[SeriesKey, int | None] = {}
         self._instants, self._known, self._prices = array("q"), array("q"), array("q")
         self._first: int | None = None
         self._last: int | None = None
         self.seen: dict[tuple[str, int], int] = {}
 
-    def number_of(self, offer: Offer) -> int | None:
+    def number_of(self, offer: values.Offer) -> int | None:
         """Return the number of the series of this offer, `None` where the job can do nothing with it."""
         key = series_key(offer)
         if key not in self._numbers:
@@ -361,12 +349,12 @@ def _optional(row: Mapping[str, str], name: str, convert: Callable[[str, str], i
     return convert(name, text) if text else None
 
 
-def _offer(row: Mapping[str, str]) -> Offer:
+def _offer(row: Mapping[str, str]) -> values.Offer:
     provider, name, gpu = (_text(key, row[key]) for key in ("provider", "offer", "gpu"))
     market = row["market"].strip()
-    if market not in {kind.value for kind in Market}:
+    if market not in {kind.value for kind in values.Market}:
         raise _BadCell(f"market {market[:40]!r} is neither spot nor on-demand")
-    is_spot = market == Market.SPOT.value
+    is_spot = market == values.Market.SPOT.value
     bids = row.get("pays_bid", "").strip()
     on_demand = _optional(row, "on_demand_price", micro_dollars)
     host = row.get("host", "").strip()
@@ -374,8 +362,8 @@ def _offer(row: Mapping[str, str]) -> Offer:
         provider=provider,
         name=name,
         gpu=gpu,
-        count=_whole("count", row["count"], least=0 if gpu == NO_GPU else 1, most=COUNT_MAX),
-        market=Market(market),
+        count=_whole("count", row["count"], least=0 if gpu == values.NO_GPU else 1, most=COUNT_MAX),
+        market=values.Market(market),
         pays_bid=is_spot and (_flag("pays_bid", bids) if bids else provider in BIDS),
         on_demand=on_demand,
         storage=_optional(row, "storage_price", micro_dollars) or 0,
@@ -390,30 +378,30 @@ def recorded_offer(
     name: str,
     gpu: str,
     count: int,
-    market: Market,
+    market: values.Market,
     pays_bid: bool = False,
     on_demand: int | None = None,
     storage: int = 0,
     region: str = "",
     host: str | None = None,
     pool: str | None = None,
-) -> Offer:
+) -> values.Offer:
     """Return the offer of a series; its price is in the changes."""
     canonical = gpus.canonical(provider, gpu)
     info = gpus.gpu_info(canonical)
-    return Offer(
-        provider=ProviderName(provider),
-        offer_id=OfferId(name),
-        host_id=None if host is None else HostId(host),
-        pool=PoolId(pool or host or name),
+    return values.Offer(
+        provider=values.ProviderName(provider),
+        offer_id=values.OfferId(name),
+        host_id=None if host is None else values.HostId(host),
+        pool=values.PoolId(pool or host or name),
         market=market,
-        interruption=Interruption.SUDDEN if market is Market.SPOT else Interruption.NEVER,
+        interruption=values.Interruption.SUDDEN if market is values.Market.SPOT else values.Interruption.NEVER,
         gpu=canonical,
         gpu_count=count,
         gpu_vram_mb=None if info is None else info.vram_gb[0] * 1024,
-        gpu_price=MicroUsdPerHour(0),
+        gpu_price=values.MicroUsdPerHour(0),
         pays_bid=pays_bid,
-        on_demand_price=None if on_demand is None else MicroUsdPerHour(on_demand),
-        storage_price=MicroUsdPerGbMonth(storage),
+        on_demand_price=None if on_demand is None else values.MicroUsdPerHour(on_demand),
+        storage_price=values.MicroUsdPerGbMonth(storage),
         region=region,
     )

@@ -36,19 +36,9 @@ from spotd.core.metering import job_spent, on_demand_spent
 from spotd.core.pricing import PPM
 from spotd.core.ranking.remaining_work import machine_speed_ppm
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.values import (
-    InstallId,
-    Instance,
-    InstanceState,
-    Listing,
-    Market,
-    MicroUsdPerHour,
-    Offer,
-    OfferId,
-    ProviderName,
-)
+from spotd_providers.contract import values
 
-SeriesKey = tuple[ProviderName, OfferId, str, int, Market]
+SeriesKey = tuple[values.ProviderName, values.OfferId, str, int, values.Market]
 
 JOB: Final = JobId("backtest")
 NEVER: Final = timedelta(days=3650)
@@ -107,7 +97,7 @@ class RunOutcome:
     bids: int = 0
 
 
-def policy_of(terms: Assumptions, providers: Collection[ProviderName], *, paced: bool = False) -> Policy:
+def policy_of(terms: Assumptions, providers: Collection[values.ProviderName], *, paced: bool = False) -> Policy:
     """Return the policy of a back-test: as in production, with hosts that always speak and lists that are never late.
 
     Bids, holds and moves are those of `terms`, as the config of the daemon has them.
@@ -118,7 +108,7 @@ def policy_of(terms: Assumptions, providers: Collection[ProviderName], *, paced:
     Nothing is read of an undisturbed machine for a while, so nothing may be concluded from silence.
     """
     return Policy(
-        install=InstallId("backtest"),
+        install=values.InstallId("backtest"),
         providers={
             name: ProviderPolicy(
                 name=name,
@@ -140,7 +130,7 @@ def policy_of(terms: Assumptions, providers: Collection[ProviderName], *, paced:
     )
 
 
-def series_key(offer: Offer) -> SeriesKey:
+def series_key(offer: values.Offer) -> SeriesKey:
     """Return what distinguishes the series of a record: one id may be sold in two markets."""
     return offer.provider, offer.offer_id, offer.gpu, offer.gpu_count, offer.market
 
@@ -305,13 +295,13 @@ class JobRun:
 
     def _reconcile(self, now: int, at: datetime) -> None:
         listings = {
-            name: Listing(instances=(), complete=True, at=at)
+            name: values.Listing(instances=(), complete=True, at=at)
             for name in {a.provider for a in self._world.attempts.values()}
         }
         reports: dict[AttemptId, HostStatus] = {}
         machine = self.machine
         if machine is not None and machine.attempt in self._world.attempts:
-            listings[machine.provider] = Listing(instances=(_instance(machine),), complete=True, at=at)
+            listings[machine.provider] = values.Listing(instances=(_instance(machine),), complete=True, at=at)
             reports[machine.attempt] = self._report(machine, now, at)
         self._apply(reconcile(self._world, listings, reports, at), at)
         if machine is not None and (machine.is_gone or machine.halted_at is not None):
@@ -435,19 +425,19 @@ class JobRun:
         self._world = world
 
 
-def _instance(machine: ReplayedMachine) -> Instance:
-    state = InstanceState.RUNNING if machine.halted_at is None else InstanceState.PAUSED
+def _instance(machine: ReplayedMachine) -> values.Instance:
+    state = values.InstanceState.RUNNING if machine.halted_at is None else values.InstanceState.PAUSED
     if machine.is_gone:
-        state = InstanceState.GONE
-    return Instance(
+        state = values.InstanceState.GONE
+    return values.Instance(
         ref=machine.ref,
         key=machine.key,
         state=state,
         market=machine.market,
-        price=None if machine.price is None else MicroUsdPerHour(machine.price),
+        price=None if machine.price is None else values.MicroUsdPerHour(machine.price),
         created_at=instant(machine.launched_at),
         loss=machine.loss,
-        bid_floor=None if machine.floor is None else MicroUsdPerHour(machine.floor),
+        bid_floor=None if machine.floor is None else values.MicroUsdPerHour(machine.floor),
     )
 
 

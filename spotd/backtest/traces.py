@@ -22,17 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from spotd.backtest import rows
 from spotd.backtest.recorded import BYTES_MAX, GONE, UNKNOWN, BacktestRefused, Reader, RecordedMarket
-from spotd.backtest.rows import (
-    BIDS,
-    COUNT_MAX,
-    MarketCollector,
-    instant_of,
-    micro_dollars,
-    read_csv,
-    read_json_lines,
-    recorded_offer,
-)
 from spotd.history.file import Spell, Watch
 from spotd.history.reading import PastUnreadable, WholePast, read_past
 from spotd_jobs.spec.model import GpuAlternative
@@ -56,7 +47,7 @@ class TraceDefaults:
     on_demand_price: int | None = None
 
 
-def read_trace(path: Path, reader: Reader, found: MarketCollector, defaults: TraceDefaults) -> list[str]:
+def read_trace(path: Path, reader: Reader, found: rows.MarketCollector, defaults: TraceDefaults) -> list[str]:
     """Read one file; return what had to be assumed, in sentences.
 
     Raises:
@@ -91,7 +82,7 @@ class _Trace:
         if not self._data:
             raise ValueError("data is empty")
 
-    def add_to(self, found: MarketCollector) -> list[str]:
+    def add_to(self, found: rows.MarketCollector) -> list[str]:
         notes: list[str] = []
         gpu = self._gpu()
         zone = str(self._metadata.get("zone") or (self._named["zone"] if self._named else self._path.name))[:100]
@@ -100,10 +91,10 @@ class _Trace:
         if began is None:
             notes.append(f"{self._path.name} does not say when it began: taken to be 2020-01-01")
         else:
-            begins_at = instant_of(str(began))
+            begins_at = rows.instant_of(str(began))
         on_demand = self._amount_at("on_demand_price_usd_h", self._defaults.on_demand_price)
         place = partial(
-            recorded_offer, provider=PROVIDER, gpu=gpu.name, count=gpu.count, on_demand=on_demand, region=zone
+            rows.recorded_offer, provider=PROVIDER, gpu=gpu.name, count=gpu.count, on_demand=on_demand, region=zone
         )
         spot = found.number_of(place(name=f"{zone} spot", market=Market.SPOT, pool=zone))
         last = begins_at
@@ -135,7 +126,7 @@ class _Trace:
         machine = _MACHINE_GPUS.search(str(self._metadata.get("machine_type_priced", "")))
         if not count and machine:
             count = int(machine["count"])
-        if not name or not isinstance(count, int) or not 1 <= count <= COUNT_MAX:
+        if not name or not isinstance(count, int) or not 1 <= count <= rows.COUNT_MAX:
             raise BacktestRefused(
                 f"{self._path} does not say which GPU it sells, or how many in one machine",
                 hint="give it: --sells H100:8",
@@ -144,7 +135,7 @@ class _Trace:
 
     def _amount_at(self, key: str, default: int | None) -> int | None:
         value = self._metadata.get(key)
-        return default if value is None else micro_dollars(key, str(value))
+        return default if value is None else rows.micro_dollars(key, str(value))
 
     def _flat_price(self) -> int:
         price = self._amount_at("spot_price_usd_h", self._defaults.spot_price)
@@ -156,7 +147,7 @@ class _Trace:
 
     def _price(self, tick: int) -> int:
         prices = self._prices or ()
-        return micro_dollars(f"prices[{tick}]", str(prices[tick]))
+        return rows.micro_dollars(f"prices[{tick}]", str(prices[tick]))
 
 
 def _list(document: Mapping[str, Any], key: str) -> Sequence[Any]:
@@ -174,7 +165,7 @@ def _list(document: Mapping[str, Any], key: str) -> Sequence[Any]:
 # polling resumes has gone meanwhile.
 
 
-def read_price_history(path: Path, found: MarketCollector) -> list[str]:
+def read_price_history(path: Path, found: rows.MarketCollector) -> list[str]:
     """Read the file; return what is coarser than it was, in sentences.
 
     Raises:
@@ -193,13 +184,13 @@ def read_price_history(path: Path, found: MarketCollector) -> list[str]:
         for one in past.offers:
             is_spot = one.market is Market.SPOT
             number = found.number_of(
-                recorded_offer(
+                rows.recorded_offer(
                     provider=one.provider,
                     name=one.offer,
                     gpu=one.gpu,
                     count=one.gpu_count,
                     market=one.market,
-                    pays_bid=is_spot and one.provider in BIDS,
+                    pays_bid=is_spot and one.provider in rows.BIDS,
                     storage=one.storage,
                     pool=one.pool,
                 )
@@ -263,7 +254,7 @@ def read_history(place: Path, is_wanted: Callable[[str, int], bool], defaults: T
     Raises:
         BacktestRefused: naming what is wrong, its place and a way out.
     """
-    found = MarketCollector(is_wanted)
+    found = rows.MarketCollector(is_wanted)
     reader = Reader()
     notes: list[str] = []
     files = _files(place)
@@ -272,13 +263,13 @@ def read_history(place: Path, is_wanted: Callable[[str, int], bool], defaults: T
         kind = _kind(path)
         if kind == ".csv":
             try:
-                read_csv(path, reader, found)
+                rows.read_csv(path, reader, found)
             except BacktestRefused as exc:
                 if not traces or ":1: the column" not in exc.message:
                     raise
                 notes.append(f"{path.name} is left out: it has not the columns of a history")
         elif kind == ".jsonl":
-            read_json_lines(path, reader, found)
+            rows.read_json_lines(path, reader, found)
         elif kind == ".sqlite":
             notes.extend(read_price_history(path, found))
         else:

@@ -34,9 +34,19 @@ from spotd.config.credentials import (
     registry_warnings,
     resolve_credential,
 )
-from spotd.config.model import SECTIONS, STORE_DEFAULT, CeilingsSection, Config, ProviderConfig, ProviderSection
+from spotd.config.model import (
+    BUCKETS,
+    SECTIONS,
+    STORE_DEFAULT,
+    BucketSection,
+    CeilingsSection,
+    Config,
+    ProviderConfig,
+    ProviderSection,
+    read_buckets,
+    source_warnings,
+)
 from spotd.config.notify import NOTIFY, NotifySection, is_in_the_clear, read_channels
-from spotd.config.sources import BUCKETS, BucketSection, read_buckets, source_warnings
 from spotd.config.values import Bytes, ConfigError, known_keys, problems_of
 from spotd_jobs.spec.parse import read_toml
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_keys

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -20,25 +22,13 @@ from pydantic import (
     model_validator,
 )
 
-from spotd.config.credentials import CredentialRef, RegistrySection
+from spotd.config import values
+from spotd.config.credentials import CredentialRef, RegistrySection, resolve_credential
 from spotd.config.notify import MetricsSection, NotifySection
-from spotd.config.sources import BucketSection, HubSection, require_endpoint
-from spotd.config.values import (
-    Bytes,
-    CeilingPrice,
-    DayBytes,
-    DayLogBytes,
-    EgressPrice,
-    FeePpm,
-    HoldSpan,
-    Interval,
-    Money,
-    OwnSpan,
-    Scale,
-    Section,
-    hinted,
-)
+from spotd_jobs.objects.s3_client import is_private
+from spotd_jobs.spec.problems import BadValue, Problem, key_path
 from spotd_providers.contract.provider import ProviderPlugin
+from spotd_providers.kit.boundary import install_command
 
 INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"
 SQLITE_DEFAULT: Final = "sqlite"
@@ -47,11 +37,133 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _OF_EVERY_STORE: Final = frozenset({"url", "flood_objects", "flood_bytes", "flood_logs"})
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]*[A-Za-z0-9_-])*/?")
 _IDENTITY: Final = re.compile(r"[a-z0-9]{1,16}")
+BUCKETS: Final = "buckets"
+HUB_URL: Final = "https://huggingface.co"
+_BUCKET_URL: Final = re.compile(r"s3://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?")
+_BUCKET_KEYS: Final = ("access_key", "secret_key")
+
+
+def require_endpoint(value: str | None, key: str, carried: str) -> str | None:
+    """Return the address, if what is sent there cannot be read on the way.
+
+    Raises:
+        PydanticCustomError
+    """
+    way_out = f'write {key} = "https://..."'
+    if value is None:
+        return value
+    if urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).hostname:
+        raise values.hinted("is no URL", way_out)
+    if not is_private(value):
+        raise values.hinted(f"is plain http, by which {carried} would travel", way_out)
+    return value
+
+
+class BucketSection(values.Section):
+    """A bucket with data of jobs, which machines read by signed URLs; docs/how-to/data.md."""
+
+    url: Annotated[str, Field(examples=["s3://corpus/v1"])]
+    """What jobs may name as a source: "s3://bucket", or a place in it, and all that is below."""
+
+    endpoint_url: Annotated[str | None, Field(examples=["https://ACCOUNT.r2.cloudflarestorage.com"])] = None
+    """Where a bucket that is not AWS's is reached, by this computer and by every host."""
+
+    region: Annotated[str | None, Field(examples=["us-east-1"])] = None
+    """Region of the bucket."""
+
+    access_key: Annotated[CredentialRef | None, Field(examples=[{"env": "CORPUS_ACCESS_KEY"}])] = None
+    """Where a key id is kept that may list and read the place. Absent, with secret_key: boto3's own search."""
+
+    secret_key: Annotated[CredentialRef | None, Field(examples=[{"env": "CORPUS_SECRET_KEY"}])] = None
+    """Where its secret is kept. It never leaves this computer."""
+
+    egress_per_gb: Annotated[values.EgressPrice | None, Field(examples=[0.09])] = None
+    """What its owner asks for each GB that a host reads, in dollars. Absent: the list price, as for the store."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_a_place(cls, value: str) -> str:
+        if not _BUCKET_URL.fullmatch(value) or {".", ".."} & set(value.split("/")):
+            raise values.hinted("names no place in a bucket", 'write url = "s3://bucket/prefix"')
+        return value.rstrip("/")
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _endpoint_is_a_url(cls, value: str | None) -> str | None:
+        return require_endpoint(value, "endpoint_url", "the data")
+
+    @model_validator(mode="after")
+    def _keys_belong_together(self) -> BucketSection:
+        if (self.access_key is None) != (self.secret_key is None):
+            raise values.hinted("access_key and secret_key need each other", "write both, or neither")
+        return self
+
+    @property
+    def is_bucket(self) -> bool:
+        return True
+
+
+class HubSection(values.Section):
+    """The hub that hf:// sources of data are read from."""
+
+    url: str = HUB_URL
+    """Where it is; every host reads there, too."""
+
+    token: Annotated[CredentialRef | None, Field(examples=[{"env": "HF_TOKEN"}])] = None
+    """Where a token is kept that may read private or gated repositories. No host gets it: hosts read by the signed URLs
+    that the hub gives for it."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_an_address(cls, value: str) -> str:
+        return (require_endpoint(value, "url", "the token") or "").rstrip("/")
+
+
+def read_buckets(tables: Any, store_url: str, problems: list[Problem]) -> dict[str, BucketSection]:
+    """Return every `[buckets.NAME]`, understood; what is wrong is added to the problems.
+
+    A place that holds the checkpoint store, or lies in it, is refused: the grants of all jobs are there, and a job
+    could read them.
+    """
+    found: dict[str, BucketSection] = {}
+    for name, one in values.named_tables(BUCKETS, tables, BucketSection, "[buckets.corpus]", problems).items():
+        place = key_path((BUCKETS, name, "url"))
+        twin = next((other for other, known in found.items() if known.url == one.url), None)
+        if twin is not None:
+            message = f"is the place of [{BUCKETS}.{twin}], too"
+            problems.append(Problem(key=place, message=message, hint="a place has one table: remove one"))
+        # Whatever the endpoints say: one service has many addresses.
+        if _overlap(store_url, one.url):
+            message = "overlaps with the checkpoint store, where the secrets of jobs are"
+            problems.append(Problem(key=place, message=message, hint="name a place beside the store's prefix"))
+        found[name] = one
+    return found
+
+
+def _overlap(one: str, other: str) -> bool:
+    one, other = one.rstrip("/") + "/", other.rstrip("/") + "/"
+    return one.startswith(other) or other.startswith(one)
+
+
+def source_warnings(
+    buckets: Mapping[str, BucketSection], hub: HubSection, environ: Mapping[str, str] = os.environ
+) -> Iterator[Problem]:
+    """Yield what keeps the data of these places from being read."""
+    if buckets and find_spec("boto3") is None:
+        message = "need boto3, which is not installed"
+        yield Problem(key=BUCKETS, message=message, hint=install_command("s3"))
+    refs = [((BUCKETS, name, key), getattr(one, key)) for name, one in buckets.items() for key in _BUCKET_KEYS]
+    for where, ref in [*refs, (("hub", "token"), hub.token)]:
+        try:
+            if ref is not None:
+                resolve_credential(ref, environ=environ)
+        except BadValue as exc:
+            yield Problem(key=key_path(where), message=str(exc), hint=exc.hint)
 
 
 def _identity(value: str) -> str:
     if not _IDENTITY.fullmatch(value):
-        raise hinted(
+        raise values.hinted(
             "is no identity of an install: 1 to 16 of a-z and 0-9",
             hint='write take_over = ["k3f9x2"], the identity that `spotctl doctor` names',
         )
@@ -61,7 +173,7 @@ def _identity(value: str) -> str:
 Identity = Annotated[str, AfterValidator(_identity)]
 
 
-class DaemonSection(Section):
+class DaemonSection(values.Section):
     """The daemon itself."""
 
     install: Annotated[str | None, Field(examples=["lab"])] = None
@@ -77,22 +189,22 @@ class DaemonSection(Section):
     """Where jobs, attempts and spending are recorded: "sqlite" below the state directory, "sqlite:////path/file", or
     "postgresql://user@host/database", on which several daemons may be started: one leads, the others wait."""
 
-    poll_every: Interval = timedelta(seconds=60)
+    poll_every: values.Interval = timedelta(seconds=60)
     """How often prices are asked for; each provider can have its own."""
 
-    machines_every: Interval = timedelta(seconds=12)
+    machines_every: values.Interval = timedelta(seconds=12)
     """How often the machines are listed while any lives, which is how a loss is seen. Never less often than
     prices, nor more often than the provider allows; `spotctl providers` shows the requests. Each can have its own."""
 
-    silence_limit: Interval = timedelta(minutes=35)
+    silence_limit: values.Interval = timedelta(minutes=35)
     """How long a machine may give no sign of life while its provider does not say that it is gone. After half an hour
     without hearing from spotd a machine ends itself, so a shorter time only risks one that runs well."""
 
-    save_limit: Interval = timedelta(hours=1)
+    save_limit: values.Interval = timedelta(hours=1)
     """How long beyond stop_grace a machine that was stopped may go on uploading its last checkpoint, as long as the
     upload advances and the budgets allow it."""
 
-    time_scale: Scale = 1.0
+    time_scale: values.Scale = 1.0
     """How much faster than the wall the daemon's whole clock runs. Only for the local market, which follows it."""
 
     time_start: Annotated[AwareDatetime | None, Field(examples=[datetime(2026, 3, 2, tzinfo=UTC)])] = None
@@ -102,7 +214,7 @@ class DaemonSection(Section):
     @classmethod
     def _install_is_a_label(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(INSTALL_PATTERN, value):
-            raise hinted(
+            raise values.hinted(
                 f'"{value}" may hold only a-z, 0-9 and -, at most 24 of them, none of them a - at either end',
                 'write install = "lab"',
             )
@@ -116,17 +228,17 @@ class DaemonSection(Section):
         # the value is not repeated: a database URL may hold a password
         hint = 'write state = "sqlite", "sqlite:////path/to/file" or "postgresql://user@host/database"'
         if value.partition("://")[0] in ("postgres", "postgresql+psycopg", "postgresql+psycopg2", "postgresql+asyncpg"):
-            raise hinted("begins with a scheme of another program", hint)
+            raise values.hinted("begins with a scheme of another program", hint)
         if not re.fullmatch(r"postgresql://[^/]+/[^/?]+(\?.*)?", value):
-            raise hinted("is no place for the state", hint)
+            raise values.hinted("is no place for the state", hint)
         if ":" in value.removeprefix("postgresql://").rpartition("@")[0] or "password=" in value:
-            raise hinted(
+            raise values.hinted(
                 "holds a password", "write it into a file of libpq, ~/.pgpass or the one that PGPASSFILE names"
             )
         return value
 
 
-class StoreSection(Section):
+class StoreSection(values.Section):
     """The object store that checkpoints, logs and results pass through."""
 
     url: str = STORE_DEFAULT
@@ -165,7 +277,7 @@ class StoreSection(Section):
     grants_endpoint_url: Annotated[str | None, Field(examples=["https://sts.us-east-1.amazonaws.com"])] = None
     """Where temporary credentials are made, if not where they usually are."""
 
-    egress_per_gb: Annotated[EgressPrice | None, Field(examples=[0.09])] = None
+    egress_per_gb: Annotated[values.EgressPrice | None, Field(examples=[0.09])] = None
     """What the owner of the store asks for each GB that a host reads from it, in dollars. Absent: the list price, by
     the endpoint: AWS S3 0.09, Google 0.12, Backblaze B2 0.01, Cloudflare R2 and every other store 0. AWS hosts read S3
     of their own region for nothing, of another region for 0.02 at most. It counts where machines are ranked, in moves,
@@ -176,10 +288,10 @@ class StoreSection(Section):
     ended with the reason "flooded". A checkpoint is one for each 8 MiB of what changed, at least one a file, and one
     more."""
 
-    flood_bytes: DayBytes = Bytes(11 * 10**12)
+    flood_bytes: values.DayBytes = values.Bytes(11 * 10**12)
     """The same in bytes; as it stands, what a line of 1 Gbit/s carries in a day."""
 
-    flood_logs: DayLogBytes = Bytes(10**9)
+    flood_logs: values.DayLogBytes = values.Bytes(10**9)
     """The same in bytes of logs; a runner of ours sends at most about 400 MB in a day."""
 
     @field_validator("url")
@@ -191,8 +303,10 @@ class StoreSection(Section):
         if scheme == "s3":
             if _BUCKET.fullmatch(urlsplit(value).netloc) and _PREFIX.fullmatch(urlsplit(value).path):
                 return value
-            raise hinted("names no bucket", 'write url = "s3://bucket/prefix"')
-        raise hinted("is no place for a store", 'write url = "file", "file:///path/to/folder" or "s3://bucket/prefix"')
+            raise values.hinted("names no bucket", 'write url = "s3://bucket/prefix"')
+        raise values.hinted(
+            "is no place for a store", 'write url = "file", "file:///path/to/folder" or "s3://bucket/prefix"'
+        )
 
     @field_validator("endpoint_url", "grants_endpoint_url")
     @classmethod
@@ -203,13 +317,17 @@ class StoreSection(Section):
     def _keys_belong_together(self) -> StoreSection:
         extra = sorted(self.model_fields_set - _OF_EVERY_STORE)
         if not self.is_bucket and extra:
-            raise hinted(f"{extra[0]} belongs to a store in a bucket", 'write url = "s3://bucket/prefix", or remove it')
+            raise values.hinted(
+                f"{extra[0]} belongs to a store in a bucket", 'write url = "s3://bucket/prefix", or remove it'
+            )
         if (self.access_key is None) != (self.secret_key is None):
-            raise hinted("access_key and secret_key need each other", "write both, or neither")
+            raise values.hinted("access_key and secret_key need each other", "write both, or neither")
         if (self.signer_access_key is None) != (self.signer_secret_key is None):
-            raise hinted("signer_access_key and signer_secret_key need each other", "write both, or neither")
+            raise values.hinted("signer_access_key and signer_secret_key need each other", "write both, or neither")
         if self.grants in {"r2", "b2"} and self.access_key is None:
-            raise hinted(f'grants = "{self.grants}" makes credentials from a key', "write access_key and secret_key")
+            raise values.hinted(
+                f'grants = "{self.grants}" makes credentials from a key', "write access_key and secret_key"
+            )
         return self
 
     @property
@@ -221,26 +339,28 @@ class CeilingsSection(BaseModel):
     """Highest effective $ per GPU-hour, by GPU, also of what runs; a job's own max_price goes before it."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True)
-    __pydantic_extra__: dict[str, CeilingPrice] = Field(init=False)  # the keys are GPU names, checked by the reader
+    __pydantic_extra__: dict[str, values.CeilingPrice] = Field(
+        init=False
+    )  # the keys are GPU names, checked by the reader
 
-    default: Annotated[CeilingPrice | None, Field(examples=[1.0])] = None
+    default: Annotated[values.CeilingPrice | None, Field(examples=[1.0])] = None
     """For every GPU without a line of its own. Absent: a job for such a GPU needs its own max_price."""
 
 
-class BudgetSection(Section):
+class BudgetSection(values.Section):
     """What may be spent. What running machines are committed to counts as spent."""
 
-    day: Annotated[Money | None, Field(examples=[50.0])] = None
+    day: Annotated[values.Money | None, Field(examples=[50.0])] = None
     """Dollars from midnight to midnight UTC. Absent: no limit."""
 
-    month: Annotated[Money | None, Field(examples=[800.0])] = None
+    month: Annotated[values.Money | None, Field(examples=[800.0])] = None
     """Dollars in a calendar month. Absent: no limit."""
 
     machines: Annotated[int, Field(ge=0, le=10_000)] = 8
     """Most machines at a time."""
 
 
-class BidsSection(Section):
+class BidsSection(values.Section):
     """Machines for which a bid is paid."""
 
     raise_running: bool = True
@@ -248,12 +368,12 @@ class BidsSection(Section):
     ceiling, below the on-demand price of the same machine, and while that is cheaper than to move; it is lowered where
     that pays even if the machine is lost once for it."""
 
-    hold: HoldSpan = timedelta(minutes=10)
+    hold: values.HoldSpan = timedelta(minutes=10)
     """How long an outbid machine is kept at most, for its disk's price, while no other machine is as cheap and once its
     job has saved. At most 15m. "0s": it is ended at once."""
 
 
-class MovesSection(Section):
+class MovesSection(values.Section):
     """Healthy machines that are left for cheaper ones."""
 
     most: Annotated[int, Field(ge=0, le=1000)] = 2
@@ -262,36 +382,36 @@ class MovesSection(Section):
     with a deadline or windows does not move."""
 
 
-class OwnSection(Section):
+class OwnSection(values.Section):
     """Own machines (ssh, slurm, kubernetes, and what says `owned = true`), before any is rented."""
 
-    rent_after: OwnSpan = timedelta(0)
+    rent_after: values.OwnSpan = timedelta(0)
     """How long a job waits for an own machine that it could use before one is rented for it; a job's own rent_after
     goes before it, and a deadline that would be missed before both. "0s": the cheapest machine is taken at once,
     be it an own one or not."""
 
 
-class ReuseSection(Section):
+class ReuseSection(values.Section):
     """Machines that pass from a job that is done to the next one. docs/reference/rules.md."""
 
-    wait: HoldSpan = timedelta(0)
+    wait: values.HoldSpan = timedelta(0)
     """How long the machine of a job that is done waits for the next job at most, and bills. At most 15m. A job takes it
     over where no other machine is better, and starts without a launch and a pull of the image. "0s": it is ended at
     once. Not at providers that bill by more than time (AWS, Lambda), nor for jobs with reuse = false."""
 
 
-class McpSection(Section):
+class McpSection(values.Section):
     """What agents may queue through `spotctl mcp`; they may only watch unless both are set. docs/how-to/agents.md."""
 
-    job_budget: Annotated[Money | None, Field(examples=[10.0])] = None
+    job_budget: Annotated[values.Money | None, Field(examples=[10.0])] = None
     """Most dollars that one job of an agent may cost; a job that names no budget gets this one."""
 
-    day_budget: Annotated[Money | None, Field(examples=[30.0])] = None
+    day_budget: Annotated[values.Money | None, Field(examples=[30.0])] = None
     """Most dollars that all jobs of agents may cost together: budgets of those that have not ended, and what those
     have cost that ended since midnight UTC."""
 
 
-class ProviderSection(Section):
+class ProviderSection(values.Section):
     """Keys that every provider has; the others under its table are the provider's own."""
 
     enabled: bool = True
@@ -300,13 +420,13 @@ class ProviderSection(Section):
     api_key: CredentialRef | None = None
     """Where its key is kept: in an environment variable (env), a file, or a systemd credential (credential)."""
 
-    fee_multiplier: FeePpm | None = None
+    fee_multiplier: values.FeePpm | None = None
     """What the bill is compared with the listed price. Absent: the provider's usual one."""
 
-    poll_every: Interval | None = None
+    poll_every: values.Interval | None = None
     """How often this provider is asked. Absent: as in [daemon]."""
 
-    machines_every: Interval | None = None
+    machines_every: values.Interval | None = None
     """How often machines are listed there while any lives. Absent: as in [daemon]."""
 
     owned: bool | None = None

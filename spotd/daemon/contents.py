@@ -20,16 +20,7 @@ from typing import Final, NamedTuple
 from spotd.core.domain.jobs import Checkpoint
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.wire.client.dataset import (
-    CHUNKS_MAX,
-    DOCUMENT_BYTES_MAX,
-    FILE,
-    PARTS_MAX,
-    DataChunk,
-    data_part_key,
-    digest_of,
-    order_of_path,
-)
+from spotd_jobs.wire.client import dataset as documents
 from spotd_jobs.wire.client.sinks import MANIFEST_BYTES_MAX, Unreadable, name_of, text_of
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
 from spotd_jobs.wire.manifest_document import Chunk
@@ -160,8 +151,8 @@ def joined(contents: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(block)
 
 
-SUMMARIES_MAX: Final = 4 * PARTS_MAX
-SUMMARY_CHUNKS_MAX: Final = 2 * CHUNKS_MAX
+SUMMARIES_MAX: Final = 4 * documents.PARTS_MAX
+SUMMARY_CHUNKS_MAX: Final = 2 * documents.CHUNKS_MAX
 """Of all parts that are remembered, together: some 30 MB."""
 
 
@@ -177,7 +168,7 @@ class PartSummary(NamedTuple):
     packed_bytes: int
     content_bytes: int
     files: int
-    chunks: tuple[DataChunk, ...]
+    chunks: tuple[documents.DataChunk, ...]
     first: bytes | None
     last: bytes | None
 
@@ -199,7 +190,7 @@ class Parts:
         """
         packed = gzip.compress(text, 6, mtime=0)
         # Even where there is one: it may be damaged, and what mends a dataset is to put it again.
-        self._objects.put(data_part_key(sha256), packed)
+        self._objects.put(documents.data_part_key(sha256), packed)
         self._add(sha256, _summary(text, len(packed)))
 
     def summary(self, sha256: str, *, packed_bytes: int | None = None) -> PartSummary:
@@ -216,8 +207,8 @@ class Parts:
             known = self._found.get(sha256)
         if known is not None and packed_bytes in {None, known.packed_bytes}:
             return known
-        key = data_part_key(sha256)
-        packed = self._objects.get(key, bytes_max=DOCUMENT_BYTES_MAX)
+        key = documents.data_part_key(sha256)
+        packed = self._objects.get(key, bytes_max=documents.DOCUMENT_BYTES_MAX)
         try:
             summary = _summary(unpacked(key, packed, sha256), len(packed))
         except (Unreadable, KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -249,7 +240,7 @@ def unpacked(key: str, packed: bytes, sha256: str) -> bytes:
         text = text_of(packed)
     except Unreadable as exc:
         raise StoreError(f"{key} in the store is damaged: put the dataset again") from exc
-    if digest_of(text) != sha256:
+    if documents.digest_of(text) != sha256:
         raise StoreError(f"{key} in the store is not what its hash says: put the dataset again")
     return text
 
@@ -265,8 +256,8 @@ def _summary(text: bytes, packed_bytes: int) -> PartSummary:
     return PartSummary(
         packed_bytes=packed_bytes,
         content_bytes=document["bytes"],
-        files=sum(row["type"] == FILE for row in rows),
-        chunks=tuple(DataChunk(*row) for row in document["chunks"]),
-        first=order_of_path(name_of(rows[0]["path"])) if rows else None,
-        last=order_of_path(name_of(rows[-1]["path"])) if rows else None,
+        files=sum(row["type"] == documents.FILE for row in rows),
+        chunks=tuple(documents.DataChunk(*row) for row in document["chunks"]),
+        first=documents.order_of_path(name_of(rows[0]["path"])) if rows else None,
+        last=documents.order_of_path(name_of(rows[-1]["path"])) if rows else None,
     )

@@ -1,4 +1,4 @@
-"""Datasets in the object store: their names, what they consist of, and what belongs to none any more.
+"""Datasets in the object store: their names, what they consist of, and the deletion of what belongs to none any more.
 
 Theory. A dataset is its root document, which is named by its hash; a name is a small document that states which root is
 meant. A job keeps the hash and not the name, so that every attempt reads the same bytes, whatever the name means by
@@ -28,36 +28,31 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, TypeVar
 
+from spotd.core.domain.world import World
+from spotd.daemon.commits import Threads
 from spotd.daemon.contents import Parts, unpacked
+from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.remote_data import RemoteData, measure_url
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
-from spotd_jobs.wire.client.dataset import (
-    DOCUMENT_BYTES_MAX,
-    PREFIX,
-    DataRoot,
-    data_chunk_key,
-    data_part_key,
-    data_root_key,
-    digest_of,
-    is_dataset_name,
-    is_digest,
-    read_part,
-    read_root,
-)
-from spotd_jobs.wire.client.listing import STORED, ListedFile, data_listing_key, listing_text, read_listing
+from spotd_jobs.spec.model import DataSource
+from spotd_jobs.wire.client import dataset as documents
 from spotd_jobs.wire.client.sinks import Unreadable
+from spotd_providers.contract.provider import Clock, Logger
 
 T = TypeVar("T")
 KEPT: Final = timedelta(hours=24)
 NAME_BYTES_MAX: Final = 4_096
-NAMES: Final = PREFIX + "names/"
-PARTS: Final = PREFIX + "parts/"
-CHUNKS: Final = PREFIX + "chunks/"
+NAMES: Final = documents.PREFIX + "names/"
+PARTS: Final = documents.PREFIX + "parts/"
+CHUNKS: Final = documents.PREFIX + "chunks/"
 ASKED_MAX: Final = 4
 """So many objects are asked for one by one, more are found in a listing."""
 DELETED_AT_ONCE: Final = 500
 DELETED_MAX: Final = 20_000
 """In one pass."""
+COLLECT_EVERY: Final = timedelta(hours=1)
+"""On the wall: what is deleted is a day old by the clock of the store, which is the wall's."""
+COLLECT_WITHIN_S: Final = 1800.0
 
 
 class BadDataset(Exception):
@@ -128,7 +123,7 @@ class Datasets:
         Raises:
             StoreError
         """
-        if not is_dataset_name(name):
+        if not documents.is_dataset_name(name):
             return None
         try:
             return _read_name(name, self._objects.get(_name_key(name), bytes_max=NAME_BYTES_MAX))
@@ -148,8 +143,8 @@ class Datasets:
     def has_chunk(self, sha256: str) -> bool:
         """Return whether the store holds this chunk, which an upload in progress is about to need."""
         with self._lock:
-            self._idle.pop(data_chunk_key(sha256), None)
-        return self._objects.head(data_chunk_key(sha256)) is not None
+            self._idle.pop(documents.data_chunk_key(sha256), None)
+        return self._objects.head(documents.data_chunk_key(sha256)) is not None
 
     def put_part(self, sha256: str, text: bytes) -> None:
         """Store the part.
@@ -158,11 +153,11 @@ class Datasets:
             BadDataset: it is none, or has another hash.
             StoreError
         """
-        _require(lambda: read_part(text))
-        if digest_of(text) != sha256:
+        _require(lambda: documents.read_part(text))
+        if documents.digest_of(text) != sha256:
             raise BadDataset("a part arrived with another content than announced")
         with self._lock:
-            self._idle.pop(data_part_key(sha256), None)
+            self._idle.pop(documents.data_part_key(sha256), None)
         self._parts.put(sha256, text)
 
     def give_name(self, name: str, text: bytes, now: datetime) -> Dataset | Incomplete:
@@ -172,7 +167,7 @@ class Datasets:
             BadDataset: the root is none, or its parts do not fit together.
             StoreError
         """
-        if not is_dataset_name(name):
+        if not documents.is_dataset_name(name):
             raise BadDataset(f"{name[:80]!r} is no name of a dataset")
         with self._lock:
             made = self._store_root(text)
@@ -218,22 +213,22 @@ class Datasets:
         """
         return self.stored(sha256) is not None
 
-    def store_listing(self, files: Iterable[ListedFile]) -> str:
+    def store_listing(self, files: Iterable[documents.ListedFile]) -> str:
         """Store the list of files that stay elsewhere; return its hash.
 
         Raises:
             StoreError
         """
-        text = listing_text(files)
-        key = data_listing_key(digest_of(text))
+        text = documents.listing_text(files)
+        key = documents.data_listing_key(documents.digest_of(text))
         with self._lock:
             self._objects.put(key, gzip.compress(text, 6, mtime=0))
             self._idle.pop(key, None)
-        return digest_of(text)
+        return documents.digest_of(text)
 
     def keep_file(self, sha256: str, data: bytes) -> None:
         """Store a file that hosts cannot read where it is."""
-        key = data_chunk_key(sha256)
+        key = documents.data_chunk_key(sha256)
         with self._lock:
             self._idle.pop(key, None)
             self._objects.put(key, data)
@@ -255,16 +250,17 @@ class Datasets:
                 self._idle.pop(key, None)
         return True
 
-    def listing(self, sha256: str) -> tuple[ListedFile, ...]:
+    def listing(self, sha256: str) -> tuple[documents.ListedFile, ...]:
         """Return the list of this hash.
 
         Raises:
             ObjectMissing: it is not in the store.
             StoreError: what is there is another one.
         """
-        key = data_listing_key(sha256)
+        key = documents.data_listing_key(sha256)
         try:
-            return read_listing(unpacked(key, self._objects.get(key, bytes_max=DOCUMENT_BYTES_MAX), sha256))
+            text = self._objects.get(key, bytes_max=documents.DOCUMENT_BYTES_MAX)
+            return documents.read_listing(unpacked(key, text, sha256))
         except Unreadable as exc:
             raise StoreError(f"{key} in the store is no list of files: submit the job again") from exc
 
@@ -275,20 +271,20 @@ class Datasets:
             ObjectMissing, StoreError: as of `listing`.
         """
         files = self.listing(sha256)
-        yield data_listing_key(sha256)
-        yield from {data_chunk_key(one.check): None for one in files if one.kind == STORED}
+        yield documents.data_listing_key(sha256)
+        yield from {documents.data_chunk_key(one.check): None for one in files if one.kind == documents.STORED}
 
     def _store_root(self, text: bytes) -> Content | Incomplete:
-        root = _require(lambda: read_root(text))
+        root = _require(lambda: documents.read_root(text))
         missing = self._missing(root)
         if missing:
             return Incomplete(missing=missing)
-        sha256 = digest_of(text)
-        self._objects.put(data_root_key(sha256), gzip.compress(text, 6, mtime=0))
+        sha256 = documents.digest_of(text)
+        self._objects.put(documents.data_root_key(sha256), gzip.compress(text, 6, mtime=0))
         self._keep(sha256, root)
         return Content(sha256=sha256, bytes=root.bytes, files=root.files)
 
-    def _keep(self, sha256: str, root: DataRoot) -> None:
+    def _keep(self, sha256: str, root: documents.DataRoot) -> None:
         """Let nothing of it count as idle: a job is about to read it."""
         if self._idle:
             for key in self._keys(sha256, root):
@@ -302,15 +298,17 @@ class Datasets:
         """
         self._objects.delete([_name_key(name)])
 
-    def root(self, sha256: str) -> DataRoot:
+    def root(self, sha256: str) -> documents.DataRoot:
         """Return the root of this hash.
 
         Raises:
             ObjectMissing: it is not in the store.
             StoreError: what is there is another one.
         """
-        key = data_root_key(sha256)
-        return read_root(unpacked(key, self._objects.get(key, bytes_max=DOCUMENT_BYTES_MAX), sha256))
+        key = documents.data_root_key(sha256)
+        return documents.read_root(
+            unpacked(key, self._objects.get(key, bytes_max=documents.DOCUMENT_BYTES_MAX), sha256)
+        )
 
     def keys_of(self, sha256: str) -> Iterator[str]:
         """Yield the key of everything that a dataset consists of, some maybe more than once.
@@ -320,12 +318,12 @@ class Datasets:
         """
         return self._keys(sha256, self.root(sha256))
 
-    def _keys(self, sha256: str, root: DataRoot) -> Iterator[str]:
-        yield data_root_key(sha256)
+    def _keys(self, sha256: str, root: documents.DataRoot) -> Iterator[str]:
+        yield documents.data_root_key(sha256)
         for row in root.parts:
-            yield data_part_key(row.sha256)
+            yield documents.data_part_key(row.sha256)
             for chunk in self._parts.summary(row.sha256).chunks:
-                yield data_chunk_key(chunk.sha256)
+                yield documents.data_chunk_key(chunk.sha256)
 
     def collect(self, read_by_jobs: Collection[str], now: datetime, *, listings: Collection[str] = ()) -> DataSwept:
         """Delete what no dataset has needed for so long that no upload in progress can.
@@ -346,7 +344,7 @@ class Datasets:
             idle: dict[str, datetime] = {}
             garbage: list[str] = []
             freed = 0
-            for info in self._objects.list(PREFIX):
+            for info in self._objects.list(documents.PREFIX):
                 if info.key in needed or info.key.startswith(NAMES):
                     continue
                 idle[info.key] = since = self._idle.get(info.key, now)
@@ -361,7 +359,7 @@ class Datasets:
                     del self._idle[key]
         return DataSwept(objects=len(garbage), bytes=freed)
 
-    def _missing(self, root: DataRoot) -> tuple[str, ...]:
+    def _missing(self, root: documents.DataRoot) -> tuple[str, ...]:
         """Return what of the root the store lacks; check that its parts are what it says.
 
         Raises:
@@ -434,9 +432,69 @@ def _read_name(name: str, data: bytes) -> Dataset:
     try:
         document = json.loads(data)
         sha256, size, files = document["sha256"], document["bytes"], document["files"]
-        if not is_digest(sha256) or type(size) is not int or type(files) is not int:
+        if not documents.is_digest(sha256) or type(size) is not int or type(files) is not int:
             raise ValueError(sha256)
         created_at = datetime.fromisoformat(document["created_at"]).astimezone(UTC)
     except (ValueError, KeyError, TypeError) as exc:
         raise StoreError(f"what {name} means cannot be read in the store: put the dataset again") from exc
     return Dataset(name=name, sha256=sha256, bytes=size, files=files, created_at=created_at)
+
+
+class DatasetGarbage:
+    """Garbage collection of datasets. `reconcile_once` is one pass."""
+
+    def __init__(
+        self,
+        datasets: Datasets,
+        *,
+        world: Callable[[], World | None],
+        wall: Clock,
+        log: Logger,
+        inline: bool = False,
+        may_delete: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._datasets = datasets
+        self._world = world
+        self._wall = wall
+        self._log = log
+        self._threads = Threads(inline=inline)
+        self._may_delete = may_delete
+        self.controller = Controller(
+            "dataset-garbage",
+            self.reconcile_once,
+            interval_s=COLLECT_EVERY.total_seconds(),
+            expected=(StoreError,),
+            outage=Outage(log, "data.held", "data.back"),
+            deadline_s=COLLECT_WITHIN_S,
+            is_first_run_late=True,
+        )
+
+    async def reconcile_once(self) -> None:
+        """Delete what nothing has needed for a day, unless it is not known for certain what is needed.
+
+        The world of the newest cycle may lack a job that was queued a moment ago: what it reads had a name then.
+
+        Raises:
+            StoreError: nothing is deleted.
+        """
+        world = self._world()
+        if world is None or world.unreadable or not self._may_delete():
+            return
+        needed, listings, now = read_by_jobs(world), listings_read_by_jobs(world), self._wall.now()
+        done = await self._threads.run(lambda: self._datasets.collect(needed, now, listings=listings))
+        if done.objects:
+            self._log.info("data.swept", objects=done.objects, bytes=done.bytes)
+
+
+def read_by_jobs(world: World) -> frozenset[str]:
+    """Return the hashes of the datasets that jobs read which have not ended."""
+    return frozenset(one.sha256 for one in _sources(world) if one.sha256 is not None and not one.is_elsewhere)
+
+
+def listings_read_by_jobs(world: World) -> frozenset[str]:
+    """Return the hashes of the lists of files elsewhere that jobs read which have not ended."""
+    return frozenset(one.sha256 for one in _sources(world) if one.sha256 is not None and one.is_listed)
+
+
+def _sources(world: World) -> Iterator[DataSource]:
+    return (one for job in world.jobs.values() if not job.state.is_final for one in job.spec.data)

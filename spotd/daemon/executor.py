@@ -38,17 +38,9 @@ from spotd.daemon.market.guarded import GuardedProvider, guarded
 from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.start import ScriptTooLong
+from spotd_providers.contract import values
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, Logger, Provider
-from spotd_providers.contract.values import (
-    InstallId,
-    Instance,
-    InstanceRef,
-    LaunchRequest,
-    Offer,
-    ProviderName,
-    RegistryLogin,
-)
 
 LAUNCH_DEADLINE_S: Final = 90.0
 TERMINATE_DEADLINE_S: Final = 60.0
@@ -80,19 +72,19 @@ class Executor:
     def __init__(
         self,
         *,
-        providers: Mapping[ProviderName, Provider],
-        install: InstallId,
+        providers: Mapping[values.ProviderName, Provider],
+        install: values.InstallId,
         commits: Commits,
         grants: Preparation,
         clock: Clock,
         log: Logger,
         loop_wake: WakeEvent,
-        list_again: Callable[[ProviderName], None],
-        ask_again: Callable[[ProviderName], None],
-        bought: Callable[[Offer], None],
+        list_again: Callable[[values.ProviderName], None],
+        ask_again: Callable[[values.ProviderName], None],
+        bought: Callable[[values.Offer], None],
         market: Callable[[], MarketSnapshot],
         crash: CrashPoints,
-        login: Callable[[ProviderName, str], RegistryLogin | None] = lambda _provider, _image: None,
+        login: Callable[[values.ProviderName, str], values.RegistryLogin | None] = lambda _provider, _image: None,
     ) -> None:
         self._login = login
         self._providers = providers
@@ -111,8 +103,8 @@ class Executor:
         self._waiting: list[tuple[Attempt, Job]] = []
         """Launches of a cycle that was faster than the start of `run`."""
         self._over = False
-        self._launch_turns: defaultdict[ProviderName, anyio.Semaphore] = defaultdict(_turns)
-        self._end_turns: defaultdict[ProviderName, anyio.Semaphore] = defaultdict(_turns)
+        self._launch_turns: defaultdict[values.ProviderName, anyio.Semaphore] = defaultdict(_turns)
+        self._end_turns: defaultdict[values.ProviderName, anyio.Semaphore] = defaultdict(_turns)
         self._launched: set[IntentId] = set()
         self._ending: set[IntentId] = set()
         self._unsaved: dict[IntentId, datetime] = {}
@@ -233,7 +225,7 @@ class Executor:
             if item is None or item.ref is not None:
                 self._unsaved_ends.pop(end.id, None)
 
-    async def _terminate_unsaved(self, intent: Intent, ref: InstanceRef) -> None:
+    async def _terminate_unsaved(self, intent: Intent, ref: values.InstanceRef) -> None:
         async with self._end_turns[intent.provider]:
             detail, _ = await self._call_terminate(intent, ref)
         fields = {"key": intent.key, "provider": intent.provider, "instance": ref.instance_id}
@@ -265,7 +257,7 @@ class Executor:
             self._idle.notify()
 
     async def _launch_now(self, attempt: Attempt, job: Job) -> None:
-        answer: Instance | LaunchRefusal | str
+        answer: values.Instance | LaunchRefusal | str
         try:
             script = await self._grants.prepare(attempt, job)
         except (SecretsMissing, InputsMissing, ScriptTooLong) as exc:
@@ -316,7 +308,7 @@ class Executor:
             (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
         )
 
-    def _contained(self, attempt: Attempt, outcome: LaunchOutcome, made: Instance | None = None) -> Decide:
+    def _contained(self, attempt: Attempt, outcome: LaunchOutcome, made: values.Instance | None = None) -> Decide:
         """Return what is written of a launch if what it means cannot be judged."""
         why = "the outcome of its launch cannot be judged"
         return lambda world, now: launch_contained(world, attempt.id, outcome, made, why, now)
@@ -330,7 +322,7 @@ class Executor:
                 otherwise=lambda _world, _now: Plan(),
             )
 
-    async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | LaunchRefusal | str:
+    async def _buy(self, attempt: Attempt, job: Job, script: str) -> values.Instance | LaunchRefusal | str:
         """Return the machine, why there is certainly none, or in words why that is unknown.
 
         A machine that carries another key is not taken, and its end is not owed by its reference. With a key of ours
@@ -338,7 +330,7 @@ class Executor:
         ours: lists and `find` show machines of our label alone, so none can show that it was not there before, and a
         plugin that read the wrong row would end the machine of somebody else. Its owner learns which one it is.
         """
-        request = LaunchRequest(
+        request = values.LaunchRequest(
             key=attempt.key,
             install=self._install,
             offer=attempt.quote.offer,
@@ -366,7 +358,7 @@ class Executor:
             return f"the provider answered with machine {which}, which carries another key: {got!r}"
         return made.instance
 
-    async def _settle_launch(self, attempt: Attempt, answer: Instance | LaunchRefusal | str) -> None:
+    async def _settle_launch(self, attempt: Attempt, answer: values.Instance | LaunchRefusal | str) -> None:
         fields: dict[str, Any] = {
             "key": attempt.key,
             "provider": attempt.provider,
@@ -374,7 +366,7 @@ class Executor:
             "effective_microusd_h": attempt.quote.price.total,
         }
         match answer:
-            case Instance():
+            case values.Instance():
                 machine = answer
                 # First, because the commit wakes the loop, and the cache still offers what has just been sold.
                 self._bought(attempt.quote.offer)
@@ -435,7 +427,7 @@ class Executor:
         )
         self._log.info("terminate.accepted", key=intent.key, provider=intent.provider, instance=ref.instance_id)
 
-    async def _call_terminate(self, intent: Intent, ref: InstanceRef) -> tuple[str, timedelta | None]:
+    async def _call_terminate(self, intent: Intent, ref: values.InstanceRef) -> tuple[str, timedelta | None]:
         """Why the provider did not accept the end, and how long it asks to wait; empty when it did."""
         rules = self._commits.policy.providers.get(intent.provider)
         if rules is not None and rules.is_other_account(intent.account):
@@ -463,7 +455,7 @@ class Executor:
         if intent.tries == 0:
             self._log.warning("terminate.failed", key=intent.key, provider=intent.provider, detail=detail)
 
-    def _provider(self, name: ProviderName) -> GuardedProvider:
+    def _provider(self, name: values.ProviderName) -> GuardedProvider:
         return guarded(self._providers[name], clock=self._clock, log=self._log)
 
     # --- outcomes ---

@@ -19,8 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.dataset import BYTES_MAX, order_of_path
-from spotd_jobs.wire.client.listing import FILES_MAX, GIT, SHA256, STORED, ListedFile
+from spotd_jobs.wire.client.dataset import BYTES_MAX, FILES_MAX, GIT, SHA256, STORED, ListedFile, order_of_path
 from spotd_jobs.wire.client.sinks import is_plain
 
 TIMEOUT_S: Final = 20.0

@@ -324,24 +324,22 @@ def with_machine(
     now: datetime,
     *,
     read: HostRead,
-    is_there: Callable[[ObjectStore, Checkpoint], bool] | None = None,
 ) -> LostJob:
     """Return the same with what the store knows of the job's attempts and of what these saved.
 
     Args:
         read: reads what a host wrote.
-        is_there: whether the store has a checkpoint as it was accepted.
 
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    job, is_there = one.record.job, is_there or _is_there
+    job = one.record.job
     if job.state.is_final:
         return replace(one, spent_on=_attempt_for_cost(objects, job.id, job.attempts_made, one.record, now))
     numbers = used_numbers(objects, job.id)
     # Whether the newest attempt was over is not known: it is taken as one that may have a machine.
     made = max(0, min(job.attempts_made, max(numbers)) - 1) if numbers else job.attempts_made
-    checkpoints = tuple(c for c in job.checkpoints if is_there(objects, c))
+    checkpoints = tuple(c for c in job.checkpoints if _is_there(objects, c))
     job = replace(job, attempts_made=made, checkpoints=checkpoints)
     survey = survey_one(objects, policy, job, now, read)
     return LostJob(

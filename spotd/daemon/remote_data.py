@@ -22,8 +22,7 @@ from spotd_jobs.objects.s3_bucket import S3Bucket
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.spec.model import DataSource
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.dataset import BYTES_MAX
-from spotd_jobs.wire.client.listing import ETAG, FILES_MAX, STORED, ListedFile, listing_text, read_listing
+from spotd_jobs.wire.client.dataset import BYTES_MAX, ETAG, FILES_MAX, STORED, ListedFile, listing_text, read_listing
 from spotd_jobs.wire.client.sinks import Unreadable
 
 HUB_URL: Final = "https://huggingface.co"

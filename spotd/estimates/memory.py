@@ -15,19 +15,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Final
 
-from spotd.estimates.workload import (
-    ATTENTION_INPUT,
-    FEED_FORWARD_INPUT,
-    LINEAR_BYTES,
-    QUANTIZED,
-    Architecture,
-    Layout,
-    Lora,
-    Optimizer,
-    Precision,
-    Recompute,
-    Workload,
-)
+from spotd.estimates import workload
 
 # Low-rank adapters: which matrices they stand beside, and how many parameters they add.
 
@@ -48,7 +36,7 @@ TARGETS: Final[Mapping[str, frozenset[str]]] = {
 """What a user may name, and the matrices it means."""
 
 
-def adapter_params(architecture: Architecture, lora: Lora) -> int:
+def adapter_params(architecture: workload.Architecture, lora: workload.Lora) -> int:
     """Return the parameters of all adapters: rank x (inputs + outputs) for each matrix, experts each their own."""
     return sum(
         lora.rank * (matrix.inputs + matrix.outputs) * matrix.copies * layers
@@ -78,15 +66,15 @@ _NORM_COPY: Final = 4
 _GATHERED: Final = 2
 
 
-def activation_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+def activation_bytes(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> int:
     """Return the bytes of activations on the card that holds most of them."""
     tokens = work.tokens
     layers = -(-model.layers // layout.pipeline)
     in_flight = layout.pipeline
     whole = _kept_per_token(model, work)
-    if work.recompute is Recompute.NONE:
+    if work.recompute is workload.Recompute.NONE:
         kept = whole * layers * in_flight
-    elif work.recompute is Recompute.SELECTIVE:
+    elif work.recompute is workload.Recompute.SELECTIVE:
         kept = _selected_per_token(model, work) * layers * in_flight + whole
     else:
         kept = model.hidden * work.compute_bytes * layers * in_flight + whole
@@ -96,7 +84,7 @@ def activation_bytes(model: Architecture, work: Workload, layout: Layout) -> int
     return tokens * gathered + -(-(tokens * kept + scores) // layout.tensor)
 
 
-def logit_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+def logit_bytes(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> int:
     """Return the bytes of the logits; inference computes those of the last token only."""
     if not work.training:
         return -(-work.batch * model.vocab * (work.compute_bytes + 4) // layout.tensor)
@@ -104,7 +92,7 @@ def logit_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
     return -(-work.tokens * model.vocab * LOGIT_BYTES // (chunks * layout.tensor))
 
 
-def prefill_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+def prefill_bytes(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> int:
     """Return the working memory of one layer while a prompt is processed; nothing is kept for a backward pass."""
     tokens = work.batch * min(work.sequence, work.prefill or work.sequence)
     width = (3 if model.gated else 2) * model.active_width
@@ -112,14 +100,14 @@ def prefill_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
     return -(-(tokens * (width + 4 * model.hidden) * work.compute_bytes + scores) // layout.tensor)
 
 
-def cache_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+def cache_bytes(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> int:
     """Return the bytes of keys and values of all tokens; every layer is taken to see the whole sequence."""
     layers = -(-model.layers // layout.pipeline)
     parts = min(layout.tensor, model.cache_heads)
     return -(-work.tokens * layers * model.cache_width * work.cache_bytes // parts)
 
 
-def _kept_per_token(model: Architecture, work: Workload) -> int:
+def _kept_per_token(model: workload.Architecture, work: workload.Workload) -> int:
     """Return the bytes that one layer keeps for each token."""
     number, width = work.compute_bytes, model.active_width
     norms = 2 * model.hidden * (number + _NORM_COPY)
@@ -130,61 +118,63 @@ def _kept_per_token(model: Architecture, work: Workload) -> int:
     return norms + attention + middle + _inputs_per_token(model, work)
 
 
-def _inputs_per_token(model: Architecture, work: Workload) -> int:
+def _inputs_per_token(model: workload.Architecture, work: workload.Workload) -> int:
     """Return the bytes of inputs that matrices keep because they, or adapters beside them, are trained."""
     targets = TARGET_GROUPS["all"] if work.lora is None else work.lora.targets
-    inputs = model.hidden if targets & ATTENTION_INPUT else 0
-    inputs += model.hidden if targets & FEED_FORWARD_INPUT else 0
+    inputs = model.hidden if targets & workload.ATTENTION_INPUT else 0
+    inputs += model.hidden if targets & workload.FEED_FORWARD_INPUT else 0
     inputs += model.active_width if "down" in targets else 0
     return inputs * work.compute_bytes
 
 
-def _selected_per_token(model: Architecture, work: Workload) -> int:
+def _selected_per_token(model: workload.Architecture, work: workload.Workload) -> int:
     """Return the bytes per token and layer with selective recomputation: inputs, attention, every other product."""
     products = model.query_width + model.key_width + model.value_width + 2 * model.hidden
     products += (2 if model.gated else 1) * model.active_width
     return (model.hidden + model.query_width + products // 2) * work.compute_bytes
 
 
-def _gradients_per_token(model: Architecture, work: Workload) -> int:
+def _gradients_per_token(model: workload.Architecture, work: workload.Workload) -> int:
     """Return the bytes of gradients of activations that exist while one layer's backward pass runs."""
     return 2 * (model.active_width + model.hidden) * work.compute_bytes
 
 
-def _score_bytes(model: Architecture, work: Workload, layers: int) -> int:
+def _score_bytes(model: workload.Architecture, work: workload.Workload, layers: int) -> int:
     """Return the bytes of attention scores where they are kept: 16 bits, and 32 bits of their softmax."""
-    kept = layers if work.recompute is Recompute.NONE else 1
+    kept = layers if work.recompute is workload.Recompute.NONE else 1
     return (work.compute_bytes + 4) * model.heads * work.tokens * work.sequence * kept
 
 
 # What an optimizer keeps for each parameter that is trained.
 
 
-_STATES: Final[Mapping[Optimizer, int]] = {
-    Optimizer.ADAMW: 2,
-    Optimizer.LION: 1,
-    Optimizer.MOMENTUM: 1,
-    Optimizer.SGD: 0,
+_STATES: Final[Mapping[workload.Optimizer, int]] = {
+    workload.Optimizer.ADAMW: 2,
+    workload.Optimizer.LION: 1,
+    workload.Optimizer.MOMENTUM: 1,
+    workload.Optimizer.SGD: 0,
 }
 """Numbers per parameter, each as wide as `state_bytes` says."""
 
 _BLOCK: Final = Fraction(4, 256)  # one 32-bit scale for each block of 256, as bitsandbytes does
-_8BIT: Final[Mapping[Optimizer, Fraction]] = {
-    Optimizer.ADAMW_8BIT: 2 * (1 + _BLOCK),
-    Optimizer.LION_8BIT: 1 + _BLOCK,
+_8BIT: Final[Mapping[workload.Optimizer, Fraction]] = {
+    workload.Optimizer.ADAMW_8BIT: 2 * (1 + _BLOCK),
+    workload.Optimizer.LION_8BIT: 1 + _BLOCK,
 }
 
 
-def optimizer_bytes(optimizer: Optimizer, trained: int, architecture: Architecture | None, state_bytes: int) -> int:
+def optimizer_bytes(
+    optimizer: workload.Optimizer, trained: int, architecture: workload.Architecture | None, state_bytes: int
+) -> int:
     """Return the bytes of the optimizer's states, without a 32-bit copy of the weights.
 
     Adafactor keeps a row and a column for each matrix (arXiv 1804.04235), Muon one number for each weight of a layer's
     matrix and AdamW's two for every other parameter. Without an architecture all that is trained are adapters, which
     are matrices.
     """
-    if optimizer is Optimizer.ADAFACTOR:
+    if optimizer is workload.Optimizer.ADAFACTOR:
         return 0 if architecture is None else _factored_numbers(architecture) * 4
-    if optimizer is Optimizer.MUON:
+    if optimizer is workload.Optimizer.MUON:
         matrices = trained if architecture is None else architecture.matrix_params
         return (2 * trained - matrices) * state_bytes
     if optimizer in _8BIT:
@@ -192,7 +182,7 @@ def optimizer_bytes(optimizer: Optimizer, trained: int, architecture: Architectu
     return _STATES[optimizer] * trained * state_bytes
 
 
-def _factored_numbers(architecture: Architecture) -> int:
+def _factored_numbers(architecture: workload.Architecture) -> int:
     layers = sum((matrix.inputs + matrix.outputs) * matrix.copies * count for matrix, count in architecture.matrices())
     ends = (architecture.vocab + architecture.positions + architecture.hidden) * (1 if architecture.tied else 2)
     return layers + ends
@@ -243,7 +233,7 @@ class MemoryParts:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def memory_parts(model: Architecture, work: Workload, layout: Layout) -> MemoryParts:
+def memory_parts(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> MemoryParts:
     """Return what the fullest card needs.
 
     Raises:
@@ -253,13 +243,13 @@ def memory_parts(model: Architecture, work: Workload, layout: Layout) -> MemoryP
     return _training(model, work, layout) if work.training else _inference(model, work, layout)
 
 
-def require_possible(model: Architecture, work: Workload, layout: Layout) -> None:
+def require_possible(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> None:
     """Require a combination that exists.
 
     Raises:
         WorkloadError: it does not; the way out is its hint.
     """
-    if work.training and work.lora is None and work.precision in QUANTIZED:
+    if work.training and work.lora is None and work.precision in workload.QUANTIZED:
         raise WorkloadError(
             f"{work.precision} weights cannot be trained themselves", hint="add --lora 16, or choose --precision bf16"
         )
@@ -278,23 +268,23 @@ def require_possible(model: Architecture, work: Workload, layout: Layout) -> Non
         )
 
 
-def outside_allocator(layout: Layout) -> int:
+def outside_allocator(layout: workload.Layout) -> int:
     """Return the bytes that PyTorch's allocator does not know of."""
     return CONTEXT_BYTES + (COLLECTIVES_BYTES if layout.cards > 1 else 0)
 
 
-def trained_params(model: Architecture, work: Workload) -> int:
+def trained_params(model: workload.Architecture, work: workload.Workload) -> int:
     """Return how many parameters are trained."""
     if not work.training:
         return 0
     return model.params if work.lora is None else adapter_params(model, work.lora)
 
 
-def _training(model: Architecture, work: Workload, layout: Layout) -> MemoryParts:
+def _training(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> MemoryParts:
     trained = trained_params(model, work)
     on_card = _share(model, trained, layout)
-    width = 4 if _has_wide_adapters(work) or work.precision is Precision.FP32 else 2
-    mixed = width == 2 and work.precision is not Precision.BF16_PURE
+    width = 4 if _has_wide_adapters(work) or work.precision is workload.Precision.FP32 else 2
+    mixed = width == 2 and work.precision is not workload.Precision.BF16_PURE
     weights = _weight_bytes(model, work, layout)
     if work.lora is not None:
         weights += on_card * width
@@ -302,7 +292,7 @@ def _training(model: Architecture, work: Workload, layout: Layout) -> MemoryPart
         work.optimizer,
         trained,
         model if work.lora is None else None,
-        2 if work.precision is Precision.BF16_PURE else 4,
+        2 if work.precision is workload.Precision.BF16_PURE else 4,
     )
     stage, cards = layout.stage, layout.data
     activations = activation_bytes(model, work, layout)
@@ -319,7 +309,7 @@ def _training(model: Architecture, work: Workload, layout: Layout) -> MemoryPart
     )
 
 
-def _inference(model: Architecture, work: Workload, layout: Layout) -> MemoryParts:
+def _inference(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> MemoryParts:
     """Return the parts without a backward pass; replicas share weights at stage 3 only."""
     weights = _weight_bytes(model, work, layout)
     activations = prefill_bytes(model, work, layout)
@@ -335,22 +325,22 @@ def _inference(model: Architecture, work: Workload, layout: Layout) -> MemoryPar
     )
 
 
-def _has_wide_adapters(work: Workload) -> bool:
+def _has_wide_adapters(work: workload.Workload) -> bool:
     """Whether adapters are trained in 32 bits, as PEFT does unless all is 16 bits."""
-    return work.lora is not None and work.precision is not Precision.BF16_PURE
+    return work.lora is not None and work.precision is not workload.Precision.BF16_PURE
 
 
-def _weight_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+def _weight_bytes(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> int:
     """Return the bytes of the model's weights on the fullest card, before replicas share them."""
-    linear = LINEAR_BYTES[work.precision]
-    if work.training and work.precision is Precision.FP8:
-        linear = LINEAR_BYTES[Precision.BF16]  # cast as they are used; the weights keep 16 bits
-    other = 4 if work.precision is Precision.FP32 else 2
+    linear = workload.LINEAR_BYTES[work.precision]
+    if work.training and work.precision is workload.Precision.FP8:
+        linear = workload.LINEAR_BYTES[workload.Precision.BF16]  # cast as they are used; the weights keep 16 bits
+    other = 4 if work.precision is workload.Precision.FP32 else 2
     layers = -(-(linear * model.matrix_params) // 1) + (model.layer_params - model.matrix_params) * other
     return _cut(_of_stage(model, layers, layout) + _ends(model, layout) * other, layout.tensor)
 
 
-def _share(model: Architecture, amount: int, layout: Layout) -> int:
+def _share(model: workload.Architecture, amount: int, layout: workload.Layout) -> int:
     """Return the part of something spread evenly over the parameters that one pipeline stage and card holds."""
     if layout.pipeline == 1:
         return _cut(amount, layout.tensor)
@@ -358,24 +348,26 @@ def _share(model: Architecture, amount: int, layout: Layout) -> int:
     return _cut(-(-amount * min(held, model.params) // model.params), layout.tensor)
 
 
-def _of_stage(model: Architecture, amount: int, layout: Layout) -> int:
+def _of_stage(model: workload.Architecture, amount: int, layout: workload.Layout) -> int:
     return -(-amount * -(-model.layers // layout.pipeline) // model.layers)
 
 
-def _ends(model: Architecture, layout: Layout) -> int:
+def _ends(model: workload.Architecture, layout: workload.Layout) -> int:
     """Return the parameters outside layers: the first stage has the embedding, the last the head."""
     if layout.pipeline == 1:
         return model.embedding_params + model.head_params + model.outer_vectors
     return max(model.embedding_params, model.head_params) + model.outer_vectors
 
 
-def _layer_bytes(model: Architecture, work: Workload, layout: Layout) -> int:
+def _layer_bytes(model: workload.Architecture, work: workload.Workload, layout: workload.Layout) -> int:
     """Return the bytes of the largest layer as it is computed with."""
-    linear = min(LINEAR_BYTES[work.precision], LINEAR_BYTES[Precision.BF16])
+    linear = min(workload.LINEAR_BYTES[work.precision], workload.LINEAR_BYTES[workload.Precision.BF16])
     return _cut(-(-(linear * model.largest_layer_params) // 1), layout.tensor)
 
 
-def _gathered_bytes(model: Architecture, work: Workload, layout: Layout, on_card: int, width: int) -> int:
+def _gathered_bytes(
+    model: workload.Architecture, work: workload.Workload, layout: workload.Layout, on_card: int, width: int
+) -> int:
     if layout.data == 1:
         return 0
     if layout.stage == 0:

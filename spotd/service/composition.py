@@ -33,8 +33,7 @@ from spotd.daemon.clock import Computer, SteadyClock, SystemClock, Timeline, beg
 from spotd.daemon.commits import Commits, CrashPoints, Database, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop, Housekeeping, read_pace_s
 from spotd.daemon.controllers import WakeEvent
-from spotd.daemon.dataset_garbage import DatasetGarbage
-from spotd.daemon.datasets import Datasets
+from spotd.daemon.datasets import DatasetGarbage, Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.garbage import EndedGarbage
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
@@ -100,7 +99,6 @@ class App:
         load: Reload,
         redactor: Redactor,
         crash: CrashPoints,
-        notify: SystemdNotifier | None = None,
         computer: Computer | None = None,
     ) -> None:
         self.settings = settings
@@ -108,7 +106,7 @@ class App:
         self.computer = computer or Computer()
         self.redactor = redactor
         self.crash = crash
-        self.notify = notify or SystemdNotifier()
+        self.notify = SystemdNotifier()
         self.log = logs.get("daemon")
         self._load = load
 
@@ -159,7 +157,7 @@ class App:
         except StoreInUse as error:
             if isinstance(url, Path) or not url.startswith(f"{POSTGRES}://"):
                 raise
-            from spotd.service.standby import wait_to_lead
+            from spotd.service.http_server import wait_to_lead
 
             store = await wait_to_lead(url, error, sock, received, notify=self.notify, log=self.log)
         try:

@@ -1,20 +1,33 @@
-"""Serves the API with uvicorn on a socket that is bound already."""
+"""Serves the API with uvicorn on a bound socket; while another process leads the state, the answer is who that is.
+
+A daemon on PostgreSQL may be one of several. Nothing of its own begins before it leads: no poll, no call, no decision.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
+from spotd.api.responses import ApiUnavailable, refusal_response
+from spotd.service.lifecycle import SystemdNotifier
+from spotd.store import StateError, StateUnavailable, Store, StoreInUse
+from spotd_providers.contract.provider import Logger
 
 GRACE_S: Final = 2
+ASK_EVERY_S: Final = 2.0
+"""How often a process that waits for the lead tries to open the state."""
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def _import_uvicorn() -> None:
@@ -86,3 +99,80 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
         group.start_soon(set_started, name="api-started")
         await server.serve(sockets=[sock])
         group.cancel_scope.cancel()
+
+
+async def wait_to_lead(
+    url: str,
+    first: StateError,
+    sock: socket.socket,
+    received: AsyncIterator[signal.Signals],
+    *,
+    notify: SystemdNotifier,
+    log: Logger,
+) -> Store | None:
+    """Return the state, opened by this process as the one that writes it; `None` where a signal ended the wait.
+
+    Args:
+        first: why it could not be opened at once.
+
+    Raises:
+        StateError: it cannot be opened, and waiting does not mend that.
+    """
+    wait = _Wait(url, first)
+    log.info("daemon.waits", reason=wait.reason.message)
+    notify.waiting()
+    async with anyio.create_task_group() as group:
+        closing = anyio.Event()
+        group.start_soon(wait.serve, sock, closing, name="standby-api")
+        async with anyio.create_task_group() as waiting:
+
+            async def end() -> None:
+                async for number in received:
+                    if number is not signal.SIGHUP:
+                        wait.is_ended = True
+                        waiting.cancel_scope.cancel()
+                        return
+
+            async def lead() -> None:
+                await wait.until_leading()
+                waiting.cancel_scope.cancel()
+
+            waiting.start_soon(end, name="standby-signals")
+            waiting.start_soon(lead, name="standby")
+        closing.set()
+    if wait.store is not None and wait.is_ended:
+        # It came while the state was being opened: the lead is given back at once, and not after its lease.
+        await anyio.to_thread.run_sync(wait.store.close)
+        return None
+    if wait.store is not None:
+        log.info("daemon.leads", waited_for=wait.first.message)
+    return wait.store
+
+
+class _Wait:
+    """A wait for the lead. `reason` is why it goes on, `store` is there once it leads, a signal sets `is_ended`."""
+
+    def __init__(self, url: str, first: StateError) -> None:
+        self._url = url
+        self.first = self.reason = first
+        self.store: Store | None = None
+        self.is_ended = False
+
+    async def until_leading(self) -> None:
+        while self.store is None:
+            await anyio.sleep(ASK_EVERY_S)
+            try:
+                # Not to be left in the middle: it would lead without a daemon.
+                with anyio.CancelScope(shield=True):
+                    self.store = await anyio.to_thread.run_sync(Store.open, self._url)
+            except (StoreInUse, StateUnavailable) as error:
+                self.reason = error
+
+    async def serve(self, sock: socket.socket, closing: anyio.Event) -> None:
+        routes = [Route("/{path:path}", self._answer, methods=_METHODS)]
+        # A server closes what it was given; the daemon goes on with the socket itself.
+        await serve(Starlette(routes=routes), sock.dup(), started=anyio.Event(), closing=closing)
+
+    async def _answer(self, _request: Request) -> Response:
+        hint = "ask on the computer of that one; this spotd leads when that one stops"
+        return refusal_response(ApiUnavailable(f"this spotd waits: {self.reason.message}", hint=hint))

@@ -22,9 +22,8 @@ import anyio
 from spotd import paths
 from spotd.config.credentials import registry_password, resolve_credential
 from spotd.config.load import load
-from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, Config, ProviderConfig, StoreSection
+from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, BucketSection, Config, ProviderConfig, StoreSection
 from spotd.config.notify import NotifySection, parse_address
-from spotd.config.sources import BucketSection
 from spotd.config.values import FEE_LEAST, FEE_MOST, ConfigError
 from spotd.core.domain.market import FREE_EGRESS, UNKNOWN_REGION, StoreEgress, bucket_egress
 from spotd.core.domain.policy import RegistryRules, names_in_config
@@ -53,15 +52,7 @@ from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.objects.s3_grants import AUTO
 from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.problems import BadValue, Problem
-from spotd_providers.contract.values import (
-    MICRO,
-    InstallId,
-    MicroUsdPerGb,
-    MicroUsdPerGpuHour,
-    ProviderName,
-    RegistryLogin,
-    Secret,
-)
+from spotd_providers.contract import values
 from spotd_providers.kit.boundary import install_command
 
 # What reading the checkpoint store costs: as the config states it, or the list price of the store that it names.
@@ -72,10 +63,10 @@ from spotd_providers.kit.boundary import install_command
 # else is read of the account.
 
 
-FREE: Final = MicroUsdPerGb(0)
-S3: Final = MicroUsdPerGb(90_000)
-GOOGLE: Final = MicroUsdPerGb(120_000)
-BACKBLAZE: Final = MicroUsdPerGb(10_000)
+FREE: Final = values.MicroUsdPerGb(0)
+S3: Final = values.MicroUsdPerGb(90_000)
+GOOGLE: Final = values.MicroUsdPerGb(120_000)
+BACKBLAZE: Final = values.MicroUsdPerGb(10_000)
 LIST_PRICES: Final = (
     ("r2.cloudflarestorage.com", FREE),
     ("backblazeb2.com", BACKBLAZE),
@@ -90,12 +81,12 @@ def store_egress(section: StoreSection) -> StoreEgress:
     return bucket_egress(*_egress_of(section)) if section.is_bucket else FREE_EGRESS
 
 
-def _egress_of(section: StoreSection | BucketSection) -> tuple[MicroUsdPerGb, str]:
+def _egress_of(section: StoreSection | BucketSection) -> tuple[values.MicroUsdPerGb, str]:
     """Return the price of reading a bucket, and its AWS region as `bucket_egress` takes it."""
     host = (urlsplit(section.endpoint_url).hostname or "").lower() if section.endpoint_url else ""
     is_aws = not host or _ends_with(host, "amazonaws.com") or _ends_with(host, "amazonaws.com.cn")
     listed = S3 if is_aws else next((price for name, price in LIST_PRICES if _ends_with(host, name)), FREE)
-    price = listed if section.egress_per_gb is None else MicroUsdPerGb(section.egress_per_gb)
+    price = listed if section.egress_per_gb is None else values.MicroUsdPerGb(section.egress_per_gb)
     return price, (_region(section, host) or UNKNOWN_REGION) if is_aws else ""
 
 
@@ -139,15 +130,15 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
     registries, logins = _registries(config, environ)
     remote, remote_secrets = _remote(config, environ)
     return Settings(
-        install=InstallId(config.daemon.install or _own_install(state_dir)),
+        install=values.InstallId(config.daemon.install or _own_install(state_dir)),
         state_dir=state_dir,
         state_url=state_dir / STATE_FILE if config.daemon.state == SQLITE_DEFAULT else config.daemon.state,
         socket=paths.socket_path(environ),
         store_place=place,
         open_objects=open_objects,
         providers=providers,
-        ceiling_default=None if config.ceiling_default is None else MicroUsdPerGpuHour(config.ceiling_default),
-        ceilings={gpu: MicroUsdPerGpuHour(price) for gpu, price in config.ceilings.items()},
+        ceiling_default=None if config.ceiling_default is None else values.MicroUsdPerGpuHour(config.ceiling_default),
+        ceilings={gpu: values.MicroUsdPerGpuHour(price) for gpu, price in config.ceilings.items()},
         egress=store_egress(config.store),
         flood=FloodLimits(
             objects_day=config.store.flood_objects,
@@ -204,15 +195,15 @@ def _metrics_address(config: Config) -> tuple[str, int] | None:
 
 def _registries(
     config: Config, environ: Mapping[str, str]
-) -> tuple[dict[str, RegistryRules], dict[str, RegistryLogin]]:
+) -> tuple[dict[str, RegistryRules], dict[str, values.RegistryLogin]]:
     """Return, by server, which registries are configured, and their logins where the password is known."""
     rules: dict[str, RegistryRules] = {}
-    logins: dict[str, RegistryLogin] = {}
+    logins: dict[str, values.RegistryLogin] = {}
     for name, one in config.registries.items():
         error = ""
         try:
-            password = Secret(registry_password(one, environ=environ).get_secret_value())
-            logins[one.server] = RegistryLogin(server=one.server, username=one.username, password=password)
+            password = values.Secret(registry_password(one, environ=environ).get_secret_value())
+            logins[one.server] = values.RegistryLogin(server=one.server, username=one.username, password=password)
         except BadValue as exc:
             error = f"[registries.{name}] password: {exc}; {exc.hint}"
         rules[one.server] = RegistryRules(name=name, error=error)
@@ -359,7 +350,7 @@ def provider_settings(one: ProviderConfig, config: Config, environ: Mapping[str,
         fee, odd = _usual_fee(one)
         last_error = last_error or odd
     return ProviderSettings(
-        name=ProviderName(one.name),
+        name=values.ProviderName(one.name),
         title=one.plugin.title,
         enabled=one.common.enabled,
         fee_ppm=fee,
@@ -378,10 +369,10 @@ def _usual_fee(one: ProviderConfig) -> tuple[int, str]:
     try:
         stated: object = one.plugin.traits(one.settings).default_fee_multiplier
         if isinstance(stated, str) and FEE_LEAST <= (fee := Decimal(stated)) <= FEE_MOST:
-            return int(fee * MICRO), ""
+            return int(fee * values.MICRO), ""
     except Exception as exc:  # noqa: BLE001 - a plugin that fails ends nothing else
-        return MICRO, f"the plugin failed with {type(exc).__name__}, which is a bug in it"
-    return MICRO, f"the plugin states a fee that is no text from {FEE_LEAST} to {FEE_MOST}, which is a bug in it"
+        return values.MICRO, f"the plugin failed with {type(exc).__name__}, which is a bug in it"
+    return values.MICRO, f"the plugin states a fee that is no text from {FEE_LEAST} to {FEE_MOST}, which is a bug in it"
 
 
 def _own_install(state_dir: Path) -> str:

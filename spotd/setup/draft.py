@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import anyio
 
-from spotd.config.credentials import CredentialRef, InstalledPlugins, Plugins, resolve_credential
+from spotd.config.credentials import CredentialRef, InstalledPlugins, resolve_credential
 from spotd.config.load import load
 from spotd.config.model import Config
 from spotd.daemon.clock import SystemClock
@@ -29,7 +29,7 @@ from spotd.setup import SetupRefused
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.spec.problems import BadValue, FileProblems
 from spotd_providers.contract.errors import ProviderError
-from spotd_providers.contract.provider import Clock, ProviderPlugin, Services
+from spotd_providers.contract.provider import ProviderPlugin, Services
 from spotd_providers.contract.values import CheckLine, InstallId
 
 STORE_ACCESS: Final = "store-access"
@@ -169,18 +169,11 @@ class DraftChecks:
         environ: variables that go over the configuration, as they do for the daemon.
     """
 
-    def __init__(
-        self,
-        draft: ConfigDraft,
-        environ: Mapping[str, str],
-        *,
-        plugins: Plugins | None = None,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, draft: ConfigDraft, environ: Mapping[str, str]) -> None:
         self._draft = draft
         self._environ = environ
-        self._plugins = plugins or InstalledPlugins()
-        self._clock = clock or SystemClock()
+        self._plugins = InstalledPlugins()
+        self._clock = SystemClock()
         self._redactor = Redactor()
 
     def plugin(self, name: str) -> ProviderPlugin:

@@ -21,21 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Final
 
-from spotd_jobs.objects.api import (
-    Advice,
-    Conflict,
-    ObjectInfo,
-    ObjectMissing,
-    ObjectTooLarge,
-    StoreError,
-    StoreUnavailable,
-    UploadGrant,
-    flush_folder,
-    require_key,
-    require_listed_key,
-    require_prefix,
-    source_file,
-)
+from spotd_jobs.objects import api
 from spotd_jobs.wire.client.sinks import TEMPORARY
 from spotd_jobs.wire.grant import INSTANT_MAX
 
@@ -69,21 +55,21 @@ class FolderStore:
         """`filesystem`: a grant is a path."""
         return "filesystem"
 
-    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> api.ObjectInfo:
         return self._write(key, lambda file: file.write(data), create_only=create_only)
 
-    def put_file(self, key: str, path: Path) -> ObjectInfo:
-        with source_file(path) as source:
+    def put_file(self, key: str, path: Path) -> api.ObjectInfo:
+        with api.source_file(path) as source:
             return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), create_only=False)
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:  # noqa: ARG002  # a folder has none
         with self._store_errors("read"), self._open(key) as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
-            raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
+            raise api.ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
 
-    def head(self, key: str) -> ObjectInfo | None:
+    def head(self, key: str) -> api.ObjectInfo | None:
         path = self._path(key)
         with self._store_errors("read"):
             try:
@@ -92,17 +78,17 @@ class FolderStore:
                 return None
         return _info(key, found) if stat.S_ISREG(found.st_mode) else None
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str) -> Iterator[api.ObjectInfo]:
         return self.list_after(prefix, "")
 
-    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:  # noqa: ARG002  # a folder has no pages
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[api.ObjectInfo]:  # noqa: ARG002  # a folder has no pages
         folder, _, _ = prefix.rpartition("/")
         if folder:
             self._path(f"{folder}/-")  # not the folder itself either
         with self._store_errors("list"):
             yield from self._below(f"{folder}/" if folder else "", prefix, os.fsencode(after))
 
-    def stored(self, prefix: str) -> Iterator[ObjectInfo]:
+    def stored(self, prefix: str) -> Iterator[api.ObjectInfo]:
         """Every file below the prefix, unfinished writes of hosts too."""
         with self._store_errors("list"):
             for folder, _, names in os.walk(self._path(f"{prefix.rpartition('/')[0]}/-").parent):
@@ -121,9 +107,9 @@ class FolderStore:
                     path.unlink()
 
     def delete_listed(self, key: str) -> None:
-        path = self._root / require_listed_key(key)
+        path = self._root / api.require_listed_key(key)
         if os.path.realpath(path.parent) != str(path.parent):
-            raise StoreError(f"the object {key[:100]!r} lies behind a link, which this store never follows")
+            raise api.StoreError(f"the object {key[:100]!r} lies behind a link, which this store never follows")
         with self._store_errors("delete"), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             path.unlink()
 
@@ -139,13 +125,13 @@ class FolderStore:
 
     def grant_upload(
         self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
-    ) -> UploadGrant:
-        return UploadGrant(
+    ) -> api.UploadGrant:
+        return api.UploadGrant(
             method="folder",
             prefix=prefix,
             expires=expires,
             size_max=size_max,
-            fields=self._writable(self._path(require_prefix(prefix))),
+            fields=self._writable(self._path(api.require_prefix(prefix))),
             liveness_marker=None if marker_key is None else self._writable(self._path(marker_key).parent),
         )
 
@@ -161,18 +147,18 @@ class FolderStore:
     def revoke_upload(self, prefix: str) -> None:
         """Nothing: a path cannot be taken back from who knows it."""
 
-    def advice(self) -> Sequence[Advice]:
+    def advice(self) -> Sequence[api.Advice]:
         """Nothing: a folder has no settings of its own."""
         return ()
 
     def _path(self, key: str) -> Path:
         """Where the object is or would be, no link on the way there."""
         folder = str(self._root)
-        *folders, name = require_key(key).split("/")
+        *folders, name = api.require_key(key).split("/")
         for part in folders:
             folder = f"{folder}/{part}"
             if os.path.islink(folder):  # noqa: PTH114  # a Path for each folder costs more than to ask
-                raise StoreError(f"the object {key} lies behind a link, which this store never follows")
+                raise api.StoreError(f"the object {key} lies behind a link, which this store never follows")
         return Path(folder, name)
 
     @contextmanager
@@ -184,15 +170,15 @@ class FolderStore:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
             if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-                raise ObjectMissing(missing) from exc
+                raise api.ObjectMissing(missing) from exc
             raise
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise ObjectMissing(missing)
+            raise api.ObjectMissing(missing)
         with os.fdopen(descriptor, "rb") as file:
             yield file
 
-    def _write(self, key: str, fill: Callable[[IO[bytes]], object], *, create_only: bool) -> ObjectInfo:
+    def _write(self, key: str, fill: Callable[[IO[bytes]], object], *, create_only: bool) -> api.ObjectInfo:
         path = self._path(key)
         spooled = self._root / _SPOOL / uuid.uuid4().hex
         with self._store_errors("write"):
@@ -208,15 +194,15 @@ class FolderStore:
                     try:
                         path.hardlink_to(spooled)  # fails if the name is taken, which a rename would not
                     except FileExistsError as exc:
-                        raise Conflict(f"the object {key} exists already in {self._root}") from exc
+                        raise api.Conflict(f"the object {key} exists already in {self._root}") from exc
                 else:
                     spooled.replace(path)
             finally:
                 spooled.unlink(missing_ok=True)
-            flush_folder(path.parent)
+            api.flush_folder(path.parent)
             return _info(key, path.lstat())
 
-    def _below(self, folder: str, prefix: str, after: bytes) -> Iterator[ObjectInfo]:
+    def _below(self, folder: str, prefix: str, after: bytes) -> Iterator[api.ObjectInfo]:
         """Yield what lies below the folder, however deep: without recursion, whose depth a host could exhaust."""
         waiting = [*self._names_in(folder)]
         while waiting:
@@ -257,7 +243,7 @@ class FolderStore:
             folder = folder.parent
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
-            flush_folder(path.parent)
+            api.flush_folder(path.parent)
 
     def _sweep_spool(self) -> None:
         """Delete writes that a crash left unfinished; young ones may be another process's and stay."""
@@ -275,17 +261,17 @@ class FolderStore:
         except OSError as exc:
             place = f"the store folder {self._root}"
             if exc.errno in _FULL:
-                raise StoreUnavailable(
+                raise api.StoreUnavailable(
                     f"cannot {action}: no space left for {place}; free some, or point [store] url elsewhere"
                 ) from exc
             if exc.errno in _PASSING:
-                raise StoreUnavailable(f"cannot {action} in {place} now: {exc.strerror}; check the disk") from exc
+                raise api.StoreUnavailable(f"cannot {action} in {place} now: {exc.strerror}; check the disk") from exc
             reason = exc.strerror or type(exc).__name__
-            raise StoreError(f"cannot {action} in {place}: {reason}; check its owner, mode and mount") from exc
+            raise api.StoreError(f"cannot {action} in {place}: {reason}; check its owner, mode and mount") from exc
 
 
-def _info(key: str, found: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(
+def _info(key: str, found: os.stat_result) -> api.ObjectInfo:
+    return api.ObjectInfo(
         key=key,
         size=found.st_size,
         etag=f"{found.st_mtime_ns:x}-{found.st_size:x}-{found.st_ino:x}",

@@ -21,15 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from spotd_jobs.objects.api import (
-    GrantsRefused,
-    ObjectInfo,
-    StoreError,
-    StoreUnavailable,
-    UploadGrant,
-    require_key,
-    require_prefix,
-)
+from spotd_jobs.objects import api
 from spotd_jobs.objects.s3_bucket import PAGE, S3Bucket
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.objects.s3_grants import GrantMethod, folder_of, methods_for
@@ -110,7 +102,7 @@ def probe(store: S3Bucket) -> Findings:
             ordered=_lists_in_order(store, place),
         )
     except SinkError as exc:
-        raise StoreUnavailable(f"{store.place} cannot be probed: {exc}") from exc
+        raise api.StoreUnavailable(f"{store.place} cannot be probed: {exc}") from exc
     finally:
         web.drop_connections()
         store.delete([info.key for info in store.objects_below(place)])
@@ -175,9 +167,9 @@ def refusal_of_credentials(store: S3Bucket, method: GrantMethod, place: str) -> 
     also = "" if method is GrantMethod.B2 else one
     try:
         fields, _ = store.grants.credential(method, inside, expires=store.now() + LIFE, checksums=False, also=also)
-    except StoreUnavailable:
+    except api.StoreUnavailable:
         raise
-    except StoreError as exc:
+    except api.StoreError as exc:
         return Tried(lacks=str(exc))
     if not _takes_object_soon(method, SigV4Sink(fields)):
         return Tried(lacks=f"it takes no uploads by a temporary credential ({method.value})")
@@ -276,7 +268,7 @@ def _lists_in_order(store: S3Bucket, place: str) -> bool:
         store.put(folder + name, b"x")
     listed = [info.key.removeprefix(folder) for info in store.objects_below(folder)]
     if sorted(listed) != sorted(_ORDER):
-        raise StoreError(f"{store.place} does not list what was just stored, so nothing in it can be relied upon")
+        raise api.StoreError(f"{store.place} does not list what was just stored, so nothing in it can be relied upon")
     return listed == list(_ORDER)
 
 
@@ -337,17 +329,17 @@ class S3Store(S3Bucket):
                 self._findings = probe(self)
             return self._findings
 
-    def head(self, key: str) -> ObjectInfo | None:
+    def head(self, key: str) -> api.ObjectInfo | None:
         return self.info_of(key, checksums=self._findings is not None and self._findings.checksums)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str) -> Iterator[api.ObjectInfo]:
         folder = prefix.rpartition("/")[0]
         if folder:
-            require_key(folder)
+            api.require_key(folder)
         found = self.objects_below(prefix)
         return found if self._is_ordered else iter(sorted(found, key=lambda info: info.key.encode()))
 
-    def list_after(self, prefix: str, after: str, *, page: int = PAGE) -> Iterator[ObjectInfo]:
+    def list_after(self, prefix: str, after: str, *, page: int = PAGE) -> Iterator[api.ObjectInfo]:
         # A store may take no notice of where to begin: a reader that got all from the first again would never end.
         found = self.objects_below(prefix, after=after, page=page) if self._is_ordered else self.list(prefix)
         return (info for info in found if info.key.encode() > after.encode())
@@ -358,25 +350,25 @@ class S3Store(S3Bucket):
 
     def grant_upload(
         self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
-    ) -> UploadGrant:
-        require_prefix(prefix)
+    ) -> api.UploadGrant:
+        api.require_prefix(prefix)
         findings = self.findings()
         if findings.refusal:
-            raise GrantsRefused(f"{self.place} gets no grants: {findings.refusal}")
+            raise api.GrantsRefused(f"{self.place} gets no grants: {findings.refusal}")
         if findings.method is GrantMethod.FORM:
             method = "post"
             fields = self.grants.form(prefix, expires=expires, size_max=size_max, checksums=findings.checksums)
             one = None
             if marker_key is not None:
-                one = self.grants.form_of(require_key(marker_key), expires=expires, size_max=MARKER_BYTES_MAX)
+                one = self.grants.form_of(api.require_key(marker_key), expires=expires, size_max=MARKER_BYTES_MAX)
         else:
             method = "sigv4"
-            also = "" if marker_key is None or findings.method is GrantMethod.B2 else require_key(marker_key)
+            also = "" if marker_key is None or findings.method is GrantMethod.B2 else api.require_key(marker_key)
             fields, expires = self.grants.credential(
                 findings.method, prefix, expires=expires, checksums=findings.checksums, also=also
             )
             one = {**fields, "key_prefix": self.place.prefix + folder_of(also)} if also else None
-        return UploadGrant(
+        return api.UploadGrant(
             method=method, prefix=prefix, expires=expires, size_max=size_max, fields=fields, liveness_marker=one
         )
 
@@ -392,6 +384,6 @@ def open_bucket(place: S3Place) -> S3Store:
         StoreError: it answers, and cannot be used as it is configured.
     """
     store = S3Store(place)
-    with suppress(StoreUnavailable):
+    with suppress(api.StoreUnavailable):
         store.findings()
     return store

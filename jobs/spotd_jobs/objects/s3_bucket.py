@@ -20,29 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote_plus
 
-from spotd_jobs.objects.api import (
-    Advice,
-    Conflict,
-    ObjectInfo,
-    ObjectMissing,
-    ObjectTooLarge,
-    StoreError,
-    StoreUnavailable,
-    require_key,
-    require_listed_key,
-    source_file,
-)
-from spotd_jobs.objects.s3_client import (
-    GONE,
-    Busy,
-    Empty,
-    S3Place,
-    advice,
-    keeps_versions,
-    s3_client,
-    s3_keys,
-    store_errors,
-)
+from spotd_jobs.objects import api, s3_client
 from spotd_jobs.objects.s3_grants import S3Grants, Signer
 from spotd_jobs.wire.grant import KEY_BYTES_MAX
 
@@ -66,17 +44,17 @@ class S3Bucket:
         clock: what dates every form, URL and credential that is signed here.
     """
 
-    def __init__(self, place: S3Place, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(self, place: s3_client.S3Place, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.place = place
         self.now = clock
-        self._client = s3_client(place, place.access_key, place.secret_key)
-        own, where = s3_keys(place, place.access_key, place.secret_key), self._client.meta
+        self._client = s3_client.s3_client(place, place.access_key, place.secret_key)
+        own, where = s3_client.s3_keys(place, place.access_key, place.secret_key), self._client.meta
         self._reader = Signer(place=place, endpoint=where.endpoint_url, region=where.region_name, keys=own, clock=clock)
-        signer = replace(self._reader, keys=s3_keys(place, *place.signing_keys))
+        signer = replace(self._reader, keys=s3_client.s3_keys(place, *place.signing_keys))
         self.grants = S3Grants(place, signer, clock, self._store_errors)
         self._versioned: bool | None = None
 
-    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> api.ObjectInfo:
         full = self._full(key)
         if create_only:
             return self._create(key, full, data)
@@ -84,26 +62,26 @@ class S3Bucket:
             answer = self._client.put_object(Bucket=self.place.bucket, Key=full, Body=data)
         return _info(key, len(data), answer)
 
-    def put_file(self, key: str, path: Path) -> ObjectInfo:
+    def put_file(self, key: str, path: Path) -> api.ObjectInfo:
         full = self._full(key)
-        with source_file(path) as source, self._store_errors(key):
+        with api.source_file(path) as source, self._store_errors(key):
             self._client.upload_fileobj(source, self.place.bucket, full)
         found = self.info_of(key, checksums=False)
         if found is None:
-            raise StoreError(f"the object {key} is not in {self.place} although it was just stored")
+            raise api.StoreError(f"the object {key} is not in {self.place} although it was just stored")
         return found
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
         try:
             with self._open(key, version, f"bytes=0-{bytes_max}") as body:
                 data = body.read(bytes_max + 1)
-        except Empty:
+        except s3_client.Empty:
             return b""
         if len(data) > bytes_max:
-            raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
+            raise api.ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
 
-    def info_of(self, key: str, *, checksums: bool) -> ObjectInfo | None:
+    def info_of(self, key: str, *, checksums: bool) -> api.ObjectInfo | None:
         """Return what is known of the object, its content hash only if `checksums` asks for it."""
         full = self._full(key)
         try:
@@ -112,9 +90,9 @@ class S3Bucket:
                     answer = self._client.head_object(Bucket=self.place.bucket, Key=full, ChecksumMode="ENABLED")
                 else:
                     answer = self._client.head_object(Bucket=self.place.bucket, Key=full)
-        except ObjectMissing:
+        except api.ObjectMissing:
             return None
-        return ObjectInfo(
+        return api.ObjectInfo(
             key=key,
             size=answer["ContentLength"],
             etag=answer["ETag"].strip('"'),
@@ -124,7 +102,7 @@ class S3Bucket:
 
     def objects_below(
         self, prefix: str, *, after: str | None = None, page: int = PAGE, folders: bool = False
-    ) -> Iterator[ObjectInfo]:
+    ) -> Iterator[api.ObjectInfo]:
         """List the objects below the prefix in the order in which the store gives them.
 
         Args:
@@ -139,7 +117,7 @@ class S3Bucket:
             if folders or item["Size"] or not key.endswith("/"):
                 yield _listed_info(item, key)
 
-    def stored(self, prefix: str) -> Iterator[ObjectInfo]:
+    def stored(self, prefix: str) -> Iterator[api.ObjectInfo]:
         if self._keeps_versions():
             for item in self._versions(prefix):
                 yield _listed_info(item, item["Key"].removeprefix(self.place.prefix))
@@ -161,29 +139,29 @@ class S3Bucket:
     def _versions(self, prefix: str) -> Iterator[Any]:
         return self._items("list_object_versions", prefix, "Versions", Prefix=self.place.prefix + prefix)
 
-    def _parts(self, prefix: str) -> Iterator[ObjectInfo]:
+    def _parts(self, prefix: str) -> Iterator[api.ObjectInfo]:
         """List parts of uploads that were never completed; none where the store has no such uploads."""
         full = self.place.prefix + prefix
         try:
             for upload in self._items("list_multipart_uploads", prefix, "Uploads", Prefix=full, EncodingType="url"):
                 yield from self._parts_of(unquote_plus(upload["Key"]), upload["UploadId"])
-        except StoreUnavailable:
+        except api.StoreUnavailable:
             raise
-        except StoreError:
+        except api.StoreError:
             return  # it does not know this question, or the key may not ask it
 
-    def _parts_of(self, full: str, upload: str) -> Iterator[ObjectInfo]:
+    def _parts_of(self, full: str, upload: str) -> Iterator[api.ObjectInfo]:
         key = full.removeprefix(self.place.prefix)
         try:
             for item in self._items("list_parts", key, "Parts", Key=full, UploadId=upload):
                 yield _listed_info(item, key)
-        except ObjectMissing:
+        except api.ObjectMissing:
             return  # it was completed or given up
-        except StoreUnavailable:
+        except api.StoreUnavailable:
             raise
-        except StoreError:
+        except api.StoreError:
             # No honest writer uses a name that the answer cannot hold, so it counts as much as one part may be.
-            yield ObjectInfo(key=key, size=PART_BYTES_MAX, etag="", modified=self.now())
+            yield api.ObjectInfo(key=key, size=PART_BYTES_MAX, etag="", modified=self.now())
 
     def _items(self, operation: Any, key: str, kind: str, **asked: Any) -> Iterator[Any]:
         """Every item of a kind that all pages of an answer hold."""
@@ -200,16 +178,18 @@ class S3Bucket:
                 answer = self._client.delete_objects(
                     Bucket=self.place.bucket, Delete={"Objects": [{"Key": key} for key in some], "Quiet": True}
                 )
-            failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in GONE]
+            failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in s3_client.GONE]
             if failed:
-                raise StoreError(f"{len(failed)} objects cannot be deleted from {self.place}: {failed[0].get('Code')}")
+                raise api.StoreError(
+                    f"{len(failed)} objects cannot be deleted from {self.place}: {failed[0].get('Code')}"
+                )
         for key in (key for key in keys if not _XML_CARRIES(key)):
             self.delete_listed(key)
 
     def delete_listed(self, key: str) -> None:
         # A list of keys is sent as XML, which cannot hold every character; an address can.
-        full = self.place.prefix + require_listed_key(key)
-        with suppress(ObjectMissing), self._store_errors(key):
+        full = self.place.prefix + api.require_listed_key(key)
+        with suppress(api.ObjectMissing), self._store_errors(key):
             self._client.delete_object(Bucket=self.place.bucket, Key=full)
 
     def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
@@ -219,23 +199,23 @@ class S3Bucket:
         with self._store_errors(key):
             return self._reader.url(full, seconds=seconds, version=version)
 
-    def advice(self) -> Sequence[Advice]:
-        return advice(self._client, self.place)
+    def advice(self) -> Sequence[api.Advice]:
+        return s3_client.advice(self._client, self.place)
 
     def _keeps_versions(self) -> bool:
         if self._versioned is None:
-            self._versioned = keeps_versions(self._client, self.place)
+            self._versioned = s3_client.keeps_versions(self._client, self.place)
         return self._versioned
 
     def _full(self, key: str) -> str:
-        full = self.place.prefix + require_key(key)
+        full = self.place.prefix + api.require_key(key)
         if len(full.encode()) > KEY_BYTES_MAX:
-            raise StoreError(
+            raise api.StoreError(
                 f"the object key {key[:100]!r} is longer than {KEY_BYTES_MAX} bytes with the store's prefix"
             )
         return full
 
-    def _create(self, key: str, full: str, data: bytes) -> ObjectInfo:
+    def _create(self, key: str, full: str, data: bytes) -> api.ObjectInfo:
         """Raise Conflict unless this very call made the object, also where its first answer was lost."""
         writer = uuid.uuid4().hex
         for _ in range(CREATE_TRIES):
@@ -245,9 +225,9 @@ class S3Bucket:
                         Bucket=self.place.bucket, Key=full, Body=data, IfNoneMatch="*", Metadata={_WRITER: writer}
                     )
                 return _info(key, len(data), answer)
-            except Busy:
+            except s3_client.Busy:
                 continue
-            except Conflict:
+            except api.Conflict:
                 # A retry loses against its own first try, whose answer did not come through.
                 with self._store_errors(key):
                     stored = self._client.head_object(Bucket=self.place.bucket, Key=full)
@@ -256,7 +236,7 @@ class S3Bucket:
                 found = self.info_of(key, checksums=False)
                 if found is not None:
                     return found
-        raise StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
+        raise api.StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
 
     @contextmanager
     def _open(self, key: str, version: str | None, asked: str) -> Iterator[IO[bytes]]:
@@ -271,20 +251,20 @@ class S3Bucket:
                 body.close()
 
     def _store_errors(self, key: str) -> AbstractContextManager[None]:
-        return store_errors(self.place, key)
+        return s3_client.store_errors(self.place, key)
 
 
-def _listed_info(item: Any, key: str) -> ObjectInfo:
+def _listed_info(item: Any, key: str) -> api.ObjectInfo:
     """One row of a listing of objects, versions or parts."""
-    return ObjectInfo(
+    return api.ObjectInfo(
         key=key, size=item["Size"], etag=item["ETag"].strip('"'), modified=item["LastModified"].astimezone(UTC)
     )
 
 
-def _info(key: str, size: int, answer: Any) -> ObjectInfo:
+def _info(key: str, size: int, answer: Any) -> api.ObjectInfo:
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     modified = parsedate_to_datetime(date).astimezone(UTC) if date else datetime.now(UTC)
-    return ObjectInfo(key=key, size=size, etag=answer["ETag"].strip('"'), modified=modified)
+    return api.ObjectInfo(key=key, size=size, etag=answer["ETag"].strip('"'), modified=modified)
 
 
 def _hex(checksum: str | None) -> str | None:

@@ -23,34 +23,8 @@ from spotd_jobs.runner.restore import (
     Placement,
     RestoreRun,
 )
-from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.dataset import (
-    DIR,
-    DOCUMENT_BYTES_MAX,
-    FILE,
-    LINK,
-    MTIME_S,
-    DataEntry,
-    DataPart,
-    DataRoot,
-    data_chunk_key,
-    data_part_key,
-    data_root_key,
-    is_digest,
-    read_part,
-    read_root,
-)
-from spotd_jobs.wire.client.sinks import (
-    DiskFull,
-    Unreadable,
-    ascii_text,
-    free_bytes,
-    is_plain,
-    log_line,
-    remove,
-    text_of,
-    write_whole,
-)
+from spotd_jobs.wire.client import dataset as documents
+from spotd_jobs.wire.client import sinks, web
 from spotd_jobs.wire.client.web import steady
 
 if TYPE_CHECKING:
@@ -60,7 +34,7 @@ _DISK_BLOCK_BYTES = 4096
 _ROOM_LEFT_BYTES = 16 * 1024 * 1024
 READ_BYTES = 4 * 1024 * 1024
 _SAID_EVERY_S = 30.0
-MTIME_NS = MTIME_S * 10**9
+MTIME_NS = documents.MTIME_S * 10**9
 
 
 class DataUnusable(InputUnusable):
@@ -89,7 +63,7 @@ class DataRun(RestoreRun):
     ) -> None:
         grant = grants()[number]
         self.source, self.path, self.sha256 = str(grant["source"]), str(grant["path"]), str(grant["sha256"])
-        if not is_plain(self.path) or "\0" in self.path or not is_digest(self.sha256):
+        if not sinks.is_plain(self.path) or "\0" in self.path or not documents.is_digest(self.sha256):
             raise DataUnusable("the grant names a dataset that leads outside")
         self._home = os.path.join(home, "datasets", "%d-%s" % (number, self.sha256[:16]))
         super().__init__(list, self._home, connections, pause, stopped, permitted)
@@ -106,7 +80,7 @@ class DataRun(RestoreRun):
         self._urls_at: list[str] = []
         self._complete: dict[str, int] = {}
         self._list: Any = None
-        self._root = DataRoot((), 0, 0, 0)
+        self._root = documents.DataRoot((), 0, 0, 0)
         self.is_placed = False
         self.is_kept = False
 
@@ -118,14 +92,14 @@ class DataRun(RestoreRun):
             restore.Cancelled, OSError
         """
         os.makedirs(self._home, exist_ok=True)
-        self._root = self._read(data_root_key(self.sha256), self.sha256, read_root)
+        self._root = self._read(documents.data_root_key(self.sha256), self.sha256, documents.read_root)
         self.total = self._root.bytes
         if os.path.isdir(self._place) and not os.path.islink(self._place) and self._was_placed():
             if self._is_unchanged():
                 self.is_placed = self.is_kept = True
                 return
             self._say("data %s: the job has changed files of it; they are brought back" % self.source)
-            remove(self._tree)
+            sinks.remove(self._tree)
             os.rename(self._place, self._tree)
         self._complete = self._read_complete()
 
@@ -150,7 +124,7 @@ class DataRun(RestoreRun):
         with open(self._listed, "ab", buffering=0) as self._list:
             try:
                 for row in self._root.parts:
-                    self._fetch_part(self._read(data_part_key(row.sha256), row.sha256, read_part))
+                    self._fetch_part(self._read(documents.data_part_key(row.sha256), row.sha256, documents.read_part))
             except BadCheckpoint as bad:
                 raise DataUnusable("%s: %s" % (self.source, bad)) from None
         took = max(0.001, steady() - began)
@@ -178,11 +152,11 @@ class DataRun(RestoreRun):
             raise DataUnusable(
                 "%s: the job's folder has something at %s already; choose another path" % (self.source, self.path)
             ) from None
-        write_whole(self._mark, self._mark_text(), durable=True)
+        sinks.write_whole(self._mark, self._mark_text(), durable=True)
         os.rename(self._tree, self._place)
         self.is_placed = True
 
-    def _fetch_part(self, part: DataPart) -> None:
+    def _fetch_part(self, part: documents.DataPart) -> None:
         loads: dict[str, Load] = {}
         for entry in part.entries:
             self._make(entry)
@@ -191,7 +165,7 @@ class DataRun(RestoreRun):
                 chunk = part.chunks[piece.chunk]
                 load = loads.get(chunk.sha256)
                 if load is None:
-                    row = {"key": data_chunk_key(chunk.sha256), "sha256": chunk.sha256, "size": chunk.size}
+                    row = {"key": documents.data_chunk_key(chunk.sha256), "sha256": chunk.sha256, "size": chunk.size}
                     load = loads[chunk.sha256] = Load(row, [])
                 load.places.append(Placement(os.path.join(self._tree, entry.path), offset, piece.offset, piece.length))
                 offset += piece.length
@@ -199,17 +173,17 @@ class DataRun(RestoreRun):
         self._fetch_all(missing)
         for entry in part.entries:
             place = os.path.join(self._tree, entry.path)
-            if entry.kind == LINK:
-                remove(place)
+            if entry.kind == documents.LINK:
+                sinks.remove(place)
                 os.symlink(str(entry.target), place)
-            elif entry.kind == FILE:
+            elif entry.kind == documents.FILE:
                 os.chmod(place, 0o755 if entry.executable else 0o644)
                 os.utime(place, ns=(MTIME_NS, MTIME_NS))
 
-    def _make(self, entry: DataEntry) -> None:
+    def _make(self, entry: documents.DataEntry) -> None:
         place = os.path.join(self._tree, entry.path)
-        os.makedirs(place if entry.kind == DIR else os.path.dirname(place), exist_ok=True)
-        if entry.kind != FILE:
+        os.makedirs(place if entry.kind == documents.DIR else os.path.dirname(place), exist_ok=True)
+        if entry.kind != documents.FILE:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(place, flags, 0o644)
@@ -269,7 +243,7 @@ class DataRun(RestoreRun):
             with open(self._listed, encoding="ascii", errors="replace") as stream:
                 for line in stream:
                     sha256, _, size = line.rstrip("\n").partition(" ")
-                    if line.endswith("\n") and is_digest(sha256) and size.isdigit():
+                    if line.endswith("\n") and documents.is_digest(sha256) and size.isdigit():
                         found[sha256] = int(size)
         except FileNotFoundError:
             return {}
@@ -288,12 +262,12 @@ class DataRun(RestoreRun):
     def _is_unchanged(self) -> bool:
         """Whether every file in its place has the size and the time that it was given."""
         for row in self._root.parts:
-            for entry in self._read(data_part_key(row.sha256), row.sha256, read_part).entries:
+            for entry in self._read(documents.data_part_key(row.sha256), row.sha256, documents.read_part).entries:
                 try:
                     found = os.lstat(os.path.join(self._place, entry.path))
                 except OSError:
                     return False
-                if entry.kind == FILE and not is_as_made(found, entry.size):
+                if entry.kind == documents.FILE and not is_as_made(found, entry.size):
                     return False
         return True
 
@@ -307,15 +281,15 @@ class DataRun(RestoreRun):
 
         def get(hashing: _Hash) -> bytes:
             try:
-                text = text_of(web.read(self._url_of(key), DOCUMENT_BYTES_MAX))
-            except Unreadable:
+                text = sinks.text_of(web.read(self._url_of(key), documents.DOCUMENT_BYTES_MAX))
+            except sinks.Unreadable:
                 return b""
             hashing.update(text)
             return text
 
         try:
             return parse(self._fetch("the list of its files", get, sha256))
-        except (BadCheckpoint, Unreadable) as bad:
+        except (BadCheckpoint, sinks.Unreadable) as bad:
             raise DataUnusable("%s: %s" % (self.source, bad)) from None
 
     def _url_of(self, key: str) -> str:
@@ -353,7 +327,7 @@ class DataProgress:
         runs = [run for run in self.runs if not run.is_kept]
         if not runs:
             return None
-        names = ", ".join(ascii_text(run.source) for run in runs)[:200]
+        names = ", ".join(sinks.ascii_text(run.source) for run in runs)[:200]
         return {"name": names, "bytes_done": sum(r.done for r in runs), "bytes_total": sum(r.total for r in runs)}
 
 
@@ -368,13 +342,15 @@ def fetch_data(runs: list[DataRun], folder: str) -> None:
     for run in runs:
         run.begin()
     missing = sum(run.missing_bytes() for run in runs)
-    free = free_bytes(folder)
+    free = sinks.free_bytes(folder)
     if missing and free is not None and free < missing + _ROOM_LEFT_BYTES:
         names = ", ".join(run.source for run in runs if not run.is_placed)
-        raise DiskFull("the data %s needs %s of disk and %s are free" % (names, size_words(missing), size_words(free)))
+        raise sinks.DiskFull(
+            "the data %s needs %s of disk and %s are free" % (names, size_words(missing), size_words(free))
+        )
     for run in runs:
         if run.is_placed:
-            log_line("data %s is here already" % ascii_text(run.source))
+            sinks.log_line("data %s is here already" % sinks.ascii_text(run.source))
         run.fetch()
 
 
@@ -384,9 +360,9 @@ def is_as_made(found: os.stat_result, size: int) -> bool:
 
 def _read_urls(place: str) -> dict[str, str]:
     try:
-        urls = json.loads(text_of(web.read(place, DOCUMENT_BYTES_MAX)))
+        urls = json.loads(sinks.text_of(web.read(place, documents.DOCUMENT_BYTES_MAX)))
         return {str(key): str(url) for key, url in urls.items()}
-    except (Unreadable, ValueError, AttributeError):
+    except (sinks.Unreadable, ValueError, AttributeError):
         raise web.WebError("the list of its URLs can not be read") from None
 
 

@@ -19,17 +19,9 @@ from spotd_jobs.runner.data import (
     size_words,
 )
 from spotd_jobs.runner.restore import BadCheckpoint, Cancelled, ChunkWriter, DiskFailed, Load, Placement
+from spotd_jobs.wire.client import dataset as documents
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DataRoot
-from spotd_jobs.wire.client.listing import (
-    ETAG,
-    GIT,
-    STORED,
-    ListedFile,
-    data_listing_key,
-    file_url_key,
-    read_listing,
-)
+from spotd_jobs.wire.client.dataset import CHUNK_BYTES
 from spotd_jobs.wire.client.sinks import remove
 from spotd_jobs.wire.client.web import steady
 
@@ -80,7 +72,7 @@ class UrlRun(_ElsewhereRun):
         """
         os.makedirs(self._home, exist_ok=True)
         self.total = int(self._grants()[self._number]["bytes"])
-        self._root = DataRoot((), self.total, 1, 0)
+        self._root = documents.DataRoot((), self.total, 1, 0)
         if os.path.isfile(self._place) and not os.path.islink(self._place) and self._was_placed():
             if is_as_made(os.lstat(self._place), self.total):
                 self.is_placed = self.is_kept = True
@@ -175,7 +167,7 @@ class ListedRun(_ElsewhereRun):
 
     def __init__(self, *of_a_run: Any) -> None:
         super().__init__(*of_a_run)
-        self._files: tuple[ListedFile, ...] = ()
+        self._files: tuple[documents.ListedFile, ...] = ()
         self._arrived: dict[tuple[int, int], tuple[int, str]] = {}
 
     def begin(self) -> None:
@@ -186,9 +178,9 @@ class ListedRun(_ElsewhereRun):
             restore.Cancelled, OSError
         """
         os.makedirs(self._home, exist_ok=True)
-        self._files = self._read(data_listing_key(self.sha256), self.sha256, read_listing)
+        self._files = self._read(documents.data_listing_key(self.sha256), self.sha256, documents.read_listing)
         self.total = sum(one.size for one in self._files)
-        self._root = DataRoot((), self.total, len(self._files), 0)
+        self._root = documents.DataRoot((), self.total, len(self._files), 0)
         if os.path.isdir(self._place) and not os.path.islink(self._place) and self._was_placed():
             if self._is_unchanged():
                 self.is_placed = self.is_kept = True
@@ -229,7 +221,7 @@ class ListedRun(_ElsewhereRun):
             os.utime(os.path.join(self._tree, one.path), ns=(MTIME_NS, MTIME_NS))
         self._say("data %s: %s in %.0f s" % (self.source, size_words(self.done), max(0.001, steady() - began)))
 
-    def _make_file(self, one: ListedFile) -> str:
+    def _make_file(self, one: documents.ListedFile) -> str:
         place = os.path.join(self._tree, one.path)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
@@ -254,7 +246,7 @@ class ListedRun(_ElsewhereRun):
 
     def _load(self, load: Load, block: memoryview) -> None:
         one = self._files[load.chunk["number"]]
-        etag = one.check if one.kind == ETAG else ""
+        etag = one.check if one.kind == documents.ETAG else ""
         span = web.Span(load.chunk["first"], load.chunk["size"], one.size, etag)
         places = ChunkWriter(load.places)
 
@@ -267,8 +259,8 @@ class ListedRun(_ElsewhereRun):
                 hashing.update(data)
                 places.write(data)
 
-            url = self._url_of(file_url_key(load.chunk["number"]))
-            web.read_blocks(url, span.size, block, take, None if one.kind == STORED else span)
+            url = self._url_of(documents.file_url_key(load.chunk["number"]))
+            web.read_blocks(url, span.size, block, take, None if one.kind == documents.STORED else span)
             if places.written != span.size:
                 raise web.WebError("the answer was cut short")
             load.chunk["sha256"] = hashing.hexdigest()
@@ -296,17 +288,17 @@ class ListedRun(_ElsewhereRun):
             return {}
         return found
 
-    def _require_content(self, one: ListedFile) -> None:
+    def _require_content(self, one: documents.ListedFile) -> None:
         """Require that the file is what was listed.
 
         Raises:
             DataUnusable
             restore.Cancelled, OSError
         """
-        if one.kind == ETAG:
+        if one.kind == documents.ETAG:
             return
         hashing: Any = hashlib.sha256()
-        if one.kind == GIT:
+        if one.kind == documents.GIT:
             hashing = hashlib.sha1(b"blob %d\0" % one.size)  # noqa: S324 - by it git names objects, and the commit listed
         place = os.path.join(self._tree, one.path)
         if self._hash_of(place, hashing, 0, one.size) != one.check:

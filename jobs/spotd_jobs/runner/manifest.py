@@ -13,22 +13,8 @@ import threading
 from typing import Any, Iterable, NamedTuple
 
 from spotd_jobs.runner.store import RunnerStore
-from spotd_jobs.wire.client.sinks import (
-    CHUNKS_MAX,
-    MANIFEST_BYTES_MAX,
-    MANIFEST_TEXT_MAX,
-    WINDOW,
-    Unreadable,
-    ascii_text,
-    chunk_key,
-    climb,
-    is_plain,
-    name_of,
-    reason_of,
-    remove,
-    text_of,
-    write_whole,
-)
+from spotd_jobs.wire.client import sinks
+from spotd_jobs.wire.client.sinks import WINDOW
 
 # What lies below one entry of the checkpoint folder, at one moment, and a copy of it that rotation can not take away.
 #
@@ -111,7 +97,7 @@ def scan(folder: str, name: str) -> Tree:
         except (FileNotFoundError, NotADirectoryError):
             raise Vanished(name) from None
         except OSError as error:
-            raise Unfit("%s can not be read: %s" % (ascii_text(path)[-80:], reason_of(error))) from None
+            raise Unfit("%s can not be read: %s" % (sinks.ascii_text(path)[-80:], sinks.reason_of(error))) from None
         if len(nodes) > ENTRIES_MAX:
             raise Unfit("it holds more than %d files" % ENTRIES_MAX)
     return Tree(name, tuple(sorted(nodes)))
@@ -165,9 +151,9 @@ def leads_inside(path: str, target: str) -> bool:
     """Whether the link at `path` stays below its entry, whatever other links there are: it climbs only at its start."""
     if not target or target.startswith("/"):
         return False
-    climbs, rest = climb(target)
+    climbs, rest = sinks.climb(target)
     # One level stays for the entry itself.
-    return climbs < max(1, path.count("/")) and (not rest or is_plain("/".join(rest)))
+    return climbs < max(1, path.count("/")) and (not rest or sinks.is_plain("/".join(rest)))
 
 
 class Stage:
@@ -194,7 +180,7 @@ class Stage:
             flags = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
             descriptor = os.open(os.path.join(self._root, node.path), flags)
         except PermissionError:
-            raise Unfit("%s can not be read" % ascii_text(node.path)[-80:]) from None
+            raise Unfit("%s can not be read" % sinks.ascii_text(node.path)[-80:]) from None
         except OSError:
             raise Vanished(node.path) from None
         if not is_same(descriptor, node):
@@ -205,7 +191,7 @@ class Stage:
     def release(self) -> None:
         """Free the disk space of what was rotated away."""
         if self._folder is not None:
-            remove(self._folder)
+            sinks.remove(self._folder)
 
 
 def is_same(descriptor: int, node: Node) -> bool:
@@ -232,7 +218,7 @@ def stage(checkpoint_dir: str, tree: Tree, folder: str) -> Stage:
 
 
 def _link_files(checkpoint_dir: str, tree: Tree, folder: str) -> bool:
-    remove(folder)
+    sinks.remove(folder)
     made: set[str] = set()
     try:
         for node in tree.files:
@@ -243,10 +229,10 @@ def _link_files(checkpoint_dir: str, tree: Tree, folder: str) -> bool:
                 made.add(parent)
             os.link(os.path.realpath(os.path.join(checkpoint_dir, node.path)), place)
     except FileNotFoundError:
-        remove(folder)
+        sinks.remove(folder)
         raise Vanished(tree.name) from None
     except OSError:
-        remove(folder)
+        sinks.remove(folder)
         return False  # another file system, or one without links
     return True
 
@@ -269,10 +255,10 @@ def text_bytes(nodes: Iterable[Node], chunks: int) -> int:
 
 def too_much(chunks: int, text: int) -> str:
     """Why no manifest can hold this; empty if one can."""
-    if chunks > CHUNKS_MAX:
-        return "it would be more than %d chunks" % CHUNKS_MAX
-    if text > MANIFEST_TEXT_MAX:
-        return "the list of its files would be longer than %d MB" % (MANIFEST_TEXT_MAX // 1_000_000)
+    if chunks > sinks.CHUNKS_MAX:
+        return "it would be more than %d chunks" % sinks.CHUNKS_MAX
+    if text > sinks.MANIFEST_TEXT_MAX:
+        return "the list of its files would be longer than %d MB" % (sinks.MANIFEST_TEXT_MAX // 1_000_000)
     return ""
 
 
@@ -299,8 +285,8 @@ def manifest_bytes(store: RunnerStore, **fields: Any) -> bytes:
     document = dict(store.document(**fields), schema=2, chunks=chunks, files=rows)
     text = store.seal(document)
     data = text if len(text) <= _PLAIN_MAX else gzip.compress(text, 6)
-    if len(data) > MANIFEST_BYTES_MAX:
-        raise Unfit("the list of its files is larger than %d MB" % (MANIFEST_BYTES_MAX // 1_000_000))
+    if len(data) > sinks.MANIFEST_BYTES_MAX:
+        raise Unfit("the list of its files is larger than %d MB" % (sinks.MANIFEST_BYTES_MAX // 1_000_000))
     return data
 
 
@@ -311,7 +297,7 @@ def read(data: bytes) -> dict[str, Any]:
         Unreadable: there is none.
     """
     try:
-        document = json.loads(text_of(data))
+        document = json.loads(sinks.text_of(data))
         if document["schema"] == 2:
             _unfold(document)
         for file in document["files"]:
@@ -319,22 +305,22 @@ def read(data: bytes) -> dict[str, Any]:
                 chunk.setdefault("offset", 0)
                 chunk.setdefault("length", chunk["size"])
                 if not 0 <= chunk["offset"] <= chunk["offset"] + chunk["length"] <= chunk["size"]:
-                    raise Unreadable("a piece of a file lies outside its chunk")
+                    raise sinks.Unreadable("a piece of a file lies outside its chunk")
         result: dict[str, Any] = document
         return result
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        raise Unreadable("its manifest can not be read") from None
+        raise sinks.Unreadable("its manifest can not be read") from None
 
 
 def _unfold(document: dict[str, Any]) -> None:
     chunks = []
     for name, size, *attempt in document["chunks"]:
-        key = chunk_key(document["job"], attempt[0] if attempt else document["attempt"], name)
+        key = sinks.chunk_key(document["job"], attempt[0] if attempt else document["attempt"], name)
         chunks.append({"key": key, "sha256": name[:64], "size": size})
-    document["entry"] = name_of(document["entry"])
+    document["entry"] = sinks.name_of(document["entry"])
     for file in document["files"]:
-        file["path"] = name_of(file["path"])
-        file["target"] = name_of(file["target"]) if file.get("target") is not None else None
+        file["path"] = sinks.name_of(file["path"])
+        file["target"] = sinks.name_of(file["target"]) if file.get("target") is not None else None
         file.setdefault("size", 0)
         file.setdefault("mtime_ns", 0)
         pieces = []
@@ -455,7 +441,7 @@ class ChunkIndex:
 
     def _rewrite(self) -> None:
         lines = ["%d\n" % self._count, *(self._line(sha256) for sha256 in self._last)]
-        write_whole(self._path, "".join(lines).encode())
+        sinks.write_whole(self._path, "".join(lines).encode())
 
     def _line(self, sha256: str) -> str:
         return "%s %s %d %d\n" % (sha256, self._keys[sha256], self._last[sha256], sha256 in self._small)

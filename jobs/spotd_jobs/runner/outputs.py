@@ -17,18 +17,7 @@ from spotd_jobs.runner.manifest import ChunkIndex
 from spotd_jobs.runner.restore import Cancelled, RestoreRun
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload
-from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.sinks import (
-    DiskFull,
-    ascii_text,
-    clean,
-    is_full,
-    is_plain,
-    log_line,
-    reason_of,
-    remove,
-    write_whole,
-)
+from spotd_jobs.wire.client import sinks, web
 from spotd_jobs.wire.client.web import Backoff, now_text, steady
 
 if TYPE_CHECKING:
@@ -61,12 +50,12 @@ def fetch_inputs(
     os.makedirs(folder, exist_ok=True)
     for one in inputs():
         name, sha256 = str(one["folder"]), str(one["restore"]["manifest"]["sha256"])
-        if "/" in name or name.startswith(".") or not is_plain(name):
+        if "/" in name or name.startswith(".") or not sinks.is_plain(name):
             raise InputUnusable("the grant names an input that leads outside")
         place, mark = os.path.join(folder, name), os.path.join(folder, _DONE + name)
         if _is_done(mark, sha256):
             continue
-        remove(place)
+        sinks.remove(place)
         os.makedirs(place)
         run = RestoreRun(
             lambda name=name: [one["restore"] for one in inputs() if one["folder"] == name],  # type: ignore[misc]  # a lambda's default
@@ -79,7 +68,7 @@ def fetch_inputs(
         if run.run() is None:
             why = run.fallbacks[0].reason if run.fallbacks else "the grant does not offer it any more"
             raise InputUnusable("%s: %s" % (name, why))
-        write_whole(mark, sha256.encode())
+        sinks.write_whole(mark, sha256.encode())
 
 
 def _is_done(mark: str, sha256: str) -> bool:
@@ -123,12 +112,12 @@ def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool
         except web.WebError as error:
             why = "the code archive: %s" % error
         except OSError as error:
-            if is_full(error):
-                raise DiskFull("no room for the code archive") from None
-            raise CodeUnusable("the code archive could not be written: " + reason_of(error)) from None
+            if sinks.is_full(error):
+                raise sinks.DiskFull("no room for the code archive") from None
+            raise CodeUnusable("the code archive could not be written: " + sinks.reason_of(error)) from None
         if wrong >= _WRONG_TRIES or steady() > give_up_at:
             raise CodeUnusable(why)
-        log_line(why + ", trying again")
+        sinks.log_line(why + ", trying again")
         if pause(pauses.next_s()):
             raise Cancelled()
 
@@ -155,8 +144,8 @@ def unpack(archive: str, folder: str) -> None:
     import tarfile  # most of what it loads is wanted by nothing else, and many jobs bring no code
 
     work = folder + ".new"
-    remove(work)
-    remove(folder)
+    sinks.remove(work)
+    sinks.remove(folder)
     os.mkdir(work)
     try:
         with tarfile.open(archive, "r:*") as tar:
@@ -165,11 +154,11 @@ def unpack(archive: str, folder: str) -> None:
     except CodeUnusable:
         raise
     except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
-        raise CodeUnusable("the code archive is damaged: " + reason_of(error)) from None
+        raise CodeUnusable("the code archive is damaged: " + sinks.reason_of(error)) from None
     except OSError as error:
-        if is_full(error):
-            raise DiskFull("no room for the code") from None
-        raise CodeUnusable("the code could not be unpacked: " + reason_of(error)) from None
+        if sinks.is_full(error):
+            raise sinks.DiskFull("no room for the code") from None
+        raise CodeUnusable("the code could not be unpacked: " + sinks.reason_of(error)) from None
     os.rename(work, folder)
 
 
@@ -241,9 +230,9 @@ class LeftOut:
 
     def add(self, path: str, why: str) -> None:
         self.count += 1
-        line = clean("%s: %s" % (ascii_text(path)[-120:], why))
+        line = sinks.clean("%s: %s" % (sinks.ascii_text(path)[-120:], why))
         self.reason = self.reason or line
-        log_line("an output was left out: " + line)
+        sinks.log_line("an output was left out: " + line)
 
 
 class StoredOutputs(NamedTuple):
@@ -321,7 +310,7 @@ def _entries(folder: str, path: str, left_out: LeftOut) -> list[tuple[str, bool]
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     except OSError as error:
         if not path or not isinstance(error, NotADirectoryError):
-            left_out.add(path or os.path.basename(folder), reason_of(error))
+            left_out.add(path or os.path.basename(folder), sinks.reason_of(error))
         return []
 
 
@@ -343,7 +332,7 @@ def gather(
     The output folder's files come first: where a pattern matches the same name, they win.
     """
     left_out = left_out if left_out is not None else LeftOut()
-    remove(into)
+    sinks.remove(into)
     os.makedirs(into)
     sources = [(output_dir, path) for path in sorted(_files_below(output_dir, left_out))]
     sources += [(workdir, path) for path in find_outputs(workdir, patterns, left_out)]
@@ -361,7 +350,7 @@ def gather(
         except (FileExistsError, NotADirectoryError):
             left_out.add(path, "another output has the name of its folder")
         except OSError as error:
-            left_out.add(path, reason_of(error))
+            left_out.add(path, sinks.reason_of(error))
     return manifest.scan(os.path.dirname(into), os.path.basename(into))
 
 
@@ -372,7 +361,7 @@ def _why_not(original: str) -> str:
     try:
         os.close(os.open(original, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)))
     except OSError as error:
-        return reason_of(error)
+        return sinks.reason_of(error)
     return ""
 
 
@@ -435,7 +424,7 @@ def upload_outputs(
         files = TreeUpload(stage, store, known, progress, chunk_bytes, lambda: False).run(store.parallel)
     finally:
         progress.end()
-    cut = len(ascii_text(found.name)) + 1
+    cut = len(sinks.ascii_text(found.name)) + 1
     entries = [dict(entry, path=entry["path"][cut:]) for entry in files if entry["type"] == manifest.FILE]
     size = sum(entry["size"] for entry in entries)
     data = manifest.manifest_bytes(

@@ -21,6 +21,7 @@ from spotd_jobs.wire.client.web import Backoff, now_text, steady
 
 MARK = "SPOTD_RUN_MARK"
 _PAUSE_S = 0.01
+_REST_WITHIN_S = 2.0
 _GUARD = 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; while read -r nothing; do :; done; kill -9 0'
 # A runner that dies before the guard stands breaks the pipe, and the command never begins. The shell changes the
 # folder, too: posix_spawn can not, and forking by hand is not safe with threads around.
@@ -126,9 +127,9 @@ class JobProcess:
             _kill(self._guard)
             _reap(self._guard)
 
-    def kill_rest(self, mark: str, timeout_s: float = 2.0) -> None:
+    def kill_rest(self, mark: str) -> None:
         """Nothing of the job runs any more, neither in its group nor anywhere else with its mark."""
-        give_up_at = steady() + timeout_s
+        give_up_at = steady() + _REST_WITHIN_S
         if not os.path.isdir("/proc/self"):
             _kill(-self.pid)  # the group as a whole: without /proc its members are unknown
             return

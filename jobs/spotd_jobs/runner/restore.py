@@ -17,22 +17,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 from spotd_jobs.runner import manifest
 from spotd_jobs.runner.manifest import DIR, FILE, LINK
 from spotd_jobs.runner.prefetch import Prefetch, chunk_url
-from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.sinks import (
-    MANIFEST_BYTES_MAX,
-    TEMPORARY,
-    DiskFull,
-    Unreadable,
-    ascii_text,
-    clean,
-    climb,
-    free_bytes,
-    is_full,
-    is_plain,
-    log_line,
-    reason_of,
-    remove,
-)
+from spotd_jobs.wire.client import sinks, web
 from spotd_jobs.wire.client.web import Backoff, steady
 
 # Where the bytes of a chunk belong on this machine's disk: one place in a large file, or many small files.
@@ -105,7 +90,7 @@ class ChunkWriter:
 # The checkpoint folder at a start of the runner: empty, and what was in it put aside.
 
 
-_ASIDE = TEMPORARY + "before-"
+_ASIDE = sinks.TEMPORARY + "before-"
 
 
 def clear_aside(folder: str, boot: int) -> None:
@@ -121,9 +106,9 @@ def clear_aside(folder: str, boot: int) -> None:
     remove_aside(folder)
     names = os.listdir(folder)
     for name in names:
-        if name.startswith(TEMPORARY):
-            remove(os.path.join(folder, name))
-    rest = [name for name in names if not name.startswith(TEMPORARY)]
+        if name.startswith(sinks.TEMPORARY):
+            sinks.remove(os.path.join(folder, name))
+    rest = [name for name in names if not name.startswith(sinks.TEMPORARY)]
     if not rest:
         return
     try:
@@ -139,7 +124,7 @@ def remove_aside(folder: str) -> None:
     for place, beginning in ((parent, own_name + _ASIDE), (folder, _ASIDE)):
         for name in os.listdir(place):
             if name.startswith(beginning):
-                remove(os.path.join(place, name))
+                sinks.remove(os.path.join(place, name))
 
 
 def _move(folder: str, names: list[str], into: str) -> None:
@@ -154,7 +139,7 @@ _PAUSE_S = 0.2
 _PAUSE_MAX_S = 10.0
 _BAD_TRIES = 3
 _DENIED_TRIES = 6
-_RESTORING = TEMPORARY + "restore-"
+_RESTORING = sinks.TEMPORARY + "restore-"
 _BLOCK_BYTES = 4 * 1024 * 1024  # smaller ones cost more: threads that meet at the interpreter's lock, not the cache
 _BLOCKS_BYTES_MAX = 64 * 1024 * 1024
 _CONNECTIONS_FACTOR = 2  # over those of an upload, which holds whole chunks
@@ -253,7 +238,7 @@ class RestoreRun:
     def _run(self) -> Restored | None:
         for name in os.listdir(self._folder):
             if name.startswith(_RESTORING):
-                remove(os.path.join(self._folder, name))
+                sinks.remove(os.path.join(self._folder, name))
         no_room = ""
         for offer in list(self._offers()):
             self._offer = offer
@@ -263,12 +248,14 @@ class RestoreRun:
                 no_room = no_room or (str(bad) if isinstance(bad, NoRoom) else "")
                 if self._prefetch is not None:
                     self._prefetch.end()  # it is of the newest, and takes up the room that an older one needs
-                self.fallbacks.append(SkippedCheckpoint(str(offer.get("name")), clean(str(bad))))
-                log_line("checkpoint %s can not be used: %s" % (clean(str(offer.get("name"))), clean(str(bad))))
+                self.fallbacks.append(SkippedCheckpoint(str(offer.get("name")), sinks.clean(str(bad))))
+                sinks.log_line(
+                    "checkpoint %s can not be used: %s" % (sinks.clean(str(offer.get("name"))), sinks.clean(str(bad)))
+                )
         self.name = None
         if no_room:
             # To start afresh would put the job back by all that is stored.
-            raise DiskFull("no checkpoint fits on the disk: " + no_room)
+            raise sinks.DiskFull("no checkpoint fits on the disk: " + no_room)
         return None
 
     def _restore(self) -> Restored:
@@ -279,18 +266,18 @@ class RestoreRun:
         self.total = document["bytes"]
         entry_name = str(document.get("entry") or self.name)
         work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
-        remove(work)
+        sinks.remove(work)
         self._require_room(document)
         try:
             os.mkdir(work, 0o700)
             self._fill(work, document)
             self._move_in(work, entry_name)
         except OSError as error:
-            if is_full(error):
+            if sinks.is_full(error):
                 raise NoRoom("the disk was full before all of it was there") from None
             raise
         finally:
-            remove(work)
+            sinks.remove(work)
         return Restored(
             self.name,
             entry_name,
@@ -317,7 +304,7 @@ class RestoreRun:
             raise NoRoom("it needs %.1f GB of disk and %.1f GB are free" % (needed / 1e9, free / 1e9))
 
     def _room(self, unknown: int) -> int:
-        free = free_bytes(self._folder)
+        free = sinks.free_bytes(self._folder)
         return unknown if free is None else free + (self._prefetch.size() if self._prefetch is not None else 0)
 
     def _fill(self, work: str, document: dict[str, Any]) -> None:
@@ -335,10 +322,10 @@ class RestoreRun:
                     with open(place, "xb") as stream:
                         stream.truncate(entry["size"])
             except OSError as error:
-                if is_full(error):
+                if sinks.is_full(error):
                     raise
                 raise BadCheckpoint(
-                    "this disk can not hold %s: %s" % (ascii_text(entry["path"])[-80:], reason_of(error))
+                    "this disk can not hold %s: %s" % (sinks.ascii_text(entry["path"])[-80:], sinks.reason_of(error))
                 ) from None
             offset = 0
             for chunk in entry["chunks"]:
@@ -358,7 +345,7 @@ class RestoreRun:
         # The entry itself comes last: pointers to something absent do no harm.
         for name in sorted(os.listdir(work), key=lambda name: name == entry_name):
             target = os.path.join(self._folder, name)
-            remove(target)
+            sinks.remove(target)
             os.rename(os.path.join(work, name), target)
 
     def _fetch_all(self, loads: list[Load]) -> None:
@@ -420,7 +407,7 @@ class RestoreRun:
             places.close()
 
     def _get_manifest(self, hashing: hashlib._Hash) -> bytes:
-        data = web.read(self._offer["manifest"]["url"], MANIFEST_BYTES_MAX)
+        data = web.read(self._offer["manifest"]["url"], sinks.MANIFEST_BYTES_MAX)
         hashing.update(data)
         return data
 
@@ -479,18 +466,18 @@ def _check(data: bytes, name: str) -> dict[str, Any]:
         document = manifest.read(data)
         for entry in document["files"]:
             parts = entry["path"].split("/")
-            if not is_plain(entry["path"]) or "\0" in entry["path"]:
+            if not sinks.is_plain(entry["path"]) or "\0" in entry["path"]:
                 raise BadCheckpoint("its manifest holds a path that leads outside")
             if entry["type"] == FILE and sum(chunk["length"] for chunk in entry["chunks"]) != entry["size"]:
                 raise BadCheckpoint("its manifest does not add up")
             if entry["type"] == LINK:
-                climbs, rest = climb(entry["target"])
+                climbs, rest = sinks.climb(entry["target"])
                 if entry["target"].startswith("/") or climbs >= len(parts) or ".." in rest:
                     raise BadCheckpoint("its manifest holds a link that leads outside")
         if "/" in (document.get("entry") or "") or document["name"] != name:
             raise BadCheckpoint("its manifest speaks of something else")
         document["bytes"] += 0
-    except Unreadable as error:
+    except sinks.Unreadable as error:
         raise BadCheckpoint(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadCheckpoint("its manifest can not be read") from None

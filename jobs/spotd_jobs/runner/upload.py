@@ -19,18 +19,7 @@ import sys
 import threading
 from typing import Any, Callable, Iterator, NamedTuple
 
-from spotd_jobs.runner.manifest import (
-    FILE,
-    ChunkIndex,
-    Node,
-    Stage,
-    Unfit,
-    Vanished,
-    is_same,
-    new_mark,
-    text_bytes,
-    too_much,
-)
+from spotd_jobs.runner import manifest
 from spotd_jobs.runner.store import GivenUp, RunnerStore
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import CHUNK_BYTES_MAX, CHUNKS_MAX, ascii_text
@@ -123,7 +112,7 @@ class Progress:
 class _Part(NamedTuple):
     """Bytes of a file that go into a chunk: `size` of them, from `offset` on; the file's `number`-th part."""
 
-    node: Node
+    node: manifest.Node
     number: int
     offset: int
     size: int
@@ -136,7 +125,7 @@ class _Load(NamedTuple):
     size: int
 
 
-def loads_of(files: tuple[Node, ...], chunk_bytes: int, packed_below: int) -> list[_Load]:
+def loads_of(files: tuple[manifest.Node, ...], chunk_bytes: int, packed_below: int) -> list[_Load]:
     """Return the files cut into chunks of at most so many bytes, those below a size put together in their order."""
     loads: list[_Load] = []
     together: list[_Part] = []
@@ -166,9 +155,9 @@ class TreeUpload:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: manifest.Stage,
         store: RunnerStore,
-        known: ChunkIndex,
+        known: manifest.ChunkIndex,
         progress: Progress,
         chunk_bytes: int,
         must_yield: Callable[[], bool],
@@ -186,7 +175,7 @@ class TreeUpload:
         self._known = known
         self._progress = progress
         self._must_yield = must_yield
-        self.mark = new_mark()
+        self.mark = manifest.new_mark()
         total = stage.tree.size
         while total > chunk_bytes * _CHUNKS_PREFERRED_MAX and chunk_bytes < CHUNK_BYTES_MAX:
             chunk_bytes *= 2  # a manifest has its limits too
@@ -195,9 +184,9 @@ class TreeUpload:
         if len(loads) > CHUNKS_MAX // 2:
             # Of files that are nearly large; fewer of their bytes are then known from the checkpoint before.
             loads = loads_of(files, chunk_bytes, chunk_bytes // 2)
-        why = too_much(len(loads), text_bytes(stage.tree.nodes, len(loads)))
+        why = manifest.too_much(len(loads), manifest.text_bytes(stage.tree.nodes, len(loads)))
         if why:
-            raise Unfit(why)
+            raise manifest.Unfit(why)
         self._loads: Iterator[_Load] = iter(loads)
         self._lock = threading.Lock()
         self._chunks: dict[str, dict[int, dict[str, Any]]] = {}
@@ -257,8 +246,8 @@ class TreeUpload:
             descriptor = self._stage.open(part.node)
             try:
                 _read_exactly(descriptor, view[place : place + part.size], part)
-                if not is_same(descriptor, part.node):
-                    raise Vanished(part.node.path)
+                if not manifest.is_same(descriptor, part.node):
+                    raise manifest.Vanished(part.node.path)
             finally:
                 os.close(descriptor)
             place += part.size
@@ -285,14 +274,14 @@ class TreeUpload:
                 self._chunks.setdefault(part.node.path, {})[part.number] = row
                 place += part.size
 
-    def _entry(self, node: Node) -> dict[str, Any]:
+    def _entry(self, node: manifest.Node) -> dict[str, Any]:
         chunks = self._chunks.get(node.path, {})
         return {
             "path": ascii_text(node.path),
             "type": node.kind,
             "size": node.size,
             "mode": node.mode,
-            "mtime_ns": max(0, node.mtime_ns) if node.kind == FILE else 0,
+            "mtime_ns": max(0, node.mtime_ns) if node.kind == manifest.FILE else 0,
             "target": None if node.target is None else ascii_text(node.target),
             "chunks": [chunks[number] for number in range(len(chunks))],
         }
@@ -308,5 +297,5 @@ def _read_exactly(descriptor: int, view: memoryview, part: _Part) -> None:
             count = len(block)
             view[done : done + count] = block
         if count == 0:
-            raise Vanished(part.node.path)
+            raise manifest.Vanished(part.node.path)
         done += count

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from spotd_jobs.spec import units
+from spotd_jobs.spec import model, units
 from spotd_jobs.spec.data import DATASET_NAME, read_data, shown_data
 from spotd_jobs.spec.fields import (
     Convert,
@@ -28,21 +28,6 @@ from spotd_jobs.spec.fields import (
     text,
     truth,
     window_words,
-)
-from spotd_jobs.spec.model import (
-    CheckpointPolicy,
-    GpuAlternative,
-    GpuSpeed,
-    JobSpec,
-    MarketChoice,
-    MetricBest,
-    PolicyName,
-    Resources,
-    SavedBy,
-    Schedule,
-    StallAction,
-    WatchdogPolicy,
-    Work,
 )
 from spotd_jobs.spec.problems import BadValue, nearest
 
@@ -88,7 +73,7 @@ class JobKey:
     type: type = str
     repeated: bool = False
     field: str = ""
-    show: Callable[[JobSpec], Any] | None = None
+    show: Callable[[model.JobSpec], Any] | None = None
     missing: str = ""
 
     @property
@@ -97,7 +82,7 @@ class JobKey:
         part, _, name = (self.field or self.path).rpartition(".")
         return part, name
 
-    def shown(self, spec: JobSpec) -> Any:
+    def shown(self, spec: model.JobSpec) -> Any:
         """Return its value in this job as a job file has it."""
         if self.show is not None:
             return self.show(spec)
@@ -175,7 +160,7 @@ def _budget(value: object) -> int:
     return amount
 
 
-def _gpu(value: object) -> GpuAlternative:
+def _gpu(value: object) -> model.GpuAlternative:
     """Return the name and count of `H100:8`; the name is not resolved here.
 
     Raises:
@@ -190,10 +175,10 @@ def _gpu(value: object) -> GpuAlternative:
         raise BadValue(f"{shown(value)} is not a GPU name with a count", hint=GPU_HINT)
     count = match["count"]
     if count is None:
-        return GpuAlternative(name=match["name"], count=1)
+        return model.GpuAlternative(name=match["name"], count=1)
     if not re.fullmatch(r"[0-9]{1,4}", count) or not 1 <= int(count) <= _COUNT_MAX:
         raise BadValue(f'{shown(value)} asks for "{count}" GPUs, not for 1 to {_COUNT_MAX}', hint=GPU_HINT)
-    return GpuAlternative(name=match["name"], count=int(count))
+    return model.GpuAlternative(name=match["name"], count=int(count))
 
 
 def _nodes(value: object) -> int:
@@ -204,11 +189,11 @@ def _nodes(value: object) -> int:
     return integer(least=1, most=NODES_MAX, example="nodes = 4")(value)
 
 
-def _speeds(table: Table, key: str) -> tuple[GpuSpeed, ...]:
+def _speeds(table: Table, key: str) -> tuple[model.GpuSpeed, ...]:
     found = table.take_numbers(
         key, least=SPEED_MIN, most=SPEED_MAX, count_max=64, name_pattern=_GPU_NAME, example=SPEED_EXAMPLE
     )
-    return tuple(GpuSpeed(name=name, ppm=round(speed * units.MICRO)) for name, speed in found)
+    return tuple(model.GpuSpeed(name=name, ppm=round(speed * units.MICRO)) for name, speed in found)
 
 
 def _cuda(value: object) -> str:
@@ -241,7 +226,7 @@ def _stop_signal(value: object) -> str:
     raise BadValue(f"{shown(value)} is not a signal that a job can be stopped with", hint=hint)
 
 
-def _max_price(spec: JobSpec) -> float | str | None:
+def _max_price(spec: model.JobSpec) -> float | str | None:
     limit = spec.price
     if limit is not None and limit.machine_hour is not None:
         return f"{_dollars(limit.machine_hour):g}/h"
@@ -292,7 +277,7 @@ KEYS: Final = (
     JobKey("resources.min_cuda", _one(_cuda), "--min-cuda", "VERSION", "Least CUDA version."),
     JobKey("resources.min_reliability", _one(fraction(example="min_reliability = 0.98")),
            "--min-reliability", "0..1", "Least reliability.", type=float),
-    JobKey("resources.market", _one(choice(MarketChoice)),
+    JobKey("resources.market", _one(choice(model.MarketChoice)),
            "--market", "MARKET", "spot, on-demand or auto; absent: spot where sold."),
     JobKey("resources.on_demand_after", _one(_span(most=30 * _DAY, words="0s and 30d")),
            "--on-demand-after", "SPAN", "With --market auto: only spot until it waited so long, say 2h."),
@@ -316,10 +301,10 @@ KEYS: Final = (
            "--keep", "N", "Checkpoints to keep.", type=int),
     JobKey("checkpoint.metric", _one(text(length_max=100, example='metric = "eval_loss"')),
            "--metric", "NAME", "Number in each checkpoint; the best is kept too."),
-    JobKey("checkpoint.best", _one(choice(MetricBest)),
+    JobKey("checkpoint.best", _one(choice(model.MetricBest)),
            "--best", "WHICH", "lowest or highest value of the metric.",
            show=lambda spec: None if spec.checkpoint.metric is None else spec.checkpoint.best.value),
-    JobKey("checkpoint.saved_by", _one(choice(SavedBy)), "--saved-by", "WHICH",
+    JobKey("checkpoint.saved_by", _one(choice(model.SavedBy)), "--saved-by", "WHICH",
            "With --nodes: first, where the first machine alone saves."),
     JobKey("checkpoint.stop_signal", _one(_stop_signal), "--stop-signal", "SIGNAL", "Sent before the machine ends."),
     JobKey("checkpoint.stop_grace", _one(_span()), "--stop-grace", "SPAN", "Time to save after that, say 90s."),
@@ -331,7 +316,7 @@ KEYS: Final = (
     JobKey("schedule.max_duration",
            _one(_span(least=timedelta(minutes=1), most=units.DURATION_MAX, words="1m and 3650d")),
            "--max-duration", "SPAN", "End it once its command ran so long, on all machines together."),
-    JobKey("schedule.policy", _one(choice(PolicyName)),
+    JobKey("schedule.policy", _one(choice(model.PolicyName)),
            "--policy", "NAME", "How it meets its deadline; slack-pacing unless given."),
     JobKey("schedule.windows", _many(parse_window, 'windows = ["Mon-Fri 22:00-08:00"]', least=1, most=32, lone=True),
            "--window", "SPAN", "Run only then, say 'Mon-Fri 22:00-08:00'; may be repeated.", repeated=True,
@@ -356,7 +341,7 @@ KEYS: Final = (
            show=lambda spec: spec.watchdog.min_gpu_util and units.format_duration(spec.watchdog.window)),
     JobKey("watchdog.no_progress", _one(_WATCHED),
            "--no-progress", "SPAN", "Stalled without new output, step or checkpoint for so long, say 1h."),
-    JobKey("watchdog.action", _one(choice(StallAction)),
+    JobKey("watchdog.action", _one(choice(model.StallAction)),
            "--on-stall", "ACTION", "move or stop; it saves first, and moves unless given.",
            show=lambda spec: spec.watchdog.action.value if spec.watchdog.is_on else None),
     JobKey("run", _one(_run), "the command behind --", missing=f"write {_RUN}",
@@ -384,18 +369,18 @@ FLAGS: Final = {key.path: key.flag for key in KEYS if key.flag}
 
 
 _PARTS: Final = {
-    "": JobSpec,
-    "resources": Resources,
-    "checkpoint": CheckpointPolicy,
-    "schedule": Schedule,
-    "work": Work,
-    "watchdog": WatchdogPolicy,
+    "": model.JobSpec,
+    "resources": model.Resources,
+    "checkpoint": model.CheckpointPolicy,
+    "schedule": model.Schedule,
+    "work": model.Work,
+    "watchdog": model.WatchdogPolicy,
 }
 
 
 def _model_place(key: JobKey) -> tuple[int, int]:
     part, name = key.place
-    order = [[one.name for one in fields(model)] for model in (JobSpec, _PARTS[part])]
+    order = [[one.name for one in fields(model)] for model in (model.JobSpec, _PARTS[part])]
     return order[0].index(part or name), order[1].index(name)
 
 
@@ -403,7 +388,7 @@ FILE_ORDER: Final = tuple(sorted(KEYS, key=_model_place))
 """The keys in the order of the model, in which a job file is read and shown."""
 
 
-def job_file(spec: JobSpec) -> dict[str, Any]:
+def job_file(spec: model.JobSpec) -> dict[str, Any]:
     """Return the job in the shape of a job file, defaults filled in, without keys that have no value."""
     result: dict[str, Any] = {}
     for key in FILE_ORDER:

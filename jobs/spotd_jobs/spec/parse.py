@@ -16,18 +16,9 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Final
 
+from spotd_jobs.spec import model
 from spotd_jobs.spec.fields import DEADLINE_HINT, WINDOW_HINT, ZONE_HINT, Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
-from spotd_jobs.spec.model import (
-    CheckpointPolicy,
-    JobSpec,
-    MarketChoice,
-    PolicyName,
-    Resources,
-    Schedule,
-    WatchdogPolicy,
-    Work,
-)
 from spotd_jobs.spec.problems import DEPTH_HINT, BadValue, FileProblems, Problem, SpecError, require_few_values
 
 _TABLES: Final = {key.path.rpartition(".")[0] for key in FILE_ORDER}
@@ -51,7 +42,7 @@ _FLAGS_ALONE: Final = {
 _EXCLUSIVE: Final = ((("resources", "gpu"),), (("resources", "min_vram"), ("resources", "gpu_count")))
 
 
-def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None) -> JobSpec:
+def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None) -> model.JobSpec:
     """Return the job that the data describe; `workdir` is taken from `base`, else from the current folder.
 
     Raises:
@@ -88,13 +79,13 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         )
     if not {"gpu", "min_vram_mb"} & parts["resources"].keys():
         parts["resources"]["gpu_count"] = 0
-    return JobSpec(
+    return model.JobSpec(
         **own,
-        resources=Resources(**parts["resources"]),
-        checkpoint=CheckpointPolicy(**parts["checkpoint"]),
-        schedule=Schedule(**parts["schedule"]),
-        work=Work(**parts["work"]),
-        watchdog=WatchdogPolicy(**parts["watchdog"]),
+        resources=model.Resources(**parts["resources"]),
+        checkpoint=model.CheckpointPolicy(**parts["checkpoint"]),
+        schedule=model.Schedule(**parts["schedule"]),
+        work=model.Work(**parts["work"]),
+        watchdog=model.WatchdogPolicy(**parts["watchdog"]),
     )
 
 
@@ -115,7 +106,7 @@ def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapp
         hint = 'write the count after the name: gpu = "H100:8"'
         resources.report("gpu_count", "cannot stand beside gpu", hint)
     if "on_demand_after" in resources:
-        if parts["resources"].get("market") is not MarketChoice.AUTO:
+        if parts["resources"].get("market") is not model.MarketChoice.AUTO:
             resources.report("on_demand_after", "changes the market", 'add market = "auto", or remove it')
         elif "deadline" in tables["schedule"]:
             hint = "remove one: with a deadline, its policy decides when on-demand is used"
@@ -124,7 +115,7 @@ def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapp
     if "best" in checkpoint and "metric" not in checkpoint:
         checkpoint.report("best", "says of no metric which value is the best", 'name it: metric = "eval_loss"')
     schedule, policy = tables["schedule"], parts["schedule"].get("policy")
-    if policy not in {None, PolicyName.CEILING} and "deadline" not in schedule:
+    if policy not in {None, model.PolicyName.CEILING} and "deadline" not in schedule:
         schedule.report("policy", f"{policy} decides about a deadline, and there is none", DEADLINE_HINT)
     if "windows" in schedule and "timezone" not in schedule:
         schedule.report("timezone", "is missing, and windows are times of its clocks", ZONE_HINT)

@@ -251,21 +251,21 @@ def parse_price(value: object) -> PriceLimit:
     raise UnitError(f'{_shown(value)} has the unknown unit "/{unit}"', hint=PRICE_HINT)
 
 
-def parse_number(text: str, *, unit: str = "", least: int = 0, most: int, above: bool = False) -> Fraction:
+def parse_number(text: str, *, unit: str = "", most: int, above: bool = False) -> Fraction:
     """Return the number a text like `450`, `450W` or `0.5` names; `unit` may stand behind it.
 
     Raises:
-        BadValue: not a number, or not within the bounds; with `above` the lower bound itself is refused.
+        BadValue: not a number, or not within the bounds; with `above` zero is refused, too.
     """
     value = text.strip()
     if unit and value.lower().endswith(unit.lower()):
         value = value[: -len(unit)].strip()
-    hint = f"write a number from {least} to {most}" + (f", like {most // 2}{unit}" if unit else "")
+    hint = f"write a number from 0 to {most}" + (f", like {most // 2}{unit}" if unit else "")
     if len(value) > _TEXT_MAX or not _NUMBER.fullmatch(value):
         negative = value.startswith("-") and _NUMBER.fullmatch(value[1:])
         raise BadValue(f"{_shown(text)} is {'negative' if negative else 'not a number'}", hint=hint)
     number = Fraction(value)
-    if number > most or number < least or (above and number == least):
-        bounds = f"above {least} and at most {most}" if above else f"between {least} and {most}"
+    if number > most or number < 0 or (above and number == 0):
+        bounds = f"above 0 and at most {most}" if above else f"between 0 and {most}"
         raise BadValue(f"{_shown(text)} is not {bounds}", hint=hint)
     return number

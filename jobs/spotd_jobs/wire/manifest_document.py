@@ -16,36 +16,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from spotd_jobs.wire.client.sinks import (
-    CHUNK_BYTES_MAX,
-    CHUNKS_MAX,
-    COMPANIONS_MAX,
-    MANIFEST_BYTES_MAX,
-    Unreadable,
-    chunk_key,
-    printable_text,
-    raw_of,
-    text_of,
-)
-from spotd_jobs.wire.grant import (
-    NAME_BYTES_MAX,
-    PATH_BYTES_MAX,
-    Count,
-    EntryName,
-    Instant,
-    JobId,
-    RelativePath,
-    Sha256,
-    Size,
-    StoreKey,
-    WireError,
-    WireModel,
-)
+from spotd_jobs.wire import grant
+from spotd_jobs.wire.client import sinks
 from spotd_jobs.wire.reports import first_problem
 
 FILES_MAX: Final = 100_000
 DEPTH_MAX: Final = 256
-_TEXT_OF_PATH_MAX: Final = 3 * PATH_BYTES_MAX
+_TEXT_OF_PATH_MAX: Final = 3 * grant.PATH_BYTES_MAX
 _VALUES_MAX: Final = 4_000_000
 """More commas or brackets than any manifest within its limits has; each would cost memory before anything is known."""
 _CHUNK_NAME: Final = r"^[0-9a-f]{64}(?:-[0-9a-f]{8})?$"
@@ -136,34 +113,34 @@ def parts_of(text: str) -> list[bytes]:
     Raises:
         ValueError: it is empty, absolute or climbs, or no file system holds it.
     """
-    raw = raw_of(text)
+    raw = sinks.raw_of(text)
     parts = raw.split(b"/")
-    if not raw or len(raw) > PATH_BYTES_MAX or len(parts) > DEPTH_MAX:
-        raise ValueError(f"must be 1 to {PATH_BYTES_MAX} bytes and at most {DEPTH_MAX} folders deep")
-    if any(part in {b"", b".", b".."} or len(part) > NAME_BYTES_MAX or b"\0" in part for part in parts):
+    if not raw or len(raw) > grant.PATH_BYTES_MAX or len(parts) > DEPTH_MAX:
+        raise ValueError(f"must be 1 to {grant.PATH_BYTES_MAX} bytes and at most {DEPTH_MAX} folders deep")
+    if any(part in {b"", b".", b".."} or len(part) > grant.NAME_BYTES_MAX or b"\0" in part for part in parts):
         raise ValueError("must have no empty, '.' or '..' part, no NUL, and no part longer than 255 bytes")
     return parts
 
 
 def _path(text: str) -> str:
-    return printable_text(b"/".join(parts_of(text)))
+    return sinks.printable_text(b"/".join(parts_of(text)))
 
 
 def _name(text: str) -> str:
     parts = parts_of(text)
     if len(parts) != 1:
         raise ValueError("must be one name, not a path")
-    return printable_text(parts[0])
+    return sinks.printable_text(parts[0])
 
 
 def _target(text: str) -> str:
-    return printable_text(raw_of(text))
+    return sinks.printable_text(sinks.raw_of(text))
 
 
-class _Chunk1(WireModel):
-    key: StoreKey
-    sha256: Sha256
-    size: Annotated[int, Field(ge=1, le=CHUNK_BYTES_MAX)]
+class _Chunk1(grant.WireModel):
+    key: grant.StoreKey
+    sha256: grant.Sha256
+    size: Annotated[int, Field(ge=1, le=sinks.CHUNK_BYTES_MAX)]
 
 
 Mode = Annotated[int, Field(ge=0, le=0o777)]
@@ -171,46 +148,46 @@ Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
 Target = Annotated[str, Field(max_length=_TEXT_OF_PATH_MAX)]
 
 
-class _Entry1(WireModel):
-    path: RelativePath
+class _Entry1(grant.WireModel):
+    path: grant.RelativePath
     type: EntryType
-    size: Size
+    size: grant.Size
     mode: Mode
     mtime_ns: Nanoseconds
-    target: Annotated[str, Field(max_length=PATH_BYTES_MAX)] | None
+    target: Annotated[str, Field(max_length=grant.PATH_BYTES_MAX)] | None
     chunks: list[_Chunk1]
 
 
-class _Head(WireModel):
+class _Head(grant.WireModel):
     kind: ManifestKind
-    job: JobId
+    job: grant.JobId
     attempt: Annotated[int, Field(ge=1, le=10**9)]
-    name: EntryName
-    serial: Count
-    step: Count | None
-    created_at: Instant
-    bytes: Size
-    previous: Sha256 | None
-    seal: Sha256 | None = None
+    name: grant.EntryName
+    serial: grant.Count
+    step: grant.Count | None
+    created_at: grant.Instant
+    bytes: grant.Size
+    previous: grant.Sha256 | None
+    seal: grant.Sha256 | None = None
 
 
 class _Manifest1(_Head):
     schema_: Literal[1] = Field(alias="schema")
-    entry: EntryName | None = None
-    files: Annotated[list[_Entry1], Field(max_length=FILES_MAX + COMPANIONS_MAX)]
+    entry: grant.EntryName | None = None
+    files: Annotated[list[_Entry1], Field(max_length=FILES_MAX + sinks.COMPANIONS_MAX)]
 
 
 ChunkName = Annotated[str, Field(pattern=_CHUNK_NAME)]
-ChunkSize = Annotated[int, Field(ge=1, le=CHUNK_BYTES_MAX)]
-Place = Annotated[int, Field(ge=0, le=CHUNK_BYTES_MAX)]
+ChunkSize = Annotated[int, Field(ge=1, le=sinks.CHUNK_BYTES_MAX)]
+Place = Annotated[int, Field(ge=0, le=sinks.CHUNK_BYTES_MAX)]
 Number = Annotated[int, Field(ge=1, le=10**9)]
 _Piece = tuple[Place] | tuple[Place, Place, ChunkSize]
 
 
-class _Entry2(WireModel):
+class _Entry2(grant.WireModel):
     path: Annotated[str, Field(max_length=_TEXT_OF_PATH_MAX), AfterValidator(_path)]
     type: EntryType
-    size: Size = 0
+    size: grant.Size = 0
     mode: Mode
     mtime_ns: Nanoseconds = 0
     target: Annotated[Target, AfterValidator(_target)] | None = None
@@ -221,9 +198,9 @@ class _Manifest2(_Head):
     schema_: Literal[2] = Field(alias="schema")
     entry: Annotated[str, Field(max_length=_TEXT_OF_PATH_MAX), AfterValidator(_name)]
     chunks: Annotated[
-        list[tuple[ChunkName, ChunkSize] | tuple[ChunkName, ChunkSize, Number]], Field(max_length=CHUNKS_MAX)
+        list[tuple[ChunkName, ChunkSize] | tuple[ChunkName, ChunkSize, Number]], Field(max_length=sinks.CHUNKS_MAX)
     ]
-    files: Annotated[list[_Entry2], Field(max_length=FILES_MAX + COMPANIONS_MAX)]
+    files: Annotated[list[_Entry2], Field(max_length=FILES_MAX + sinks.COMPANIONS_MAX)]
 
 
 _READER: Final[TypeAdapter[_Manifest1 | _Manifest2]] = TypeAdapter(
@@ -237,22 +214,22 @@ def parse_manifest(data: bytes) -> Manifest:
     Raises:
         WireError: they hold none within the limits, or do not match their own seal.
     """
-    if len(data) > MANIFEST_BYTES_MAX:
-        raise WireError(f"manifest of {len(data)} bytes is larger than {MANIFEST_BYTES_MAX}")
+    if len(data) > sinks.MANIFEST_BYTES_MAX:
+        raise grant.WireError(f"manifest of {len(data)} bytes is larger than {sinks.MANIFEST_BYTES_MAX}")
     try:
-        text = text_of(data)
-    except Unreadable as error:
-        raise WireError(str(error)) from None
+        text = sinks.text_of(data)
+    except sinks.Unreadable as error:
+        raise grant.WireError(str(error)) from None
     if text.count(b",") + text.count(b"[") + text.count(b"{") > _VALUES_MAX:
-        raise WireError("not a manifest: it holds more values than any has")
+        raise grant.WireError("not a manifest: it holds more values than any has")
     try:
         wire = _READER.validate_json(text)
     except ValidationError as error:
         # The message about a discriminator quotes what is there.
         known = "union_tag" not in str(error.errors(include_url=False, include_context=False)[0]["type"])
-        raise WireError(f"not a manifest: {first_problem(error) if known else 'its schema is unknown'}") from None
+        raise grant.WireError(f"not a manifest: {first_problem(error) if known else 'its schema is unknown'}") from None
     except (ValueError, RecursionError, OverflowError) as error:
-        raise WireError(f"not a manifest: {type(error).__name__}") from None
+        raise grant.WireError(f"not a manifest: {type(error).__name__}") from None
     if wire.seal is not None:
         _check_seal(text, wire.seal)
     files = _files_1(wire.files) if isinstance(wire, _Manifest1) else _files_2(wire)
@@ -261,7 +238,7 @@ def parse_manifest(data: bytes) -> Manifest:
         job=wire.job,
         attempt=wire.attempt,
         name=wire.name,
-        entry=printable_text(wire.entry.encode()) if isinstance(wire, _Manifest1) and wire.entry else wire.entry,
+        entry=sinks.printable_text(wire.entry.encode()) if isinstance(wire, _Manifest1) and wire.entry else wire.entry,
         serial=wire.serial,
         step=wire.step,
         created_at=wire.created_at,
@@ -274,18 +251,18 @@ def parse_manifest(data: bytes) -> Manifest:
 def _check_seal(text: bytes, seal: str) -> None:
     body, _, last = text.rpartition(b',"seal":')
     if last != b'"%s"}' % seal.encode() or hashlib.sha256(body).hexdigest() != seal:
-        raise WireError("it is not what its own seal says")
+        raise grant.WireError("it is not what its own seal says")
 
 
 def _files_1(files: Iterable[_Entry1]) -> tuple[Entry, ...]:
     return tuple(
         Entry(
-            printable_text(one.path.encode()),
+            sinks.printable_text(one.path.encode()),
             one.type,
             one.size,
             one.mode,
             one.mtime_ns,
-            None if one.target is None else printable_text(one.target.encode("utf-8", "surrogatepass")),
+            None if one.target is None else sinks.printable_text(one.target.encode("utf-8", "surrogatepass")),
             tuple(Chunk(chunk.key, chunk.sha256, chunk.size, 0, chunk.size) for chunk in one.chunks),
         )
         for one in files
@@ -295,7 +272,7 @@ def _files_1(files: Iterable[_Entry1]) -> tuple[Entry, ...]:
 def _files_2(wire: _Manifest2) -> tuple[Entry, ...]:
     chunks = []
     for name, size, *attempt in wire.chunks:
-        key = chunk_key(wire.job, attempt[0] if attempt else wire.attempt, name)
+        key = sinks.chunk_key(wire.job, attempt[0] if attempt else wire.attempt, name)
         chunks.append(Chunk(key, name[:64], size, 0, size))
     return tuple(
         Entry(
@@ -313,6 +290,6 @@ def _files_2(wire: _Manifest2) -> tuple[Entry, ...]:
 
 def _part(chunks: list[Chunk], piece: _Piece) -> Chunk:
     if piece[0] >= len(chunks):
-        raise WireError("a file names a chunk that is not listed")
+        raise grant.WireError("a file names a chunk that is not listed")
     whole = chunks[piece[0]]
     return whole if len(piece) == 1 else Chunk(whole.key, whole.sha256, whole.size, piece[1], piece[2])

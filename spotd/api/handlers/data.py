@@ -27,8 +27,7 @@ from spotd.words import count
 from spotd_jobs.spec.data import DATA_SCHEME
 from spotd_jobs.spec.model import DataSource, JobSpec
 from spotd_jobs.spec.problems import Problem
-from spotd_jobs.wire.client.dataset import data_chunk_key, digest_of
-from spotd_jobs.wire.client.listing import listing_text
+from spotd_jobs.wire.client.dataset import data_chunk_key, digest_of, listing_text
 
 PUT_HINT = "spotctl data put NAME DIR stores a folder, spotctl data ls shows what is stored"
 FOLDER_HINT = "submit with spotctl, which stores it; or spotctl data put NAME DIR, then the name as source"

@@ -14,17 +14,7 @@ from spotd.api.handlers.context import DaemonAnswers
 from spotd.api.handlers.render import usd
 from spotd.api.requests import instant, utc_text
 from spotd.api.responses import NotFound
-from spotd.api.schemas.answers import (
-    AccountResponse,
-    CapabilityResponse,
-    ForgottenHostResponse,
-    HostResponse,
-    HostsResponse,
-    ListingResponse,
-    ProviderResponse,
-    ReconcileResponse,
-    StatusResponse,
-)
+from spotd.api.schemas import answers
 from spotd.core.budgets import current_balance, spending_rate
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.market import ProviderOffers
@@ -117,12 +107,12 @@ _NOTES: Final = ("host.note", "provider.", "history.")
 
 
 class HealthHandlers(DaemonAnswers):
-    async def status(self) -> StatusResponse:
+    async def status(self) -> answers.StatusResponse:
         """Return counts of jobs and machines, and what was spent."""
         context = self._context
         counts = await context.read(lambda reads: reads.counts_by_state())
         world, now = context.world(), context.clock.now()
-        return StatusResponse(
+        return answers.StatusResponse(
             version=str(context.facts.get("version", "")),
             install=world.policy.install,
             pid=os.getpid(),
@@ -135,13 +125,13 @@ class HealthHandlers(DaemonAnswers):
             spent_month_usd=as_usd(spent_in_month(world, now)),
         )
 
-    async def providers(self) -> list[ProviderResponse]:
+    async def providers(self) -> list[answers.ProviderResponse]:
         return [self._provider(entry) for _, entry in sorted(self._context.providers.items())]
 
-    def _provider(self, entry: ProviderEntry) -> ProviderResponse:
+    def _provider(self, entry: ProviderEntry) -> answers.ProviderResponse:
         offer_cache = self._context.offer_cache
         if entry.provider is None:
-            return ProviderResponse(
+            return answers.ProviderResponse(
                 name=entry.name,
                 title=entry.title,
                 enabled=entry.enabled,
@@ -170,7 +160,7 @@ class HealthHandlers(DaemonAnswers):
         last_error = (rules.unusable if rules is not None else "") or provider_offers.error or seen.error
         known = provider_offers.at is not None
         offers = count(provider_offers.offer_index.size, "offer") if known else "no answer yet"
-        return ProviderResponse(
+        return answers.ProviderResponse(
             name=entry.name,
             title=entry.title,
             enabled=entry.enabled,
@@ -185,12 +175,12 @@ class HealthHandlers(DaemonAnswers):
             requests_min=request_counts.last_minute(now),
             **self._account(provider_offers, now),
             capabilities=[
-                CapabilityResponse(power=power.value, available=has.available, reason=has.reason)
+                answers.CapabilityResponse(power=power.value, available=has.available, reason=has.reason)
                 for power, has in sorted(entry.provider.capabilities.items())
             ],
         )
 
-    def _account(self, provider_offers: ProviderOffers, now: datetime) -> AccountResponse:
+    def _account(self, provider_offers: ProviderOffers, now: datetime) -> answers.AccountResponse:
         """Return what is left at a provider that is paid in advance, and how long it lasts."""
         name = provider_offers.provider
         state = self._context.control_loop.state
@@ -200,14 +190,14 @@ class HealthHandlers(DaemonAnswers):
         rate = sum(spending_rate(item) for item in attempts if item.provider == name)
         if stated is not None and stated[0].burn is not None:
             rate = max(rate, stated[0].burn)
-        return AccountResponse(
+        return answers.AccountResponse(
             balance_usd=usd(balance),
             balance_at=None if balance is None else instant(provider_offers.balance_at),
             spend_usd_h=as_usd(rate),
             runway_s=None if balance is None or rate <= 0 else balance * 3600 / rate,
         )
 
-    async def reconcile(self) -> ReconcileResponse:
+    async def reconcile(self) -> answers.ReconcileResponse:
         """List the machines of every provider now, and commit what follows."""
         context = self._context
         last = await context.read(Reads.last_event)
@@ -218,16 +208,16 @@ class HealthHandlers(DaemonAnswers):
         listings = [self._listing(name) for name in sorted(running)]
         await context.control_loop.whole_cycle(seconds=CYCLE_DEADLINE_S)
         events = await context.read(lambda reads: reads.events(since=last))
-        return ReconcileResponse(
+        return answers.ReconcileResponse(
             listings=listings,
             actions=[e.event.message for e in events if not e.event.kind.startswith(_NOTES)],
         )
 
-    def _listing(self, name: ProviderName) -> ListingResponse:
+    def _listing(self, name: ProviderName) -> answers.ListingResponse:
         seen = self._context.offer_cache.machines(name)
         listing = seen.listing
         machines = () if listing is None else tuple(m for m in listing.instances if m.state is not InstanceState.GONE)
-        return ListingResponse(
+        return answers.ListingResponse(
             provider=name,
             machines=len(machines),
             complete=listing is not None and listing.complete and not seen.error,
@@ -243,7 +233,7 @@ HOSTS_MAX: Final = 200
 
 
 class HostHandlers(DaemonAnswers):
-    async def hosts(self) -> HostsResponse:
+    async def hosts(self) -> answers.HostsResponse:
         """Return what is remembered of each host, the worst first."""
         world, now = self._context.world(), self._context.clock.now()
         known = await self._context.read(lambda reads: reads.experience())
@@ -252,9 +242,9 @@ class HostHandlers(DaemonAnswers):
             (c.provider, c.subject): c.until for c in world.cooldowns if c.scope is CooldownScope.HOST and c.until > now
         }
         shown = [_response(one, cooling.get((one.provider, one.host))) for one in found[:HOSTS_MAX]]
-        return HostsResponse(hosts=shown, more=len(found) > HOSTS_MAX)
+        return answers.HostsResponse(hosts=shown, more=len(found) > HOSTS_MAX)
 
-    async def forget(self, host: str) -> list[ForgottenHostResponse]:
+    async def forget(self, host: str) -> list[answers.ForgottenHostResponse]:
         """Forget the faults and losses of a host, named `HOST` or `PROVIDER/HOST`.
 
         Raises:
@@ -270,11 +260,11 @@ class HostHandlers(DaemonAnswers):
 
         await self._context.commit(decide)
         self._context.log.info("host.forgotten", host=host)
-        return [ForgottenHostResponse(provider=provider, host=name) for provider, name in sorted(names)]
+        return [answers.ForgottenHostResponse(provider=provider, host=name) for provider, name in sorted(names)]
 
 
-def _response(one: HostMemory, cools_until: datetime | None) -> HostResponse:
-    return HostResponse(
+def _response(one: HostMemory, cools_until: datetime | None) -> answers.HostResponse:
+    return answers.HostResponse(
         provider=one.provider,
         host=one.host,
         failed_starts=round(one.failed_starts / ONE, 2),

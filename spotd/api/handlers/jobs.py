@@ -8,35 +8,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from spotd.api.handlers import render
 from spotd.api.handlers.context import DaemonAnswers, HandlerContext, find_array, get_job, require_free_names
 from spotd.api.handlers.data import gone
 from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.plans import require_due_later
-from spotd.api.handlers.render import (
-    FailureHandlers,
-    Words,
-    event_response,
-    failure_response,
-    job_response,
-    offers_responses,
-    passed_over_responses,
-    provider_words,
-    quote_response,
-    stage_response,
-    usd,
-)
 from spotd.api.requests import JobQuery, instant, utc_text
 from spotd.api.responses import ApiUnavailable, NotFound, OverBudget, StateConflict
+from spotd.api.schemas import jobs as schemas
 from spotd.api.schemas.answers import WhyResponse
-from spotd.api.schemas.jobs import (
-    ArraySumResponse,
-    GpuHistoryResponse,
-    GpuSampleResponse,
-    JobDetailResponse,
-    JobPageResponse,
-    JobResponse,
-    StageResponse,
-)
 from spotd.core import recovery, requests
 from spotd.core.checkpoints import advice_words
 from spotd.core.domain.attempts import Attempt
@@ -72,18 +52,18 @@ class _Line:
 
     view: JobView
     sentence: str | None
-    response: JobResponse
+    response: schemas.JobResponse
 
 
 class JobHandlers(DaemonAnswers):
     def __init__(self, context: HandlerContext) -> None:
         super().__init__(context)
-        self._failures = FailureHandlers(context)
+        self._failures = render.FailureHandlers(context)
         self._lines: dict[JobId, _Line] = {}
         """The list as it was shown last."""
 
-    async def page(self, query: JobQuery) -> JobPageResponse:
-        def work(reads: Reads) -> JobPageResponse:
+    async def page(self, query: JobQuery) -> schemas.JobPageResponse:
+        def work(reads: Reads) -> schemas.JobPageResponse:
             more = False
             active = () if query.array else reads.jobs(active=True)
             views = _jobs_of_array(reads, query) if query.array else list(active)
@@ -97,7 +77,7 @@ class JobHandlers(DaemonAnswers):
             words = self._provider_words()
             lines = {view.id: self._line_of(reads, view, words) for view in views}
             self._lines = lines
-            return JobPageResponse(
+            return schemas.JobPageResponse(
                 jobs=[line.response for line in lines.values()],
                 more=more,
                 paused=self._context.why_paused,
@@ -108,7 +88,7 @@ class JobHandlers(DaemonAnswers):
         await self._failures.complete(page["jobs"])
         return page
 
-    def _cut_arrays(self, reads: Reads, views: Iterable[JobView]) -> list[ArraySumResponse]:
+    def _cut_arrays(self, reads: Reads, views: Iterable[JobView]) -> list[schemas.ArraySumResponse]:
         """Return the sums of the arrays of which a part is shown; whatever runs on a meter is in that part."""
         now = self._context.clock.now()
         shown: defaultdict[JobId, list[JobView]] = defaultdict(list)
@@ -128,7 +108,7 @@ class JobHandlers(DaemonAnswers):
                 for state, item, cost in running
             )
             found.append(
-                ArraySumResponse(
+                schemas.ArraySumResponse(
                     id=array,
                     states={state.value: count for state, count in totals.states.items()},
                     spent_usd=as_usd(spent),
@@ -141,7 +121,7 @@ class JobHandlers(DaemonAnswers):
             )
         return found
 
-    def _line_of(self, reads: Reads, view: JobView, words: Words) -> _Line:
+    def _line_of(self, reads: Reads, view: JobView, words: render.Words) -> _Line:
         """Return the line of a job; the one shown last where nothing in it has changed, as while a machine runs."""
         sentence = self._sentence(view.id)
         known = self._lines.get(view.id)
@@ -149,8 +129,8 @@ class JobHandlers(DaemonAnswers):
             return known
         return _Line(view=view, sentence=sentence, response=self._response(reads, view.id, (), words, view))
 
-    def _provider_words(self) -> Words:
-        return provider_words(self._context.offer_cache.listings())
+    def _provider_words(self) -> render.Words:
+        return render.provider_words(self._context.offer_cache.listings())
 
     def _sentence(self, job: JobId) -> str | None:
         verdict = self._context.verdict_of(job)
@@ -161,9 +141,9 @@ class JobHandlers(DaemonAnswers):
         reads: Reads,
         job: JobId,
         attempts: tuple[Attempt, ...],
-        words: Words | None = None,
+        words: render.Words | None = None,
         view: JobView | None = None,
-    ) -> JobResponse:
+    ) -> schemas.JobResponse:
         line = view or reads.job_view(job)
         if line is None:
             raise ApiUnavailable(f"job {job} is not there any more")
@@ -173,12 +153,14 @@ class JobHandlers(DaemonAnswers):
             shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
         words = self._provider_words() if words is None else words
         intents = {} if state is None else state.world.intents
-        return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor, words, intents)
+        return render.job_response(
+            line, shown, verdict, self._context.clock.now(), self._context.host_monitor, words, intents
+        )
 
-    async def detail(self, ref: str) -> JobDetailResponse:
+    async def detail(self, ref: str) -> schemas.JobDetailResponse:
         job_id = await self._context.find(ref)
 
-        def work(reads: Reads) -> JobDetailResponse:
+        def work(reads: Reads) -> schemas.JobDetailResponse:
             attempts, aside = reads.attempts_of(job_id), reads.set_aside(job_id)
             job = None if any(row.attempt is None for row in aside) else get_job(reads, job_id)
             return self._detail(reads, job_id, job, attempts, aside)
@@ -194,7 +176,7 @@ class JobHandlers(DaemonAnswers):
         job: Job | None,
         attempts: tuple[Attempt, ...],
         aside: tuple[UnreadableRow, ...],
-    ) -> JobDetailResponse:
+    ) -> schemas.JobDetailResponse:
         """Return everything about a job; `job` is `None` where its own row or a checkpoint's cannot be understood."""
         current = next((a for a in attempts if a.state.counts), None)
         ceilings = {} if job is None else ceilings_of(job.spec.resources, job.spec.price, self._context.policy.current)
@@ -203,16 +185,16 @@ class JobHandlers(DaemonAnswers):
         if current is not None:
             heartbeat = self._context.host_monitor.heartbeat(current.id)
             phase = heartbeat.phase.value if heartbeat is not None else current.phase
-        return JobDetailResponse(
+        return schemas.JobDetailResponse(
             job=self._response(reads, job_id, attempts),
             spec={} if job is None else job_file(job.spec),
             code_sha256=None if job is None else job.code_sha256,
             code_bytes=0 if job is None else job.code_bytes,
             priority=0 if job is None else job.spec.priority,
             lost_s=0.0 if job is None else job.lost.total_seconds(),
-            ceiling_usd_gpu_h=usd(ceiling),
+            ceiling_usd_gpu_h=render.usd(ceiling),
             ceilings={name: as_usd(most) for name, most in ceilings.items()},
-            budget_usd=None if job is None else usd(job.budget),
+            budget_usd=None if job is None else render.usd(job.budget),
             phase=phase,
             checkpoint_advice=self._checkpoint_advice(job, current),
             set_aside=[_aside_words(row) for row in aside],
@@ -223,19 +205,19 @@ class JobHandlers(DaemonAnswers):
             return ""
         return advice_words(job, current, self._context.world(), self._context.clock.now())
 
-    async def gpu_history(self, ref: str) -> GpuHistoryResponse:
+    async def gpu_history(self, ref: str) -> schemas.GpuHistoryResponse:
         """Return the use of the GPUs of the machine that the job has now."""
         job_id = await self._context.find(ref)
         attempt = self._context.world().counting_attempt(job_id)
         if attempt is None:
-            return GpuHistoryResponse(attempt=None, samples=[])
+            return schemas.GpuHistoryResponse(attempt=None, samples=[])
         samples = [
-            GpuSampleResponse(
+            schemas.GpuSampleResponse(
                 at=utc_text(one.at), util_pct=one.util_pct, mem_used_mb=one.mem_used_mb, mem_total_mb=one.mem_total_mb
             )
             for one in self._context.host_monitor.gpu_samples(attempt.id)
         ]
-        return GpuHistoryResponse(attempt=attempt.id.number, samples=samples)
+        return schemas.GpuHistoryResponse(attempt=attempt.id.number, samples=samples)
 
     async def why(self, ref: str) -> WhyResponse:
         job_id = await self._context.find(ref)
@@ -248,7 +230,7 @@ class JobHandlers(DaemonAnswers):
             verdict = None if job.state.is_final else context.verdict_of(job_id)
             best = None
             if verdict is not None and verdict.best is not None:
-                best = quote_response(verdict.best, verdict.ceiling, "", context.policy.current.bid_headroom_ppm)
+                best = render.quote_response(verdict.best, verdict.ceiling, "", context.policy.current.bid_headroom_ppm)
             sentence = job.reason
             if verdict is not None:
                 sentence = verdict.sentence
@@ -262,15 +244,17 @@ class JobHandlers(DaemonAnswers):
                 kind=None if verdict is None else verdict.kind.value,
                 at=instant(verdict.at) if verdict is not None else None,
                 until=instant(verdict.until) if verdict is not None else None,
-                ceiling_usd_gpu_h=usd(verdict.ceiling) if verdict is not None else None,
+                ceiling_usd_gpu_h=render.usd(verdict.ceiling) if verdict is not None else None,
                 best=best,
                 costs=self._costs(job_id),
-                passed_over=passed_over_responses(verdict.passed_over) if verdict is not None else [],
-                offers=offers_responses(context.offer_cache.snapshot(), notes_of(context.offer_cache, context.clock)),
+                passed_over=render.passed_over_responses(verdict.passed_over) if verdict is not None else [],
+                offers=render.offers_responses(
+                    context.offer_cache.snapshot(), notes_of(context.offer_cache, context.clock)
+                ),
                 stage=self._stage(job),
                 placed=_placed_words(reads, job_id) if job.state.is_final else [],
-                failure=failure_response(job),
-                events=[event_response(item, job.name) for item in _lately(reads, job_id)],
+                failure=render.failure_response(job),
+                events=[render.event_response(item, job.name) for item in _lately(reads, job_id)],
             )
 
         answer = await context.read(work)
@@ -279,10 +263,10 @@ class JobHandlers(DaemonAnswers):
             answer["failure"] = line["failure"] or failure
         return answer
 
-    def _stage(self, job: JobView) -> StageResponse | None:
+    def _stage(self, job: JobView) -> schemas.StageResponse | None:
         world = self._context.world()
         known = (world.attempts[one.id] for one in job.open if one.id in world.attempts)
-        return stage_response(known, self._context.host_monitor, self._provider_words(), world.intents)
+        return render.stage_response(known, self._context.host_monitor, self._provider_words(), world.intents)
 
     def _costs(self, job_id: JobId) -> list[str]:
         """Return what finishing the job is expected to cost, in sentences."""
@@ -293,7 +277,7 @@ class JobHandlers(DaemonAnswers):
             return []
         return list(cost_words(job, world, context.offer_cache.snapshot(), context.clock.now()))
 
-    async def cancel(self, ref: str) -> JobResponse:
+    async def cancel(self, ref: str) -> schemas.JobResponse:
         """Cancel the job; a second cancel changes nothing and succeeds.
 
         Raises:
@@ -313,7 +297,7 @@ class JobHandlers(DaemonAnswers):
         self._context.log.info("job.cancel_requested", job=job_id)
         return await self.line(job_id)
 
-    async def retry(self, ref: str, *, anyway: bool = False) -> JobResponse:
+    async def retry(self, ref: str, *, anyway: bool = False) -> schemas.JobResponse:
         """Queue a final job again; it will resume from its newest checkpoint.
 
         Args:
@@ -411,7 +395,7 @@ class JobHandlers(DaemonAnswers):
                 f"{job.name} cannot run again: {exc}", hint="they are deleted when a job has succeeded; submit it again"
             ) from exc
 
-    async def line(self, job_id: JobId) -> JobResponse:
+    async def line(self, job_id: JobId) -> schemas.JobResponse:
         """Return the job object as it is now."""
         job = await self._context.read(lambda reads: self._response(reads, job_id, reads.attempts_of(job_id)))
         await self._failures.complete([job])

@@ -8,32 +8,17 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
+from spotd import history
 from spotd.api.handlers.context import DaemonAnswers
 from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.render import offers_responses, quote_response
 from spotd.api.requests import HistoryQuery, PriceQuery, utc_text
 from spotd.api.responses import ApiUnavailable, Invalid
-from spotd.api.schemas.costs import (
-    HistoryResponse,
-    PastBucketResponse,
-    PastPricesResponse,
-    PricesResponse,
-    QuoteResponse,
-)
+from spotd.api.schemas import costs
 from spotd.core.handover import waiting_words
 from spotd.core.pricing import Needs, quote
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for
 from spotd.core.ranking.cost_words import cost_words
-from spotd.history import (
-    DISK_GB,
-    Bucket,
-    History,
-    HistoryUnavailable,
-    PriceGroup,
-    PriceTerms,
-    SeriesQuery,
-    TooManyBuckets,
-)
 from spotd_providers.contract import gpus
 from spotd_providers.contract.values import Market, ProviderName, as_usd
 
@@ -44,7 +29,7 @@ HINT: Final = "jobs go on without it; spotctl doctor says more"
 
 
 class PriceHandlers(DaemonAnswers):
-    async def quotes(self, query: PriceQuery) -> PricesResponse:
+    async def quotes(self, query: PriceQuery) -> costs.PricesResponse:
         """Return the quotes of the newest pages, the cheapest first."""
         context = self._context
         market, policy, now = context.offer_cache.snapshot(), context.policy.current, context.clock.now()
@@ -53,8 +38,8 @@ class PriceHandlers(DaemonAnswers):
         wanted = _resolved_gpus(query.gpu, sold)
         world = context.world()
         catalogue = CandidateCatalogue(replace(world, policy=policy), market, now)
-        needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
-        found: list[tuple[int, str, str, QuoteResponse]] = []
+        needs = Needs(disk_gb=history.DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
+        found: list[tuple[int, str, str, costs.QuoteResponse]] = []
         job = None if query.job is None else world.jobs.get(await context.find(query.job))
         for name, provider_offers in market.by_provider.items():
             rules = policy.providers.get(name)
@@ -71,7 +56,7 @@ class PriceHandlers(DaemonAnswers):
                     row = quote_response(priced, ceiling, blocked, policy.bid_headroom_ppm)
                     found.append((priced.price.per_gpu, name, offer.offer_id, row))
         found.sort(key=lambda row: row[:3])
-        return PricesResponse(
+        return costs.PricesResponse(
             quotes=[row[3] for row in islice(found, query.limit)],
             costs=[
                 *(() if job is None else cost_words(job, world, market, now)),
@@ -81,7 +66,7 @@ class PriceHandlers(DaemonAnswers):
             more=len(found) > query.limit,
         )
 
-    async def history(self, query: HistoryQuery) -> HistoryResponse:
+    async def history(self, query: HistoryQuery) -> costs.HistoryResponse:
         """Return what prices were.
 
         Raises:
@@ -98,28 +83,28 @@ class PriceHandlers(DaemonAnswers):
                 "the range ends before it begins", hint="--since and --until are spans before now or instants"
             )
         try:
-            question = SeriesQuery(
+            question = history.SeriesQuery(
                 since=max(0, int(since.timestamp())),
                 until=int(until.timestamp()) + 1,
                 every_s=_length_s(query, until - since),
-                gpus=_resolved_gpus(query.gpu, await context.price_recorder.ask(History.gpus)),
+                gpus=_resolved_gpus(query.gpu, await context.price_recorder.ask(history.History.gpus)),
                 provider=None if query.provider is None else ProviderName(query.provider),
                 market=None if query.market is None else Market(query.market),
                 offer=query.offer,
                 pool=query.pool,
             )
             rules = context.policy.current.providers
-            terms = PriceTerms(fee_ppm={name: rule.fee_ppm for name, rule in rules.items()})
+            terms = history.PriceTerms(fee_ppm={name: rule.fee_ppm for name, rule in rules.items()})
             answer = await context.price_recorder.ask(lambda history: history.ask(question, terms))
-        except HistoryUnavailable as exc:
+        except history.HistoryUnavailable as exc:
             raise ApiUnavailable(str(exc), hint=HINT) from exc
-        except TooManyBuckets as exc:
+        except history.TooManyBuckets as exc:
             raise Invalid(str(exc), hint="spotctl history --every 6h") from exc
-        return HistoryResponse(
+        return costs.HistoryResponse(
             since=utc_text(since),
             until=utc_text(until),
             bucket_s=answer.bucket_s,
-            disk_gb=DISK_GB,
+            disk_gb=history.DISK_GB,
             trouble=context.price_recorder.last_error,
             prices=[_prices(group) for group in answer.groups],
         )
@@ -138,15 +123,15 @@ def _before(instant: datetime, span: timedelta) -> datetime:
     return instant - span if instant - datetime(1970, 1, 1, tzinfo=UTC) > span else datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _prices(group: PriceGroup) -> PastPricesResponse:
-    return PastPricesResponse(
+def _prices(group: history.PriceGroup) -> costs.PastPricesResponse:
+    return costs.PastPricesResponse(
         gpu=group.gpu, market=group.market.value, buckets=[_bucket(bucket) for bucket in group.buckets]
     )
 
 
-def _bucket(bucket: Bucket) -> PastBucketResponse:
+def _bucket(bucket: history.Bucket) -> costs.PastBucketResponse:
     p10, p25, median, p75, p90 = map(as_usd, bucket.quantiles)
-    return PastBucketResponse(
+    return costs.PastBucketResponse(
         at=utc_text(datetime.fromtimestamp(bucket.start, tz=UTC)),
         begins=utc_text(datetime.fromtimestamp(bucket.begins, tz=UTC)),
         offers=round(bucket.offers, 2),

@@ -11,17 +11,7 @@ from typing import Final
 from spotd.api.handlers.context import DaemonAnswers
 from spotd.api.handlers.render import usd
 from spotd.api.requests import instant, utc_text
-from spotd.api.schemas.costs import (
-    AttemptCostResponse,
-    BudgetResponse,
-    CalibrationResponse,
-    CostGroupResponse,
-    CostResponse,
-    FallbackResponse,
-    LedgerResponse,
-    ReceiptResponse,
-    StrayResponse,
-)
+from spotd.api.schemas import costs as schemas
 from spotd.core.budgets import committed
 from spotd.core.calibration import BilledMachine, calibration
 from spotd.core.domain.attempts import Attempt
@@ -52,14 +42,16 @@ RECEIPTS_MAX: Final = 50
 
 
 class ReceiptHandlers(DaemonAnswers):
-    async def cost(self, ref: str | None) -> CostResponse:
+    async def cost(self, ref: str | None) -> schemas.CostResponse:
         """Return the receipt of one job, or of all, or of an array."""
         now = self._context.clock.now()
         if ref is not None and (array := await self._context.find_array(ref)) is not None:
             return await self._of_array(array, now)
         wanted = None if ref is None else await self._context.find(ref)
 
-        def work(reads: Reads) -> tuple[Sequence[JobView], list[ReceiptResponse], Totals | None, tuple[Intent, ...]]:
+        def work(
+            reads: Reads,
+        ) -> tuple[Sequence[JobView], list[schemas.ReceiptResponse], Totals | None, tuple[Intent, ...]]:
             if wanted is None:
                 # Jobs that go on first, since their money is still being spent; last those that had no machine yet.
                 open_jobs = reads.jobs(active=True)
@@ -78,10 +70,10 @@ class ReceiptHandlers(DaemonAnswers):
             return self._answer(receipts, _sums_of(views, now), strays, now)
         return self._answer(receipts, self._with_running(totals, now), strays, now)
 
-    async def _of_array(self, array: JobId, now: datetime) -> CostResponse:
+    async def _of_array(self, array: JobId, now: datetime) -> schemas.CostResponse:
         """Return the receipts of those jobs of the array that cost most, with the sums of all."""
 
-        def work(reads: Reads) -> tuple[tuple[JobView, ...], list[ReceiptResponse]]:
+        def work(reads: Reads) -> tuple[tuple[JobView, ...], list[schemas.ReceiptResponse]]:
             views = reads.array_jobs(array)
             most = sorted(views, key=lambda view: (-view.spent_at(now), view.id))[:RECEIPTS_MAX]
             return views, _receipts(reads, sorted(most, key=lambda view: view.id), now)
@@ -104,9 +96,9 @@ class ReceiptHandlers(DaemonAnswers):
         )
 
     def _answer(
-        self, receipts: list[ReceiptResponse], sums: Totals, strays: tuple[Intent, ...], now: datetime
-    ) -> CostResponse:
-        return CostResponse(
+        self, receipts: list[schemas.ReceiptResponse], sums: Totals, strays: tuple[Intent, ...], now: datetime
+    ) -> schemas.CostResponse:
+        return schemas.CostResponse(
             receipts=receipts,
             more=sums.jobs - len(receipts),
             spent_usd=as_usd(sums.spent),
@@ -133,7 +125,7 @@ def _sums_of(views: Sequence[JobView], now: datetime) -> Totals:
     )
 
 
-def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[ReceiptResponse]:
+def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[schemas.ReceiptResponse]:
     """Return a receipt for each of these jobs, from a fixed number of queries whatever they cost."""
     ids = [view.id for view in views]
     fallbacks: defaultdict[JobId | None, list[Event]] = defaultdict(list)
@@ -147,13 +139,13 @@ def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[Rec
     ]
 
 
-def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayResponse]:
+def _strays(ends: Iterable[Intent], now: datetime) -> list[schemas.StrayResponse]:
     """Return what machines cost that no job pays for, by provider."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for end in ends:
         found[end.provider].append(stray_cost(end, end.accepted_at or now))
     return [
-        StrayResponse(provider=provider, machines=len(costs), spent_usd=as_usd(sum(costs)), estimated=True)
+        schemas.StrayResponse(provider=provider, machines=len(costs), spent_usd=as_usd(sum(costs)), estimated=True)
         for provider, costs in sorted(found.items())
     ]
 
@@ -166,13 +158,13 @@ def _receipt(
     fallbacks: list[Event],
     corrections: list[Event],
     now: datetime,
-) -> ReceiptResponse:
+) -> schemas.ReceiptResponse:
     own = {item.id: _sums(item, costs, now) for item in attempts}
     aside = {i.number: sums for i, sums in costs.items() if i.job == view.id and i not in own}
     total = sum(spent(a, now) for a in attempts) + sum(sums.amount for sums in aside.values())
     on_demand = sum(on_demand_spent(a, now) for a in attempts) + sum(sums.on_demand for sums in aside.values())
     compared = compared_cost(view.state, MicroUsd(total), MicroUsd(on_demand))
-    return ReceiptResponse(
+    return schemas.ReceiptResponse(
         id=view.id,
         name=view.name,
         state=view.state.value,
@@ -210,9 +202,9 @@ def _aside_words(number: int, sums: CostSums) -> str:
     return f"the row of attempt {number} cannot be understood: {booked} booked for it is in the sum, its line left out"
 
 
-def _fallback(event: Event) -> FallbackResponse:
+def _fallback(event: Event) -> schemas.FallbackResponse:
     after = event.data.get("next")
-    return FallbackResponse(
+    return schemas.FallbackResponse(
         attempt=event.attempt or 0,
         name=str(event.data.get("name")),
         reason=str(event.data.get("reason")),
@@ -221,9 +213,9 @@ def _fallback(event: Event) -> FallbackResponse:
     )
 
 
-def _line(item: Attempt, sums: CostSums, now: datetime) -> AttemptCostResponse:
+def _line(item: Attempt, sums: CostSums, now: datetime) -> schemas.AttemptCostResponse:
     offer = item.quote.offer
-    return AttemptCostResponse(
+    return schemas.AttemptCostResponse(
         attempt=item.id.number,
         provider=offer.provider,
         host=offer.host_id or offer.offer_id,
@@ -252,18 +244,18 @@ def _line(item: Attempt, sums: CostSums, now: datetime) -> AttemptCostResponse:
     )
 
 
-def budget_responses(world: World, now: datetime) -> list[BudgetResponse]:
+def budget_responses(world: World, now: datetime) -> list[schemas.BudgetResponse]:
     """Return the day, the month and the number of machines, each with what is promised on top of what is used."""
     policy = world.policy
     promised = as_usd(sum(committed(world, a, now) for a in world.attempts.values()))
     return [
-        BudgetResponse(
+        schemas.BudgetResponse(
             name="day", used=as_usd(spent_on_day(world, now)), committed=promised, limit=usd(policy.budget_day)
         ),
-        BudgetResponse(
+        schemas.BudgetResponse(
             name="month", used=as_usd(spent_in_month(world, now)), committed=promised, limit=usd(policy.budget_month)
         ),
-        BudgetResponse(
+        schemas.BudgetResponse(
             name="machines", used=float(machines_in_use(world, now)), committed=0.0, limit=float(policy.machines_max)
         ),
     ]
@@ -280,12 +272,12 @@ OTHERS: Final = "(others)"
 
 
 class LedgerHandlers(DaemonAnswers):
-    async def groups(self, by: CostGrouping) -> LedgerResponse:
+    async def groups(self, by: CostGrouping) -> schemas.LedgerResponse:
         """Return the sums of each group and of all, from two statements however much there is."""
         now = self._context.clock.now()
         return await self._context.read(lambda reads: _ledger(reads, by, now))
 
-    async def calibrations(self) -> list[CalibrationResponse]:
+    async def calibrations(self) -> list[schemas.CalibrationResponse]:
         """Return what the bills of each provider say of its fee, or why nothing can be said."""
         machines = await self._context.read(lambda reads: reads.billed_machines(limit=BILLS_MAX))
         by_provider: defaultdict[ProviderName, list[BilledMachine]] = defaultdict(list)
@@ -297,9 +289,11 @@ class LedgerHandlers(DaemonAnswers):
         fees |= {name: rules.fee_ppm for name, rules in policy.providers.items() if name in fees}
         return [self._calibration(name, by_provider[name], fee_ppm) for name, fee_ppm in sorted(fees.items())]
 
-    def _calibration(self, name: ProviderName, machines: list[BilledMachine], fee_ppm: int) -> CalibrationResponse:
+    def _calibration(
+        self, name: ProviderName, machines: list[BilledMachine], fee_ppm: int
+    ) -> schemas.CalibrationResponse:
         found = calibration(machines, fee_ppm)
-        return CalibrationResponse(
+        return schemas.CalibrationResponse(
             provider=name,
             machines=found.machines,
             booked_usd=as_usd(found.booked),
@@ -317,13 +311,13 @@ class LedgerHandlers(DaemonAnswers):
         return "" if power is None or power.available else power.reason
 
 
-def _ledger(reads: Reads, by: CostGrouping, now: datetime) -> LedgerResponse:
+def _ledger(reads: Reads, by: CostGrouping, now: datetime) -> schemas.LedgerResponse:
     found = {group.key: group for group in reads.cost_groups(by)}
     for item, name, state in reads.open_attempts():
         _add_running(found, by, item, name, state, now)
     groups = _in_order(found.values(), by)
     total = _together("total", groups, by)
-    return LedgerResponse(by=by.value, groups=[_response(group) for group in groups], total=_response(total))
+    return schemas.LedgerResponse(by=by.value, groups=[_response(group) for group in groups], total=_response(total))
 
 
 def _add_running(
@@ -367,9 +361,9 @@ def _together(key: str, groups: Sequence[CostGroup], by: CostGrouping) -> CostGr
     return CostGroup(key=key, attempts=attempts, is_estimated=is_estimated, sums=sums)
 
 
-def _response(group: CostGroup) -> CostGroupResponse:
+def _response(group: CostGroup) -> schemas.CostGroupResponse:
     sums = group.sums
-    return CostGroupResponse(
+    return schemas.CostGroupResponse(
         key=group.key,
         name=group.name,
         machines=group.attempts,

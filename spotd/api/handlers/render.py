@@ -12,19 +12,9 @@ from typing import Final
 from spotd.api.handlers.context import DaemonAnswers, HandlerContext
 from spotd.api.requests import instant, utc_text
 from spotd.api.responses import ApiUnavailable, NotFound
+from spotd.api.schemas import jobs as schemas
 from spotd.api.schemas.answers import EventResponse, PassedOverResponse
 from spotd.api.schemas.costs import BreakdownResponse, PollResponse, QuoteResponse
-from spotd.api.schemas.jobs import (
-    ArrayTaskResponse,
-    AttemptResponse,
-    BidResponse,
-    CheckpointResponse,
-    FailureResponse,
-    GpuResponse,
-    JobResponse,
-    StageResponse,
-    TransferResponse,
-)
 from spotd.core.bids import pays_bid
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, JobId
@@ -55,10 +45,10 @@ _KNOWN_MAX: Final = 256
 _COMMAND_FAILED: Final = EndReason.USER_ERROR.sentence("{").partition("{")[0]
 
 
-def failure_response(view: JobView, output: Sequence[str] = ()) -> FailureResponse | None:
+def failure_response(view: JobView) -> schemas.FailureResponse | None:
     """Return why a job failed, or why its command did and is about to be tried again; `None` for all others."""
     if view.state is JobState.FAILED or _is_retried(view.state, view.reason):
-        return _response(view.state, view.reason, view.attempts_made, view.exit_code, output, view.name)
+        return _response(view.state, view.reason, view.attempts_made, view.exit_code, (), view.name)
     return None
 
 
@@ -68,9 +58,9 @@ def _is_retried(state: JobState, reason: str) -> bool:
 
 def _response(
     state: JobState, reason: str, attempt: int, exit_code: int | None, output: Sequence[str], name: str
-) -> FailureResponse:
+) -> schemas.FailureResponse:
     known = explain_exit(exit_code, output, name, is_retried=state is JobState.RECOVERING)
-    return FailureResponse(
+    return schemas.FailureResponse(
         attempt=attempt,
         reason=reason,
         exit_code=exit_code,
@@ -87,7 +77,7 @@ class FailureHandlers(DaemonAnswers):
         super().__init__(context)
         self._known: OrderedDict[AttemptId, list[str]] = OrderedDict()
 
-    async def complete(self, jobs: Sequence[JobResponse]) -> None:
+    async def complete(self, jobs: Sequence[schemas.JobResponse]) -> None:
         """Add the output to the newest failed ones of these."""
         failed = [job for job in jobs if job["failure"] is not None]
         for job in failed[:LISTED_MAX]:
@@ -145,7 +135,7 @@ def provider_words(listings: Mapping[ProviderName, Listing]) -> Words:
 
 def stage_response(
     attempts: Iterable[Attempt], hosts: HostMonitor, words: Words, intents: Intents
-) -> StageResponse | None:
+) -> schemas.StageResponse | None:
     """Return what the machine of the attempt that counts does; `None` while its command runs, and without one."""
     known = tuple(attempts)
     item = next((one for one in known if one.state.counts), None)
@@ -168,13 +158,13 @@ def stage_response(
     )
 
 
-def _waiting(item: Attempt, order: Intent) -> StageResponse:
+def _waiting(item: Attempt, order: Intent) -> schemas.StageResponse:
     until = "" if order.not_before is None else f" until {order.not_before.astimezone(UTC):%H:%M} UTC"
     text = f"its job is done; it waits for another job{until}, then it is ended"
     return _stage("waits", text, since=item.ended_at)
 
 
-def _unheard(item: Attempt, words: Words) -> StageResponse | None:
+def _unheard(item: Attempt, words: Words) -> schemas.StageResponse | None:
     """Return the stage of a machine without a heartbeat that this daemon has read."""
     if item.state is AttemptState.INTENDED and item.ref is None:
         return _stage("launch", f"{item.provider} has not answered the launch yet", since=item.intended_at)
@@ -189,9 +179,11 @@ def _unheard(item: Attempt, words: Words) -> StageResponse | None:
     return _stage("image", text, since=item.launched_at or item.intended_at)
 
 
-def _stage(name: str, text: str, *, since: datetime | None, moved: tuple[int, int] | None = None) -> StageResponse:
+def _stage(
+    name: str, text: str, *, since: datetime | None, moved: tuple[int, int] | None = None
+) -> schemas.StageResponse:
     done, total = moved or (None, None)
-    return StageResponse(
+    return schemas.StageResponse(
         name=name,
         text=text,
         since=instant(since),
@@ -207,10 +199,10 @@ def usd(amount: int | None) -> float | None:
     return None if amount is None else as_usd(amount)
 
 
-def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
+def attempt_response(item: Attempt, now: datetime) -> schemas.AttemptResponse:
     offer = item.quote.offer
     reason = item.end_reason
-    return AttemptResponse(
+    return schemas.AttemptResponse(
         attempt=item.id.number,
         state=item.state.value,
         provider=offer.provider,
@@ -238,9 +230,9 @@ def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
     )
 
 
-def _bid_response(item: Attempt) -> BidResponse:
+def _bid_response(item: Attempt) -> schemas.BidResponse:
     known = item.bidding
-    return BidResponse(
+    return schemas.BidResponse(
         usd_h=as_usd(item.quote.price.gpu),
         floor_usd_h=usd(known.floor),
         changes=max(0, len(known.placed) - 1),
@@ -248,8 +240,8 @@ def _bid_response(item: Attempt) -> BidResponse:
     )
 
 
-def transfer_response(at: HostTransfer) -> TransferResponse:
-    return TransferResponse(
+def transfer_response(at: HostTransfer) -> schemas.TransferResponse:
+    return schemas.TransferResponse(
         kind=at.kind.value,
         checkpoint=at.name,
         bytes_done=at.done,
@@ -261,12 +253,12 @@ def transfer_response(at: HostTransfer) -> TransferResponse:
     )
 
 
-def gpu_responses(hosts: HostMonitor, attempt: AttemptId) -> list[GpuResponse]:
+def gpu_responses(hosts: HostMonitor, attempt: AttemptId) -> list[schemas.GpuResponse]:
     """Return the use of the host's GPUs by its newest heartbeat that was read."""
     heartbeat, at = hosts.heartbeat(attempt), hosts.heartbeat_at(attempt)
     if heartbeat is None or at is None:
         return []
-    return [GpuResponse(**gpu.model_dump(), at=utc_text(at)) for gpu in heartbeat.gpus]  # type: ignore[typeddict-item]  # the fields of both are the same, which a test holds
+    return [schemas.GpuResponse(**gpu.model_dump(), at=utc_text(at)) for gpu in heartbeat.gpus]  # type: ignore[typeddict-item]  # the fields of both are the same, which a test holds
 
 
 def job_response(
@@ -277,7 +269,7 @@ def job_response(
     hosts: HostMonitor,
     words: Words,
     intents: Intents,
-) -> JobResponse:
+) -> schemas.JobResponse:
     """Return the job object. In a list, `attempts` are those that have not ended.
 
     Args:
@@ -288,7 +280,7 @@ def job_response(
     spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
     gpu, count = _gpu_of(view, machine)
     moving = None if machine is None else hosts.transfer(machine.id)
-    return JobResponse(
+    return schemas.JobResponse(
         id=view.id,
         name=view.name,
         state=view.state.value,
@@ -336,8 +328,10 @@ def _late_words(view: JobView, attempts: Iterable[Attempt], now: datetime) -> st
     return next((late_words(item.freshness, newest, now) for item in attempts if item.state.counts), "")
 
 
-def _array_response(task: ArrayTask) -> ArrayTaskResponse:
-    return ArrayTaskResponse(id=task.id, name=task.name, index=task.index, count=task.count, at_once=task.at_once)
+def _array_response(task: ArrayTask) -> schemas.ArrayTaskResponse:
+    return schemas.ArrayTaskResponse(
+        id=task.id, name=task.name, index=task.index, count=task.count, at_once=task.at_once
+    )
 
 
 def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int]:
@@ -347,8 +341,8 @@ def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int
     return name or None, int(number) if number.isdecimal() else 1
 
 
-def checkpoint_response(item: Checkpoint) -> CheckpointResponse:
-    return CheckpointResponse(
+def checkpoint_response(item: Checkpoint) -> schemas.CheckpointResponse:
+    return schemas.CheckpointResponse(
         name=item.name, attempt=item.attempt, step=item.step, bytes=item.bytes, at=utc_text(item.at)
     )
 

@@ -15,18 +15,10 @@ from typing import Final
 
 import anyio
 
+from spotd.api.handlers import plans
 from spotd.api.handlers.context import DaemonAnswers, HandlerContext, get_job, require_free_names, require_free_views
 from spotd.api.handlers.data import with_data
 from spotd.api.handlers.jobs import JobHandlers
-from spotd.api.handlers.plans import (
-    find_chain,
-    find_resume_source,
-    outlook,
-    read_spec,
-    require_feasible,
-    require_future,
-    resume_source_response,
-)
 from spotd.api.requests import BudgetChange, JobDraft, Submission
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.schemas.answers import CodeResponse, PlanResponse
@@ -68,27 +60,27 @@ class SubmissionHandlers(DaemonAnswers):
             NotFound: there is no such job or checkpoint to resume from.
         """
         spec = await with_data(self._context, self._spec(draft), draft.folders, is_plan=True)
-        require_future(spec, self._context.clock.now())
+        plans.require_future(spec, self._context.clock.now())
         tasks = _tasks(spec, array)
         world = self._context.world()
         names = (spec.name,) if tasks is None else tasks.names
-        chain = await self._context.read(lambda reads: find_chain(reads, spec.schedule.after, names, spec.name))
+        chain = await self._context.read(lambda reads: plans.find_chain(reads, spec.schedule.after, names, spec.name))
         if chain is not None:
             over = await self._context.read(lambda reads: reads.past_jobs(chain.after))
             world = replace(world, past={**world.past, **over})
-        source = await find_resume_source(self._context, resume_from)
+        source = await plans.find_resume_source(self._context, resume_from)
         taken = () if source is None else await self._context.read(lambda reads: source.checkpoints(reads, world))
         now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
         job = replace(new_job(PLAN_ID, spec, now), checkpoints=taken, chain=chain)
-        require_feasible(job, world, market, now)
-        plan = outlook(job, world, market, now)
+        plans.require_feasible(job, world, market, now)
+        plan = plans.outlook(job, world, market, now)
         if source is not None:
-            plan["resume_from"] = resume_source_response(source, taken[0])
+            plan["resume_from"] = plans.resume_source_response(source, taken[0])
         return plan
 
     def _spec(self, draft: JobDraft) -> JobSpec:
         known = frozenset(self._context.providers)
-        return read_spec(draft, self._context.offer_cache.snapshot(), known)
+        return plans.read_spec(draft, self._context.offer_cache.snapshot(), known)
 
     async def has_code(self, sha256: str) -> bool:
         """Return whether the object store holds this archive already."""
@@ -141,15 +133,15 @@ class SubmissionHandlers(DaemonAnswers):
             if isinstance(limited, str):
                 raise OverBudget(limited, hint=ALLOW_HINT)
             spec = limited
-        require_future(spec, context.clock.now())
+        plans.require_future(spec, context.clock.now())
         _require_secrets(spec, submission, is_shared=context.database.is_shared)
         code_bytes = await self._code_bytes(spec, submission)
-        source = await find_resume_source(context, submission.resume_from)
+        source = await plans.find_resume_source(context, submission.resume_from)
         world, market, now = context.world(), context.offer_cache.snapshot(), context.clock.now()
         taken = () if source is None else await context.read(lambda reads: source.checkpoints(reads, world))
         bare = new_job(PLAN_ID, spec, now)
         planned = replace(bare, checkpoints=taken)
-        require_feasible(planned, world, market, now)
+        plans.require_feasible(planned, world, market, now)
         problem = used_up(world, market, bare, now, unspent=True)
         if problem:
             raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
@@ -164,7 +156,7 @@ class SubmissionHandlers(DaemonAnswers):
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             names = [spec.name] if tasks is None else list(tasks.names)
             require_free_names(world, set(names), "" if tasks is None else spec.name)
-            chain = find_chain(reads, spec.schedule.after, tuple(names), spec.name, by_agent=submission.agent)
+            chain = plans.find_chain(reads, spec.schedule.after, tuple(names), spec.name, by_agent=submission.agent)
             job = new_job(ids[0], spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
             job = replace(job, chain=chain, submitted_by=AGENT if submission.agent else "")
             if source is not None:

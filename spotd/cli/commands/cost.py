@@ -10,42 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from spotd import words
 from spotd.cli import stderr, stdout
 from spotd.cli.inputs.options import CSV, JSON, TABLE, complete_job, output, show_data
 from spotd.cli.views.table import Column, state_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
-from spotd.words import (
-    NOTHING,
-    OWN,
-    clean,
-    compared_text,
-    count,
-    dollars,
-    gpu_text,
-    local_text,
-    money,
-    on_demand_text,
-    price,
-    saved_text,
-    size_text,
-    span_text,
-    spent_text,
-    spent_words,
-    where_text,
-)
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.costs import (
-        AttemptCostResponse,
-        BudgetResponse,
-        CalibrationResponse,
-        CostGroupResponse,
-        CostResponse,
-        FallbackResponse,
-        LedgerResponse,
-        ReceiptResponse,
-    )
+    from spotd.api.schemas import costs as schemas
 
 
 # Tables for a spreadsheet: CSV in which no text is taken for a formula.
@@ -76,53 +49,56 @@ def _cell(key: str, value: object) -> str:
         return str(value)
     if isinstance(value, float):
         return f"{value:.6f}" if "_usd" in key else f"{value:.3f}"
-    text = _NEXT_CELL.sub(r"\1'", clean(str(value)))
+    text = _NEXT_CELL.sub(r"\1'", words.clean(str(value)))
     return f"'{text}" if text.lstrip(" \"'").startswith(_FORMULA) else text
 
 
-def _attempt_on_demand(line: AttemptCostResponse) -> str:
-    return NOTHING if line["on_demand_usd_h"] is None else money(line["on_demand_usd"])
+def _attempt_on_demand(line: schemas.AttemptCostResponse) -> str:
+    return words.NOTHING if line["on_demand_usd_h"] is None else words.money(line["on_demand_usd"])
 
 
-_JOB_COLUMNS: Sequence[Column[ReceiptResponse]] = (
+_JOB_COLUMNS: Sequence[Column[schemas.ReceiptResponse]] = (
     Column("ID", lambda receipt: receipt["id"]),
     Column("NAME", lambda receipt: receipt["name"], least=8),
     Column("STATE", lambda receipt: state_cell(receipt["state"])),
-    Column("SPENT", spent_text, right=True),
-    Column("ON-DEMAND", on_demand_text, right=True),
-    Column("SAVED", saved_text, right=True),
+    Column("SPENT", words.spent_text, right=True),
+    Column("ON-DEMAND", words.on_demand_text, right=True),
+    Column("SAVED", words.saved_text, right=True),
     Column("PREEMPT", lambda receipt: str(receipt["recoveries"]), right=True),
-    Column("LOST", lambda receipt: span_text(receipt["lost_s"]), right=True),
+    Column("LOST", lambda receipt: words.span_text(receipt["lost_s"]), right=True),
 )
-_ATTEMPT_COLUMNS: Sequence[Column[AttemptCostResponse]] = (
+_ATTEMPT_COLUMNS: Sequence[Column[schemas.AttemptCostResponse]] = (
     Column("TRY", lambda line: str(line["attempt"]), right=True),
-    Column("WHERE", where_text, least=10),
-    Column("GPU", gpu_text, least=6, drop=1),
+    Column("WHERE", words.where_text, least=10),
+    Column("GPU", words.gpu_text, least=6, drop=1),
     Column("MARKET", lambda line: line["market"], least=4, drop=3),
-    Column("FROM", lambda line: local_text(line["started_at"]), drop=4),
-    Column("RAN", lambda line: span_text(line["seconds"]), right=True),
-    Column("$/H", lambda line: price(line["effective_usd_h"]), right=True),
-    Column("SPENT", spent_text, right=True),
+    Column("FROM", lambda line: words.local_text(line["started_at"]), drop=4),
+    Column("RAN", lambda line: words.span_text(line["seconds"]), right=True),
+    Column("$/H", lambda line: words.price(line["effective_usd_h"]), right=True),
+    Column("SPENT", words.spent_text, right=True),
     Column("ON-DEMAND", _attempt_on_demand, right=True),
-    Column("END", lambda line: line["reason"] or ("runs" if line["ended_at"] is None else NOTHING), least=8),
+    Column("END", lambda line: line["reason"] or ("runs" if line["ended_at"] is None else words.NOTHING), least=8),
 )
 
 
-_GROUP_COLUMNS: Sequence[Column[CostGroupResponse]] = (
+_GROUP_COLUMNS: Sequence[Column[schemas.CostGroupResponse]] = (
     Column(
-        "MACHINES", lambda group: NOTHING if group["machines"] is None else str(group["machines"]), right=True, drop=7
+        "MACHINES",
+        lambda group: words.NOTHING if group["machines"] is None else str(group["machines"]),
+        right=True,
+        drop=7,
     ),
-    Column("RAN", lambda group: span_text(group["seconds"]), right=True, drop=6),
-    Column("GPU", lambda group: money(group["gpu_usd"]), right=True, drop=5),
-    Column("DISK", lambda group: money(group["disk_usd"]), right=True, drop=4),
-    Column("TRAFFIC", lambda group: money(group["traffic_usd"]), right=True, drop=4),
-    Column("FEE", lambda group: money(group["fee_usd"]), right=True, drop=4),
-    Column("FREE", lambda group: money(group["free_usd"]), right=True, drop=8),
-    Column("BOOKED", lambda group: money(group["booked_usd"]), right=True, drop=3),
+    Column("RAN", lambda group: words.span_text(group["seconds"]), right=True, drop=6),
+    Column("GPU", lambda group: words.money(group["gpu_usd"]), right=True, drop=5),
+    Column("DISK", lambda group: words.money(group["disk_usd"]), right=True, drop=4),
+    Column("TRAFFIC", lambda group: words.money(group["traffic_usd"]), right=True, drop=4),
+    Column("FEE", lambda group: words.money(group["fee_usd"]), right=True, drop=4),
+    Column("FREE", lambda group: words.money(group["free_usd"]), right=True, drop=8),
+    Column("BOOKED", lambda group: words.money(group["booked_usd"]), right=True, drop=3),
     Column("BILLS", lambda group: _with_sign(group["corrected_usd"]), right=True, drop=3),
-    Column("SPENT", spent_text, right=True),
-    Column("ON-DEMAND", on_demand_text, right=True, drop=2),
-    Column("SAVED", lambda group: compared_text(group, group["saved_usd"]), right=True, drop=1),
+    Column("SPENT", words.spent_text, right=True),
+    Column("ON-DEMAND", words.on_demand_text, right=True, drop=2),
+    Column("SAVED", lambda group: words.compared_text(group, group["saved_usd"]), right=True, drop=1),
 )
 _GROUPINGS: Final = ("job", "day", "provider", "gpu", "host")
 _SUMS: Final = (
@@ -160,7 +136,7 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
     if by is not None or (output == CSV and ref is None):
         _show_groups(Daemon().cost_by(by or "job"), output)
         return
-    shape: CostResponse = Daemon().cost(ref)
+    shape: schemas.CostResponse = Daemon().cost(ref)
     if output == CSV:
         show(("job", *_ATTEMPT_KEYS), [{"job": r["id"], **line} for r in shape["receipts"] for line in r["attempts"]])
         return
@@ -175,19 +151,21 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
         show_table(_JOB_COLUMNS, shape["receipts"])
         stdout.line("")
         if shape.get("more", 0):
-            others = count(shape["more"], "older job" if ref is None else "job")
+            others = words.count(shape["more"], "older job" if ref is None else "job")
             stdout.line(f"{others} not shown, but in the total: spotctl cost JOB")
         stdout.line(
-            f"total: spent {spent_words(shape)}, {_total_on_demand(shape)}"
-            f"{count(shape['recoveries'], 'preemption')}, {_minutes(shape['lost_s'])} lost"
+            f"total: spent {words.spent_words(shape)}, {_total_on_demand(shape)}"
+            f"{words.count(shape['recoveries'], 'preemption')}, {_minutes(shape['lost_s'])} lost"
         )
     for stray in shape.get("strays", []):
-        machines = count(stray["machines"], "machine")
-        stdout.line(clean(f"no job: {machines} at {stray['provider']}, about {dollars(stray['spent_usd'])}"))
+        machines = words.count(stray["machines"], "machine")
+        stdout.line(
+            words.clean(f"no job: {machines} at {stray['provider']}, about {words.dollars(stray['spent_usd'])}")
+        )
     _show_budgets(shape["budgets"])
 
 
-def _show_groups(shape: LedgerResponse, output: str) -> None:
+def _show_groups(shape: schemas.LedgerResponse, output: str) -> None:
     by, groups = shape["by"], shape["groups"]
     if output == CSV:
         keys = (by, "name", *_SUMS) if by == "job" else (by, *_SUMS)
@@ -198,7 +176,7 @@ def _show_groups(shape: LedgerResponse, output: str) -> None:
     if not groups:
         stderr.note("nothing was spent yet")
         return
-    named: list[Column[CostGroupResponse]] = [Column(by.upper(), lambda group: group["key"], least=8)]
+    named: list[Column[schemas.CostGroupResponse]] = [Column(by.upper(), lambda group: group["key"], least=8)]
     if by == "job":
         named.append(Column("NAME", lambda group: group["name"], least=8))
     show_table([*named, *_GROUP_COLUMNS], [*groups, shape["total"]])
@@ -206,7 +184,7 @@ def _show_groups(shape: LedgerResponse, output: str) -> None:
 
 def _show_calibration(answer: Mapping[str, Any], output: str) -> None:
     """Print what the bills of each provider say of its fee, and what to write into the config."""
-    rows: list[CalibrationResponse] = answer["calibration"]
+    rows: list[schemas.CalibrationResponse] = answer["calibration"]
     if output == CSV:
         show(_CALIBRATION_KEYS, rows)
         return
@@ -215,26 +193,26 @@ def _show_calibration(answer: Mapping[str, Any], output: str) -> None:
     if not rows:
         stderr.note("no providers are configured")
     for row in rows:
-        both = f"; {dollars(row['booked_usd'])} were booked and {dollars(row['billed_usd'])} billed"
-        stdout.line(clean(f"{row['provider']}: {row['sentence']}{both if row['machines'] else ''}"))
+        both = f"; {words.dollars(row['booked_usd'])} were booked and {words.dollars(row['billed_usd'])} billed"
+        stdout.line(words.clean(f"{row['provider']}: {row['sentence']}{both if row['machines'] else ''}"))
     for row in rows:
         if row["suggested"] is not None:
             stdout.line("")
-            stdout.line(clean(f"[providers.{row['provider']}]"))
+            stdout.line(words.clean(f"[providers.{row['provider']}]"))
             stdout.line(f"fee_multiplier = {row['suggested']:.2f}")
 
 
 def _with_sign(usd: float) -> str:
-    return f"+{money(usd)}" if usd > 0 else money(usd) if usd else NOTHING
+    return f"+{words.money(usd)}" if usd > 0 else words.money(usd) if usd else words.NOTHING
 
 
-def _show_receipt(receipt: ReceiptResponse) -> None:
+def _show_receipt(receipt: schemas.ReceiptResponse) -> None:
     facts = [
-        ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
-        ("spent", spent_words(receipt)
-            + ("" if receipt["budget_usd"] is None else f" of {dollars(receipt['budget_usd'])}")),
+        ("job", words.clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
+        ("spent", words.spent_words(receipt)
+            + ("" if receipt["budget_usd"] is None else f" of {words.dollars(receipt['budget_usd'])}")),
         *_on_demand_cost(receipt),
-        ("preempted", count(receipt["recoveries"], "time")),
+        ("preempted", words.count(receipt["recoveries"], "time")),
         ("lost", f"{_minutes(receipt['lost_s'])} of work repeated after preemptions"),
     ]  # fmt: skip
     if receipt.get("summary"):
@@ -242,7 +220,7 @@ def _show_receipt(receipt: ReceiptResponse) -> None:
     facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
     facts += [("cost", text) for line in receipt["attempts"] if (text := _split_text(line))]
     facts += [("traffic", _traffic_text(line)) for line in receipt["attempts"] if line.get("traffic_usd", 0) > 0]
-    facts += [("bill", clean(sentence)) for sentence in receipt.get("corrections", [])]
+    facts += [("bill", words.clean(sentence)) for sentence in receipt.get("corrections", [])]
     facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
     stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))
     if receipt["attempts"]:
@@ -250,7 +228,7 @@ def _show_receipt(receipt: ReceiptResponse) -> None:
         show_table(_ATTEMPT_COLUMNS, receipt["attempts"])
 
 
-def _on_demand_cost(receipt: ReceiptResponse) -> list[tuple[str, str]]:
+def _on_demand_cost(receipt: schemas.ReceiptResponse) -> list[tuple[str, str]]:
     """Return what on-demand would have cost, as far as that price is known."""
     saved, uncompared = receipt["saved_usd"], receipt.get("uncompared_usd", 0)
     on_demand = receipt["on_demand_usd"] - uncompared
@@ -260,39 +238,43 @@ def _on_demand_cost(receipt: ReceiptResponse) -> list[tuple[str, str]]:
         return [("on demand", "not known: nothing is said of savings")]
     own, lines = receipt.get("own_saved_usd"), receipt["attempts"]
     hardware = "the same hardware" if own is None else "the same hardware, own machines as the best to rent then"
-    known = f"; {dollars(uncompared)} more was spent on hosts whose on-demand price is not known" if uncompared else ""
+    known = (
+        f"; {words.dollars(uncompared)} more was spent on hosts whose on-demand price is not known"
+        if uncompared
+        else ""
+    )
     return [
-        ("on demand", f"{dollars(on_demand)} for the same hours on {hardware}{known}"),
-        ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
-        *([] if own is None else [("own", _own_text(own, [line for line in lines if line["market"] == OWN]))]),
+        ("on demand", f"{words.dollars(on_demand)} for the same hours on {hardware}{known}"),
+        ("saved", f"{words.dollars(saved)}{_percent(saved, on_demand)}"),
+        *([] if own is None else [("own", _own_text(own, [line for line in lines if line["market"] == words.OWN]))]),
     ]
 
 
-def _own_text(saved: float, lines: Sequence[AttemptCostResponse]) -> str:
+def _own_text(saved: float, lines: Sequence[schemas.AttemptCostResponse]) -> str:
     """Return where own machines ran the job, and what that saved against renting."""
-    places = ", ".join(dict.fromkeys(where_text(line) for line in lines))
-    ran = span_text(sum(line["seconds"] for line in lines))
-    return f"{ran} on {places} saved {dollars(saved)} against the best machine to rent at each launch"
+    places = ", ".join(dict.fromkeys(words.where_text(line) for line in lines))
+    ran = words.span_text(sum(line["seconds"] for line in lines))
+    return f"{ran} on {places} saved {words.dollars(saved)} against the best machine to rent at each launch"
 
 
-def _total_on_demand(shape: CostResponse) -> str:
+def _total_on_demand(shape: schemas.CostResponse) -> str:
     """Return what on-demand would have cost and what was saved, as far as that is known."""
     uncompared = shape.get("uncompared_usd", 0)
     on_demand, saved = shape["on_demand_usd"] - uncompared, shape["saved_usd"]
     if uncompared and on_demand <= 0:
         return ""
-    part = f" ({dollars(uncompared)} of it failed or has no known on-demand price)" if uncompared else ""
-    return f"on demand {dollars(on_demand)}, saved {dollars(saved)}{_percent(saved, on_demand)}{part}, "
+    part = f" ({words.dollars(uncompared)} of it failed or has no known on-demand price)" if uncompared else ""
+    return f"on demand {words.dollars(on_demand)}, saved {words.dollars(saved)}{_percent(saved, on_demand)}{part}, "
 
 
-def _free_text(line: AttemptCostResponse) -> str:
-    free = dollars(line["free_usd"])
-    return clean(
+def _free_text(line: schemas.AttemptCostResponse) -> str:
+    free = words.dollars(line["free_usd"])
+    return words.clean(
         f"{free} of attempt {line['attempt']}: {line['provider']} took the machine soon and bills no time of it"
     )
 
 
-def _split_text(line: AttemptCostResponse) -> str:
+def _split_text(line: schemas.AttemptCostResponse) -> str:
     """Return what an attempt's cost consists of, where that is more than one thing."""
     costs = {
         "GPU": line.get("gpu_usd", 0),
@@ -300,23 +282,25 @@ def _split_text(line: AttemptCostResponse) -> str:
         "traffic": line.get("traffic_usd", 0),
         "fee": line.get("fee_usd", 0),
     }
-    parts = [f"{dollars(usd)} {what}" for what, usd in costs.items() if usd]
+    parts = [f"{words.dollars(usd)} {what}" for what, usd in costs.items() if usd]
     booked = line["spent_usd"] - line.get("corrected_usd", 0)
     if line.get("corrected_usd"):
-        parts.append(f"{dollars(booked)} booked and {dollars(line['spent_usd'])} billed")
+        parts.append(f"{words.dollars(booked)} booked and {words.dollars(line['spent_usd'])} billed")
     return f"attempt {line['attempt']}: {', '.join(parts)}" if len(parts) > 1 else ""
 
 
-def _traffic_text(line: AttemptCostResponse) -> str:
-    moved = f"{size_text(line['uploaded_bytes'])} uploaded and {size_text(line['restored_bytes'])} downloaded"
+def _traffic_text(line: schemas.AttemptCostResponse) -> str:
+    moved = (
+        f"{words.size_text(line['uploaded_bytes'])} uploaded and {words.size_text(line['restored_bytes'])} downloaded"
+    )
     egress = line.get("egress_usd", 0)
-    owner = f", {dollars(egress)} of it to the owner of the checkpoint store" if egress else ""
-    return clean(f"{dollars(line['traffic_usd'])} of attempt {line['attempt']} for {moved}{owner}")
+    owner = f", {words.dollars(egress)} of it to the owner of the checkpoint store" if egress else ""
+    return words.clean(f"{words.dollars(line['traffic_usd'])} of attempt {line['attempt']} for {moved}{owner}")
 
 
-def _fallback_text(one: FallbackResponse) -> str:
+def _fallback_text(one: schemas.FallbackResponse) -> str:
     began = "afresh" if one["next"] is None else f"from {one['next']}"
-    return clean(f"attempt {one['attempt']} began {began}: {one['name']} could not be restored ({one['reason']})")
+    return words.clean(f"attempt {one['attempt']} began {began}: {one['name']} could not be restored ({one['reason']})")
 
 
 def _minutes(seconds: float) -> str:
@@ -328,13 +312,13 @@ def _percent(saved: float, on_demand: float) -> str:
     return f" ({100 * saved / on_demand:.0f} %)" if on_demand > 0 else ""
 
 
-def _show_budgets(budgets: Sequence[BudgetResponse]) -> None:
+def _show_budgets(budgets: Sequence[schemas.BudgetResponse]) -> None:
     for budget in budgets:
         if budget["limit"] is None:
             continue
         if budget["name"] == "machines":
             text = f"{budget['used']:.0f} of {budget['limit']:.0f}"
         else:
-            used, limit, committed = (dollars(budget[key]) for key in ("used", "limit", "committed"))
+            used, limit, committed = (words.dollars(budget[key]) for key in ("used", "limit", "committed"))
             text = f"{used} of {limit}, {committed} more committed"
-        stdout.line(clean(f"budget {budget['name']}: {text}"))
+        stdout.line(words.clean(f"budget {budget['name']}: {text}"))

@@ -19,17 +19,11 @@ from spotd.client.daemon import Daemon
 from spotd.words import NOTHING, clean, count, local_text, size_text
 
 if TYPE_CHECKING:
+    from spotd.api.schemas import jobs as schemas
     from spotd.api.schemas.answers import CheckpointsAnswer
-    from spotd.api.schemas.jobs import (
-        DatasetResponse,
-        FileResponse,
-        FilesResponse,
-        KeptCheckpointResponse,
-        VerificationResponse,
-    )
 
 
-_FILE_COLUMNS: Sequence[Column[FileResponse]] = (
+_FILE_COLUMNS: Sequence[Column[schemas.FileResponse]] = (
     Column("PATH", lambda entry: entry["path"], least=20),
     Column("SIZE", lambda entry: size_text(entry["bytes"]), right=True),
 )
@@ -64,7 +58,7 @@ def fetch(
         CommandFailed: one is in the way, or the disk refuses.
     """
     daemon = Daemon()
-    shape: FilesResponse = daemon.files(ref, checkpoint)
+    shape: schemas.FilesResponse = daemon.files(ref, checkpoint)
     places = choose(shape["files"], patterns)
     files = [shape["files"][place] for place in places]
     code = _code_of(shape)
@@ -116,7 +110,7 @@ def fetch(
     return code
 
 
-def _code_of(shape: FilesResponse) -> int | None:
+def _code_of(shape: schemas.FilesResponse) -> int | None:
     """Return the exit code. What is there is fetched in any case; what is missing is on the terminal too."""
     warning = shape.get("warning", "")
     if not warning:
@@ -129,7 +123,7 @@ def _code_of(shape: FilesResponse) -> int | None:
 
 
 ACTIONS: Final = ("list", "verify", "pull", "pin", "unpin", "rm")
-_COLUMNS: Sequence[Column[KeptCheckpointResponse]] = (
+_COLUMNS: Sequence[Column[schemas.KeptCheckpointResponse]] = (
     Column("NAME", lambda row: row["name"], least=10),
     Column("STEP", lambda row: NOTHING if row["step"] is None else str(row["step"]), right=True),
     Column("SIZE", lambda row: size_text(row["bytes"]), right=True),
@@ -138,7 +132,7 @@ _COLUMNS: Sequence[Column[KeptCheckpointResponse]] = (
     Column("KEPT", lambda row: ", ".join(_reasons_to_keep(row)) or NOTHING, least=4),
     Column("AT", lambda row: local_text(row["at"])),
 )
-_VERIFIED_COLUMNS: Sequence[Column[VerificationResponse]] = (
+_VERIFIED_COLUMNS: Sequence[Column[schemas.VerificationResponse]] = (
     Column("NAME", lambda row: row["name"], least=10),
     Column("BY", lambda row: str(row["attempt"] or NOTHING), right=True),
     Column("READ", lambda row: size_text(row["bytes_done"]), right=True),
@@ -146,7 +140,7 @@ _VERIFIED_COLUMNS: Sequence[Column[VerificationResponse]] = (
 )
 
 
-def _reasons_to_keep(row: KeptCheckpointResponse) -> list[str]:
+def _reasons_to_keep(row: schemas.KeptCheckpointResponse) -> list[str]:
     return [word for word, holds in (("pinned", row["pinned"]), ("best", row["best"])) if holds]
 
 
@@ -219,7 +213,7 @@ def _refuse_strays(
 
 def _list(ref: str, output: str) -> None:
     answer = Daemon().checkpoints(ref)
-    rows: list[KeptCheckpointResponse] = answer["checkpoints"]
+    rows: list[schemas.KeptCheckpointResponse] = answer["checkpoints"]
     if show_data(answer, output, [row["name"] for row in rows]):
         return
     if rows:
@@ -230,12 +224,12 @@ def _list(ref: str, output: str) -> None:
 
 def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
     """Verify the checkpoints; return the exit code: whether every byte is what was saved."""
-    verified: list[VerificationResponse] = []
+    verified: list[schemas.VerificationResponse] = []
     unfinished = ""
     query: dict[str, Any] = {"checkpoint": [*names], "all": int(every)}
     with stderr.ProgressLine("verify", None) as progress:
         done = 0
-        shape: VerificationResponse
+        shape: schemas.VerificationResponse
         for shape in Daemon().verify_checkpoints(ref, query):
             done = 0 if shape["bytes_done"] < done else done
             progress.add(shape["bytes_done"] - done)
@@ -261,11 +255,11 @@ def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
     return ExitCode.JOB_FAILED if damaged else ExitCode.OK
 
 
-def _finding(row: VerificationResponse) -> Cell:
+def _finding(row: schemas.VerificationResponse) -> Cell:
     return Cell("every byte is what was saved", "green") if row["ok"] else Cell(_problem_text(row), "red")
 
 
-def _problem_text(row: VerificationResponse) -> str:
+def _problem_text(row: schemas.VerificationResponse) -> str:
     chunks = f"{count(row['damaged'], 'damaged chunk')}; " if row["damaged"] else ""
     return f"{chunks}{row['problem']}"
 
@@ -287,7 +281,7 @@ def _show_changes(answer: CheckpointsAnswer, output: str, words: str) -> None:
 # `data`: datasets that jobs read, stored once by their content.
 
 
-_SET_COLUMNS: Sequence[Column[DatasetResponse]] = (
+_SET_COLUMNS: Sequence[Column[schemas.DatasetResponse]] = (
     Column("NAME", lambda row: row["name"], least=8),
     Column("SIZE", lambda row: size_text(row["bytes"]), right=True),
     Column("FILES", lambda row: f"{row['files']:,}", right=True),

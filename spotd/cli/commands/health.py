@@ -19,23 +19,13 @@ from spotd.client.transport import DaemonUnreachable
 from spotd.words import NOTHING, clean, count, dollars, local_text, seconds_between, short_span, span_text
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.answers import (
-        AdoptedJobResponse,
-        AdoptionResponse,
-        ChannelTestResponse,
-        CheckResponse,
-        DoctorResponse,
-        ForgottenHostResponse,
-        HostResponse,
-        ProviderResponse,
-        ReconcileResponse,
-    )
+    from spotd.api.schemas import answers
 
 
 # `providers --hosts` and `--forget`: what is remembered of hosts.
 
 
-_COLUMNS: Sequence[Column[HostResponse]] = (
+_COLUMNS: Sequence[Column[answers.HostResponse]] = (
     Column("HOST", lambda row: clean(f"{row['provider']}/{row['host']}"), least=10),
     Column("BEHIND", lambda row: f"{row['ranks_behind']:.1%}", right=True),
     Column("FAILED", lambda row: _count(row["failed_starts"]), right=True),
@@ -54,7 +44,7 @@ _NOTE = (
 
 def show_hosts(output: str) -> None:
     answer = Daemon().hosts()
-    rows: list[HostResponse] = answer["hosts"]
+    rows: list[answers.HostResponse] = answer["hosts"]
     if show_data(answer, output, [f"{row['provider']}/{row['host']}" for row in rows]):
         return
     if not rows:
@@ -68,7 +58,7 @@ def show_hosts(output: str) -> None:
 
 def forget_host(host: str, output: str) -> None:
     answer = Daemon().forget_host(host)
-    gone: list[ForgottenHostResponse] = answer["forgotten"]
+    gone: list[answers.ForgottenHostResponse] = answer["forgotten"]
     names = [f"{row['provider']}/{row['host']}" for row in gone]
     if not show_data(answer, output, names):
         for name in names:
@@ -79,9 +69,9 @@ def _count(value: float) -> str:
     return f"{value:.1f}" if value else NOTHING
 
 
-def _columns(now: str, *, money: bool) -> Sequence[Column[ProviderResponse]]:
+def _columns(now: str, *, money: bool) -> Sequence[Column[answers.ProviderResponse]]:
     """Return the columns of `providers`, with those of the balance where a provider states one."""
-    balance: Sequence[Column[ProviderResponse]] = (
+    balance: Sequence[Column[answers.ProviderResponse]] = (
         Column("BALANCE", lambda row: dollars(row.get("balance_usd")), right=True),
         Column("LASTS", _runway, right=True),
     )
@@ -100,22 +90,22 @@ def _columns(now: str, *, money: bool) -> Sequence[Column[ProviderResponse]]:
     )
 
 
-def _health(row: ProviderResponse) -> Cell:
+def _health(row: answers.ProviderResponse) -> Cell:
     return Cell("off", "dim") if not row["enabled"] else Cell("ok", "green") if row["ok"] else Cell("failing", "red")
 
 
-def _poll_age(row: ProviderResponse, now: str) -> str:
+def _poll_age(row: answers.ProviderResponse, now: str) -> str:
     polled = seconds_between(row["last_poll_at"], now)
     return NOTHING if polled is None else f"{short_span(polled)} ago"
 
 
-def _runway(row: ProviderResponse) -> str:
+def _runway(row: answers.ProviderResponse) -> str:
     """Return how long the balance lasts at what is spent now."""
     runway = row.get("runway_s")
     return NOTHING if runway is None else span_text(runway)
 
 
-def _powers(row: ProviderResponse) -> str:
+def _powers(row: answers.ProviderResponse) -> str:
     return ",".join(power["power"] for power in row["capabilities"] if power["available"])
 
 
@@ -133,7 +123,7 @@ def providers(*, explain: bool, hosts: bool, forget: str | None, output: str) ->
         show_hosts(output)
         return
     answer = Daemon().providers()
-    rows: list[ProviderResponse] = answer["providers"]
+    rows: list[answers.ProviderResponse] = answer["providers"]
     if show_data(answer, output, [row["name"] for row in rows]):
         return
     if not rows:
@@ -153,10 +143,10 @@ def doctor(*, output: str) -> int:
     """Check the daemon, its store and every provider; one line each, with a way out. Exits 1 if something is wrong."""
     daemon = Daemon()
     try:
-        shape: DoctorResponse = daemon.doctor()
+        shape: answers.DoctorResponse = daemon.doctor()
     except DaemonUnreachable as exc:
         if output == JSON:
-            check: CheckResponse = {
+            check: answers.CheckResponse = {
                 "area": "daemon", "name": "reachable", "ok": False, "detail": exc.message, "hint": exc.hint
             }  # fmt: skip
             stdout.document({"schema": 1, "ok": False, "checks": [check]})
@@ -167,8 +157,8 @@ def doctor(*, output: str) -> int:
     return ExitCode.OK if shape["ok"] else ExitCode.JOB_FAILED
 
 
-def _show_checks(daemon: Daemon, shape: DoctorResponse) -> None:
-    reached: CheckResponse = {
+def _show_checks(daemon: Daemon, shape: answers.DoctorResponse) -> None:
+    reached: answers.CheckResponse = {
         "area": "daemon", "name": "reachable", "ok": True, "detail": f"answers at {daemon.socket}", "hint": ""
     }  # fmt: skip
     for check in [reached, *shape["checks"]]:
@@ -200,7 +190,7 @@ def reconcile(*, adopt: bool, yes: bool, secret_file: Path | None, output: str) 
     """
     if not adopt and (yes or secret_file is not None):
         raise click.UsageError("--yes and --secret-file are for --adopt")
-    shape: ReconcileResponse = Daemon().reconcile()
+    shape: answers.ReconcileResponse = Daemon().reconcile()
     if adopt:
         return _adopt(yes=yes, secret_file=secret_file, output=output)
     if show_data(shape, output):
@@ -221,7 +211,7 @@ ADOPTED_SHOWN = 50
 
 def _adopt(*, yes: bool, secret_file: Path | None, output: str) -> int:
     daemon = Daemon()
-    plan: AdoptionResponse = daemon.adoption()
+    plan: answers.AdoptionResponse = daemon.adoption()
     if output == TABLE:
         _show_adoption(plan)
     agreed = yes
@@ -242,7 +232,7 @@ def _adopt(*, yes: bool, secret_file: Path | None, output: str) -> int:
     return ExitCode.OK
 
 
-def _show_adoption(plan: AdoptionResponse) -> None:
+def _show_adoption(plan: answers.AdoptionResponse) -> None:
     for job in plan["jobs"][:ADOPTED_SHOWN]:
         stdout.line(clean(f"take back: {job['name']} ({job['id']}): {_fate(job)}"))
     if len(plan["jobs"]) > ADOPTED_SHOWN:
@@ -261,7 +251,7 @@ def _show_adoption(plan: AdoptionResponse) -> None:
         stdout.line("the state knows every job of the store")
 
 
-def _fate(job: AdoptedJobResponse) -> str:
+def _fate(job: answers.AdoptedJobResponse) -> str:
     if job["state"] and job["state"] != "CANCELLING":
         return f"it had ended as {job['state']}"
     saved = f"{count(job['checkpoints'], 'checkpoint')}, ${job['spent_usd'] or 0:.2f} spent"
@@ -287,7 +277,7 @@ def notify() -> None:
 def test(*, channel: str | None, output: str) -> int:
     """Send one message by CHANNEL, or by each. Exits 1 if one was not taken."""
     answer = Daemon().test_notifications(channel)
-    rows: list[ChannelTestResponse] = answer["channels"]
+    rows: list[answers.ChannelTestResponse] = answer["channels"]
     if not show_data(answer, output, [row["channel"] for row in rows]):
         for row in rows:
             detail = "was taken" if row["ok"] else row["error"]

@@ -24,8 +24,7 @@ from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.options import ID, JSON, TABLE, output, require_yes, show_data
 from spotd.cli.views.table import Column
 from spotd.cli.views.table import show as show_table
-from spotd.shell_address import fault_of
-from spotd.words import clean
+from spotd.words import clean, fault_of
 
 SSH_PORT: Final = 22
 KEYSCAN_S: Final = 10

@@ -1,4 +1,4 @@
-"""The commands that start another way to use spotd: the dashboard, the live view, tools for agents, a shell."""
+"""The commands that start another way to use spotd: the dashboard, the live view, tools for agents, a shell, ports."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ import os
 import queue
 import shlex
 import shutil
+import socket
 import subprocess
+import threading
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from spotd import paths
-from spotd.cli import forwarding, stderr, stdout
+from spotd.cli import stderr, stdout
 from spotd.cli.commands.hosts import host_name, known_hosts_file, pinned_keys
-from spotd.cli.entry import CommandFailed, ExitCode
+from spotd.cli.entry import CommandFailed, ExitCode, of_state
 from spotd.cli.inputs.options import job_argument, require_extra
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError, DaemonRefused, DaemonUnreachable
-from spotd.shell_address import PORT_MAX, fault_of
+from spotd.words import PORT_MAX, fault_of
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_duration
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import ShellResponse
-
 
 # `spotctl web`: the dashboard.
 
@@ -249,8 +253,8 @@ def _forward_by_ssh(
         return
     _prepare(command, ref)
     for _, here in pairs:
-        forwarding.listen(here).close()  # its own words for a port that is taken name no way out
-    stderr.note(f"Ctrl-C ends it: {forwarding.words_of(pairs)}")
+        listen(here).close()  # its own words for a port that is taken name no way out
+    stderr.note(f"Ctrl-C ends it: {words_of(pairs)}")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as ssh_:
         try:
             while (code := _wait(ssh_)) is None:
@@ -258,8 +262,8 @@ def _forward_by_ssh(
                     stderr.note("the time of --for is over")
                     return
                 now = Daemon().job(ref)["job"]
-                if now["attempt"] != where["attempt"] or now["state"] in forwarding.FINAL:
-                    if failure := forwarding.left_machine(Daemon(), ref, "the job has left this machine"):
+                if now["attempt"] != where["attempt"] or now["state"] in FINAL:
+                    if failure := left_machine(Daemon(), ref, "the job has left this machine"):
                         raise failure
                     return
         except DaemonUnreachable as exc:
@@ -279,11 +283,11 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _forward_by_daemon(ref: str, pairs: list[tuple[int, int]], until: float) -> None:
-    listeners = {there: forwarding.listen(here) for there, here in pairs}
-    said: queue.Queue[forwarding.Opened | str | ClientError] = queue.Queue()
+    listeners = {there: listen(here) for there, here in pairs}
+    said: queue.Queue[Opened | str | ClientError] = queue.Queue()
     daemon = Daemon()
     try:
-        forwarding.carry(daemon, ref, listeners, said)
+        carry(daemon, ref, listeners, said)
         waiting = set(listeners)
         while (left := until - time.monotonic()) > 0:
             try:
@@ -293,13 +297,13 @@ def _forward_by_daemon(ref: str, pairs: list[tuple[int, int]], until: float) -> 
             if isinstance(one, ClientError):
                 raise one
             if isinstance(one, str):
-                if failure := forwarding.left_machine(daemon, ref, one):
+                if failure := left_machine(daemon, ref, one):
                     raise failure
                 stderr.note(f"{ref} has ended: SUCCEEDED")
                 return
             waiting.discard(one.port)
             if not waiting:
-                stderr.note(f"Ctrl-C ends it: {forwarding.words_of(pairs)}")
+                stderr.note(f"Ctrl-C ends it: {words_of(pairs)}")
         stderr.note("the time of --for is over")
     finally:
         for listener in listeners.values():
@@ -370,3 +374,113 @@ def _command(where: ShellResponse, known_hosts: Path, *more: str) -> list[str]:
     there = ["-p", str(where["port"]), "-l", str(where["user"]), "--", str(where["host"])]
     leads_on = where.get("command", [])
     return ["ssh", *(["-t"] if leads_on else []), *flags, *there, *([shlex.join(leads_on)] if leads_on else [])]
+
+
+# Ports of a job's machine at this computer: loopback only, for as long as the job has the machine.
+
+
+CONNECTIONS_MAX: Final = 64
+"""At a time, of one port."""
+CONNECT_S: Final = 30.0
+PIECE: Final = 64 * 1024
+FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+
+
+def listen(port: int) -> socket.socket:
+    """Listen on a port of this computer's loopback address.
+
+    Raises:
+        CommandFailed: it is taken.
+    """
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as exc:
+        is_taken = exc.errno == errno.EADDRINUSE
+        reason = "another program listens there" if is_taken else exc.strerror or type(exc).__name__
+        raise CommandFailed(
+            f"port {port} of this computer cannot be used: {reason}",
+            code=ExitCode.LOCAL_IO,
+            hint="choose another one here: spotctl forward JOB PORT:LOCAL",
+        ) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A port that is reached now."""
+
+    port: int
+
+
+def carry(
+    daemon: Daemon, ref: str, listeners: Mapping[int, socket.socket], said: queue.Queue[Opened | str | ClientError]
+) -> None:
+    """Lead to each of these ports of the machine; what becomes of each is put into `said`."""
+    for port, listener in listeners.items():
+        threading.Thread(
+            target=_follow, args=(daemon, ref, port, listener, said), daemon=True, name=f"port {port}"
+        ).start()
+
+
+def _follow(
+    daemon: Daemon, ref: str, port: int, listener: socket.socket, said: queue.Queue[Opened | str | ClientError]
+) -> None:
+    try:
+        for record in daemon.port(ref, port):
+            if record["kind"] == "open":
+                said.put(Opened(port))
+                where = (listener, record["socket"])
+                threading.Thread(target=_accept, args=where, daemon=True, name=f"accept {port}").start()
+            else:
+                said.put(record["text"])
+                return
+        said.put("the daemon stopped")
+    except ClientError as exc:
+        said.put(exc)
+
+
+def _accept(listener: socket.socket, path: str) -> None:
+    free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+    while True:
+        free.acquire()
+        try:
+            near, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_connect, args=(near, path, free), daemon=True, name="forwarded").start()
+
+
+def _connect(near: socket.socket, path: str, free: threading.BoundedSemaphore) -> None:
+    with suppress(OSError), near, socket.socket(socket.AF_UNIX) as far:
+        far.settimeout(CONNECT_S)
+        far.connect(path)
+        far.settimeout(None)
+        back = threading.Thread(target=_copy, args=(far, near), daemon=True, name="forwarded back")
+        back.start()
+        _copy(near, far)
+        back.join()
+    free.release()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Copy until the source has no more, and say so to the target."""
+    with suppress(OSError):
+        while data := source.recv(PIECE):
+            target.sendall(data)
+    # Of a connection that broke the other half would wait for ever.
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def left_machine(daemon: Daemon, ref: str, words: str) -> CommandFailed | None:
+    """Return what ends a forwarding whose job has left the machine; `None` where it succeeded."""
+    state = str(daemon.job(ref)["job"]["state"])
+    if state not in FINAL:
+        return CommandFailed(f"{ref}: {words} ({state})", code=ExitCode.UNREACHABLE, hint=f"spotctl why {ref}")
+    code = of_state(state)
+    if code is ExitCode.OK:
+        return None
+    return CommandFailed(f"{ref} has ended: {state}", code=code, hint=f"spotctl show {ref}")
+
+
+def words_of(ports: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"http://127.0.0.1:{local}" for _, local in ports)

@@ -207,14 +207,7 @@ class JsonPrinter:
         """Do nothing: a record is never held back."""
 
 
-def follow_to_end(
-    daemon: Daemon,
-    ref: str,
-    query: dict[str, Any],
-    printer: Printer,
-    *,
-    waiting: Waiting | None = None,
-) -> int:
+def follow_to_end(daemon: Daemon, ref: str, query: dict[str, Any], printer: Printer) -> int:
     """Print all of the job's output; return the exit code of its final state.
 
     Raises:
@@ -228,7 +221,6 @@ def follow_to_end(
         cursor="cursor",
         drop=("tail",),
         is_last=lambda record: record["kind"] == "end",
-        waiting=waiting,
     ):
         printer.show(record)
         state = record["state"] or state

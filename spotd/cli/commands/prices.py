@@ -9,24 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spotd import words
 from spotd.cli import stderr, stdout
 from spotd.cli.inputs.options import CHART, ID, JSON, TABLE, Parsed, output, plot_option, show_data
 from spotd.cli.inputs.ranges import SPAN, WHEN, When, instants
 from spotd.cli.views.table import Column, per_gpu_cell
 from spotd.cli.views.table import show as show_table
 from spotd.client.daemon import Daemon
-from spotd.words import (
-    WITHOUT_CEILING,
-    clean,
-    count,
-    gpu_text,
-    local_text,
-    price,
-    silence_texts,
-    span_text,
-    verdict_text,
-    where_text,
-)
 from spotd_jobs.spec.problems import BadValue
 
 if TYPE_CHECKING:
@@ -35,40 +24,42 @@ if TYPE_CHECKING:
 
 def ceiling_note(quotes: Sequence[QuoteResponse]) -> str:
     """Return a sentence on the GPUs among the quotes for which no ceiling is set; empty if there are none."""
-    names = list(dict.fromkeys(clean(quote["gpu"]) for quote in quotes if quote["verdict"] == WITHOUT_CEILING))
+    names = list(
+        dict.fromkeys(words.clean(quote["gpu"]) for quote in quotes if quote["verdict"] == words.WITHOUT_CEILING)
+    )
     if not names:
         return ""
     some = ", ".join(names[:GPUS_NAMED_MAX]) + (
-        f" and {count(len(names) - GPUS_NAMED_MAX, 'other GPU')}" if len(names) > GPUS_NAMED_MAX else ""
+        f" and {words.count(len(names) - GPUS_NAMED_MAX, 'other GPU')}" if len(names) > GPUS_NAMED_MAX else ""
     )
     return f"no ceiling applies to {some}: set [ceilings] in the configuration, or give a job a max_price"
 
 
 QUOTE_COLUMNS: Sequence[Column[QuoteResponse]] = (
-    Column("WHERE", where_text, least=10),
+    Column("WHERE", words.where_text, least=10),
     Column("REGION", lambda quote: quote["region"], least=6, drop=4),
-    Column("GPU", gpu_text, least=6),
+    Column("GPU", words.gpu_text, least=6),
     Column("MARKET", lambda quote: quote["market"], least=9),
     Column("$/GPU-H", per_gpu_cell, right=True),
-    Column("$/H", lambda quote: price(quote["effective_usd_h"]), right=True, drop=3),
-    Column("ON-DEMAND", lambda quote: price(quote["on_demand_usd_h"]), right=True, drop=5),
-    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True, drop=2),
-    Column("VERDICT", verdict_text, least=8),
+    Column("$/H", lambda quote: words.price(quote["effective_usd_h"]), right=True, drop=3),
+    Column("ON-DEMAND", lambda quote: words.price(quote["on_demand_usd_h"]), right=True, drop=5),
+    Column("CEILING", lambda quote: words.price(quote["ceiling_usd_gpu_h"]), right=True, drop=2),
+    Column("VERDICT", words.verdict_text, least=8),
 )
 EXPLAIN_COLUMNS: Sequence[Column[QuoteResponse]] = (
-    Column("WHERE", where_text, least=8),
-    Column("GPU", gpu_text, least=6),
+    Column("WHERE", words.where_text, least=8),
+    Column("GPU", words.gpu_text, least=6),
     Column("MARKET", lambda quote: quote["market"], least=4, drop=3),
-    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True, drop=2),
-    Column("+STORAGE", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True, drop=4),
-    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True, drop=5),
+    Column("GPU$/H", lambda quote: words.price(quote["breakdown"]["gpu_usd_h"]), right=True, drop=2),
+    Column("+STORAGE", lambda quote: words.price(quote["breakdown"]["storage_usd_h"]), right=True, drop=4),
+    Column("+FEE", lambda quote: words.price(quote["breakdown"]["fee_usd_h"]), right=True, drop=5),
     Column("(FEE X)", lambda quote: f"{quote['breakdown']['fee_multiplier']:.2f}", right=True, drop=9),
-    Column("+UPLOAD", lambda quote: price(quote["breakdown"]["upload_usd_h"]), right=True, drop=6),
-    Column("+RESTORE", lambda quote: price(quote["breakdown"]["restore_usd_h"]), right=True, drop=7),
-    Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True),
+    Column("+UPLOAD", lambda quote: words.price(quote["breakdown"]["upload_usd_h"]), right=True, drop=6),
+    Column("+RESTORE", lambda quote: words.price(quote["breakdown"]["restore_usd_h"]), right=True, drop=7),
+    Column("=$/H", lambda quote: words.price(quote["breakdown"]["total_usd_h"]), right=True),
     Column("$/GPU-H", per_gpu_cell, right=True),
-    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=8),
-    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True, drop=1),
+    Column("BID", lambda quote: words.price(quote["bid_usd_gpu_h"]), right=True, drop=8),
+    Column("CEILING", lambda quote: words.price(quote["ceiling_usd_gpu_h"]), right=True, drop=1),
 )
 GPUS_NAMED_MAX = 5
 FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage price / 720) + upload + restore traffic"
@@ -104,8 +95,8 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, job: str | N
     if missing := ceiling_note(quotes):
         stderr.note(missing)
     for sentence in answer.get("costs", []):
-        stderr.note(clean(sentence))
-    for sentence in silence_texts(answer):
+        stderr.note(words.clean(sentence))
+    for sentence in words.silence_texts(answer):
         stderr.warning(sentence)
     if answer["more"]:
         stderr.note(f"more expensive ones are left out; --limit {limit * 10} shows more")
@@ -115,17 +106,17 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, job: str | N
 
 
 COLUMNS: Sequence[Column[tuple[PastPricesResponse, PastBucketResponse]]] = (
-    Column("FROM", lambda row: local_text(row[1].get("begins", row[1]["at"]))),
+    Column("FROM", lambda row: words.local_text(row[1].get("begins", row[1]["at"]))),
     Column("GPU", lambda row: row[0]["gpu"], least=6),
     Column("MARKET", lambda row: row[0]["market"], least=9),
     Column("OFFERS", lambda row: f"{row[1]['offers']:.1f}", right=True, drop=1),
-    Column("LOW", lambda row: price(row[1]["low_usd_gpu_h"]), right=True),
-    Column("P10", lambda row: price(row[1]["p10_usd_gpu_h"]), right=True, drop=2),
-    Column("P25", lambda row: price(row[1]["p25_usd_gpu_h"]), right=True, drop=4),
-    Column("MEDIAN", lambda row: price(row[1]["median_usd_gpu_h"]), right=True),
-    Column("P75", lambda row: price(row[1]["p75_usd_gpu_h"]), right=True, drop=4),
-    Column("P90", lambda row: price(row[1]["p90_usd_gpu_h"]), right=True, drop=2),
-    Column("HIGH", lambda row: price(row[1]["high_usd_gpu_h"]), right=True, drop=3),
+    Column("LOW", lambda row: words.price(row[1]["low_usd_gpu_h"]), right=True),
+    Column("P10", lambda row: words.price(row[1]["p10_usd_gpu_h"]), right=True, drop=2),
+    Column("P25", lambda row: words.price(row[1]["p25_usd_gpu_h"]), right=True, drop=4),
+    Column("MEDIAN", lambda row: words.price(row[1]["median_usd_gpu_h"]), right=True),
+    Column("P75", lambda row: words.price(row[1]["p75_usd_gpu_h"]), right=True, drop=4),
+    Column("P90", lambda row: words.price(row[1]["p90_usd_gpu_h"]), right=True, drop=2),
+    Column("HIGH", lambda row: words.price(row[1]["high_usd_gpu_h"]), right=True, drop=3),
 )
 MARKETS = ("spot", "on-demand")
 
@@ -190,7 +181,7 @@ def history(
         }
     )
     if plot is not None:
-        from spotd.cli.views.plots import draw_history
+        from spotd.cli.views.pictures import draw_history
 
         draw_history(answer, plot)
     if output == JSON:
@@ -211,14 +202,17 @@ def show(answer: HistoryResponse, *, asked_s: int | None, chart: bool) -> None:
     """Print the prices as a table or a chart, and on stderr what keeps them from being the whole answer."""
     rows = [(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
     if rows and chart:
-        from spotd.cli.views.chart import show_chart
+        from spotd.cli.views.pictures import show_chart
 
         show_chart(answer)
     elif rows:
         show_table(COLUMNS, rows)
     else:
-        stderr.note(f"no prices of this kind between {local_text(answer['since'])} and {local_text(answer['until'])}")
+        since, until = words.local_text(answer["since"]), words.local_text(answer["until"])
+        stderr.note(f"no prices of this kind between {since} and {until}")
     if asked_s is not None and answer["bucket_s"] > asked_s:
-        stderr.note(f"spans of {span_text(answer['bucket_s'])}: the older part is rolled up and has no shorter ones")
+        stderr.note(
+            f"spans of {words.span_text(answer['bucket_s'])}: the older part is rolled up and has no shorter ones"
+        )
     if answer["trouble"]:
         stderr.warning(f"prices are not being kept now: {answer['trouble']}")

@@ -20,16 +20,7 @@ from spotd.cli.inputs.ranges import PURCHASE, number
 from spotd.cli.views.size_view import MONEY, PARAMS, RENT, Sizing, cheapest_rows, document, show
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
-from spotd.estimates.breakeven import (
-    CARD_WATTS,
-    HOURS_PER_WEEK,
-    MONTHS_PER_YEAR,
-    WEEKS_PER_MONTH,
-    BreakEven,
-    Purchase,
-    break_even,
-)
-from spotd.estimates.fitting import MemoryNeeds, Spread, gpu_fits, layout_for, rule_of_thumb
+from spotd.estimates import machines
 from spotd.estimates.memory import TARGETS, WorkloadError, memory_parts
 from spotd.estimates.model_config import WAY_OUT, ModelConfigError, architecture_of
 from spotd.estimates.workload import (
@@ -189,16 +180,16 @@ def size(*, config: Path | None, params: int | None, output: str, **given: Any) 
     """
     model = _model(config, params)
     work = _workload(given)
-    spread = Spread(sharding=_SHARDING[given["sharding"]], tensor=given["tp"], pipeline=given["pp"])
+    spread = machines.Spread(sharding=_SHARDING[given["sharding"]], tensor=given["tp"], pipeline=given["pp"])
     wanted = _wanted(given["gpu"])
     cards = given["cards"] or (given["tp"] or 1) * given["pp"]
-    layout = layout_for(model, work, spread, cards)
+    layout = machines.layout_for(model, work, spread, cards)
     if layout is None:
         raise CommandFailed(
             f"{cards} cards cannot be divided into {given['tp'] or 1} tensor-parallel x {given['pp']} stages",
             hint=f"--cards {max(1, cards // ((given['tp'] or 1) * given['pp'])) * (given['tp'] or 1) * given['pp']}",
         )
-    needs = MemoryNeeds(model, work, spread, headroom=given["headroom"] / 100)
+    needs = machines.MemoryNeeds(model, work, spread, headroom=given["headroom"] / 100)
     try:
         parts = memory_parts(model, work, layout)
     except WorkloadError as exc:
@@ -210,9 +201,9 @@ def size(*, config: Path | None, params: int | None, output: str, **given: Any) 
         work=work,
         layout=layout,
         parts=parts,
-        rule=rule_of_thumb(model, work),
+        rule=machines.rule_of_thumb(model, work),
         headroom=given["headroom"],
-        fits=tuple(gpu_fits(needs, work.precision, wanted)),
+        fits=tuple(machines.gpu_fits(needs, work.precision, wanted)),
         cheapest=tuple(cheapest_rows(needs, work.precision, quotes, {gpu.name for gpu in wanted}))[: given["limit"]],
         silence=silence,
     )
@@ -282,7 +273,7 @@ SCHEMA: Final = 1
 _MICRO: Final = 1_000_000
 _WATTS: Final = number(unit="W", most=1_000_000)
 _PERCENT: Final = number(unit="%", most=100)
-_HOURS: Final = number(unit="h", most=HOURS_PER_WEEK, above=True)
+_HOURS: Final = number(unit="h", most=machines.HOURS_PER_WEEK, above=True)
 MEASURED_LEAST_H: Final = 10
 """Rented GPU-hours of this daemon's jobs before their price counts in place of today's."""
 _YEARS: Final = number(most=50, above=True)
@@ -324,7 +315,7 @@ def breakeven(*, paid: int, gpu: str | None, cards: int, rent: PriceLimit | None
     spotctl breakeven --price 240000 --gpu h100 --cards 8 --hours 120 --rent 2.10 --hosting 1500 --resale 40%
     """
     names = None if gpu is None else _names(gpu)
-    purchase = Purchase(
+    purchase = machines.Purchase(
         price=paid,
         cards=cards,
         busy_watts=_card_watts(given["power"], names) * cards + given["other_power"],
@@ -336,7 +327,7 @@ def breakeven(*, paid: int, gpu: str | None, cards: int, rent: PriceLimit | None
     )
     hours: Fraction = given["hours"]
     rented = _rented(rent, names, cards)
-    result = break_even(purchase, rent_hour=rented.hour, hours_per_week=hours)
+    result = machines.break_even(purchase, rent_hour=rented.hour, hours_per_week=hours)
     if output == JSON:
         stdout.document(_body(purchase, rented, hours, result))
     else:
@@ -354,7 +345,7 @@ def _card_watts(power: Fraction | None, names: frozenset[str] | None) -> Fractio
     """Return the watts of a busy card: as given, else the most that its maker states of the cards so named."""
     if power is not None:
         return power
-    known = [CARD_WATTS[name] for name in names or () if name in CARD_WATTS]
+    known = [machines.CARD_WATTS[name] for name in names or () if name in machines.CARD_WATTS]
     if not known:
         raise CommandFailed("what a card draws is not known", hint="give it: --power 450W")
     return Fraction(max(known))
@@ -405,8 +396,10 @@ def _usd(micro: Fraction | int) -> float:
     return round(float(micro / _MICRO), 6)
 
 
-def _lines(purchase: Purchase, rented: _Rent, hours: Fraction, result: BreakEven) -> Iterator[tuple[str, str]]:
-    months = purchase.years * MONTHS_PER_YEAR
+def _lines(
+    purchase: machines.Purchase, rented: _Rent, hours: Fraction, result: machines.BreakEven
+) -> Iterator[tuple[str, str]]:
+    months = purchase.years * machines.MONTHS_PER_YEAR
     yield "renting:", f"${price(_usd(rented.hour))} per hour, {rented.source}: {_month(result.renting_month)}"
     yield "owning:", f"{_month(result.owning_month)} for electricity and hosting, at {float(hours):g} hours a week"
     lost = f"{dollars(_usd(result.lost_value))} are lost after {_figure(months)} months"
@@ -419,12 +412,12 @@ def _lines(purchase: Purchase, rented: _Rent, hours: Fraction, result: BreakEven
         (
             "however much it is used, buying does not pay within that time"
             if least is None
-            else f"buying pays from {_figure(least)} hours a week, {_figure(least * WEEKS_PER_MONTH)} a month"
+            else f"buying pays from {_figure(least)} hours a week, {_figure(least * machines.WEEKS_PER_MONTH)} a month"
         ),
     )
 
 
-def _verdict(result: BreakEven) -> str:
+def _verdict(result: machines.BreakEven) -> str:
     if result.months is None or result.hours is None:
         return "never: owning costs at least as much per month as renting, even without the purchase"
     when, cheaper = ("before", "buying") if result.pays else ("after", "renting")
@@ -440,7 +433,7 @@ def _figure(number: Fraction) -> str:
     return f"{float(number):.1f}".removesuffix(".0")
 
 
-def _body(purchase: Purchase, rented: _Rent, hours: Fraction, result: BreakEven) -> dict[str, Any]:
+def _body(purchase: machines.Purchase, rented: _Rent, hours: Fraction, result: machines.BreakEven) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "now": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),

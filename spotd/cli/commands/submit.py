@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from spotd import words
 from spotd.cli import stderr, stdout
+from spotd.cli.commands.jobs import job_or_array, show_changed
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
-from spotd.cli.commands.orders import job_or_array, show_changed
 from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.draft import WrittenJob, collect, nested, read_draft
 from spotd.cli.inputs.options import ID, JSON, TABLE, complete_file, job_argument, output, require_yes, show_data
@@ -22,18 +23,6 @@ from spotd.cli.views.table import Column, per_gpu_cell
 from spotd.cli.views.table import text as table_text
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonRefused, DaemonUnreachable, Json
-from spotd.words import (
-    clean,
-    count,
-    dollars,
-    folded,
-    gpu_text,
-    price,
-    silence_texts,
-    size_text,
-    verdict_text,
-    where_text,
-)
 from spotd_jobs.spec.keys import FLAGS, KEYS
 from spotd_jobs.spec.parse import parse_array
 from spotd_jobs.spec.problems import BadValue
@@ -49,58 +38,61 @@ if TYPE_CHECKING:
 
 
 _COLUMNS: Sequence[Column[QuoteResponse]] = (
-    Column("WHERE", where_text, least=8),
-    Column("GPU", gpu_text, least=6),
+    Column("WHERE", words.where_text, least=8),
+    Column("GPU", words.gpu_text, least=6),
     Column("MARKET", lambda quote: quote["market"], least=4, drop=3),
-    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True, drop=4),
-    Column("+DISK", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True, drop=6),
-    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True, drop=7),
-    Column("+TRAFFIC", lambda quote: price(_traffic_usd_h(quote)), right=True, drop=8),
-    Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True, drop=2),
+    Column("GPU$/H", lambda quote: words.price(quote["breakdown"]["gpu_usd_h"]), right=True, drop=4),
+    Column("+DISK", lambda quote: words.price(quote["breakdown"]["storage_usd_h"]), right=True, drop=6),
+    Column("+FEE", lambda quote: words.price(quote["breakdown"]["fee_usd_h"]), right=True, drop=7),
+    Column("+TRAFFIC", lambda quote: words.price(_traffic_usd_h(quote)), right=True, drop=8),
+    Column("=$/H", lambda quote: words.price(quote["breakdown"]["total_usd_h"]), right=True, drop=2),
     Column("$/GPU-H", per_gpu_cell, right=True),
-    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=9),
-    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True, drop=1),
-    Column("VERDICT", verdict_text, least=8),
+    Column("BID", lambda quote: words.price(quote["bid_usd_gpu_h"]), right=True, drop=9),
+    Column("CEILING", lambda quote: words.price(quote["ceiling_usd_gpu_h"]), right=True, drop=1),
+    Column("VERDICT", words.verdict_text, least=8),
 )
 
 
 def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str:
     """Return the whole plan, ending in its verdict."""
-    ceilings = ", ".join(f"{gpu} ${price(usd)}" for gpu, usd in plan["ceilings"].items())
+    ceilings = ", ".join(f"{gpu} ${words.price(usd)}" for gpu, usd in plan["ceilings"].items())
     facts = [
         ("image", plan["image"]),
         ("code", plan["workdir"] or "none: nothing of this folder travels (--workdir . packs it)"),
         ("ceiling", f"{ceilings} per GPU-hour" if ceilings else "none set"),
-        ("budget", "" if plan["budget_usd"] is None else f"{dollars(plan['budget_usd'])} for the whole job"),
+        ("budget", "" if plan["budget_usd"] is None else f"{words.dollars(plan['budget_usd'])} for the whole job"),
         ("secrets", ", ".join(plan["secrets"])),
         *(("data", _data_text(one)) for one in plan.get("data", [])),
         ("", plan.get("data_cost", "")),
         ("resume", _origin_text(plan["resume_from"])),
     ]
-    lines = [f"{clean(plan['name'])}: {clean(plan['run'])}"]
-    lines += [f"  {key:<8}{clean(value)}" for key, value in facts if value]
+    lines = [f"{words.clean(plan['name'])}: {words.clean(plan['run'])}"]
+    lines += [f"  {key:<8}{words.clean(value)}" for key, value in facts if value]
     text = _fitted(lines, drawn_for, 10) + "\n"
     if plan["candidates"]:
         text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
-    tail = [f"{count(row['offers'], 'offer')} passed over: {row['reason']}" for row in plan["passed_over"]]
+    tail = [f"{words.count(row['offers'], 'offer')} passed over: {row['reason']}" for row in plan["passed_over"]]
     tail += [f"cost: {sentence}" for sentence in plan.get("costs", [])]
-    tail += silence_texts(plan)
+    tail += words.silence_texts(plan)
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")
-    return text + _fitted(map(clean, tail), drawn_for, 2)
+    return text + _fitted(map(words.clean, tail), drawn_for, 2)
 
 
 def _fitted(lines: Iterable[str], room: int | None, indent: int) -> str:
-    return "".join(f"{line if room is None else folded(line, room, indent)}\n" for line in lines)
+    return "".join(f"{line if room is None else words.folded(line, room, indent)}\n" for line in lines)
 
 
 def _origin_text(origin: ResumeSourceResponse | None) -> str:
-    return "" if origin is None else f"from {origin['name']} ({size_text(origin['bytes'])}) of job {origin['job']}"
+    return (
+        "" if origin is None else f"from {origin['name']} ({words.size_text(origin['bytes'])}) of job {origin['job']}"
+    )
 
 
 def _data_text(one: PlannedDataResponse) -> str:
     commit = f", commit {one['revision'][:12]}" if one.get("revision") else ""
-    return f"{one['source']}: {size_text(one['bytes'])}, {count(one['files'], 'file')}, at {one['path']}{commit}"
+    size, files = words.size_text(one["bytes"]), words.count(one["files"], "file")
+    return f"{one['source']}: {size}, {files}, at {one['path']}{commit}"
 
 
 def _traffic_usd_h(quote: QuoteResponse) -> float:
@@ -223,7 +215,7 @@ def _checked_array(text: str) -> str:
     """
     if text:
         try:
-            count_text = count(len(parse_array(text).indexes), "job")
+            count_text = words.count(len(parse_array(text).indexes), "job")
         except BadValue as exc:
             raise CommandFailed("the job was refused", rows=[(f"--array: {exc}", exc.hint)]) from exc
         stderr.note(f"an array of {count_text}; each sees its index as SPOTD_ARRAY_INDEX")
@@ -284,7 +276,7 @@ def _show_plan(plan: PlanResponse, answer: Mapping[str, Any], output: str, *, dr
 
 def _lowest(plan: PlanResponse) -> str:
     prices = [quote["effective_usd_gpu_h"] for quote in plan["candidates"]]
-    return f": the lowest is ${price(min(prices))} per GPU-hour" if prices else f": {plan['verdict']}"
+    return f": the lowest is ${words.price(min(prices))} per GPU-hour" if prices else f": {plan['verdict']}"
 
 
 def _require_workdir(workdir: Path, include: tuple[str, ...]) -> None:
@@ -327,7 +319,7 @@ def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
         return packed.sha256
     with stderr.ProgressLine("upload", packed.size) as progress:
         daemon.put_code(packed.sha256, _Watched(packed.data, progress), packed.size)
-    stderr.note(f"packed {count(packed.file_count, 'file')}, {size_text(packed.size)}")
+    stderr.note(f"packed {words.count(packed.file_count, 'file')}, {words.size_text(packed.size)}")
     return packed.sha256
 
 
@@ -419,18 +411,19 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> None:
         detail = daemon.job(ref)
         job: JobResponse = detail["job"]
         limit: float | None = detail["budget_usd"]
-        before = "no limit" if limit is None else dollars(limit)
-        question = f"change the budget of {clean(job['name'])} from {before} by {clean(amount)}"
-        if not amount.startswith("+"):
-            question = f"change the budget of {clean(job['name'])} from {before} to ${clean(amount.removeprefix('='))}"
-        require_yes(f"{question} ({dollars(job['spent_usd'])} is spent)?", otherwise="nothing was changed")
+        before = "no limit" if limit is None else words.dollars(limit)
+        change = (
+            f"by {words.clean(amount)}" if amount.startswith("+") else f"to ${words.clean(amount.removeprefix('='))}"
+        )
+        question = f"change the budget of {words.clean(job['name'])} from {before} {change}"
+        require_yes(f"{question} ({words.dollars(job['spent_usd'])} is spent)?", otherwise="nothing was changed")
         ref = job["id"]
     answer = daemon.set_budget(ref, amount)
     changed = answer["job"]
 
     def about() -> str:
         usd = daemon.job(changed["id"])["budget_usd"]
-        return f"may cost {dollars(usd)} in all, {dollars(changed['spent_usd'])} of it is spent; it "
+        return f"may cost {words.dollars(usd)} in all, {words.dollars(changed['spent_usd'])} of it is spent; it "
 
     show_changed(answer, output, about)
     if changed["state"] == "EXPIRED":
@@ -451,15 +444,15 @@ def ceiling(*, ref: str, limit: str, yes: bool, output: str) -> None:
     if not yes and stderr.can_ask():
         detail, jobs = job_or_array(daemon, ref)
         usd = None if detail is None else detail["ceiling_usd_gpu_h"]
-        name = f"{count(len(jobs), 'job')} of {ref}" if detail is None else detail["job"]["name"]
-        before = "" if usd is None else f" from ${price(usd)} per GPU-hour"
-        require_yes(clean(f"change the ceiling of {name}{before} to {limit}?"), otherwise="nothing was changed")
+        name = f"{words.count(len(jobs), 'job')} of {ref}" if detail is None else detail["job"]["name"]
+        before = "" if usd is None else f" from ${words.price(usd)} per GPU-hour"
+        require_yes(words.clean(f"change the ceiling of {name}{before} to {limit}?"), otherwise="nothing was changed")
         ref = ref if detail is None else detail["job"]["id"]
     answer = daemon.set_ceiling(ref, limit)
 
     def about() -> str:
         usd = daemon.job(answer["job"]["id"])["ceiling_usd_gpu_h"]
-        return "has no ceiling; it " if usd is None else f"accepts up to ${price(usd)} per GPU-hour; it "
+        return "has no ceiling; it " if usd is None else f"accepts up to ${words.price(usd)} per GPU-hour; it "
 
     show_changed(answer, output, about)
 
@@ -480,10 +473,10 @@ def forget(*, machine: str, yes: bool, output: str) -> None:
             )
         stderr.note("spotd does not end this machine: if it still exists, its provider goes on to bill it unseen")
         stderr.note("end it in the provider's own console first; spotd ends it if it is ever listed again")
-        require_yes(f"give up {clean(machine)}?", otherwise="nothing was changed")
+        require_yes(f"give up {words.clean(machine)}?", otherwise="nothing was changed")
     answer = Daemon().forget(machine)
     gone: ForgottenResponse = answer["forgotten"]
     name = gone["machine"] or gone["key"]
     if not show_data(answer, output, [name]):
         owner = "" if gone["job"] is None else f", attempt {gone['attempt']} of job {gone['job']}"
-        stdout.line(clean(f"{name} at {gone['provider']}{owner} is given up"))
+        stdout.line(words.clean(f"{name} at {gone['provider']}{owner} is given up"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spotd.backtest.result import ceiling_words, dollar_words, span_words
 from spotd.cli import stderr, stdout
-from spotd.cli.views.plots import COLOURS, picture
+from spotd.cli.views.pictures import COLOURS, picture
 from spotd.cli.views.table import Cell, Column
 from spotd.cli.views.table import show as show_table
 from spotd.words import clean, count

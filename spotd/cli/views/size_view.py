@@ -13,26 +13,8 @@ from spotd.cli import stderr, stdout
 from spotd.cli.inputs.options import Parsed
 from spotd.cli.views.table import Column
 from spotd.cli.views.table import show as show_table
-from spotd.estimates.fitting import (
-    CARDS_MAX,
-    GIB,
-    GpuFit,
-    MemoryNeeds,
-    RuleOfThumb,
-    can_compute,
-    nominal_bytes,
-    reported_bytes,
-)
+from spotd.estimates import machines, workload
 from spotd.estimates.memory import MemoryParts, trained_params
-from spotd.estimates.workload import (
-    KNOWN_ERRORS,
-    Architecture,
-    Layout,
-    Precision,
-    Workload,
-    parse_params,
-    work_kind,
-)
 from spotd.words import clean, count, gpu_text, price, where_text
 from spotd_jobs.spec.units import parse_money, parse_price
 from spotd_providers.contract.gpus import GpuInfo, UnknownGpu, gpu_info, resolve
@@ -60,27 +42,27 @@ class Sizing:
     """Everything that was found; `silence` is why there are no prices, or empty."""
 
     source: str
-    model: Architecture
-    work: Workload
-    layout: Layout
+    model: workload.Architecture
+    work: workload.Workload
+    layout: workload.Layout
     parts: MemoryParts
-    rule: RuleOfThumb
+    rule: machines.RuleOfThumb
     headroom: Fraction
-    fits: Sequence[GpuFit]
+    fits: Sequence[machines.GpuFit]
     cheapest: Sequence[CheapMachine]
     silence: str
 
 
 def cheapest_rows(
-    needs: MemoryNeeds, precision: Precision, quotes: Iterable[QuoteResponse], wanted: Collection[str]
+    needs: machines.MemoryNeeds, precision: workload.Precision, quotes: Iterable[QuoteResponse], wanted: Collection[str]
 ) -> Iterator[CheapMachine]:
     """Yield the machines that hold the work, the cheapest hour of the whole machine first."""
     for quote in sorted(quotes, key=lambda quote: quote["effective_usd_h"]):
         rows = _rows(quote["gpu"])
-        if not rows or not all(gpu.name in wanted and can_compute(gpu, precision) for gpu in rows):
+        if not rows or not all(gpu.name in wanted and machines.can_compute(gpu, precision) for gpu in rows):
             continue
         vram = quote["gpu_vram_gb"]
-        usable = min(map(nominal_bytes, rows)) if vram is None else reported_bytes(vram * 1000)
+        usable = min(map(machines.nominal_bytes, rows)) if vram is None else machines.reported_bytes(vram * 1000)
         needed = needs.bytes_for(quote["gpu_count"])
         if needed is not None and needed <= usable:
             yield CheapMachine(quote=quote, needed=needed, usable=usable)
@@ -96,8 +78,8 @@ def show(sizing: Sizing) -> None:
         show_table(_FIT_COLUMNS, rows)
     else:
         stderr.note(
-            f"none of these GPUs holds it on up to {CARDS_MAX} cards of one machine; less is needed with a smaller"
-            " --batch or --sequence, --chunked-loss, --qlora, --sharding zero3 or --tp"
+            f"none of these GPUs holds it on up to {machines.CARDS_MAX} cards of one machine; less is needed with a"
+            " smaller --batch or --sequence, --chunked-loss, --qlora, --sharding zero3 or --tp"
         )
     if sizing.cheapest:
         stdout.line("")
@@ -117,7 +99,7 @@ _PART_COLUMNS: Sequence[Column[_Part]] = (
     Column("PART", lambda part: part.name),
     Column("BYTES", lambda part: str(part.size), right=True, drop=2),
     Column("GB", lambda part: f"{part.size / GB:.2f}", right=True),
-    Column("GiB", lambda part: f"{part.size / GIB:.2f}", right=True),
+    Column("GiB", lambda part: f"{part.size / machines.GIB:.2f}", right=True),
     Column("WHAT", lambda part: part.meaning, least=8, drop=1),
 )
 
@@ -139,7 +121,7 @@ def _rows(name: str) -> Sequence[GpuInfo]:
     return [gpu for gpu in map(gpu_info, names) if gpu is not None]
 
 
-def _meanings(work: Workload) -> Mapping[str, str]:
+def _meanings(work: workload.Workload) -> Mapping[str, str]:
     training = work.training
     return {
         "weights": "of the model" if work.lora is None else "of the model and its adapters",
@@ -162,12 +144,12 @@ def _facts(sizing: Sizing) -> Iterator[tuple[str, str]]:
     yield "batch:", f"{work.batch} x {work.sequence} tokens, {_layout_text(layout)}"
 
 
-def _shape(model: Architecture) -> str:
+def _shape(model: workload.Architecture) -> str:
     shape = f"{count(model.layers, 'layer')} of {model.hidden}"
     return f"assumed: {shape}" if model.family == "typical" else f"{model.family}, {shape}"
 
 
-def _work_text(model: Architecture, work: Workload) -> str:
+def _work_text(model: workload.Architecture, work: workload.Workload) -> str:
     if not work.training:
         return f"inference, {work.precision}"
     what = "training of all weights"
@@ -176,7 +158,7 @@ def _work_text(model: Architecture, work: Workload) -> str:
     return f"{what}, {work.precision}, {work.optimizer}, checkpointing {work.recompute}"
 
 
-def _layout_text(layout: Layout) -> str:
+def _layout_text(layout: workload.Layout) -> str:
     if layout.cards == 1:
         return "1 card"
     parts = [f"{layout.data} replicas" if layout.data > 1 else ""]
@@ -188,8 +170,8 @@ def _layout_text(layout: Layout) -> str:
 
 def _judgement(sizing: Sizing) -> Iterator[tuple[str, str]]:
     yield "rule of thumb:", f"{sizing.rule.total / GB:.1f} GB for all cards together ({sizing.rule.rule})"
-    kind = work_kind(sizing.work, sizing.layout)
-    known = KNOWN_ERRORS.get(kind)
+    kind = workload.work_kind(sizing.work, sizing.layout)
+    known = workload.KNOWN_ERRORS.get(kind)
     if known is None:
         yield "known error:", f"none: no published measurements of {kind}"
     else:
@@ -221,7 +203,7 @@ _FIT_COLUMNS: Sequence[Column[_FitRow]] = (
 )
 
 
-def _fit_rows(fits: Sequence[GpuFit]) -> list[_FitRow]:
+def _fit_rows(fits: Sequence[machines.GpuFit]) -> list[_FitRow]:
     """Return one row for each size of card."""
     rows = []
     by_size = sorted(fits, key=lambda fit: (fit.cards * fit.usable, fit.gpu.vram_gb[0], fit.cards))
@@ -259,8 +241,8 @@ def _number(params: int) -> str:
 def document(sizing: Sizing) -> None:
     """Print everything as JSON; sizes are whole bytes."""
     work, layout, model = sizing.work, sizing.layout, sizing.model
-    kind = work_kind(work, layout)
-    known = KNOWN_ERRORS.get(kind)
+    kind = workload.work_kind(work, layout)
+    known = workload.KNOWN_ERRORS.get(kind)
     body: dict[str, Any] = {
         "schema": SCHEMA,
         "now": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -316,6 +298,6 @@ def document(sizing: Sizing) -> None:
 # Figures on the command line: parameters, watts, money, shares.
 
 
-PARAMS = Parsed("params", parse_params)
+PARAMS = Parsed("params", workload.parse_params)
 MONEY = Parsed("dollars", parse_money)
 RENT = Parsed("price", parse_price)

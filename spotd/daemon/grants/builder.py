@@ -32,27 +32,8 @@ from spotd.daemon.remote_data import RemoteData
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.wire import grant
 from spotd_jobs.wire.client.sinks import is_printable
-from spotd_jobs.wire.grant import (
-    ArrayPlace,
-    Blob,
-    CheckpointSaving,
-    EndMethod,
-    GangGrant,
-    Grant,
-    GrantStopOrder,
-    JobRef,
-    LivenessMarker,
-    NoticeSources,
-    Orders,
-    Restore,
-    ReuseRules,
-    RunSpec,
-    SelfTerminate,
-    Upload,
-    UploadMethod,
-    liveness_marker_name,
-)
 from spotd_providers.contract.provider import Clock, ProviderTraits
 from spotd_providers.contract.values import ProviderName
 
@@ -221,7 +202,7 @@ class GrantBuilder:
         self._objects.put(object_keys.grant_key(attempt.id), grant.to_bytes())
         self._crash(points[1])
 
-    def build(self, attempt: Attempt, job: Job, policy: Policy, *, superseded: bool = False) -> Grant:
+    def build(self, attempt: Attempt, job: Job, policy: Policy, *, superseded: bool = False) -> grant.Grant:
         """Return the grant as it is to be now."""
         now = self._wall.now()
         expires = now + (LAST_LIFE if superseded else LIFE)
@@ -234,8 +215,8 @@ class GrantBuilder:
         traits = self._traits.get(attempt.provider)
         held = attempt.bidding.held_since is not None
         fixed = superseded or (attempt.running_at is not None and not held)
-        return Grant(
-            job=JobRef(id=job.id, name=_line(job.name)),
+        return grant.Grant(
+            job=grant.JobRef(id=job.id, name=_line(job.name)),
             attempt=attempt.id.number,
             issued_at=self._issue(),
             expires=expires,
@@ -249,8 +230,8 @@ class GrantBuilder:
             code=None
             if job.code_sha256 is None
             else self._blob(object_keys.code_key(job.code_sha256), job.code_sha256, job.code_bytes, expires),
-            upload=Upload(
-                method=UploadMethod(upload.method),
+            upload=grant.Upload(
+                method=grant.UploadMethod(upload.method),
                 prefix=upload.prefix,
                 expires=upload.expires,
                 size_max=upload.size_max,
@@ -258,19 +239,19 @@ class GrantBuilder:
             ),
             liveness_marker=None
             if upload.liveness_marker is None or superseded
-            else LivenessMarker(
-                method=UploadMethod(upload.method),
-                name=liveness_marker_name(job.id, attempt.id.number),
+            else grant.LivenessMarker(
+                method=grant.UploadMethod(upload.method),
+                name=grant.liveness_marker_name(job.id, attempt.id.number),
                 fields=dict(upload.liveness_marker),
             ),
             restore=[] if fixed else self._restores(attempt, job, expires),
             inputs=[] if fixed or attempt.stop is not None else RestorePoints(self._objects, expires).inputs(job),
             data=[] if fixed or attempt.stop is not None else self._datasets.grants(attempt.id, job, now, expires),
-            array=None if job.array is None else ArrayPlace(index=job.array.index, count=job.array.count),
+            array=None if job.array is None else grant.ArrayPlace(index=job.array.index, count=job.array.count),
             gang=self._gang(attempt, traits, expires),
             spec=self._run_spec(job.spec, attempt.save_every),
             secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
-            notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
+            notice=grant.NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
             orders=_orders(attempt, superseded=superseded),
             self_terminate=_self_terminate(traits),
             # Nothing is offered to restore any more, so a machine that is started again on a wiped disk must not begin.
@@ -278,23 +259,23 @@ class GrantBuilder:
             reuse=None if superseded else self._reuse(attempt, job, policy, expires),
         )
 
-    def _reuse(self, attempt: Attempt, job: Job, policy: Policy, expires: datetime) -> ReuseRules | None:
+    def _reuse(self, attempt: Attempt, job: Job, policy: Policy, expires: datetime) -> grant.ReuseRules | None:
         if words_against_reuse(policy, policy.providers.get(attempt.provider), job.spec):
             return None
         key = object_keys.next_key(attempt.id)
         traits = self._traits.get(attempt.provider)
-        return ReuseRules(
+        return grant.ReuseRules(
             url=self._objects.presign_get(key, expires=expires),
             # Longer than the daemon hands it over, which learns late that the job is done.
             wait_s=self._clock.real_seconds(policy.reuse_wait) + WAITS_BEYOND_S,
             alone=traits is not None and traits.runs_images,
         )
 
-    def _gang(self, attempt: Attempt, traits: ProviderTraits | None, expires: datetime) -> GangGrant | None:
+    def _gang(self, attempt: Attempt, traits: ProviderTraits | None, expires: datetime) -> grant.GangGrant | None:
         nodes = attempt.quote.offer.nodes
         if nodes == 1:
             return None
-        return GangGrant(
+        return grant.GangGrant(
             nodes=nodes,
             first_url=self._objects.presign_get(object_keys.gang_key(attempt.id), expires=expires),
             wait_s=self._on_host(GANG_WAIT if traits is None else traits.provision_timeout),
@@ -306,15 +287,15 @@ class GrantBuilder:
             self._issued_last = max(self._issued(), self._issued_last + timedelta(microseconds=1))
             return self._issued_last
 
-    def _run_spec(self, spec: JobSpec, advised: timedelta | None) -> RunSpec:
+    def _run_spec(self, spec: JobSpec, advised: timedelta | None) -> grant.RunSpec:
         rules, watched = spec.checkpoint, watch_every(spec.watchdog)
         every = advised if rules.every is None else rules.every
-        return RunSpec(
+        return grant.RunSpec(
             run=list(spec.run),
             setup=spec.setup,
             env=dict(spec.env),
             outputs=list(spec.outputs),
-            checkpoint=CheckpointSaving(
+            checkpoint=grant.CheckpointSaving(
                 path=rules.path,
                 every_s=None if every is None else self._clock.real_seconds(every),
                 keep=rules.keep,
@@ -329,7 +310,7 @@ class GrantBuilder:
         real = max(PACE_MIN_S, self._clock.real_seconds(duration))
         return min(real, SHARED_PACE_S) if self._objects.shared_with_hosts_by == "filesystem" else real
 
-    def _restores(self, attempt: Attempt, job: Job, expires: datetime) -> list[Restore]:
+    def _restores(self, attempt: Attempt, job: Job, expires: datetime) -> list[grant.Restore]:
         offers = RestorePoints(self._objects, expires)
         choices = offers.restores(job)
         if offers.passed_over:
@@ -339,8 +320,8 @@ class GrantBuilder:
     def _grant_url(self, attempt: AttemptId, expires: datetime) -> str:
         return self._objects.presign_get(object_keys.grant_key(attempt), expires=expires)
 
-    def _blob(self, key: str, sha256: str, size: int, expires: datetime) -> Blob:
-        return Blob(url=self._objects.presign_get(key, expires=expires), sha256=sha256, size=size)
+    def _blob(self, key: str, sha256: str, size: int, expires: datetime) -> grant.Blob:
+        return grant.Blob(url=self._objects.presign_get(key, expires=expires), sha256=sha256, size=size)
 
     def _put_once(self, key: str, data: bytes, points: tuple[CrashPoint, CrashPoint]) -> None:
         """Store the object unless it is there; the store is asked at most once in this process."""
@@ -355,18 +336,18 @@ class GrantBuilder:
             self._there.add(key)
 
 
-def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
+def _orders(attempt: Attempt, *, superseded: bool) -> grant.Orders:
     if superseded:
-        return Orders(stop=GrantStopOrder(reason="this attempt no longer counts", grace_s=0.0, flush=False))
+        return grant.Orders(stop=grant.GrantStopOrder(reason="this attempt no longer counts", grace_s=0.0, flush=False))
     stop = None
     if attempt.stop is not None:
         words = attempt.stop.reason.sentence(attempt.stop.detail)
         # One that must upload nothing more has nothing to wait for either.
         flush = attempt.stop.flush
-        stop = GrantStopOrder(reason=_line(words), grace_s=None if flush else 0.0, flush=flush)
+        stop = grant.GrantStopOrder(reason=_line(words), grace_s=None if flush else 0.0, flush=flush)
     # A notice that only the provider's API gave is passed on: the host may have no way to learn of it.
     notices = attempt.lapsed.count + (1 if attempt.notice_at is not None else 0)
-    return Orders(checkpoint=notices, stop=stop)
+    return grant.Orders(checkpoint=notices, stop=stop)
 
 
 def order_of(attempt: Attempt) -> tuple[bool, bool, bool, bool]:
@@ -375,10 +356,10 @@ def order_of(attempt: Attempt) -> tuple[bool, bool, bool, bool]:
     return attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None, held
 
 
-def _self_terminate(traits: ProviderTraits | None) -> SelfTerminate | None:
+def _self_terminate(traits: ProviderTraits | None) -> grant.SelfTerminate | None:
     if traits is None or not traits.ends_itself_by:
         return None
-    return SelfTerminate(method=EndMethod(traits.ends_itself_by), base_url=traits.ends_itself_at or None)
+    return grant.SelfTerminate(method=grant.EndMethod(traits.ends_itself_by), base_url=traits.ends_itself_at or None)
 
 
 def _line(text: str) -> str:

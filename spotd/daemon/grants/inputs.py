@@ -26,8 +26,15 @@ from spotd.daemon.remote_data import RemoteData
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.model import DataSource
-from spotd_jobs.wire.client.dataset import CHUNKS_MAX, PARTS_MAX, data_chunk_key, data_root_key
-from spotd_jobs.wire.client.listing import STORED, data_listing_key, file_url_key
+from spotd_jobs.wire.client.dataset import (
+    CHUNKS_MAX,
+    PARTS_MAX,
+    STORED,
+    data_chunk_key,
+    data_listing_key,
+    data_root_key,
+    file_url_key,
+)
 from spotd_jobs.wire.client.sinks import clean
 from spotd_jobs.wire.grant import DataGrant, InputGrant, Restore
 from spotd_jobs.wire.manifest import restore_of

@@ -199,8 +199,8 @@ def digest(key: str) -> int:
 class ProvedChunks:
     """The chunks of the newest accepted manifests, with their sizes."""
 
-    def __init__(self, manifests: int = WINDOW) -> None:
-        self._known: deque[tuple[array[int], array[int]]] = deque(maxlen=manifests)
+    def __init__(self) -> None:
+        self._known: deque[tuple[array[int], array[int]]] = deque(maxlen=WINDOW)
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self.size_of(key) is not None

@@ -44,11 +44,10 @@ class HostShare:
         *,
         ticks: Callable[[], float] = time.monotonic,
         over: Callable[[], bool] = lambda: False,
-        seconds: float = SECONDS_PER_READ,
     ) -> None:
         self._ticks = ticks
         self._over = over
-        self._until = ticks() + seconds
+        self._until = ticks() + SECONDS_PER_READ
         self._has_begun = False
         self._documents = 0
         self._bytes = 0

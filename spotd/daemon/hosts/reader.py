@@ -24,19 +24,8 @@ from spotd.daemon.hosts.host_reader import Dating, OutputsSeen, ReadMemory, Read
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.manifests import read_manifests
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
+from spotd_jobs.wire import reports
 from spotd_jobs.wire.grant import WireError
-from spotd_jobs.wire.reports import (
-    EVENT_BYTES_MAX,
-    HEARTBEAT_BYTES_MAX,
-    LOG_OBJECT_BYTES_MAX,
-    EventKind,
-    Exit,
-    Heartbeat,
-    HostEvent,
-    Outcome,
-    parse_event,
-    parse_heartbeat,
-)
 
 # A host's heartbeat and events: what it does, what happened to it, and how it ended.
 #
@@ -55,13 +44,13 @@ SAVE_S_MAX: Final = 7 * 86_400.0
 _NAME: Final = re.compile(r"[0-9]{1,32}\.json")
 
 _SENTENCES: Final = {
-    EventKind.CHECKPOINT_REFUSED: "the host refused checkpoint {name}: {reason}",
-    EventKind.CHECKPOINT_SKIPPED: "the host skipped checkpoint {name}: {reason}",
-    EventKind.UPLOAD_FAILING: "uploads from the host fail: {reason}",
-    EventKind.DISK_LOW: "the host's disk is nearly full: {free_mb} MB are free",
-    EventKind.OUTPUTS_LOST: "{files} outputs could not be stored by the host: {reason}",
-    EventKind.REBALANCE: "the provider may take the machine soon: {reason}",
-    EventKind.LEASE_EXPIRED: "the host did not hear from spotd for {lease_s} s",
+    reports.EventKind.CHECKPOINT_REFUSED: "the host refused checkpoint {name}: {reason}",
+    reports.EventKind.CHECKPOINT_SKIPPED: "the host skipped checkpoint {name}: {reason}",
+    reports.EventKind.UPLOAD_FAILING: "uploads from the host fail: {reason}",
+    reports.EventKind.DISK_LOW: "the host's disk is nearly full: {free_mb} MB are free",
+    reports.EventKind.OUTPUTS_LOST: "{files} outputs could not be stored by the host: {reason}",
+    reports.EventKind.REBALANCE: "the provider may take the machine soon: {reason}",
+    reports.EventKind.LEASE_EXPIRED: "the host did not hear from spotd for {lease_s} s",
 }
 """Events worth a line in the job's own history; the others show in its state."""
 
@@ -73,12 +62,12 @@ def read_heartbeat(reading: ReadScope) -> None:
         StoreError
     """
     view, attempt, at = reading.view, reading.attempt, reading.at
-    data = _get(reading, object_keys.heartbeat_key(attempt.id), HEARTBEAT_BYTES_MAX, "heartbeat")
+    data = _get(reading, object_keys.heartbeat_key(attempt.id), reports.HEARTBEAT_BYTES_MAX, "heartbeat")
     before, view.heartbeat_read_at = view.heartbeat_read_at, at
     if data is None:
         return
     try:
-        heartbeat = parse_heartbeat(data, job_id=attempt.id.job, attempt=attempt.id.number)
+        heartbeat = reports.parse_heartbeat(data, job_id=attempt.id.job, attempt=attempt.id.number)
     except WireError as exc:
         view.complain("heartbeat", f"the host's heartbeat is not usable: {exc}", at)
         return
@@ -145,26 +134,26 @@ def _highest_number(objects: ObjectStore, prefix: str) -> int:
     return low
 
 
-def _event(reading: ReadScope, key: str) -> HostEvent | None:
-    data = _get(reading, key, EVENT_BYTES_MAX, "event")
+def _event(reading: ReadScope, key: str) -> reports.HostEvent | None:
+    data = _get(reading, key, reports.EVENT_BYTES_MAX, "event")
     if data is None:
         return None
     try:
-        return parse_event(data, job_id=reading.attempt.id.job, attempt=reading.attempt.id.number)
+        return reports.parse_event(data, job_id=reading.attempt.id.job, attempt=reading.attempt.id.number)
     except WireError as exc:
         reading.view.complain("event", f"an event of the host is not usable: {exc}", reading.at)
         return None
 
 
-def _take_event(view: ReadMemory, event: HostEvent, *, is_new: bool, at: datetime) -> None:
+def _take_event(view: ReadMemory, event: reports.HostEvent, *, is_new: bool, at: datetime) -> None:
     ended = event.exit()
     if ended is not None:
         view.exit, view.exit_at = ended, event.at
-    if event.kind is EventKind.RESTORED and isinstance(event.data.get("name"), str):
+    if event.kind is reports.EventKind.RESTORED and isinstance(event.data.get("name"), str):
         view.resumed_from = str(event.data["name"])
-    if event.kind is EventKind.CHECKPOINT:
+    if event.kind is reports.EventKind.CHECKPOINT:
         view.save_s = _seconds(event.data.get("seconds"))
-    if event.kind is EventKind.CHECKPOINT_FALLBACK and is_new and view.ration.take("fallbacks", at):
+    if event.kind is reports.EventKind.CHECKPOINT_FALLBACK and is_new and view.ration.take("fallbacks", at):
         view.fallbacks.append(_fallback(event))
     words = _SENTENCES.get(event.kind)
     if words is not None and is_new:
@@ -178,7 +167,7 @@ def _seconds(stated: object) -> float | None:
     return float(stated)
 
 
-def _fallback(event: HostEvent) -> FailedRestore:
+def _fallback(event: reports.HostEvent) -> FailedRestore:
     name, reason, after = (event.data.get(key) for key in ("name", "reason", "next"))
     return FailedRestore(name=str(name or "?"), reason=str(reason or "?"), next=None if after is None else str(after))
 
@@ -208,24 +197,24 @@ NOTICE_SPAN_MAX: Final = timedelta(days=30)
 SHARES_OF_ONE_READ: Final = 20
 """A read of one host alone goes on for so many shares."""
 
-_REASONS: Final[Mapping[Outcome, EndReason]] = {
-    Outcome.SUCCEEDED: EndReason.DONE,
-    Outcome.FAILED: EndReason.USER_ERROR,
-    Outcome.SETUP_FAILED: EndReason.USER_ERROR,
-    Outcome.CODE_UNUSABLE: EndReason.CODE_ERROR,
-    Outcome.INPUT_UNUSABLE: EndReason.INPUT_ERROR,
-    Outcome.INPUT_AWAY: EndReason.INPUT_AWAY,
-    Outcome.DISK_FULL: EndReason.DISK_FULL,
-    Outcome.PREEMPTED: EndReason.PREEMPTED,
-    Outcome.STOPPED: EndReason.PREEMPTED,
-    Outcome.LEASE_EXPIRED: EndReason.LEASE_EXPIRED,
-    Outcome.NOT_CURRENT: EndReason.HOST_LOST,
-    Outcome.RUNNER_ERROR: EndReason.HOST_LOST,
-    Outcome.MEMBER_LOST: EndReason.HOST_LOST,
+_REASONS: Final[Mapping[reports.Outcome, EndReason]] = {
+    reports.Outcome.SUCCEEDED: EndReason.DONE,
+    reports.Outcome.FAILED: EndReason.USER_ERROR,
+    reports.Outcome.SETUP_FAILED: EndReason.USER_ERROR,
+    reports.Outcome.CODE_UNUSABLE: EndReason.CODE_ERROR,
+    reports.Outcome.INPUT_UNUSABLE: EndReason.INPUT_ERROR,
+    reports.Outcome.INPUT_AWAY: EndReason.INPUT_AWAY,
+    reports.Outcome.DISK_FULL: EndReason.DISK_FULL,
+    reports.Outcome.PREEMPTED: EndReason.PREEMPTED,
+    reports.Outcome.STOPPED: EndReason.PREEMPTED,
+    reports.Outcome.LEASE_EXPIRED: EndReason.LEASE_EXPIRED,
+    reports.Outcome.NOT_CURRENT: EndReason.HOST_LOST,
+    reports.Outcome.RUNNER_ERROR: EndReason.HOST_LOST,
+    reports.Outcome.MEMBER_LOST: EndReason.HOST_LOST,
 }
 """Why an attempt ends whose runner reported its end, unless a stop order is the reason."""
-require_rows(Outcome, _REASONS)
-ANSWERS_STOP: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED})
+require_rows(reports.Outcome, _REASONS)
+ANSWERS_STOP: Final = frozenset({reports.Outcome.SUCCEEDED, reports.Outcome.FAILED, reports.Outcome.STOPPED})
 """An attempt that was ordered to stop has ended for the reason of the order; not where the host says more."""
 
 
@@ -271,7 +260,7 @@ def read_published(reading: ReadScope) -> None:
     """
     read_manifests(reading)
     view, ended = reading.view, reading.view.exit
-    if ended is not None and not view.behind and view.outputs is None and ended.outcome is Outcome.SUCCEEDED:
+    if ended is not None and not view.behind and view.outputs is None and ended.outcome is reports.Outcome.SUCCEEDED:
         found = outputs_of(reading.objects, reading.attempt, reading.job.spec.outputs)
         view.outputs = with_lost(found, ended.outputs_lost)
     view.notes += view.ration.folded(reading.at, is_end=ended is not None and not view.behind)
@@ -327,12 +316,12 @@ def report_of(
     )
 
 
-def _dated_span(heartbeat: Heartbeat, seconds: float, dated: Dating) -> timedelta:
+def _dated_span(heartbeat: reports.Heartbeat, seconds: float, dated: Dating) -> timedelta:
     """Return the daemon's span of so many seconds on the host."""
     return max(timedelta(0), dated(heartbeat.at) - dated(heartbeat.at - timedelta(seconds=seconds)))
 
 
-def _sample_of(heartbeat: Heartbeat, dated: Dating) -> HostSample | None:
+def _sample_of(heartbeat: reports.Heartbeat, dated: Dating) -> HostSample | None:
     """Return what the heartbeat states of progress, if its job is watched."""
     stated, seen = heartbeat.progress, heartbeat.seen
     if stated is None:
@@ -370,33 +359,33 @@ def _near(stated: datetime, at: datetime) -> datetime:
     return min(max(stated, at - NOTICE_SPAN_MAX), at + NOTICE_SPAN_MAX)
 
 
-def _script_began(heartbeat: Heartbeat, *, at: datetime, dated: Dating) -> datetime:
+def _script_began(heartbeat: reports.Heartbeat, *, at: datetime, dated: Dating) -> datetime:
     """Return when its start script began, as the host states it; a clock that runs ahead makes it no later than now."""
     written = dated(heartbeat.at)
     age = written - dated(heartbeat.at - timedelta(seconds=heartbeat.up_s))
     return min(written, at) - age
 
 
-def _progress_of(heartbeat: Heartbeat) -> str:
+def _progress_of(heartbeat: reports.Heartbeat) -> str:
     up = heartbeat.upload
     return "" if up.name is None else f"{up.name}:{up.bytes_done}:{up.queued}"
 
 
-def exit_reason(outcome: Outcome, code: int | None) -> EndReason:
+def exit_reason(outcome: reports.Outcome, code: int | None) -> EndReason:
     """Return why the attempt ended: what a command came to is its exit code, whatever the host calls it."""
-    if outcome in {Outcome.SUCCEEDED, Outcome.FAILED}:
-        outcome = Outcome.SUCCEEDED if code == 0 else Outcome.FAILED
+    if outcome in {reports.Outcome.SUCCEEDED, reports.Outcome.FAILED}:
+        outcome = reports.Outcome.SUCCEEDED if code == 0 else reports.Outcome.FAILED
     return _REASONS[outcome]
 
 
-def _exit_detail(ended: Exit | None) -> str:
+def _exit_detail(ended: reports.Exit | None) -> str:
     if ended is None:
         return ""
     is_silent = not ended.reason and _exit_code(ended) is None
-    return "setup failed" if is_silent and ended.outcome is Outcome.SETUP_FAILED else ended.reason
+    return "setup failed" if is_silent and ended.outcome is reports.Outcome.SETUP_FAILED else ended.reason
 
 
-def _exit_code(ended: Exit | None) -> int | None:
+def _exit_code(ended: reports.Exit | None) -> int | None:
     if ended is None:
         return None
     if ended.exit_code is None and ended.signal is not None:
@@ -446,7 +435,7 @@ def last_lines(objects: ObjectStore, attempt: AttemptId) -> list[str]:
     names = sorted(info.key for info in objects.list_after(prefix, prefix))
     data = b""
     for name in reversed([name for name in names if name.removeprefix(prefix).isdecimal()][-_OBJECTS_MAX:]):
-        data = objects.get(name, bytes_max=LOG_OBJECT_BYTES_MAX) + data
+        data = objects.get(name, bytes_max=reports.LOG_OBJECT_BYTES_MAX) + data
         if data.count(b"\n") > LINES_MAX:
             break
     text = data.decode(errors="replace").replace("\r", "\n")

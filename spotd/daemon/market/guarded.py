@@ -21,7 +21,7 @@ from spotd.core.domain.market import NO_GANGS
 from spotd.daemon.market import plugin_fields
 from spotd.daemon.market import plugin_values as plain
 from spotd.daemon.market.plugin_fields import MalformedValue
-from spotd_providers.contract import errors
+from spotd_providers.contract import errors, values
 from spotd_providers.contract.provider import (
     Bills,
     ChangesBids,
@@ -37,25 +37,6 @@ from spotd_providers.contract.provider import (
     ReadsLogs,
     StartsGangs,
 )
-from spotd_providers.contract.values import (
-    AttemptKey,
-    Balance,
-    Capability,
-    CheckLine,
-    Instance,
-    InstanceRef,
-    Launched,
-    LaunchRequest,
-    Listing,
-    MicroUsdPerHour,
-    Offer,
-    OfferPage,
-    OfferQuery,
-    Power,
-    ProviderCharge,
-    ProviderName,
-    ShellAddress,
-)
 from spotd_providers.kit.calls import judge_apart
 
 T = TypeVar("T")
@@ -69,7 +50,7 @@ MESSAGE_CHARS_MAX: Final = 500
 
 def no_gangs(provider: Provider) -> str:
     """Why the provider starts no machines that reach each other; empty where it does."""
-    found = provider.capabilities.get(Power.GANG)
+    found = provider.capabilities.get(values.Power.GANG)
     if found is not None and not found.available:
         return found.reason or NO_GANGS
     return "" if found is not None and nodes_max(provider) > 1 else NO_GANGS
@@ -94,7 +75,7 @@ class GuardedProvider:
         *,
         clock: Clock,
         log: Logger,
-        name: ProviderName | None = None,
+        name: values.ProviderName | None = None,
         hide: Callable[[str], str] = str,
     ) -> None:
         self.inner = inner
@@ -102,17 +83,17 @@ class GuardedProvider:
         """Removes every secret of this process from a text: a provider or a host may quote one."""
         self._clock = clock
         self._log = log
-        self._name = ProviderName(str(inner.name)) if name is None else name
+        self._name = values.ProviderName(str(inner.name)) if name is None else name
         self._calls = 0
-        self._known_offers: dict[str, Offer] = {}
+        self._known_offers: dict[str, values.Offer] = {}
         self._complaints: dict[str, str] = {}
 
     @property
-    def name(self) -> ProviderName:
+    def name(self) -> values.ProviderName:
         return self._name
 
     @property
-    def capabilities(self) -> Mapping[Power, Capability]:
+    def capabilities(self) -> Mapping[values.Power, values.Capability]:
         """Those the plugin declares as it should; none if it fails."""
         try:
             declared: dict[Any, Any] = dict(self.inner.capabilities)
@@ -120,9 +101,9 @@ class GuardedProvider:
             self._complain("capabilities", f"it fails with {type(exc).__name__}")
             return {}
         return {
-            power: Capability(available=has.available is True, reason=plugin_fields.text(has.reason))
+            power: values.Capability(available=has.available is True, reason=plugin_fields.text(has.reason))
             for power, has in declared.items()
-            if isinstance(power, Power) and isinstance(has, Capability)
+            if isinstance(power, values.Power) and isinstance(has, values.Capability)
         }
 
     @property
@@ -134,18 +115,18 @@ class GuardedProvider:
             return self._calls
         return sent if type(sent) is int and 0 <= sent < 2**53 else self._calls
 
-    async def offers(self, query: OfferQuery) -> OfferPage:
+    async def offers(self, query: values.OfferQuery) -> values.OfferPage:
         page = await self._called("offers", lambda: self.inner.offers(query))
         now, known = self._now(), self._known_offers
 
-        def read() -> OfferPage:
+        def read() -> values.OfferPage:
             return self._read("offers", lambda: plain.offer_page(page, self.name, now=now, known=known))
 
         checked = await judge_apart(read, rows=plain.row_count(page))
         self._known_offers = {offer.offer_id: offer for offer in checked.offers}
         return _scoped(checked, query)
 
-    async def launch(self, request: LaunchRequest) -> Launched:
+    async def launch(self, request: values.LaunchRequest) -> values.Launched:
         """One launch, made by the plugin.
 
         Raises:
@@ -160,29 +141,29 @@ class GuardedProvider:
             instance = self._read("launch", lambda: plain.instance(_instance_of(made), self.name, now=self._now()))
         except errors.Unavailable as exc:
             raise errors.OutcomeUnknown(str(exc), key=request.key) from exc
-        return Launched(instance=self._hidden(instance))
+        return values.Launched(instance=self._hidden(instance))
 
-    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+    async def find(self, key: values.AttemptKey) -> tuple[values.Instance, ...]:
         found = await self._called("find", lambda: self.inner.find(key))
         machines = self._read("find", lambda: plain.found_machines(found, self.name, now=self._now()))
         return tuple(map(self._hidden, machines))
 
-    async def instances(self) -> Listing:
+    async def instances(self) -> values.Listing:
         listing = await self._called("instances", lambda: self.inner.instances())
         found = self._read("instances", lambda: plain.listing(listing, self.name, now=self._now()))
         self._complain("instances", found.rejected[0].reason if found.rejected else "")
         return replace(found, instances=tuple(map(self._hidden, found.instances)))
 
-    async def terminate(self, ref: InstanceRef) -> None:
+    async def terminate(self, ref: values.InstanceRef) -> None:
         await self._called("terminate", lambda: self.inner.terminate(ref))
 
-    async def check(self) -> Sequence[CheckLine]:
+    async def check(self) -> Sequence[values.CheckLine]:
         found = await self._called("check", lambda: self.inner.check())
         return self._read("check", lambda: plain.check_lines(found))
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _hidden(self, instance: Instance) -> Instance:
+    def _hidden(self, instance: values.Instance) -> values.Instance:
         detail = self._hide(instance.detail)
         return instance if detail == instance.detail else replace(instance, detail=detail)
 
@@ -239,13 +220,13 @@ class _Account(GuardedProvider):
 
 
 class _Balance(GuardedProvider):
-    async def balance(self) -> Balance:
+    async def balance(self) -> values.Balance:
         found = await self._in_time("balance", lambda: cast(KnowsBalance, self.inner).balance())
         return self._read("balance", lambda: plain.balance(found))
 
 
 class _Billing(GuardedProvider):
-    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
+    async def charges(self, since: datetime, until: datetime) -> Sequence[values.ProviderCharge]:
         found = await self._in_time("charges", lambda: cast(Bills, self.inner).charges(since, until))
         good, odd = self._read("charges", lambda: plain.charges(found))
         self._complain("charges", "rows that cannot be used" if odd else "")
@@ -253,24 +234,24 @@ class _Billing(GuardedProvider):
 
 
 class _Logs(GuardedProvider):
-    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+    async def logs(self, ref: values.InstanceRef, *, lines: int) -> Sequence[str]:
         found = await self._in_time("logs", lambda: cast(ReadsLogs, self.inner).logs(ref, lines=lines))
         return tuple(map(self._hide, self._read("logs", lambda: plain.lines(found, count=lines))))
 
 
 class _Shell(GuardedProvider):
-    async def shell(self, ref: InstanceRef) -> ShellAddress:
+    async def shell(self, ref: values.InstanceRef) -> values.ShellAddress:
         found = await self._in_time("shell", lambda: cast(GivesShell, self.inner).shell(ref))
         return self._read("shell", lambda: plain.shell_address(found))
 
 
 class _Ports(GuardedProvider):
-    async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
+    async def open_port(self, ref: values.InstanceRef, port: int) -> PortConnection:
         return await self._in_time("open_port", lambda: cast(OpensPorts, self.inner).open_port(ref, port))
 
 
 class _Bids(GuardedProvider):
-    async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
+    async def change_bid(self, ref: values.InstanceRef, price: values.MicroUsdPerHour) -> None:
         await self._in_time("change_bid", lambda: cast(ChangesBids, self.inner).change_bid(ref, price))
 
 
@@ -290,7 +271,7 @@ def guarded(
     *,
     clock: Clock,
     log: Logger,
-    name: ProviderName | None = None,
+    name: values.ProviderName | None = None,
     hide: Callable[[str], str] = str,
 ) -> GuardedProvider:
     """Return the provider behind its guard, with the optional powers it has; one that is guarded stays as it is."""
@@ -302,7 +283,7 @@ def guarded(
     return made
 
 
-def _scoped(page: OfferPage, query: OfferQuery) -> OfferPage:
+def _scoped(page: values.OfferPage, query: values.OfferQuery) -> values.OfferPage:
     """Return the page with the GPUs of which it holds every offer.
 
     A provider that narrows its search to what was asked for and does not say so would make the others appear sold out.
@@ -314,7 +295,7 @@ def _scoped(page: OfferPage, query: OfferQuery) -> OfferPage:
 
 
 def _instance_of(made: Any) -> Any:
-    if not isinstance(made, Launched):
+    if not isinstance(made, values.Launched):
         raise MalformedValue(f"an answer to a launch of the type {type(made).__name__}")
     return made.instance
 

@@ -15,41 +15,16 @@ from typing import Final
 
 import anyio
 
+from spotd.core.domain import market
 from spotd.core.domain.cooldowns import CooldownEnd
 from spotd.core.domain.jobs import Job, disk_gb_for
-from spotd.core.domain.market import (
-    NO_GANGS,
-    NODES_MAX,
-    MarketSnapshot,
-    OfferIndex,
-    ProviderOffers,
-    Readings,
-    build_offer_index,
-    resolve_gpu,
-)
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Pause, WakeEvent
+from spotd_providers.contract import values
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, KnowsBalance, Provider
-from spotd_providers.contract.values import (
-    NO_GPU,
-    AttemptKey,
-    Balance,
-    HostId,
-    InstanceState,
-    Listing,
-    Market,
-    MicroUsd,
-    MicroUsdPerHour,
-    Offer,
-    OfferId,
-    OfferPage,
-    OfferQuery,
-    Power,
-    ProviderName,
-)
 
 # What is known of providers beyond their newest lists: whether a cause of refusals is over, and the lowest prices.
 
@@ -63,21 +38,21 @@ class Evidence:
     """Written by pollers and watches, read with each snapshot of the market."""
 
     def __init__(self) -> None:
-        self.awaited: dict[ProviderName, frozenset[CooldownEnd]] = {}
+        self.awaited: dict[values.ProviderName, frozenset[CooldownEnd]] = {}
         """What would end the cool-downs of each provider."""
         self.waits_for_balance = False
         """Whether a job waits until money was added at some provider."""
-        self._balances: dict[ProviderName, MicroUsd] = {}
-        self._stated: dict[ProviderName, tuple[Balance, datetime]] = {}
-        self._credit_at: dict[ProviderName, datetime] = {}
-        self._key_at: dict[ProviderName, datetime] = {}
-        self._lows: dict[Kind, tuple[MicroUsdPerHour, datetime]] = {}
-        self._seen: dict[ProviderName, dict[Kind, datetime]] = {}
+        self._balances: dict[values.ProviderName, values.MicroUsd] = {}
+        self._stated: dict[values.ProviderName, tuple[values.Balance, datetime]] = {}
+        self._credit_at: dict[values.ProviderName, datetime] = {}
+        self._key_at: dict[values.ProviderName, datetime] = {}
+        self._lows: dict[Kind, tuple[values.MicroUsdPerHour, datetime]] = {}
+        self._seen: dict[values.ProviderName, dict[Kind, datetime]] = {}
 
     def update(self, world: World, now: datetime, verdicts: Iterable[Verdict] = ()) -> None:
         """Note what the cool-downs of this world, and its jobs, wait for."""
         self.waits_for_balance = any(verdict.kind is VerdictKind.BALANCE for verdict in verdicts)
-        awaited: dict[ProviderName, set[CooldownEnd]] = {}
+        awaited: dict[values.ProviderName, set[CooldownEnd]] = {}
         for cooldown in world.cooldowns:
             if cooldown.until > now and cooldown.ends is not CooldownEnd.TIME:
                 awaited.setdefault(cooldown.provider, set()).add(cooldown.ends)
@@ -86,35 +61,35 @@ class Evidence:
                 self._balances.pop(provider, None)  # what was left before this refusal is spent
         self.awaited = {provider: frozenset(ends) for provider, ends in awaited.items()}
 
-    def credit_seen(self, provider: ProviderName, balance: MicroUsd, at: datetime) -> bool:
+    def credit_seen(self, provider: values.ProviderName, balance: values.MicroUsd, at: datetime) -> bool:
         """Whether the balance has risen; the first that is seen counts as risen where anything is left."""
-        before = self._balances.get(provider, MicroUsd(0))
+        before = self._balances.get(provider, values.MicroUsd(0))
         self._balances[provider] = balance
         if balance <= before:
             return False
         self._credit_at[provider] = at
         return True
 
-    def balance_stated(self, provider: ProviderName, balance: Balance, at: datetime) -> bool:
+    def balance_stated(self, provider: values.ProviderName, balance: values.Balance, at: datetime) -> bool:
         """Record what is left in the account; return whether that is more than before. A debt is nothing left."""
         before = self._stated.get(provider)
-        sane = replace(balance, available=MicroUsd(max(0, balance.available)))
+        sane = replace(balance, available=values.MicroUsd(max(0, balance.available)))
         self._stated[provider] = sane, at
         return before is None or sane.available > before[0].available
 
-    def stated_balance(self, provider: ProviderName) -> tuple[Balance, datetime] | None:
+    def stated_balance(self, provider: values.ProviderName) -> tuple[values.Balance, datetime] | None:
         """Return the newest balance that the provider stated, and when."""
         return self._stated.get(provider)
 
-    def forget_balance(self, provider: ProviderName) -> None:
+    def forget_balance(self, provider: values.ProviderName) -> None:
         """Forget what was stated with another key."""
         self._stated.pop(provider, None)
 
-    def key_taken(self, provider: ProviderName, at: datetime) -> None:
+    def key_taken(self, provider: values.ProviderName, at: datetime) -> None:
         """Record an answer that the provider gives to its own users only, or that it was given another key."""
         self._key_at[provider] = at
 
-    def prices_seen(self, offer_index: OfferIndex, at: datetime) -> None:
+    def prices_seen(self, offer_index: market.OfferIndex, at: datetime) -> None:
         """Keep the lowest price of each kind of machine."""
         for kind, group in offer_index.by_gpu.items():
             known = self._lows.get(kind)
@@ -124,20 +99,20 @@ class Evidence:
             if known is None or price <= known[0] or at - known[1] > LOWS_LAST:
                 self._lows[kind] = (price, at)
 
-    def note_kinds(self, provider: ProviderName, kinds: Iterable[Kind], at: datetime) -> None:
+    def note_kinds(self, provider: values.ProviderName, kinds: Iterable[Kind], at: datetime) -> None:
         """Keep when a provider last offered these kinds of machine."""
         seen = self._seen.setdefault(provider, {})
         for kind in kinds:
             if kind in seen or len(seen) < KINDS_MAX:
                 seen[kind] = max(at, seen.get(kind, at))
 
-    def last_offers(self) -> Mapping[ProviderName, Mapping[Kind, datetime]]:
+    def last_offers(self) -> Mapping[values.ProviderName, Mapping[Kind, datetime]]:
         return {provider: dict(kinds) for provider, kinds in self._seen.items()}
 
-    def lows(self) -> Mapping[Kind, MicroUsdPerHour]:
+    def lows(self) -> Mapping[Kind, values.MicroUsdPerHour]:
         return {kind: price for kind, (price, _) in self._lows.items()}
 
-    def on(self, provider_offers: ProviderOffers) -> ProviderOffers:
+    def on(self, provider_offers: market.ProviderOffers) -> market.ProviderOffers:
         """Return the offers with what is known of their provider's account."""
         name = provider_offers.provider
         credit_at, key_at, stated = self._credit_at.get(name), self._key_at.get(name), self._stated.get(name)
@@ -151,7 +126,7 @@ class Evidence:
 class ObservedInstances:
     """What is known of a provider's machines: the newest listing, and the error of the newest try."""
 
-    listing: Listing | None = None
+    listing: values.Listing | None = None
     error: str = ""
     error_since: datetime | None = None
 
@@ -160,83 +135,86 @@ class OfferCache:
     """The newest offers and listing of each provider; `wake_event` is notified when anything changed."""
 
     def __init__(
-        self, wake_event: WakeEvent, *, keep: Callable[[ProviderName, OfferPage, datetime], None] | None = None
+        self,
+        wake_event: WakeEvent,
+        *,
+        keep: Callable[[values.ProviderName, values.OfferPage, datetime], None] | None = None,
     ) -> None:
         self._wake_event = wake_event
         self._keep = keep
         """Handed every answer with its instant, for the history; must return at once."""
-        self._by_provider: dict[ProviderName, ProviderOffers] = {}
-        self._machines: dict[ProviderName, ObservedInstances] = {}
-        self._pages: dict[ProviderName, OfferPage] = {}
-        self._shown: dict[ProviderName, tuple[Offer, ...]] = {}
-        self._bought: dict[tuple[ProviderName, OfferId], tuple[Offer, datetime]] = {}
-        self._asked: dict[ProviderName, datetime] = {}
-        self._took: dict[ProviderName, timedelta] = {}
-        self._away: dict[ProviderName, str] = {}
+        self._by_provider: dict[values.ProviderName, market.ProviderOffers] = {}
+        self._machines: dict[values.ProviderName, ObservedInstances] = {}
+        self._pages: dict[values.ProviderName, values.OfferPage] = {}
+        self._shown: dict[values.ProviderName, tuple[values.Offer, ...]] = {}
+        self._bought: dict[tuple[values.ProviderName, values.OfferId], tuple[values.Offer, datetime]] = {}
+        self._asked: dict[values.ProviderName, datetime] = {}
+        self._took: dict[values.ProviderName, timedelta] = {}
+        self._away: dict[values.ProviderName, str] = {}
         self._notes: list[Event] = []
-        self.wanted: dict[ProviderName, frozenset[AttemptKey]] = {}
+        self.wanted: dict[values.ProviderName, frozenset[values.AttemptKey]] = {}
         """Keys whose machines must be searched for one by one, because a launch's outcome is unknown."""
         self.evidence = Evidence()
-        self.watched: frozenset[ProviderName] = frozenset()
+        self.watched: frozenset[values.ProviderName] = frozenset()
         """Providers where we have, or may have, machines."""
 
     def wake(self) -> None:
         """Something is known that may change a decision."""
         self._wake_event.notify()
 
-    def open(self, provider: ProviderName) -> None:
+    def open(self, provider: values.ProviderName) -> None:
         """Give the provider an empty entry until its first answer."""
-        self._by_provider[provider] = ProviderOffers(provider=provider)
+        self._by_provider[provider] = market.ProviderOffers(provider=provider)
         self._machines[provider] = ObservedInstances()
 
-    def snapshot(self) -> MarketSnapshot:
+    def snapshot(self) -> market.MarketSnapshot:
         by_provider = {name: self.evidence.on(provider_offers) for name, provider_offers in self._by_provider.items()}
-        readings = Readings(
+        readings = market.Readings(
             listed_at={name: seen.listing.at for name, seen in self._machines.items() if seen.listing is not None},
             away={name: seen.error for name, seen in self._machines.items() if seen.error},
         )
-        return MarketSnapshot(
+        return market.MarketSnapshot(
             by_provider=by_provider, lows=self.evidence.lows(), seen=self.evidence.last_offers(), readings=readings
         )
 
-    def listings(self) -> Mapping[ProviderName, Listing]:
+    def listings(self) -> Mapping[values.ProviderName, values.Listing]:
         """Return the newest listing of each provider that ever answered."""
         return {name: seen.listing for name, seen in self._machines.items() if seen.listing is not None}
 
-    def machines(self, provider: ProviderName) -> ObservedInstances:
+    def machines(self, provider: values.ProviderName) -> ObservedInstances:
         return self._machines[provider]
 
-    def page(self, provider: ProviderName) -> OfferPage | None:
+    def page(self, provider: values.ProviderName) -> values.OfferPage | None:
         """Return the newest answer as it came, rejected rows included."""
         return self._pages.get(provider)
 
-    def offers_asked(self, provider: ProviderName, *, at: datetime) -> None:
+    def offers_asked(self, provider: values.ProviderName, *, at: datetime) -> None:
         """Record that a poll is under way since then."""
         self._asked[provider] = at
 
-    def asked_since(self, provider: ProviderName) -> datetime | None:
+    def asked_since(self, provider: values.ProviderName) -> datetime | None:
         """Since when the poll that is under way waits for its answer."""
         return self._asked.get(provider)
 
-    def took(self, provider: ProviderName) -> timedelta:
+    def took(self, provider: values.ProviderName) -> timedelta:
         """How long the newest answer took."""
         return self._took.get(provider, timedelta(0))
 
-    def offers_answered(self, provider: ProviderName, *, at: datetime) -> None:
+    def offers_answered(self, provider: values.ProviderName, *, at: datetime) -> None:
         """Record that the poll which was under way is over, well or not."""
         asked_at = self._asked.pop(provider, None)
         self._took[provider] = timedelta(0) if asked_at is None else at - asked_at
 
     def offers_seen(
         self,
-        provider: ProviderName,
-        page: OfferPage,
+        provider: values.ProviderName,
+        page: values.OfferPage,
         *,
         asked_at: datetime,
         sells_spot: bool = True,
         changes_bids: bool = False,
-        no_gangs: str = NO_GANGS,
-        nodes_max: int = NODES_MAX,
+        no_gangs: str = market.NO_GANGS,
+        nodes_max: int = market.NODES_MAX,
     ) -> None:
         self._bought = {k: sale for k, sale in self._bought.items() if k[0] != provider or asked_at <= sale[1]}
         shown = self._unsold(provider, page)
@@ -247,8 +225,8 @@ class OfferCache:
             or provider_offers.sells_spot != sells_spot
         )
         self._pages[provider], self._shown[provider] = page, shown
-        offer_index = build_offer_index(shown) if changed else provider_offers.offer_index
-        self._by_provider[provider] = ProviderOffers(
+        offer_index = market.build_offer_index(shown) if changed else provider_offers.offer_index
+        self._by_provider[provider] = market.ProviderOffers(
             provider=provider,
             offer_index=offer_index,
             at=asked_at,
@@ -265,7 +243,7 @@ class OfferCache:
         if self._keep is not None:
             self._keep(provider, page, asked_at)
 
-    def bought(self, offer: Offer, *, at: datetime) -> None:
+    def bought(self, offer: values.Offer, *, at: datetime) -> None:
         """Remove this offer until it is asked for again: a machine is sold once.
 
         Nor does it show the same GPUs of the same host in the other market. Pools, which are no one machine, stay.
@@ -275,15 +253,15 @@ class OfferCache:
         self._bought[offer.provider, offer.offer_id] = offer, at
         shown = self._shown[offer.provider] = self._unsold(offer.provider, self._pages[offer.provider])
         self._by_provider[offer.provider] = replace(
-            self._by_provider[offer.provider], offer_index=build_offer_index(shown)
+            self._by_provider[offer.provider], offer_index=market.build_offer_index(shown)
         )
 
-    def _unsold(self, provider: ProviderName, page: OfferPage) -> tuple[Offer, ...]:
+    def _unsold(self, provider: values.ProviderName, page: values.OfferPage) -> tuple[values.Offer, ...]:
         sold = [sale for sale, _ in self._bought.values() if sale.provider == provider]
         if not sold:
             return page.offers
         ids = {sale.offer_id for sale in sold}
-        twins = {(o.host_id, o.gpu_count, market) for o in sold for market in Market if market is not o.market}
+        twins = {(o.host_id, o.gpu_count, market) for o in sold for market in values.Market if market is not o.market}
         left = _left_on_hosts(page, sold)
         return tuple(
             o
@@ -293,26 +271,26 @@ class OfferCache:
             and o.gpu_count <= left.get((o.host_id, o.gpu), o.gpu_count)
         )
 
-    def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
+    def offers_failed(self, provider: values.ProviderName, error: str, *, at: datetime) -> None:
         """Record the error. The last offers stay until their time-to-live ends."""
         provider_offers = self._by_provider[provider]
         self._by_provider[provider] = replace(
             provider_offers, error=error, error_since=provider_offers.error_since or at
         )
 
-    def machines_listed(self, provider: ProviderName, listing: Listing) -> None:
+    def machines_listed(self, provider: values.ProviderName, listing: values.Listing) -> None:
         before = self._machines[provider]
         self._machines[provider] = ObservedInstances(listing=listing)
         same = before.listing is not None and before.listing.instances == listing.instances
         if not same or provider in self.watched:
             self._wake_event.notify()
 
-    def machines_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
+    def machines_failed(self, provider: values.ProviderName, error: str, *, at: datetime) -> None:
         """Record the error. The last listing stays: it proves nothing new, and its time shows how old it is."""
         seen = self._machines[provider]
         self._machines[provider] = replace(seen, error=error, error_since=seen.error_since or at)
 
-    def note_away(self, provider: ProviderName, error: str, *, at: datetime) -> bool:
+    def note_away(self, provider: values.ProviderName, error: str, *, at: datetime) -> bool:
         """Return true once per outage: the caller logs it, and the event is kept for the next commit."""
         if provider in self._away:
             return False
@@ -320,7 +298,7 @@ class OfferCache:
         self.note("provider.away", f"{provider} does not answer as it should: {error}", {"provider": provider}, at=at)
         return True
 
-    def note_back(self, provider: ProviderName, *, at: datetime) -> bool:
+    def note_back(self, provider: values.ProviderName, *, at: datetime) -> bool:
         """Return true once per return."""
         if self._away.pop(provider, None) is None:
             return False
@@ -348,7 +326,7 @@ GPUS_MAX: Final = 64
 _WAITING: Final = frozenset({JobState.WAITING_PRICE, JobState.RECOVERING, JobState.QUEUED})
 
 
-def offer_query(world: World, provider: ProviderName) -> OfferQuery:
+def offer_query(world: World, provider: values.ProviderName) -> values.OfferQuery:
     """Return the GPUs that jobs wait for (those of running jobs after them), those with a ceiling, and the room."""
     jobs = [job for job in world.jobs.values() if not job.state.is_final and _may_go_to(job, provider)]
     jobs.sort(key=lambda job: job.state not in _WAITING)
@@ -359,23 +337,23 @@ def offer_query(world: World, provider: ProviderName) -> OfferQuery:
         wanted = job.spec.resources
         for one in wanted.gpu:
             counts.add(one.count)
-            for name in sorted(resolve_gpu(one.name)):
+            for name in sorted(market.resolve_gpu(one.name)):
                 gpus.setdefault(name)
         if not wanted.gpu and wanted.gpu_count:
             counts.add(wanted.gpu_count)
             vram.append(wanted.min_vram_mb or 0)
     disks = [disk_gb_for(job) for job in jobs]
-    watched = tuple(name for name in sorted(world.policy.ceilings) if name not in gpus and name != NO_GPU)
-    return OfferQuery(
+    watched = tuple(name for name in sorted(world.policy.ceilings) if name not in gpus and name != values.NO_GPU)
+    return values.OfferQuery(
         gpus=tuple(gpus)[:GPUS_MAX],
-        disk_gb=max(disks, default=OfferQuery().disk_gb),
+        disk_gb=max(disks, default=values.OfferQuery().disk_gb),
         gpu_counts=tuple(sorted(counts)),
         watched=watched[:GPUS_MAX],
         vram_mb_min=min(vram, default=None),
     )
 
 
-def _may_go_to(job: Job, provider: ProviderName) -> bool:
+def _may_go_to(job: Job, provider: values.ProviderName) -> bool:
     named = job.spec.resources.providers
     return not named or provider in named
 
@@ -456,7 +434,7 @@ class CauseWatch:
 
     async def _ask_for_balance(self, *, is_awaited: bool) -> None:
         """Ask for the balance; wake the decisions where it is more than before."""
-        knows = self._provider.capabilities.get(Power.BALANCE)
+        knows = self._provider.capabilities.get(values.Power.BALANCE)
         if knows is None or not knows.available or not isinstance(self._provider, KnowsBalance):
             return
         self._balance_asked_at = self._clock.now()
@@ -492,16 +470,18 @@ class WatchedProviders:
     """Remembers when each provider last had a reason to be watched."""
 
     def __init__(self) -> None:
-        self._last: dict[ProviderName, datetime] = {}
+        self._last: dict[values.ProviderName, datetime] = {}
 
-    def update(self, world: World, listings: Mapping[ProviderName, Listing], now: datetime) -> frozenset[ProviderName]:
+    def update(
+        self, world: World, listings: Mapping[values.ProviderName, values.Listing], now: datetime
+    ) -> frozenset[values.ProviderName]:
         """Return the providers to be watched now."""
         for attempt in world.attempts.values():
             self._last[attempt.provider] = now
         for intent in world.intents.values():
             self._last[intent.provider] = now
         for name, listing in listings.items():
-            if any(machine.state is not InstanceState.GONE for machine in listing.instances):
+            if any(machine.state is not values.InstanceState.GONE for machine in listing.instances):
                 self._last[name] = now
         for name, since in list(self._last.items()):
             seen = listings.get(name)
@@ -510,7 +490,9 @@ class WatchedProviders:
         return frozenset(self._last)
 
 
-def _left_on_hosts(page: OfferPage, sold: Iterable[Offer]) -> Mapping[tuple[HostId | None, str], int]:
+def _left_on_hosts(
+    page: values.OfferPage, sold: Iterable[values.Offer]
+) -> Mapping[tuple[values.HostId | None, str], int]:
     """How many GPUs of a kind are left on each host where something was sold.
 
     A host is offered by several counts at once, each out of the same GPUs: it has as many as one count of them makes
@@ -518,7 +500,7 @@ def _left_on_hosts(page: OfferPage, sold: Iterable[Offer]) -> Mapping[tuple[Host
     """
     hosts = {(sale.host_id, sale.gpu) for sale in sold}
     shown = Counter((o.host_id, o.gpu, o.market, o.gpu_count) for o in page.offers if (o.host_id, o.gpu) in hosts)
-    left: dict[tuple[HostId | None, str], int] = {}
+    left: dict[tuple[values.HostId | None, str], int] = {}
     for (host, gpu, _, count), offers in shown.items():
         left[host, gpu] = max(left.get((host, gpu), 0), count * offers)
     for sale in sold:

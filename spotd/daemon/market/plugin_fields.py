@@ -9,14 +9,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+from spotd_providers.contract import values
 from spotd_providers.contract.printable import HIDDEN, without_piles
-from spotd_providers.contract.values import (
-    Billing,
-    InstanceState,
-    Interruption,
-    Loss,
-    Market,
-)
 
 ID_CHARS_MAX: Final = 256
 
@@ -41,7 +35,7 @@ NEWEST: Final = datetime(2100, 1, 1, tzinfo=UTC)
 UNPRINTABLE: Final = re.compile(f"[\x00-\x1f\x7f-\x9f{HIDDEN}]")
 
 
-AnyEnum = TypeVar("AnyEnum", Market, Interruption, InstanceState, Loss, Billing)
+AnyEnum = TypeVar("AnyEnum", values.Market, values.Interruption, values.InstanceState, values.Loss, values.Billing)
 
 
 class MalformedValue(Exception):

@@ -33,34 +33,9 @@ from spotd.daemon.market.plugin_fields import (
     whole,
     whole_or_none,
 )
-from spotd.shell_address import fault_of
+from spotd.words import fault_of
+from spotd_providers.contract import values
 from spotd_providers.contract.provider import ProviderTraits
-from spotd_providers.contract.values import (
-    CAPACITY_SCORE_MAX,
-    NO_GPU,
-    AttemptKey,
-    Balance,
-    Billing,
-    Capability,
-    CheckLine,
-    HostId,
-    Instance,
-    InstanceId,
-    InstanceRef,
-    InstanceState,
-    Interruption,
-    Listing,
-    Loss,
-    Market,
-    MicroUsd,
-    MicroUsdPerHour,
-    Offer,
-    OfferPage,
-    ProviderCharge,
-    ProviderName,
-    Rejected,
-    ShellAddress,
-)
 from spotd_providers.kit.shapes import listed_reasons
 
 OFFERS_MAX: Final = 20_000
@@ -88,8 +63,8 @@ T = TypeVar("T")
 
 
 def offer_page(
-    value: Any, provider: ProviderName, *, now: datetime, known: Mapping[str, Offer] | None = None
-) -> OfferPage:
+    value: Any, provider: values.ProviderName, *, now: datetime, known: Mapping[str, values.Offer] | None = None
+) -> values.OfferPage:
     """Return the offers that can be used; each of the others is refused with its reason.
 
     Args:
@@ -98,29 +73,31 @@ def offer_page(
     Raises:
         Malformed: it is no page at all.
     """
-    if not isinstance(value, OfferPage):
+    if not isinstance(value, values.OfferPage):
         raise MalformedValue(f"an answer about offers of the type {type(value).__name__}")
     rows, more = bounded(value.offers, OFFERS_MAX, what="offers")
-    offers: dict[str, Offer] = {}
-    refused: list[Rejected] = []
+    offers: dict[str, values.Offer] = {}
+    refused: list[values.Rejected] = []
     for row in rows:
         try:
-            before = known.get(row.offer_id) if known and type(row) is Offer and type(row.offer_id) is str else None
+            before = (
+                known.get(row.offer_id) if known and type(row) is values.Offer and type(row.offer_id) is str else None
+            )
             offer = before if before is not None and before == row else _offer(row, provider)
         except MalformedValue as exc:
-            refused.append(Rejected(offer_id=_name_of(row), reason=str(exc)))
+            refused.append(values.Rejected(offer_id=_name_of(row), reason=str(exc)))
             continue
         if offer.offer_id in offers:
-            refused.append(Rejected(offer_id=offer.offer_id, reason="the same offer twice in one answer"))
+            refused.append(values.Rejected(offer_id=offer.offer_id, reason="the same offer twice in one answer"))
             continue
         offers[offer.offer_id] = offer
     stated, _ = bounded(value.rejected, REJECTED_MAX, what="refused offers")
     refused.extend(
-        Rejected(offer_id=text(one.offer_id, chars_max=ID_CHARS_MAX), reason=text(one.reason))
+        values.Rejected(offer_id=text(one.offer_id, chars_max=ID_CHARS_MAX), reason=text(one.reason))
         for one in stated
-        if isinstance(one, Rejected)
+        if isinstance(one, values.Rejected)
     )
-    return OfferPage(
+    return values.OfferPage(
         offers=tuple(offers.values()),
         rejected=listed_reasons(refused),
         complete=value.complete is True and not more,
@@ -132,7 +109,7 @@ def offer_page(
 
 def row_count(value: Any) -> int:
     """Return how many rows a page holds, as far as it says so."""
-    if not isinstance(value, OfferPage):
+    if not isinstance(value, values.OfferPage):
         return 0
     lists: tuple[Any, ...] = (value.offers, value.rejected)
     return sum(len(rows) for rows in lists if isinstance(rows, tuple | list))
@@ -147,11 +124,11 @@ def _whole_groups(value: Any) -> frozenset[tuple[str, int]]:
 
 
 def _name_of(row: Any) -> str:
-    return text(row.offer_id, chars_max=ID_CHARS_MAX) if isinstance(row, Offer) else "unreadable"
+    return text(row.offer_id, chars_max=ID_CHARS_MAX) if isinstance(row, values.Offer) else "unreadable"
 
 
-def _offer(row: Any, provider: ProviderName) -> Offer:
-    if not isinstance(row, Offer):
+def _offer(row: Any, provider: values.ProviderName) -> values.Offer:
+    if not isinstance(row, values.Offer):
         raise MalformedValue(f"a row of the type {type(row).__name__}")
     if row.provider != provider:
         raise MalformedValue("provider: it is another provider's offer")
@@ -161,7 +138,12 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
         identity(row.host_id, "host_id")
     whole(row.nodes, "nodes", low=1, high=1)
     identity(row.gpu, "gpu", chars_max=128)
-    whole(row.gpu_count, "gpu_count", low=0 if row.gpu == NO_GPU else 1, high=0 if row.gpu == NO_GPU else GPUS_MAX)
+    whole(
+        row.gpu_count,
+        "gpu_count",
+        low=0 if row.gpu == values.NO_GPU else 1,
+        high=0 if row.gpu == values.NO_GPU else GPUS_MAX,
+    )
     price(row.gpu_price, "gpu_price")
     price(row.storage_price, "storage_price")
     price(row.storage_fixed, "storage_fixed")
@@ -172,14 +154,14 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
     if type(row.pays_bid) is not bool:
         raise MalformedValue("pays_bid: neither true nor false")
     changes = {name: new for name, new in _mended(row).items() if new is not getattr(row, name)}
-    if type(row) is not Offer:
-        return Offer(**{one.name: changes.get(one.name, getattr(row, one.name)) for one in fields(Offer)})
+    if type(row) is not values.Offer:
+        return values.Offer(**{one.name: changes.get(one.name, getattr(row, one.name)) for one in fields(values.Offer)})
     return replace(row, **changes) if changes else row
 
 
-def _mended(row: Offer) -> dict[str, Any]:
+def _mended(row: values.Offer) -> dict[str, Any]:
     """Return the row with what no price depends on mended: an odd value of it is unknown."""
-    market, interruption = member(Market, row.market), member(Interruption, row.interruption)
+    market, interruption = member(values.Market, row.market), member(values.Interruption, row.interruption)
     if market is None or interruption is None:
         raise MalformedValue("market or interruption: not a known word")
     cuda = row.cuda_max
@@ -198,7 +180,7 @@ def _mended(row: Offer) -> dict[str, Any]:
         "upload_mbps": measure_or_none(row.upload_mbps, high=1e9),
         "download_mbps": measure_or_none(row.download_mbps, high=1e9),
         "duration_max": span_or_none(row.duration_max),
-        "capacity_score": whole_or_none(row.capacity_score, low=1, high=CAPACITY_SCORE_MAX),
+        "capacity_score": whole_or_none(row.capacity_score, low=1, high=values.CAPACITY_SCORE_MAX),
         "hazard_ppm": whole_or_none(row.hazard_ppm, low=0, high=10**9),
     }
 
@@ -226,28 +208,28 @@ def _extra(value: Any) -> Mapping[str, str]:
 # --- machines --------------------------------------------------------------------------------------------------
 
 _MOST_ALIVE_FIRST: Final = (
-    InstanceState.RUNNING,
-    InstanceState.PENDING,
-    InstanceState.UNKNOWN,
-    InstanceState.PAUSED,
-    InstanceState.ENDING,
-    InstanceState.GONE,
+    values.InstanceState.RUNNING,
+    values.InstanceState.PENDING,
+    values.InstanceState.UNKNOWN,
+    values.InstanceState.PAUSED,
+    values.InstanceState.ENDING,
+    values.InstanceState.GONE,
 )
 
 
-def listing(value: Any, provider: ProviderName, *, now: datetime) -> Listing:
+def listing(value: Any, provider: values.ProviderName, *, now: datetime) -> values.Listing:
     """Return the machines that can be named. One that cannot makes the listing incomplete.
 
     Raises:
         Malformed: it is no listing at all.
     """
-    if not isinstance(value, Listing):
+    if not isinstance(value, values.Listing):
         raise MalformedValue(f"an answer about machines of the type {type(value).__name__}")
     rows, more = bounded(value.instances, MACHINES_MAX, what="instances")
     machines, refused = _machines(rows, provider, now)
     if more:
-        refused.append(Rejected(offer_id="", reason=f"more than {MACHINES_MAX} machines"))
-    return Listing(
+        refused.append(values.Rejected(offer_id="", reason=f"more than {MACHINES_MAX} machines"))
+    return values.Listing(
         instances=machines,
         complete=value.complete is True and not refused,
         at=instant(value.at) or now,
@@ -255,7 +237,7 @@ def listing(value: Any, provider: ProviderName, *, now: datetime) -> Listing:
     )
 
 
-def found_machines(value: Any, provider: ProviderName, *, now: datetime) -> tuple[Instance, ...]:
+def found_machines(value: Any, provider: values.ProviderName, *, now: datetime) -> tuple[values.Instance, ...]:
     """Return the machines that carry a key.
 
     Raises:
@@ -269,16 +251,16 @@ def found_machines(value: Any, provider: ProviderName, *, now: datetime) -> tupl
 
 
 def _machines(
-    rows: Iterable[Any], provider: ProviderName, now: datetime
-) -> tuple[tuple[Instance, ...], list[Rejected]]:
-    found: dict[InstanceRef, Instance] = {}
-    torn: set[InstanceRef] = set()
-    refused: list[Rejected] = []
+    rows: Iterable[Any], provider: values.ProviderName, now: datetime
+) -> tuple[tuple[values.Instance, ...], list[values.Rejected]]:
+    found: dict[values.InstanceRef, values.Instance] = {}
+    torn: set[values.InstanceRef] = set()
+    refused: list[values.Rejected] = []
     for row in rows:
         try:
             machine = instance(row, provider, now=now)
         except MalformedValue as exc:
-            refused.append(Rejected(offer_id="", reason=str(exc)))
+            refused.append(values.Rejected(offer_id="", reason=str(exc)))
             continue
         before = found.get(machine.ref)
         if before is not None and before.key != machine.key:
@@ -287,72 +269,72 @@ def _machines(
             found[machine.ref] = machine
     for ref in sorted(torn, key=lambda one: one.instance_id):
         # To end it for one key would end the machine of the other.
-        refused.append(Rejected(offer_id=ref.instance_id, reason="one machine with two keys"))
+        refused.append(values.Rejected(offer_id=ref.instance_id, reason="one machine with two keys"))
         del found[ref]
     return tuple(found.values()), refused
 
 
-def _liveness(machine: Instance) -> int:
+def _liveness(machine: values.Instance) -> int:
     return _MOST_ALIVE_FIRST.index(machine.state)
 
 
-def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
+def instance(row: Any, provider: values.ProviderName, *, now: datetime) -> values.Instance:
     """Return the machine of this row, what is odd about it unknown.
 
     Raises:
         Malformed: it does not state which machine it is, or whose.
     """
-    if not isinstance(row, Instance):
+    if not isinstance(row, values.Instance):
         raise MalformedValue(f"a machine of the type {type(row).__name__}")
     price = whole_or_none(row.price, low=0, high=PRICE_MAX)
     floor = whole_or_none(row.bid_floor, low=0, high=PRICE_MAX)
     created, ended = instant(row.created_at), instant(row.ended_at)
-    return Instance(
+    return values.Instance(
         ref=_ref(row.ref, provider),
-        key=AttemptKey(identity(row.key, "key")),
-        state=member(InstanceState, row.state) or InstanceState.UNKNOWN,
-        market=member(Market, row.market),
+        key=values.AttemptKey(identity(row.key, "key")),
+        state=member(values.InstanceState, row.state) or values.InstanceState.UNKNOWN,
+        market=member(values.Market, row.market),
         host_id=None if row.host_id is None else _host(row.host_id),
-        price=None if price is None else MicroUsdPerHour(price),
+        price=None if price is None else values.MicroUsdPerHour(price),
         created_at=created if created is not None and created <= now + AHEAD_MAX else None,
         notice_at=None if row.notice_at is None else _notice(row.notice_at, now),
-        loss=member(Loss, row.loss),
+        loss=member(values.Loss, row.loss),
         detail=text(row.detail),
-        bid_floor=None if floor is None else MicroUsdPerHour(floor),
-        billing=member(Billing, row.billing) or Billing.UNKNOWN,
+        bid_floor=None if floor is None else values.MicroUsdPerHour(floor),
+        billing=member(values.Billing, row.billing) or values.Billing.UNKNOWN,
         ended_at=ended if ended is not None and ended <= now + AHEAD_MAX else None,
         past_prices=_past_prices(row.past_prices, now),
     )
 
 
-def _past_prices(value: Any, now: datetime) -> tuple[tuple[datetime, MicroUsdPerHour], ...]:
+def _past_prices(value: Any, now: datetime) -> tuple[tuple[datetime, values.MicroUsdPerHour], ...]:
     """Return the newest of these pairs that can be read, oldest first; nothing of what is to come."""
-    found: dict[datetime, MicroUsdPerHour] = {}
+    found: dict[datetime, values.MicroUsdPerHour] = {}
     for pair in value[-PAST_PRICES_MAX:] if isinstance(value, tuple) else ():
         match pair:
             case (stated_at, stated):
                 at, price = instant(stated_at), whole_or_none(stated, low=0, high=PRICE_MAX)
                 if at is not None and at <= now and price is not None:
-                    found[at] = MicroUsdPerHour(price)
+                    found[at] = values.MicroUsdPerHour(price)
             case _:
                 pass
     return tuple(sorted(found.items()))
 
 
-def _ref(value: Any, provider: ProviderName) -> InstanceRef:
-    if not isinstance(value, InstanceRef):
+def _ref(value: Any, provider: values.ProviderName) -> values.InstanceRef:
+    if not isinstance(value, values.InstanceRef):
         raise MalformedValue("ref: not a reference to a machine")
     if value.provider != provider:
         raise MalformedValue("ref: it names a machine of another provider")
     scope = value.scope if value.scope == "" else identity(value.scope, "ref.scope")
-    return InstanceRef(
-        provider=provider, instance_id=InstanceId(identity(value.instance_id, "ref.instance_id")), scope=scope
+    return values.InstanceRef(
+        provider=provider, instance_id=values.InstanceId(identity(value.instance_id, "ref.instance_id")), scope=scope
     )
 
 
-def _host(value: Any) -> HostId | None:
+def _host(value: Any) -> values.HostId | None:
     try:
-        return HostId(identity(value, "host_id"))
+        return values.HostId(identity(value, "host_id"))
     except MalformedValue:
         return None
 
@@ -371,27 +353,29 @@ def _notice(value: Any, now: datetime) -> datetime | None:
 # --- the account -----------------------------------------------------------------------------------------------
 
 
-def balance(value: Any) -> Balance:
+def balance(value: Any) -> values.Balance:
     """Return what is left in the account.
 
     Raises:
         Malformed: it is no amount.
     """
-    if not isinstance(value, Balance):
+    if not isinstance(value, values.Balance):
         raise MalformedValue(f"a balance of the type {type(value).__name__}")
     available = whole(value.available, "available", low=-AMOUNT_MAX, high=AMOUNT_MAX)
     burn = whole_or_none(value.burn, low=0, high=PRICE_MAX)
-    return Balance(available=MicroUsd(available), burn=None if burn is None else MicroUsdPerHour(burn))
+    return values.Balance(
+        available=values.MicroUsd(available), burn=None if burn is None else values.MicroUsdPerHour(burn)
+    )
 
 
-def charges(value: Any) -> tuple[tuple[ProviderCharge, ...], int]:
+def charges(value: Any) -> tuple[tuple[values.ProviderCharge, ...], int]:
     """Return the charges that can be used, and how many rows cannot.
 
     Raises:
         Malformed: it is no list.
     """
     rows, _ = bounded(value, CHARGES_MAX, what="charges")
-    good: list[ProviderCharge] = []
+    good: list[values.ProviderCharge] = []
     for row in rows:
         try:
             good.append(_charge(row))
@@ -400,24 +384,24 @@ def charges(value: Any) -> tuple[tuple[ProviderCharge, ...], int]:
     return tuple(good), len(rows) - len(good)
 
 
-def _charge(row: Any) -> ProviderCharge:
-    if not isinstance(row, ProviderCharge):
+def _charge(row: Any) -> values.ProviderCharge:
+    if not isinstance(row, values.ProviderCharge):
         raise MalformedValue(f"a charge of the type {type(row).__name__}")
     start, end = instant(row.start), instant(row.end)
     if start is None or end is None or end < start:
         raise MalformedValue("start, end: not a span of time")
-    return ProviderCharge(
-        key=None if row.key is None else AttemptKey(identity(row.key, "key")),
-        instance_id=InstanceId(identity(row.instance_id, "instance_id")),
+    return values.ProviderCharge(
+        key=None if row.key is None else values.AttemptKey(identity(row.key, "key")),
+        instance_id=values.InstanceId(identity(row.instance_id, "instance_id")),
         start=start,
         end=end,
-        amount=MicroUsd(whole(row.amount, "amount", low=-AMOUNT_MAX, high=AMOUNT_MAX)),
+        amount=values.MicroUsd(whole(row.amount, "amount", low=-AMOUNT_MAX, high=AMOUNT_MAX)),
         kind=identity(row.kind, "kind", chars_max=64),
         currency=identity(row.currency, "currency", chars_max=8).upper(),
     )
 
 
-def check_lines(value: Any) -> tuple[CheckLine, ...]:
+def check_lines(value: Any) -> tuple[values.CheckLine, ...]:
     """Return the findings of a check.
 
     Raises:
@@ -425,9 +409,11 @@ def check_lines(value: Any) -> tuple[CheckLine, ...]:
     """
     rows, _ = bounded(value, CHECKS_MAX, what="check lines")
     return tuple(
-        CheckLine(name=text(row.name) or "check", ok=row.ok is True, detail=text(row.detail), hint=text(row.hint))
+        values.CheckLine(
+            name=text(row.name) or "check", ok=row.ok is True, detail=text(row.detail), hint=text(row.hint)
+        )
         for row in rows
-        if isinstance(row, CheckLine)
+        if isinstance(row, values.CheckLine)
     )
 
 
@@ -449,7 +435,7 @@ def traits(value: Any) -> ProviderTraits:
         if not isinstance(word, str) or len(word) > TEXT_CHARS_MAX or UNPRINTABLE.search(word):
             raise MalformedValue(f"{name}: not a short text")
     images: Any = value.private_images
-    if not isinstance(images, Capability) or type(images.available) is not bool:
+    if not isinstance(images, values.Capability) or type(images.available) is not bool:
         raise MalformedValue("private_images: not a capability")
     reason: Any = images.reason
     if not isinstance(reason, str) or len(reason) > TEXT_CHARS_MAX or UNPRINTABLE.search(reason):
@@ -475,13 +461,13 @@ _TRAIT_SPANS: Final = (
 )
 
 
-def shell_address(value: Any) -> ShellAddress:
+def shell_address(value: Any) -> values.ShellAddress:
     """Return an address that may be given to ssh.
 
     Raises:
         Malformed: it is none.
     """
-    if not isinstance(value, ShellAddress):
+    if not isinstance(value, values.ShellAddress):
         raise MalformedValue("a shell: not an address")
     words = value.command
     if not isinstance(words, tuple):
@@ -489,7 +475,7 @@ def shell_address(value: Any) -> ShellAddress:
     if fault := fault_of(value.host, value.port, value.user, words):
         raise MalformedValue(f"a shell: {fault}")
     no_ports = text(value.no_ports) if value.no_ports else ""
-    return ShellAddress(host=value.host, port=value.port, user=value.user, command=words, no_ports=no_ports)
+    return values.ShellAddress(host=value.host, port=value.port, user=value.user, command=words, no_ports=no_ports)
 
 
 def lines(value: Any, *, count: int) -> tuple[str, ...]:

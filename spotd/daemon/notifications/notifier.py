@@ -17,25 +17,11 @@ from typing import Final
 
 import anyio
 
+from spotd.core import notifications
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.world import World
 from spotd.core.host_reports import explain_exit
-from spotd.core.notifications import (
-    QUEUE_MAX,
-    RULES,
-    ChannelRules,
-    LowUse,
-    Message,
-    Notification,
-    Severity,
-    Topic,
-    conditions,
-    fresh,
-    low_uses,
-    next_step,
-    notification_of,
-)
 from spotd.daemon.commits import Database
 from spotd.daemon.controllers import Controller, Outage, Pause, backoff_s
 from spotd.daemon.notifications.channels import Sender, SendFailed
@@ -65,7 +51,7 @@ GAP_S: Final = 0.2
 class Channel:
     """One `[notify.NAME]`. `error`: why it can send nothing at all, empty where it can."""
 
-    rules: ChannelRules
+    rules: notifications.ChannelRules
     sender: Sender | None
     error: str = ""
 
@@ -87,10 +73,10 @@ class ChannelStatus:
 
 Outputs = Mapping[JobId, Sequence[str]]
 """The last lines of jobs that failed."""
-_Stated = Callable[[], Iterable[Notification]]
+_Stated = Callable[[], Iterable[notifications.Notification]]
 
 
-def _nothing() -> Iterable[Notification]:
+def _nothing() -> Iterable[notifications.Notification]:
     return ()
 
 
@@ -122,7 +108,7 @@ class Notifier:
         self.waiting = dict.fromkeys(self.channels, 0)
         self._outages = {name: Outage(log, "notify.failing", "notify.works", each_error=True) for name in self.channels}
         self._cursor: int | None = None
-        self._low: Mapping[AttemptId, LowUse] = {}
+        self._low: Mapping[AttemptId, notifications.LowUse] = {}
         self._checked_at: datetime | None = None
         self._collector = self._controller("notifications", self.collect, collect_s)
         self._senders = {
@@ -219,10 +205,10 @@ class Notifier:
             self._low = {}
             return _nothing  # what is known is of before the computer slept, or its clock was set
         running = [a.id for a in world.attempts.values() if a.state.counts and a.running_at is not None]
-        self._low = low_uses(self._low, {attempt: self._use_of(attempt) for attempt in running}, now)
-        return partial(conditions, world, self._market(), self._low, now)
+        self._low = notifications.low_uses(self._low, {attempt: self._use_of(attempt) for attempt in running}, now)
+        return partial(notifications.conditions, world, self._market(), self._low, now)
 
-    def _stated(self, state: _Stated) -> list[Notification]:
+    def _stated(self, state: _Stated) -> list[notifications.Notification]:
         try:
             return list(state())
         except Exception as exc:  # noqa: BLE001 - one odd value must not end the other notifications, nor the daemon
@@ -231,10 +217,10 @@ class Notifier:
 
     def _found(
         self, since: int, stated: _Stated, outputs: Outputs, now: datetime, reads: Reads
-    ) -> tuple[list[tuple[str, Notification]], int, bool]:
+    ) -> tuple[list[tuple[str, notifications.Notification]], int, bool]:
         """Return what is to be queued, the number of the last event that was read, and whether there are more."""
         events = reads.events(since=since, limit=EVENTS_MAX)
-        news = [view for view in events if view.event.kind in RULES]
+        news = [view for view in events if view.event.kind in notifications.RULES]
         names = reads.names_of({view.event.job for view in news if view.event.job is not None})
         found = [
             *self._stated(stated),
@@ -245,21 +231,21 @@ class Notifier:
             return [], last, len(events) == EVENTS_MAX
         rules = [one.rules for one in self.channels.values()]
         known = reads.outbox().queued([one.name for one in rules])
-        return fresh(rules, known, found, now), last, len(events) == EVENTS_MAX
+        return notifications.fresh(rules, known, found, now), last, len(events) == EVENTS_MAX
 
     def _of_event(
         self, view: EventView, names: Mapping[JobId, str], outputs: Outputs, reads: Reads, now: datetime
-    ) -> Notification | None:
+    ) -> notifications.Notification | None:
         event = view.event
         try:
             receipt = failure = ""
             name = "" if event.job is None else names.get(event.job, event.job)
             if event.job is not None and event.kind == FAILED:
                 failure = self._failure_words(reads, event.job, name, outputs.get(event.job, ()))
-            if event.job is not None and RULES[event.kind].topic is Topic.FINISHED:
+            if event.job is not None and notifications.RULES[event.kind].topic is notifications.Topic.FINISHED:
                 job = reads.job_view(event.job)
                 receipt = "" if job is None else job.closing_words(now)
-            return notification_of(event, view.seq, name=name, receipt=receipt, failure=failure)
+            return notifications.notification_of(event, view.seq, name=name, receipt=receipt, failure=failure)
         except Exception as exc:  # noqa: BLE001 - one odd event must not hold back all that follow
             self._log.error("notify.event_failed", event_number=view.seq, exc_info=exc)
             return None
@@ -273,12 +259,12 @@ class Notifier:
         return "\n".join(part for part in (known.meaning, *output[-OUTPUT_LINES:], f"Try: {known.step}") if part)
 
     def _queue(
-        self, added: Sequence[tuple[str, Notification]], cursor: int, now: datetime, tx: Tx
+        self, added: Sequence[tuple[str, notifications.Notification]], cursor: int, now: datetime, tx: Tx
     ) -> dict[str, ChannelStatus]:
         """Write what is owed and how far events were read; return the status of channels that had no room for all."""
         outbox = tx.outbox()
         changed: dict[str, ChannelStatus] = {}
-        for name, count in outbox.add(added, waiting_max=QUEUE_MAX).items():
+        for name, count in outbox.add(added, waiting_max=notifications.QUEUE_MAX).items():
             changed[name] = replace(self.status[name], uncounted=self.status[name].uncounted + count)
             tx.set_meta(_key(name), _text_of(changed[name]))
         outbox.forget_sent(now)
@@ -304,7 +290,7 @@ class Notifier:
             return self._pause(rest)
         queue = await self._database.read(lambda reads: reads.outbox().queued([name]))
         self.waiting[name] = sum(1 for one in queue if one.sent_at is None)
-        step = next_step(channel.rules, queue, now, uncounted=status.uncounted)
+        step = notifications.next_step(channel.rules, queue, now, uncounted=status.uncounted)
         if step.dropped:
             await self._database.tx(lambda tx: tx.outbox().remove(step.dropped))
             self._log.warning("notify.dropped", channel=name, count=len(step.dropped), reason="too old")
@@ -326,7 +312,7 @@ class Notifier:
         seconds = IDLE_S if wait is None else min(IDLE_S, self._clock.real_seconds(wait))
         return Pause(gap_s=GAP_S, seconds=seconds)
 
-    async def _send(self, sender: Sender, message: Message) -> SendFailed | None:
+    async def _send(self, sender: Sender, message: notifications.Message) -> SendFailed | None:
         """Return why it was not sent, `None` where it was."""
         try:
             with anyio.fail_after(SEND_S):
@@ -354,11 +340,11 @@ class Notifier:
         """Send one message by this channel, or by each; return what is wrong with it, empty where it was taken."""
         found: dict[str, str] = {}
         now = self._clock.now()
-        message = Message(
+        message = notifications.Message(
             ids=(),
             key=f"test:{now.timestamp():.3f}",
-            topic=Topic.TEST.value,
-            severity=Severity.INFO,
+            topic=notifications.Topic.TEST.value,
+            severity=notifications.Severity.INFO,
             at=now,
             title="a test of spotd",
             text="this channel works",
@@ -387,7 +373,7 @@ def _text_of(status: ChannelStatus) -> str:
     return json.dumps(asdict(status))
 
 
-def _mark_sent(name: str, message: Message, now: datetime, tx: Tx) -> None:
+def _mark_sent(name: str, message: notifications.Message, now: datetime, tx: Tx) -> None:
     tx.outbox().mark_sent(message.ids, now)
     before = _status_in(tx.meta(_key(name)))
     after = replace(ChannelStatus(), uncounted=max(0, before.uncounted - message.uncounted))

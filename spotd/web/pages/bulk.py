@@ -11,9 +11,8 @@ from nicegui import ui
 
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError, DaemonUnreachable
-from spotd.web.markup import Node, el, job_href
+from spotd.web.markup import Node, el, job_href, problem
 from spotd.web.pages.live import Page, TreeElement
-from spotd.web.views.parts import problem
 from spotd.words import clean, count
 
 # One order for several jobs: each is asked of the daemon by itself, and each has its own answer.
@@ -23,6 +22,7 @@ JOBS_MAX: Final = 500
 """Of one order."""
 AT_ONCE: Final = 20
 """Asked in one go; between two of these others may order something."""
+NAMES_SHOWN: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +108,10 @@ def report(order: Order, outcomes: Sequence[OrderOutcome]) -> str:
     return f"{done}; {refused} refused" if refused else done
 
 
-def names_of(names: Sequence[str], most: int = 6) -> str:
+def names_of(names: Sequence[str]) -> str:
     """Return the first of the names, and how many there are besides."""
-    shown = ", ".join(clean(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {count(len(names) - most, 'other')}"
+    shown = ", ".join(clean(name) for name in names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {count(len(names) - NAMES_SHOWN, 'other')}"
 
 
 _CHANGED = ("status", "jobs", "array", "cost", "events")

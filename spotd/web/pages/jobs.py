@@ -13,12 +13,11 @@ from spotd.client.transport import ClientError
 from spotd.lists import FAMILIES
 from spotd.web import charts as figures
 from spotd.web.charts import Options, prices, timeline
-from spotd.web.markup import el
+from spotd.web.markup import WAITING, el, problem, section, waiting_for
 from spotd.web.pages.bulk import Selected
 from spotd.web.pages.live import ANY, Chart, Page, PagedList, TreeElement, drawn, search, select, value
 from spotd.web.poller import KnownAnswer, WatchTopic, search_log
 from spotd.web.views import jobs as view
-from spotd.web.views.parts import WAITING, problem, section, waiting_for
 from spotd.words import FINAL_STATES, clean, dollars, price
 
 

@@ -14,10 +14,9 @@ from nicegui.element import Element
 from starlette.requests import Request
 
 from spotd.web.charts import Options
-from spotd.web.markup import Node, el
+from spotd.web.markup import Node, el, problem, waiting_for
 from spotd.web.poller import Connection, KnownAnswer, SharedPoller, WatchTopic
 from spotd.web.views.jobs import PAGE, page_of
-from spotd.web.views.parts import problem, waiting_for
 from spotd.words import clean, count
 
 # The element that draws a tree, keeping what has not changed: focus and selection stay where they are.

@@ -9,14 +9,13 @@ from nicegui import ui
 
 from spotd.lists import FAMILIES
 from spotd.web import charts as chart
+from spotd.web import markup as events_view
 from spotd.web.charts import spend
-from spotd.web.markup import el
+from spotd.web.markup import el, problem
 from spotd.web.pages.live import ANY, Chart, Page, PagedList, TreeElement, search, select, value
 from spotd.web.poller import HEAT_DAYS, KnownAnswer, WatchTopic
 from spotd.web.views import market
 from spotd.web.views import market as view
-from spotd.web.views import parts as events_view
-from spotd.web.views.parts import problem
 from spotd.words import silence_texts
 
 PROVIDERS_MAX = 6

@@ -12,10 +12,9 @@ from nicegui import events, ui
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.web.folder import CODE_BYTES_MAX, check_code, send_code
-from spotd.web.markup import Node, el, job_href
+from spotd.web.markup import Node, el, job_href, problem
 from spotd.web.pages.live import Page, SecretFields, TreeElement
 from spotd.web.views import market as plan_view
-from spotd.web.views.parts import problem
 from spotd.words import clean, size_text
 from spotd_jobs.pack import PackError
 from spotd_jobs.spec.parse import json_ready, parse_toml

@@ -9,36 +9,27 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final, cast
 
+from spotd import words
 from spotd.lists import states_of, with_arrays_as_one
-from spotd.web.markup import Node, el, facts, job_link, table
-from spotd.web.views.parts import (
+from spotd.web.markup import (
     ON_MACHINES,
     WAITING,
+    Node,
     ago,
     counts,
     doing,
+    el,
+    facts,
     figure,
     gpus,
     holds,
+    job_link,
     matching_events,
     problem,
     section,
     state,
     step_list,
-)
-from spotd.words import (
-    FINAL_STATES,
-    NOTHING,
-    WITHOUT_CEILING,
-    clean,
-    count,
-    dollars,
-    failure_lines,
-    instant,
-    price,
-    span_text,
-    spent_words,
-    where_text,
+    table,
 )
 
 CEILINGS_MAX: Final = 8
@@ -79,7 +70,7 @@ def matching(quotes: Sequence[Mapping[str, Any]], chosen: OfferFilter) -> list[M
 
 def gpu_names(quotes: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the GPUs that can be chosen: those that open jobs ask for first, then by the number of offers."""
-    asked = Counter(job["gpu"] for job in jobs if job["gpu"] and job["state"] not in FINAL_STATES)
+    asked = Counter(job["gpu"] for job in jobs if job["gpu"] and job["state"] not in words.FINAL_STATES)
     offered = Counter(one["gpu"] for one in quotes)
     names = [*asked, *(name for name in offered if name not in asked)]
     return sorted(names, key=lambda name: (-asked[name], -offered[name], name))
@@ -90,11 +81,11 @@ def ceilings(jobs: Sequence[Mapping[str, Any]], gpu: str) -> list[CeilingLine]:
     names: dict[float, list[str]] = {}
     for job in jobs:
         limit = job["ceiling_usd_gpu_h"]
-        if job["state"] not in FINAL_STATES and limit is not None and _is_same_gpu(job["gpu"], gpu):
-            names.setdefault(round(limit, 4), []).append(clean(job["name"]))
+        if job["state"] not in words.FINAL_STATES and limit is not None and _is_same_gpu(job["gpu"], gpu):
+            names.setdefault(round(limit, 4), []).append(words.clean(job["name"]))
     busiest = sorted(names.items(), key=lambda row: -len(row[1]))[:CEILINGS_MAX]
     return [
-        CeilingLine(usd_gpu_h=limit, name=of[0][:30] if len(of) == 1 else count(len(of), "job"))
+        CeilingLine(usd_gpu_h=limit, name=of[0][:30] if len(of) == 1 else words.count(len(of), "job"))
         for limit, of in sorted(busiest)
     ]
 
@@ -109,24 +100,24 @@ def offers(quotes: Sequence[Mapping[str, Any]]) -> Node:
     rows: list[list[Node]] = [
         [
             gpus(one),
-            clean(f"{one['provider']}/{one['host']}"),
-            clean(one["region"]) or NOTHING,
+            words.clean(f"{one['provider']}/{one['host']}"),
+            words.clean(one["region"]) or words.NOTHING,
             one["market"],
-            el("span", price(one["effective_usd_gpu_h"]), title=breakdown(one)),
-            price(one["effective_usd_h"]),
-            price(one["on_demand_usd_h"]),
-            price(one["ceiling_usd_gpu_h"]),
+            el("span", words.price(one["effective_usd_gpu_h"]), title=breakdown(one)),
+            words.price(one["effective_usd_h"]),
+            words.price(one["on_demand_usd_h"]),
+            words.price(one["ceiling_usd_gpu_h"]),
             el("span", "fits", cls="state good") if one["fits"] else _verdict(one),
         ]
         for one in quotes
     ]
     none = "The configuration has no ceiling for some of these GPUs; a job's own max_price counts for it."
-    note = el("p", none, cls="muted") if any(_verdict(one) == NOTHING for one in quotes) else None
+    note = el("p", none, cls="muted") if any(_verdict(one) == words.NOTHING for one in quotes) else None
     return el("section", table("Offers of now, by effective price", columns, rows, empty="No offer matches."), note)
 
 
 def _verdict(one: Mapping[str, Any]) -> str:
-    return NOTHING if one["verdict"] == WITHOUT_CEILING else clean(one["verdict"])
+    return words.NOTHING if one["verdict"] == words.WITHOUT_CEILING else words.clean(one["verdict"])
 
 
 def breakdown(one: Mapping[str, Any]) -> str:
@@ -139,8 +130,8 @@ def breakdown(one: Mapping[str, Any]) -> str:
         ("upload_usd_h", "upload"),
         ("restore_usd_h", "restore"),
     )
-    parts = [f"{name} {price(terms[key])}" for key, name in names if terms[key]]
-    return f"per hour: {' + '.join(parts)} = {price(terms['total_usd_h'])}"
+    parts = [f"{name} {words.price(terms[key])}" for key, name in names if terms[key]]
+    return f"per hour: {' + '.join(parts)} = {words.price(terms['total_usd_h'])}"
 
 
 # What a submit would do, before it is done.
@@ -153,21 +144,21 @@ def refusals(message: str, rows: Sequence[tuple[str, str]], hint: str = "") -> N
 
 def plan(answer: Mapping[str, Any]) -> Node:
     spec = answer["spec"]
-    ceilings = ", ".join(f"{clean(gpu)} ${price(limit)}" for gpu, limit in answer["ceilings"].items())
+    ceilings = ", ".join(f"{words.clean(gpu)} ${words.price(limit)}" for gpu, limit in answer["ceilings"].items())
     pairs: list[tuple[str, Node]] = [
-        ("Name", clean(answer["name"])),
-        ("Image", clean(answer["image"])),
-        ("GPU", clean(", ".join(str(one) for one in spec.get("resources", {}).get("gpu", [])))),
+        ("Name", words.clean(answer["name"])),
+        ("Image", words.clean(answer["image"])),
+        ("GPU", words.clean(", ".join(str(one) for one in spec.get("resources", {}).get("gpu", [])))),
         ("Ceiling per GPU-hour", ceilings),
-        ("Budget", "" if answer["budget_usd"] is None else dollars(answer["budget_usd"])),
+        ("Budget", "" if answer["budget_usd"] is None else words.dollars(answer["budget_usd"])),
     ]
-    passed = [f"{clean(row['reason'])}: {count(row['offers'], 'offer')}" for row in answer["passed_over"]]
+    passed = [f"{words.clean(row['reason'])}: {words.count(row['offers'], 'offer')}" for row in answer["passed_over"]]
     return section(
         "The plan",
-        el("p", clean(answer["verdict"]), cls="sentence"),
+        el("p", words.clean(answer["verdict"]), cls="sentence"),
         facts(pairs),
         *(problem(text) for text in (answer["unprotected"], *answer["warnings"]) if text),
-        *(el("p", clean(text), cls="muted") for text in answer["costs"]),
+        *(el("p", words.clean(text), cls="muted") for text in answer["costs"]),
         offers(answer["candidates"]) if answer["candidates"] else None,
         el("details", el("summary", "Why other offers do not fit"), el("ul", *(el("li", row) for row in passed)))
         if passed
@@ -189,7 +180,9 @@ def _card(one: Mapping[str, Any], now: datetime) -> Node:
     if not one["enabled"]:
         sign, word, kind = "-", "disabled", "idle"
     balance = (
-        "" if one["balance_usd"] is None else f"{dollars(one['balance_usd'])}, stated {ago(one['balance_at'], now)} ago"
+        ""
+        if one["balance_usd"] is None
+        else f"{words.dollars(one['balance_usd'])}, stated {ago(one['balance_at'], now)} ago"
     )
     pairs: list[tuple[str, Node]] = [
         ("Offers", "" if one["ok"] else str(one["offers"])),  # the sentence above states them where all is well
@@ -198,26 +191,32 @@ def _card(one: Mapping[str, Any], now: datetime) -> Node:
         ("Newest list of machines", _ago(one["last_listing_at"], now)),
         ("Fee", f"{one['fee_multiplier']:.2f} times the listed price"),
         ("Requests", f"{one['requests_h']} an hour, {one['requests_min']} in the last minute"),
-        ("Spending", f"{dollars(one['spend_usd_h'])} an hour" if one["spend_usd_h"] else ""),
+        ("Spending", f"{words.dollars(one['spend_usd_h'])} an hour" if one["spend_usd_h"] else ""),
         ("Balance", balance),
-        ("Lasts for", "" if one["runway_s"] is None else span_text(one["runway_s"])),
+        ("Lasts for", "" if one["runway_s"] is None else words.span_text(one["runway_s"])),
     ]
     lacking = [c for c in one["capabilities"] if not c["available"]]
-    powers = ", ".join(clean(c["power"]).replace("_", " ") for c in one["capabilities"] if c["available"])
+    powers = ", ".join(words.clean(c["power"]).replace("_", " ") for c in one["capabilities"] if c["available"])
     return el(
         "section",
         el(
             "h2",
-            clean(one["title"] or one["name"]),
+            words.clean(one["title"] or one["name"]),
             el("span", el("span", sign, aria_hidden="true", cls="sign"), word, cls=f"state {kind}"),
         ),
-        el("p", clean(one["detail"]), cls="" if one["ok"] else "problem"),
+        el("p", words.clean(one["detail"]), cls="" if one["ok"] else "problem"),
         facts(pairs),
         el("p", f"Can: {powers}", cls="muted") if powers else None,
         el(
             "details",
             el("summary", f"Cannot: {len(lacking)}"),
-            el("ul", *(el("li", f"{clean(c['power']).replace('_', ' ')}: {clean(c['reason'])}") for c in lacking)),
+            el(
+                "ul",
+                *(
+                    el("li", f"{words.clean(c['power']).replace('_', ' ')}: {words.clean(c['reason'])}")
+                    for c in lacking
+                ),
+            ),
         )
         if lacking
         else None,
@@ -226,7 +225,7 @@ def _card(one: Mapping[str, Any], now: datetime) -> Node:
 
 
 def _ago(at: str | None, now: datetime) -> str:
-    return NOTHING if at is None else f"{ago(at, now)} ago"
+    return words.NOTHING if at is None else f"{ago(at, now)} ago"
 
 
 def hosts(answer: Mapping[str, Any], now: datetime) -> Node:
@@ -234,7 +233,7 @@ def hosts(answer: Mapping[str, Any], now: datetime) -> Node:
     columns = "Host | Failed:n | Slow:n | Lost early:n | Lost:n | Machine hours:n | Behind:n | Newest:n | Avoided until"
     rows: list[list[Node]] = [
         [
-            clean(f"{one['provider']}/{one['host']}"),
+            words.clean(f"{one['provider']}/{one['host']}"),
             f"{one['failed_starts']:g}",
             f"{one['slow_starts']:g}",
             f"{one['early_losses']:g}",
@@ -242,7 +241,7 @@ def hosts(answer: Mapping[str, Any], now: datetime) -> Node:
             f"{one['machine_h']:.1f}",
             f"{100 * one['ranks_behind']:.0f} %",
             f"{ago(one['at'], now)} ago",
-            NOTHING if one["cools_until"] is None else one["cools_until"].replace("T", " ")[:16] + " UTC",
+            words.NOTHING if one["cools_until"] is None else one["cools_until"].replace("T", " ")[:16] + " UTC",
         ]
         for one in answer["hosts"][:50]
     ]
@@ -265,7 +264,7 @@ def figures(
     status: Mapping[str, Any] | None, jobs: Sequence[Mapping[str, Any]] | None, cost: Mapping[str, Any] | None
 ) -> Node:
     rate = sum(job["effective_usd_h"] or 0 for job in jobs or ())
-    now = NOTHING if jobs is None else dollars(rate) if rate else "$0"
+    now = words.NOTHING if jobs is None else words.dollars(rate) if rate else "$0"
     counts = {} if status is None else status["jobs"]
     waiting = sum(number for name, number in counts.items() if name in WAITING)
     return el(
@@ -275,7 +274,7 @@ def figures(
         _spent("Spent today", "day", "spent_day_usd", status, cost),
         _spent("Spent this month", "month", "spent_month_usd", status, cost),
         _saving(cost),
-        figure("Waiting", str(waiting) if status else NOTHING, _job_counts(counts)),
+        figure("Waiting", str(waiting) if status else words.NOTHING, _job_counts(counts)),
         cls="figures",
     )
 
@@ -288,7 +287,7 @@ def _machines(status: Mapping[str, Any] | None, cost: Mapping[str, Any] | None) 
     """Return the machines that count against the limit on them, and how many of these compute."""
     budget = _budget(cost, "machines")
     if status is None or budget is None or budget["limit"] is None:
-        return figure("Machines now", NOTHING if status is None else str(status["machines"]))
+        return figure("Machines now", words.NOTHING if status is None else str(status["machines"]))
     used, computing = round(budget["used"]), status["machines"]
     note = f"of {budget['limit']:.0f} allowed at once"
     if used > computing:
@@ -301,26 +300,26 @@ def _spent(title: str, budget: str, key: str, status: Mapping[str, Any] | None, 
     found = _budget(cost, budget)
     limit = None if found is None else found["limit"]
     if spent is None or not limit:
-        return figure(title, dollars(spent), "no budget is set" if spent is not None else "")
+        return figure(title, words.dollars(spent), "no budget is set" if spent is not None else "")
     committed = found["committed"] if found else 0
-    note = f"of {dollars(limit)}" + (f", {dollars(committed)} more is committed" if committed else "")
-    return figure(title, dollars(spent), note, share=spent / limit)
+    note = f"of {words.dollars(limit)}" + (f", {words.dollars(committed)} more is committed" if committed else "")
+    return figure(title, words.dollars(spent), note, share=spent / limit)
 
 
 def _saving(cost: Mapping[str, Any] | None) -> Node:
     if cost is None:
-        return figure("Saved so far", NOTHING)
+        return figure("Saved so far", words.NOTHING)
     compared = cost["on_demand_usd"] - cost["uncompared_usd"]
     note = "against on-demand"
     if compared > 0:
         note = f"{100 * cost['saved_usd'] / compared:.0f} % of what on-demand costs"
-    return figure("Saved so far", dollars(cost["saved_usd"]), note, kind="good" if cost["saved_usd"] > 0 else "")
+    return figure("Saved so far", words.dollars(cost["saved_usd"]), note, kind="good" if cost["saved_usd"] > 0 else "")
 
 
 def _job_counts(counts: Mapping[str, int]) -> str:
     running = sum(number for name, number in counts.items() if name in ON_MACHINES)
     ended = sum(counts.values()) - running - sum(counts.get(name, 0) for name in WAITING)
-    return f"{count(running, 'job')} on machines, {ended} ended" if counts else ""
+    return f"{words.count(running, 'job')} on machines, {ended} ended" if counts else ""
 
 
 def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
@@ -332,10 +331,10 @@ def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
             job_link(job),
             counts(states) if len(states := states_of(job)) > 1 else state(job["state"], doing(job, now)),
             gpus(job),
-            clean(where_text(job)),
-            price(job["effective_usd_h"]),
-            spent_words(job),
-            NOTHING if job["state"] == "FAILED" else dollars(job["saved_usd"]),
+            words.clean(words.where_text(job)),
+            words.price(job["effective_usd_h"]),
+            words.spent_words(job),
+            words.NOTHING if job["state"] == "FAILED" else words.dollars(job["saved_usd"]),
             _checkpoint(job, now),
         ]
         for job in shown[:ROWS_MAX]
@@ -350,8 +349,8 @@ def running(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
 
 def _checkpoint(job: Mapping[str, Any], now: datetime) -> Node:
     if job["checkpoint_late"]:
-        return el("span", "late", cls="state wait", title=clean(job["checkpoint_late"]))
-    return NOTHING if job["checkpoint"] is None else f"{ago(job['checkpoint']['at'], now)} ago"
+        return el("span", "late", cls="state wait", title=words.clean(job["checkpoint_late"]))
+    return words.NOTHING if job["checkpoint"] is None else f"{ago(job['checkpoint']['at'], now)} ago"
 
 
 def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
@@ -359,7 +358,7 @@ def waiting(jobs: Sequence[Mapping[str, Any]]) -> Node:
     shown = [job for job in jobs if job["state"] in WAITING]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for job in shown:
-        groups.setdefault((job["state"], clean(job["verdict"])), []).append(job)
+        groups.setdefault((job["state"], words.clean(job["verdict"])), []).append(job)
     items = [
         el("li", el("div", *_names(_fold(of)), state(name), cls="who"), el("p", sentence or "not decided yet"))
         for (name, sentence), of in islice(groups.items(), REASONS_MAX)
@@ -383,7 +382,7 @@ def failed(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
         el(
             "li",
             el("div", job_link(job), state(job["state"]), el("small", f"{ago(job['ended_at'], now)} ago"), cls="who"),
-            el("p", clean(failure_lines(job["failure"])[0] if job["failure"] else job["reason"])),
+            el("p", words.clean(words.failure_lines(job["failure"])[0] if job["failure"] else job["reason"])),
         )
         for job in found[:FAILED_MAX]
     ]
@@ -392,7 +391,7 @@ def failed(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Node:
 
 
 def _is_of_today(job: Mapping[str, Any], now: datetime) -> bool:
-    ended = instant(job["ended_at"])
+    ended = words.instant(job["ended_at"])
     return ended is not None and now - ended < timedelta(days=1)
 
 
@@ -402,7 +401,7 @@ def _fold(jobs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 
 def _names(jobs: Sequence[Mapping[str, Any]]) -> list[Node]:
     more = len(jobs) - NAMES_MAX
-    return [*(job_link(job) for job in jobs[:NAMES_MAX]), *([f"and {count(more, 'other')}"] if more > 0 else [])]
+    return [*(job_link(job) for job in jobs[:NAMES_MAX]), *([f"and {words.count(more, 'other')}"] if more > 0 else [])]
 
 
 def latest(events: Sequence[Mapping[str, Any]]) -> Node:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.cli import stdout
-from spotd.cli.views.chart import SERIES_MAX, Canvas, Series, drawn
+from spotd.cli.views.pictures import SERIES_MAX, Canvas, Series, drawn
 from spotd_providers.kit.boundary import install_command
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl

@@ -15,8 +15,7 @@ import pytest
 from spotd.cli.transfers import _Uploading
 from spotd.client.daemon import Daemon
 from spotd.core.domain.world import World
-from spotd.daemon.dataset_garbage import read_by_jobs
-from spotd.daemon.datasets import KEPT, Datasets
+from spotd.daemon.datasets import KEPT, Datasets, read_by_jobs
 from spotd.daemon.remote_data import UrlRefused
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl

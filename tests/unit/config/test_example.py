@@ -6,9 +6,8 @@ from pathlib import Path
 
 from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.load import example_text, load, understand
-from spotd.config.model import SECTIONS
+from spotd.config.model import SECTIONS, BucketSection
 from spotd.config.notify import NotifySection
-from spotd.config.sources import BucketSection
 
 COMMITTED = Path(__file__).parents[3] / "config.example.toml"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.estimates.breakeven import CARD_WATTS, WEEKS_PER_MONTH, Purchase, break_even
+from spotd.estimates.machines import CARD_WATTS, WEEKS_PER_MONTH, Purchase, break_even
 from spotd_providers.contract.gpus import gpu_info
 
 USD = 1_000_000

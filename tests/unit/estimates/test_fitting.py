@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from spotd.estimates.fitting import (
+from spotd.estimates.machines import (
     GIB,
     MemoryNeeds,
     Spread,

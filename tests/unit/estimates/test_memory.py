@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.estimates.fitting import MemoryNeeds, Spread, rule_of_thumb
+from spotd.estimates.machines import MemoryNeeds, Spread, rule_of_thumb
 from spotd.estimates.memory import TARGETS, WorkloadError, adapter_params, memory_parts
 from spotd.estimates.workload import (
     Layout,

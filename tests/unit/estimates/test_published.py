@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spotd.estimates.fitting import rule_of_thumb
+from spotd.estimates.machines import rule_of_thumb
 from spotd.estimates.memory import memory_parts, outside_allocator
 from spotd.estimates.workload import KNOWN_ERRORS, KnownError, Layout, WorkKind, Workload, work_kind
 from tests.cases import every

@@ -26,7 +26,6 @@ from spotd.daemon.grants.inputs import DataGrants
 from spotd_jobs.dataset_pack import DatasetError, pack_dataset
 from spotd_jobs.objects.api import ObjectInfo, StoreError
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.runner import data as runner_data
 from spotd_jobs.runner.data import DataRun, DataUnusable, fetch_data
 from spotd_jobs.runner.restore import Cancelled
 from spotd_jobs.spec.model import DataSource
@@ -366,7 +365,7 @@ def test_a_disk_that_is_too_small_is_a_reason_before_the_download(
 ) -> None:
     fill(tmp_path / "source", some_files())
     made = place.put(tmp_path / "source")
-    monkeypatch.setattr(runner_data, "free_bytes", lambda folder: 16 * 2**20 + 5000)
+    monkeypatch.setattr("spotd_jobs.wire.client.sinks.free_bytes", lambda folder: 16 * 2**20 + 5000)
     with pytest.raises(DiskFull, match=r"the data set needs .* of disk and 16\.8 MB are free"):
         place.bring(made)
     assert reads.count == 0
@@ -518,7 +517,7 @@ def many_parts(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def never(text: bytes) -> None:
         raise AssertionError("a part was validated again")
 
-    monkeypatch.setattr("spotd.daemon.datasets.read_part", never)
+    monkeypatch.setattr("spotd_jobs.wire.client.dataset.read_part", never)
     store.requests.clear()
     return store, root
 

@@ -19,13 +19,13 @@ from spotd_jobs.runner.data import DataUnusable, fetch_data
 from spotd_jobs.runner.elsewhere import DataAway, ListedRun, data_run
 from spotd_jobs.spec.model import DataSource
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.dataset import data_chunk_key
-from spotd_jobs.wire.client.listing import (
+from spotd_jobs.wire.client.dataset import (
     ETAG,
     GIT,
     SHA256,
     STORED,
     ListedFile,
+    data_chunk_key,
     data_listing_key,
     file_url_key,
     listing_text,

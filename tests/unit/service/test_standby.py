@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from spotd.daemon import log as logs
-from spotd.service import standby
+from spotd.service import http_server
 from spotd.service.lifecycle import SystemdNotifier
 from spotd.store import Store, StoreInUse
 
@@ -45,7 +45,7 @@ async def waited(
         await anyio.sleep_forever()
 
     monkeypatch.setattr(Store, "open", open_slowly)
-    monkeypatch.setattr(standby, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(http_server, "ASK_EVERY_S", 0.0)
     received = signals()
     async with anyio.create_task_group() as group:
 
@@ -56,7 +56,7 @@ async def waited(
 
         group.start_soon(let_open)
         with anyio.fail_after(20):
-            return await standby.wait_to_lead(
+            return await http_server.wait_to_lead(
                 "postgresql://db/x", FIRST, sock, received, notify=SystemdNotifier({}), log=logs.get("test")
             )
     raise AssertionError("no answer")

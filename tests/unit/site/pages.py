@@ -14,8 +14,7 @@ from spotd.api.openapi import document
 from spotd.cli import client, daemon
 from spotd.config import load
 from spotd.config.credentials import InstalledPlugins, RegistrySection
-from spotd.config.model import SECTIONS, ProviderSection
-from spotd.config.sources import BucketSection
+from spotd.config.model import SECTIONS, BucketSection, ProviderSection
 from spotd_jobs.spec.keys import FILE_ORDER
 from spotd_providers.contract.values import Capability, Power
 

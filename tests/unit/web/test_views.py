@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from spotd import web
-from spotd.web import charts
+from spotd.web import charts, markup
 from spotd.web import charts as job_charts
 from spotd.web.charts import spend, timeline
-from spotd.web.markup import TEXT_MAX, LogTail, Node, el, table
+from spotd.web.markup import _STATES, TEXT_MAX, LogTail, Node, el, state, table
 from spotd.web.pages.submit import DraftRefused, draft_of
-from spotd.web.views import jobs, market, parts
+from spotd.web.views import jobs, market
 from spotd.web.views import jobs as job_view
-from spotd.web.views.parts import _STATES, state
 from tests.cases import every
 from tests.unit.api import made_responses as made
 
@@ -161,7 +160,7 @@ def hostile(value: Any) -> Any:
 VIEWS: dict[str, Callable[[], Node]] = {
     "running": lambda: market.running(hostile([made.job()]), NOW),
     "waiting": lambda: market.waiting(hostile([made.waiting_job()])),
-    "events": lambda: parts.event_listing(parts.matching_events(hostile([made.event()]), "")),
+    "events": lambda: markup.event_listing(markup.matching_events(hostile([made.event()]), "")),
     "jobs": lambda: jobs.listing(hostile([made.job(), made.waiting_job()]), NOW),
     "offers": lambda: market.offers(hostile([made.quote()])),
     "providers": lambda: market.cards(hostile([made.provider()]), NOW),
@@ -300,8 +299,8 @@ def test_a_queue_that_is_empty_says_how_a_job_is_queued_and_a_filter_that_nothin
     assert "spotctl submit job.toml" in text_of(empty)
     assert [one[1]["href"] for one in nodes(empty) if not isinstance(one, str) and one[0] == "a"] == ["/submit"]
     assert text_of(jobs.listing([], NOW, is_filtered=True)) == "No job matches."
-    assert text_of(parts.event_listing([])) == "Nothing has happened yet."
-    assert text_of(parts.event_listing([], is_filtered=True)) == "No event matches."
+    assert text_of(markup.event_listing([])) == "Nothing has happened yet."
+    assert text_of(markup.event_listing([], is_filtered=True)) == "No event matches."
     assert timeline(made.job(attempts=[]), [], NOW) == ({}, "")
 
 

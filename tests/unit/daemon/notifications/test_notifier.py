@@ -138,7 +138,7 @@ async def test_what_happened_before_the_first_start_is_no_news(rig: Rig) -> None
 
 
 async def test_a_burst_of_failures_is_one_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotd.daemon.notifications.notifier.QUEUE_MAX", 600)
+    monkeypatch.setattr("spotd.core.notifications.QUEUE_MAX", 600)
     phone = Phone()
     async with sending(make(rig, phone)):
         failures(rig, 1_000)
@@ -285,8 +285,8 @@ async def test_a_defect_ends_neither_the_daemon_nor_the_news(rig: Rig, monkeypat
             raise KeyError("a bug")
         return notification_of(event, *arguments, **named)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr("spotd.daemon.notifications.notifier.notification_of", odd)
-    monkeypatch.setattr("spotd.daemon.notifications.notifier.conditions", lambda *_: 1 / 0)
+    monkeypatch.setattr("spotd.core.notifications.notification_of", odd)
+    monkeypatch.setattr("spotd.core.notifications.conditions", lambda *_: 1 / 0)
     async with rig.ready(), sending(make(rig, phone)):
         failures(rig, 3)
         await minutes(rig, 2)
