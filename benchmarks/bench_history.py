@@ -59,7 +59,7 @@ def lived(history: History, bazaar: Bazaar, days: float) -> float:
 
 def table_bytes(history: History, table: str) -> tuple[int, int]:
     """Rows and bytes of one table with its indexes."""
-    connection = history._opened()[0]  # noqa: SLF001 - what is measured is private to the module
+    connection = history._open()[0]  # noqa: SLF001 - what is measured is private to the module
     rows = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: S608 - our own names
     size = connection.execute(
         "SELECT sum(pgsize) FROM dbstat WHERE name IN (SELECT name FROM sqlite_schema WHERE tbl_name = ?)", (table,)
@@ -69,7 +69,7 @@ def table_bytes(history: History, table: str) -> tuple[int, int]:
 
 def plain_percentiles(history: History, since: int) -> Callable[[], object]:
     """What one would first write: every row to Python, one list a day, `statistics.quantiles`."""
-    connection = history._opened()[0]  # noqa: SLF001 - as above
+    connection = history._open()[0]  # noqa: SLF001 - as above
 
     def work() -> object:
         days: dict[int, list[int]] = {}

@@ -101,7 +101,7 @@ def steps(events: Iterable[Event]) -> list[EventStep]:
             at, places = newest.get(job, ("", []))
             if at != event["at"]:
                 places = []
-            if not _joined(lines, places, event):
+            if not _joins(lines, places, event):
                 places = [*places, len(lines)]
                 lines.append(EventStep(event=event))
             newest[job] = (event["at"], places)
@@ -117,7 +117,7 @@ def _with_routine(before: EventStep | None, event: Event) -> EventStep:
     return replace(before, event=shown, number=before.number + 1, stored=before.stored + is_stored)
 
 
-def _joined(lines: list[EventStep | None], places: Sequence[int], event: Event) -> bool:
+def _joins(lines: list[EventStep | None], places: Sequence[int], event: Event) -> bool:
     """Whether one of the lines of this instant is the same step; it then states what says more."""
     for place in places:
         line = lines[place]

@@ -147,7 +147,7 @@ def replace_whole(path: Path, text: str, *, mode: int) -> None:
     Raises:
         OSError
     """
-    with _drafted(path, text, mode) as draft:
+    with _draft(path, text, mode) as draft:
         draft.replace(path)
 
 
@@ -157,12 +157,12 @@ def create_whole(path: Path, text: str, *, mode: int) -> None:
     Raises:
         FileExistsError: it is there, and stays as it is. OSError
     """
-    with _drafted(path, text, mode) as draft:
+    with _draft(path, text, mode) as draft:
         path.hardlink_to(draft)
 
 
 @contextmanager
-def _drafted(path: Path, text: str, mode: int) -> Iterator[Path]:
+def _draft(path: Path, text: str, mode: int) -> Iterator[Path]:
     """Yield a file beside the path with the text in it, on the disk, and with its mode from the first moment on."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -192,12 +192,12 @@ def failure_lines(failure: Mapping[str, Any]) -> list[str]:
     parts = [reason, "" if code in reason else code, clean(failure["meaning"])]
     return [
         "; ".join(part for part in parts if part),
-        *(f"| {_indented(line)}" for line in failure["output"]),
+        *(f"| {_indent(line)}" for line in failure["output"]),
         f"Try: {clean(failure['next_step'])}",
     ]
 
 
-def _indented(line: str) -> str:
+def _indent(line: str) -> str:
     """Return a line of output harmless, with its indentation: a traceback is read by it."""
     line = line.expandtabs(4)
     return " " * (len(line) - len(line.lstrip(" "))) + clean(line)

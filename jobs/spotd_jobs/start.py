@@ -108,15 +108,15 @@ def start_script(
         ScriptTooLong: it has more than `limit_bytes` bytes.
         ValueError: a name can not be one of an environment variable, or a value holds a NUL or a line break.
     """
-    exports = "".join(f"export {_name(name)}={_quoted(value)}\n" for name, value in (extra_env or {}).items())
-    report = _REPORT.replace("@URL@", _quoted(report_url)) if report_url else ""
+    exports = "".join(f"export {_name(name)}={_quote(value)}\n" for name, value in (extra_env or {}).items())
+    report = _REPORT.replace("@URL@", _quote(report_url)) if report_url else ""
     script = (
         _SHELL.replace("@FETCH@", shlex.quote(_FETCH))
         .replace("@MESSAGE@", shlex.quote(NO_PYTHON))
         .replace("@REPORT@", report)
         .replace("@EXPORTS@", exports)
         .replace("@TAG@", _tag(grant_url))
-        .replace("@URL@", _quoted(grant_url))
+        .replace("@URL@", _quote(grant_url))
     )
     excess = len(script.encode()) - limit_bytes
     if excess > 0:
@@ -136,7 +136,7 @@ def _name(name: str) -> str:
     return name
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     if any(character in value for character in "\0\r\n"):
         raise ValueError("a value of the start script holds a NUL or a line break")
     return shlex.quote(value)

@@ -199,7 +199,7 @@ class Transport:
             while (line := response.readline(_LINE_BYTES_MAX)) and not self.is_closing:
                 empty = 0 if line.strip() else empty + 1
                 if not line.endswith(b"\n") or empty > _EMPTY_LINES_MAX:
-                    raise self._garbled()
+                    raise self._foreign_answer()
                 if not empty:
                     yield self._parse(line)
 
@@ -249,12 +249,12 @@ class Transport:
     def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
         body = self._parse(self._whole(response), check_error=False)
         error = body.get("error")
-        return refused(error) if isinstance(error, dict) else self._garbled()
+        return refused(error) if isinstance(error, dict) else self._foreign_answer()
 
     def _whole(self, response: http.client.HTTPResponse) -> bytes:
         body = response.read(_ANSWER_BYTES_MAX + 1)
         if len(body) > _ANSWER_BYTES_MAX:
-            raise self._garbled()
+            raise self._foreign_answer()
         if response.length:
             raise http.client.IncompleteRead(body, response.length)  # which a bounded read does not raise
         return body
@@ -263,9 +263,9 @@ class Transport:
         try:
             body = json.loads(raw)
         except ValueError as exc:
-            raise self._garbled() from exc
+            raise self._foreign_answer() from exc
         if not isinstance(body, dict):
-            raise self._garbled()
+            raise self._foreign_answer()
         if body.get("schema") != SCHEMA:
             raise DaemonUnreachable(
                 f"the daemon at {self.path} speaks another version of the API",
@@ -275,7 +275,7 @@ class Transport:
             raise refused(body["error"])
         return body
 
-    def _garbled(self) -> DaemonUnreachable:
+    def _foreign_answer(self) -> DaemonUnreachable:
         return DaemonUnreachable(
             f"what answers at {self.path} is not spotd", hint="set SPOTD_SOCKET to the daemon's socket"
         )
@@ -309,7 +309,7 @@ class Transport:
                     "the daemon went away in the middle of its answer", hint="start it again: spotd run"
                 )
             case http.client.HTTPException():
-                return self._garbled()
+                return self._foreign_answer()
             case OSError() if len(os.fsencode(place)) > paths.SOCKET_PATH_BYTES_MAX:
                 return DaemonUnreachable(
                     f"the path of the socket is longer than {paths.SOCKET_PATH_BYTES_MAX} bytes: {place}",

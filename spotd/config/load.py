@@ -459,14 +459,14 @@ def example_text() -> str:
             ]
     named = (("notify.phone", NotifySection), ("registries.ghcr", RegistrySection), ("buckets.corpus", BucketSection))
     for head, table in named:
-        lines += ["", *_comment(table.__doc__ or ""), *_named(head, table)]
+        lines += ["", *_comment(table.__doc__ or ""), *_example_table(head, table)]
     lines += ["", *_comment("Where to buy. A table for each provider; without any, the local market is open.")]
     for name in found.bundled():
         lines += _provider_lines(found.load(name), default=name == DEFAULT_PROVIDER)
     return "\n".join(lines) + "\n"
 
 
-def _named(head: str, table: type[BaseModel]) -> Iterator[str]:
+def _example_table(head: str, table: type[BaseModel]) -> Iterator[str]:
     """Yield a table of a name of the user's, all of it as comments: one that is there has keys without a default."""
     yield f"# [{head}]"
     for line in _fields(table.model_fields):

@@ -128,10 +128,10 @@ def find_lease(objects: ObjectStore, install: InstallId) -> LeaseFound | None:
         data = objects.get(info.key, bytes_max=DOCUMENT_BYTES_MAX)
     except ObjectMissing:
         return None  # deleted since it was listed, which only a newer holder does: the next query finds that one
-    return _parsed(data, epoch, info)
+    return _parse_lease(data, epoch, info)
 
 
-def _parsed(data: bytes, epoch: int, info: ObjectInfo) -> LeaseFound:
+def _parse_lease(data: bytes, epoch: int, info: ObjectInfo) -> LeaseFound:
     try:
         raw: Any = json.loads(data)
         if raw["schema"] != SCHEMA:

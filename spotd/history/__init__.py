@@ -95,12 +95,12 @@ class History:
             raise HistoryUnavailable(left)
 
         def work() -> int:
-            connection, recorder, _ = self._opened()
+            connection, recorder, _ = self._open()
             if pages_used(connection) * PAGE_BYTES > _FULL * self.retained.bytes_max:
                 raise HistoryUnavailable(f"{self.path} has reached its limit of size until more of it is rolled up")
             return recorder.record(provider, offers, complete=complete, at=at, whole=whole)
 
-        return self._guarded(work)
+        return self._guard(work)
 
     def step(self, now: int) -> bool:
         """Roll up or delete a little of what is due; return whether more is due.
@@ -108,7 +108,7 @@ class History:
         Raises:
             HistoryUnavailable: nothing was written.
         """
-        return self._guarded(lambda: self._opened()[2].step(now))
+        return self._guard(lambda: self._open()[2].step(now))
 
     def ask(self, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
         """Answer the question.
@@ -117,7 +117,7 @@ class History:
             HistoryUnavailable: the file cannot be used now.
             TooManyBuckets: the buckets are too short for the range.
         """
-        return self._guarded(lambda: ask(self._opened()[0], question, terms))
+        return self._guard(lambda: ask(self._open()[0], question, terms))
 
     def gpus(self) -> set[str]:
         """Return every GPU of which there is a price.
@@ -125,7 +125,7 @@ class History:
         Raises:
             HistoryUnavailable
         """
-        return self._guarded(lambda: kinds_sold(self._opened()[0]))
+        return self._guard(lambda: kinds_sold(self._open()[0]))
 
     def last_offers(self, providers: Sequence[ProviderName]) -> dict[ProviderName, dict[Sold, int]]:
         """Return when each of these providers last offered each kind of machine, in seconds.
@@ -133,7 +133,7 @@ class History:
         Raises:
             HistoryUnavailable
         """
-        return self._guarded(lambda: last_offers(self._opened()[0], providers))
+        return self._guard(lambda: last_offers(self._open()[0], providers))
 
     def bytes_used(self) -> int:
         """Return the size of the file.
@@ -141,7 +141,7 @@ class History:
         Raises:
             HistoryUnavailable: the file cannot be used now.
         """
-        return self._guarded(lambda: pages_used(self._opened()[0]) * PAGE_BYTES)
+        return self._guard(lambda: pages_used(self._open()[0]) * PAGE_BYTES)
 
     def close(self) -> None:
         """Close the file; another call opens it again."""
@@ -150,25 +150,25 @@ class History:
         if connection is not None:
             connection.close()
 
-    def _opened(self) -> tuple[sqlite3.Connection, Recorder, Roller]:
+    def _open(self) -> tuple[sqlite3.Connection, Recorder, Roller]:
         if self._connection is None or self._recorder is None or self._roller is None:
             self._connection = open_file(self.path, bytes_max=self.retained.bytes_max)
             self._recorder = Recorder(self._connection)
             self._roller = Roller(self._connection, self.retained)
         return self._connection, self._recorder, self._roller
 
-    def _guarded(self, work: Callable[[], T]) -> T:
+    def _guard(self, work: Callable[[], T]) -> T:
         """Return the work's result, if need be over a new file."""
         try:
-            return self._tried(work)
+            return self._try(work)
         except FileUnusable as exc:
             self._begin_anew(str(exc))
         try:
-            return self._tried(work)
+            return self._try(work)
         except FileUnusable as exc:
             raise HistoryUnavailable(f"{self.path} cannot be used: {exc}") from exc
 
-    def _tried(self, work: Callable[[], T]) -> T:
+    def _try(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except sqlite3.DatabaseError as exc:

@@ -101,7 +101,7 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
         and question.provider in {None, kind.provider}
         and question.market in {None, kind.market}
     }
-    question, coarse = _fitted(question, file.changes_from(connection))
+    question, coarse = _fit(question, file.changes_from(connection))
     length = question.every_s or 0
     chosen = _Chosen(connection, question, tuple(kinds))
     watches = file.watched_spans(connection)
@@ -109,7 +109,7 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
     tallies: dict[tuple[str, Market], dict[int, _Tally]] = {}
     for kind_id, number, base, seconds, low, high in (
         *rolled,
-        *_counted(chosen, kinds, watches, length, coarse=coarse),
+        *_rows_of_changes(chosen, kinds, watches, length, coarse=coarse),
     ):
         kind = kinds[kind_id]
         fee, count = terms.fee_ppm.get(kind.provider, file.PPM), kind.gpu_count
@@ -137,7 +137,7 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
     return SeriesResult(groups=groups, bucket_s=bucket_s)
 
 
-def _counted(
+def _rows_of_changes(
     chosen: _Chosen, kinds: Mapping[int, Kind], watches: _Watches, length: int, *, coarse: bool
 ) -> Iterator[_Row]:
     """Return the changes as rows like those that are rolled up; for a coarse question, of what is not rolled up yet."""
@@ -156,7 +156,7 @@ def _counted(
             yield kind, number, base, seconds, base, base
 
 
-def _fitted(question: SeriesQuery, changes_from: int) -> tuple[SeriesQuery, bool]:
+def _fit(question: SeriesQuery, changes_from: int) -> tuple[SeriesQuery, bool]:
     """Return the question in spans that can be had, and whether those are whole slots.
 
     Raises:

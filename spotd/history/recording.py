@@ -79,9 +79,9 @@ class Recorder:
         with transaction(self._connection):
             at = _extend_watch(self._connection, provider, at)
             present = {_key(offer): offer for offer in offers}
-            changed, fresh = _compared(live, present)
+            changed, fresh = _compare(live, present)
             gone = [key for key in live if key not in present and _is_proof(key, whole, complete=complete)]
-            news = _enrolled(self._connection, provider, fresh)
+            news = _enrol(self._connection, provider, fresh)
             points: list[tuple[int, int | None]] = [
                 *((item.series, offer.gpu_price) for item, offer in changed if item.price != offer.gpu_price),
                 *((item.series, item.price) for item in news.values()),
@@ -126,7 +126,7 @@ def _key(offer: Offer) -> _Key:
     return offer.offer_id, offer.gpu, offer.gpu_count
 
 
-def _compared(
+def _compare(
     live: dict[_Key, _Live], present: dict[_Key, Offer]
 ) -> tuple[list[tuple[_Live, Offer]], dict[_Key, Offer]]:
     """Return the prices that rose or fell, and what has come on sale."""
@@ -156,7 +156,7 @@ def _on_sale(connection: sqlite3.Connection, provider: ProviderName) -> dict[_Ke
     }
 
 
-def _enrolled(connection: sqlite3.Connection, provider: ProviderName, fresh: dict[_Key, Offer]) -> dict[_Key, _Live]:
+def _enrol(connection: sqlite3.Connection, provider: ProviderName, fresh: dict[_Key, Offer]) -> dict[_Key, _Live]:
     """Return the series of every offer that came on sale, an old one if it was on sale before."""
     if not fresh:
         return {}

@@ -131,11 +131,11 @@ def paced(policy: Policy, clock: Clock) -> Policy:
     """Lengthen each span of the policy that real processes could not follow; in real time it is as it was."""
     if clock.real_seconds(timedelta(seconds=1)) >= 1:
         return policy
-    providers = {name: _lengthened(rules, PROVIDER_LEAST_S, clock) for name, rules in policy.providers.items()}
-    return replace(_lengthened(policy, LEAST_S, clock), providers=providers)
+    providers = {name: _lengthen(rules, PROVIDER_LEAST_S, clock) for name, rules in policy.providers.items()}
+    return replace(_lengthen(policy, LEAST_S, clock), providers=providers)
 
 
-def _lengthened(value: _T, least_s: dict[str, float], clock: Clock) -> _T:
+def _lengthen(value: _T, least_s: dict[str, float], clock: Clock) -> _T:
     second_s = clock.real_seconds(timedelta(seconds=1))
     spans = {name: max(getattr(value, name), timedelta(seconds=s / second_s)) for name, s in least_s.items()}
     return replace(value, **spans)

@@ -90,13 +90,13 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
             await closing.wait()
             server.should_exit = True
 
-        async def set_started() -> None:
+        async def note_start() -> None:
             while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
                 await anyio.sleep(0.005)
             started.set()
 
         group.start_soon(close, name="api-closing")
-        group.start_soon(set_started, name="api-started")
+        group.start_soon(note_start, name="api-started")
         await server.serve(sockets=[sock])
         group.cancel_scope.cancel()
 

@@ -147,11 +147,11 @@ class MetricsListener:
             if anyio.current_time() - self._computed_s >= KEPT_S:
                 self._text = None
                 with anyio.move_on_after(COMPUTED_WITHIN_S):
-                    self._text = await self._computed()
+                    self._text = await self._new_text()
                 self._computed_s = anyio.current_time()
             return self._text
 
-    async def _computed(self) -> bytes | None:
+    async def _new_text(self) -> bytes | None:
         try:
             return await self._compute()
         except ApiRefusal:

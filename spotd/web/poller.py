@@ -231,7 +231,7 @@ class SharedPoller:
         try:
             value = fetch(self.daemon, topic.args, before, now)
         except DaemonUnreachable as exc:
-            self._failed(exc)
+            self._note_failure(exc)
             return
         except ClientError as exc:
             watch.answer = KnownAnswer(value=before, now=now, error=exc.message, hint=exc.hint)
@@ -245,7 +245,7 @@ class SharedPoller:
             self._asked_at = None
         ended = self._clock()
         watch.due = ended + max(every_s, SHARE * (ended - began))
-        self._succeeded()
+        self._note_success()
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -287,13 +287,13 @@ class SharedPoller:
             self._clock_scale = float(value["status"]["clock_scale"])
         return now
 
-    def _failed(self, exc: DaemonUnreachable) -> None:
+    def _note_failure(self, exc: DaemonUnreachable) -> None:
         self._retry_at = self._clock() + RETRIES_S[min(self._failures, len(RETRIES_S) - 1)]
         self._failures += 1
         self._asked_at = None
         self.connection = Connection(is_up=False, reason=exc.message, seen_at=self.connection.seen_at)
 
-    def _succeeded(self) -> None:
+    def _note_success(self) -> None:
         if not self.connection.is_up:
             for watch in self._watches.values():
                 watch.due = min(watch.due, self._clock())

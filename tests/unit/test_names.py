@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-REMAINING: Final = 285
+REMAINING: Final = 250
 """Functions that are still named so. The bound is only ever lowered: a new one is named otherwise."""
 NO_PARTICIPLES: Final = frozenset({"need", "feed", "seed", "speed", "exceed", "proceed", "embed", "shed"})
 IRREGULAR: Final = frozenset({"told", "bought", "seen", "taken", "sold", "made", "given", "known", "found", "held"})

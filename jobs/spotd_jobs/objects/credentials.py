@@ -274,13 +274,13 @@ class B2Minter:
     def _call(self, name: str, body: Any) -> dict[str, Any]:
         with self._lock:
             try:
-                session = self._session = self._session or self._authorized()
+                session = self._session = self._session or self._authorize()
                 return self._ask(name, session, body(session))
             except _Expired:
-                session = self._session = self._authorized()
+                session = self._session = self._authorize()
                 return self._ask(name, session, body(session))
 
-    def _authorized(self) -> dict[str, str]:
+    def _authorize(self) -> dict[str, str]:
         found = _answer("b2_authorize_account", "GET", self._api + _VERSION + "b2_authorize_account", self._basic)
         api = found.get("apiInfo", {}).get("storageApi", {})
         session = {

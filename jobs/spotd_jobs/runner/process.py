@@ -392,10 +392,10 @@ def _ask(how: dict[str, Any], outcome: str) -> None:
         content = json.dumps({"at": now_text(), "outcome": outcome})
         write_whole(os.path.join(os.getcwd(), MACHINE_DONE), content.encode(), durable=True)
     elif method == "vast":
-        place = "/api/v0/instances/%s/" % _quoted(_own("CONTAINER_ID"))
+        place = "/api/v0/instances/%s/" % _quote(_own("CONTAINER_ID"))
         _delete((how.get("base_url") or _VAST).rstrip("/") + place, _own("CONTAINER_API_KEY"))
     elif method == "runpod":
-        place = "/v2/pods/%s" % _quoted(_own("RUNPOD_POD_ID"))
+        place = "/v2/pods/%s" % _quote(_own("RUNPOD_POD_ID"))
         _delete((how.get("base_url") or _RUNPOD).rstrip("/") + place, _own("RUNPOD_API_KEY"))
     elif method == "shutdown":
         _shut_down()
@@ -410,7 +410,7 @@ def _own(name: str) -> str:
     return value
 
 
-def _quoted(part: str) -> str:
+def _quote(part: str) -> str:
     from urllib.parse import quote
 
     return quote(part, safe="")

@@ -57,7 +57,7 @@ def _data_source(value: object) -> str:
     if source.startswith(URL_SCHEME):
         return _data_url(source)
     if source.startswith(("s3://", "hf://")):
-        return _listed(source)
+        return _elsewhere(source)
     if "://" in source:
         raise BadValue(
             f"{shown(_scheme_of(source))} is not supported as a source",
@@ -71,7 +71,7 @@ def _data_source(value: object) -> str:
     )
 
 
-def _listed(source: str) -> str:
+def _elsewhere(source: str) -> str:
     """Return the source if it names a place in a bucket, or a repository of a hub."""
     plain = source.isascii() and source.isprintable() and "?" not in source and "#" not in source
     names = source.partition("@")[0].split("/")[2:]

@@ -58,7 +58,7 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         Problem(key=key, message="unknown key", hint=hint) for key, hint in _FLAGS_ALONE.items() if key in data
     ]
     for name, table in tables.items():
-        table.refuse_unknown(_known_or_reported(name), elsewhere=_HOMES)
+        table.refuse_unknown(_keys_without_report(name), elsewhere=_HOMES)
     parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for key in FILE_ORDER:
         name, _, last = key.path.rpartition(".")
@@ -195,7 +195,7 @@ def _find(data: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return value
 
 
-def _known_or_reported(table: str) -> frozenset[str]:
+def _keys_without_report(table: str) -> frozenset[str]:
     """Keys that need no report as unknown: they are known, or reported as belonging elsewhere."""
     return KNOWN[table] if table else KNOWN[""] | {name for name in KNOWN if name} | _FLAGS_ALONE.keys()
 

@@ -22,7 +22,7 @@ LOG_OBJECT_BYTES_MAX: Final = 1024 * 1024
 Attempt = Annotated[int, Field(ge=1, le=10**9)]
 
 
-def _known(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _figure_or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """`None` for what is no figure: drivers print odd ones, and the rest of the report still counts."""
     try:
         return handler(value)
@@ -30,12 +30,12 @@ def _known(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return None
 
 
-Percent = Annotated[Annotated[float, Field(ge=0, le=100)] | None, WrapValidator(_known)]
-Megabytes = Annotated[Annotated[float, Field(ge=0, le=1e9)] | None, WrapValidator(_known)]
-WholeMegabytes = Annotated[Annotated[int, Field(ge=0, le=10**12)] | None, WrapValidator(_known)]
-Watts = Annotated[Annotated[float, Field(ge=0, le=1e5)] | None, WrapValidator(_known)]
-Celsius = Annotated[Annotated[float, Field(ge=-273, le=1000)] | None, WrapValidator(_known)]
-Load = Annotated[Annotated[float, Field(ge=0, le=1e6)] | None, WrapValidator(_known)]
+Percent = Annotated[Annotated[float, Field(ge=0, le=100)] | None, WrapValidator(_figure_or_none)]
+Megabytes = Annotated[Annotated[float, Field(ge=0, le=1e9)] | None, WrapValidator(_figure_or_none)]
+WholeMegabytes = Annotated[Annotated[int, Field(ge=0, le=10**12)] | None, WrapValidator(_figure_or_none)]
+Watts = Annotated[Annotated[float, Field(ge=0, le=1e5)] | None, WrapValidator(_figure_or_none)]
+Celsius = Annotated[Annotated[float, Field(ge=-273, le=1000)] | None, WrapValidator(_figure_or_none)]
+Load = Annotated[Annotated[float, Field(ge=0, le=1e6)] | None, WrapValidator(_figure_or_none)]
 
 
 class Phase(StrEnum):

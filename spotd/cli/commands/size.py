@@ -181,7 +181,7 @@ def size(*, config: Path | None, params: int | None, output: str, **given: Any) 
     model = _model(config, params)
     work = _workload(given)
     spread = machines.Spread(sharding=_SHARDING[given["sharding"]], tensor=given["tp"], pipeline=given["pp"])
-    wanted = _wanted(given["gpu"])
+    wanted = _gpus_of(given["gpu"])
     cards = given["cards"] or (given["tp"] or 1) * given["pp"]
     layout = machines.layout_for(model, work, spread, cards)
     if layout is None:
@@ -256,7 +256,7 @@ def _targets(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _wanted(name: str | None) -> Sequence[GpuInfo]:
+def _gpus_of(name: str | None) -> Sequence[GpuInfo]:
     if name is None:
         return GPUS
     try:
@@ -326,7 +326,7 @@ def breakeven(*, paid: int, gpu: str | None, cards: int, rent: PriceLimit | None
         years=given["years"],
     )
     hours: Fraction = given["hours"]
-    rented = _rented(rent, names, cards)
+    rented = _rent_of(rent, names, cards)
     result = machines.break_even(purchase, rent_hour=rented.hour, hours_per_week=hours)
     if output == JSON:
         stdout.document(_body(purchase, rented, hours, result))
@@ -351,7 +351,7 @@ def _card_watts(power: Fraction | None, names: frozenset[str] | None) -> Fractio
     return Fraction(max(known))
 
 
-def _rented(rent: PriceLimit | None, names: frozenset[str] | None, cards: int) -> _Rent:
+def _rent_of(rent: PriceLimit | None, names: frozenset[str] | None, cards: int) -> _Rent:
     if rent is not None:
         hour = rent.machine_hour if rent.machine_hour is not None else (rent.per_gpu_hour or 0) * cards
         return _Rent(hour=hour, source="as given", quote=None)

@@ -68,7 +68,7 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     ]
     lines = [f"{words.clean(plan['name'])}: {words.clean(plan['run'])}"]
     lines += [f"  {key:<8}{words.clean(value)}" for key, value in facts if value]
-    text = _fitted(lines, drawn_for, 10) + "\n"
+    text = _fit(lines, drawn_for, 10) + "\n"
     if plan["candidates"]:
         text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
     tail = [f"{words.count(row['offers'], 'offer')} passed over: {row['reason']}" for row in plan["passed_over"]]
@@ -76,10 +76,10 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     tail += words.silence_texts(plan)
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")
-    return text + _fitted(map(words.clean, tail), drawn_for, 2)
+    return text + _fit(map(words.clean, tail), drawn_for, 2)
 
 
-def _fitted(lines: Iterable[str], room: int | None, indent: int) -> str:
+def _fit(lines: Iterable[str], room: int | None, indent: int) -> str:
     return "".join(f"{line if room is None else words.folded(line, room, indent)}\n" for line in lines)
 
 

@@ -47,14 +47,14 @@ def expression(pattern: str, *, ignore_case: bool) -> Matches:
 
     def matches(line: str) -> bool:
         # Python's matching can take exponential time, but it lets signals in.
-        with _limited(line):
+        with _time_limit(line):
             return search(line) is not None
 
     return matches
 
 
 @contextmanager
-def _limited(line: str) -> Iterator[None]:
+def _time_limit(line: str) -> Iterator[None]:
     def give_up(*_: object) -> None:
         raise CommandFailed(
             f"the expression took more than {MATCH_S:.0f} s for a line of {len(line)} characters",

@@ -293,7 +293,7 @@ def picture(path: Path, *, width: float, height: float) -> Iterator[Any]:
     stderr.note(f"drawn into {path}")
 
 
-def dated(axes: Any) -> None:
+def write_time_axis(axes: Any) -> None:
     """Write the time axis in the time of this computer, briefly."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
@@ -339,7 +339,7 @@ def draw_history(answer: HistoryResponse, path: Path) -> None:
         axes.set_xlim(instant(answer["since"]), instant(answer["until"]))
         axes.set_ylabel("effective price, $ per GPU-hour")
         axes.grid(visible=True, alpha=0.25)
-        dated(axes)
+        write_time_axis(axes)
         some = f"; {len(shown)} of {len(answer['prices'])} are drawn" if len(answer["prices"]) > len(shown) else ""
         axes.set_title("median and middle 80 % of the time on offer" + some, fontsize=11)
         if shown:
@@ -394,7 +394,7 @@ def draw_timeline(
         money.set_ylim(bottom=0)
         for axes in (timeline, money):
             axes.grid(visible=True, axis="x", alpha=0.25)
-        dated(money)
+        write_time_axis(money)
         left_out = len(job["attempts"]) - len(attempts)
         figure.suptitle(
             _machines_title(detail) + (f"; {left_out} earlier attempts not drawn" if left_out else ""), fontsize=11

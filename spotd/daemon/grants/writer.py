@@ -97,7 +97,7 @@ class GrantWriter:
         if self._forbidden():
             raise StoreError(self._forbidden())
         policy = self._policy()
-        url = await self._call(self._numbered(attempt.id, lambda: self._grants.prepare(attempt, job, policy)))
+        url = await self._call(self._with_number(attempt.id, lambda: self._grants.prepare(attempt, job, policy)))
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
         return self._start_script(attempt.provider, url)
 
@@ -130,9 +130,9 @@ class GrantWriter:
             span = renew_after if is_tried else timedelta(0)
             work = self._due(attempt, world.jobs.get(attempt.id.job), policy, span)
             if work is not None:
-                last_error = await self._try(self._numbered(attempt.id, work)) or last_error
+                last_error = await self._try(self._with_number(attempt.id, work)) or last_error
         for ended in gone:
-            failed = await self._try(self._numbered(ended, partial(self._remove, ended)))
+            failed = await self._try(self._with_number(ended, partial(self._remove, ended)))
             if failed:
                 self._late.add(ended)
             else:
@@ -165,7 +165,7 @@ class GrantWriter:
                 return None
         return partial(self._renew, attempt, job, policy)
 
-    def _numbered(self, attempt: AttemptId, work: Callable[[], T]) -> Callable[[], T]:
+    def _with_number(self, attempt: AttemptId, work: Callable[[], T]) -> Callable[[], T]:
         """Return the write, which notes at its end whether a newer one was begun meanwhile."""
         number = self._numbers[attempt] = self._numbers.get(attempt, 0) + 1
 

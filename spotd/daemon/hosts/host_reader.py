@@ -117,7 +117,7 @@ def outputs_of(objects: ObjectStore, attempt: Attempt, patterns: Sequence[str]) 
     verdict = verify_manifest(data, attempt.id.job, attempt.id.number, None)
     if isinstance(verdict, BadManifest):
         return unreadable(verdict.reason)
-    seen = _judged(objects, verdict)
+    seen = _outputs_of(objects, verdict)
     absent = unmatched_patterns(patterns, {_name(entry.path) for entry in verdict.files})
     return _with_problem(seen, f"nothing matches {_some(absent)}") if absent else seen
 
@@ -150,7 +150,7 @@ def unreadable(why: object) -> OutputsSeen:
     return OutputsSeen(problem=f"their manifest cannot be read: {why}")
 
 
-def _judged(objects: ObjectStore, found: AcceptedManifest) -> OutputsSeen:
+def _outputs_of(objects: ObjectStore, found: AcceptedManifest) -> OutputsSeen:
     if found.kind is not ManifestKind.OUTPUTS:
         return unreadable("it is no manifest of outputs")
     lacking = _lacking(objects, found)

@@ -211,7 +211,7 @@ def _judge(reading: ReadScope, info: ObjectInfo, lookup: _Chunks) -> AcceptedMan
         return None  # deleted since it was listed
     except ObjectTooLarge as exc:
         return BadManifest(reason=str(exc))
-    draft = _parsed(data)
+    draft = _parse(data)
     if draft is not None and (draft.serial <= view.serial_floor or draft.serial in view.serials):
         return None
     lookup.prepare(draft)
@@ -274,7 +274,7 @@ def _learn_serials(reading: ReadScope) -> None:
     view.serial_known = -1
     for one in own[:2]:
         try:
-            draft = _parsed(reading.objects.get(one.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
+            draft = _parse(reading.objects.get(one.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
         except ObjectMissing:
             draft = None
         if draft is None:
@@ -286,7 +286,7 @@ def _learn_serials(reading: ReadScope) -> None:
             view.serial_known = draft.serial
 
 
-def _parsed(data: bytes) -> Manifest | None:
+def _parse(data: bytes) -> Manifest | None:
     try:
         return parse_manifest(data)
     except WireError:

@@ -116,7 +116,7 @@ class GuardedProvider:
         return sent if type(sent) is int and 0 <= sent < 2**53 else self._calls
 
     async def offers(self, query: values.OfferQuery) -> values.OfferPage:
-        page = await self._called("offers", lambda: self.inner.offers(query))
+        page = await self._answer_of("offers", lambda: self.inner.offers(query))
         now, known = self._now(), self._known_offers
 
         def read() -> values.OfferPage:
@@ -124,7 +124,7 @@ class GuardedProvider:
 
         checked = await judge_apart(read, rows=plain.row_count(page))
         self._known_offers = {offer.offer_id: offer for offer in checked.offers}
-        return _scoped(checked, query)
+        return _with_scope(checked, query)
 
     async def launch(self, request: values.LaunchRequest) -> values.Launched:
         """One launch, made by the plugin.
@@ -136,7 +136,7 @@ class GuardedProvider:
         nodes = request.offer.nodes
         if nodes > 1 and (why := no_gangs(self) or ("" if nodes <= nodes_max(self) else "so many are not started")):
             raise errors.NotSupported(why)
-        made = await self._called("launch", lambda: self.inner.launch(request))
+        made = await self._answer_of("launch", lambda: self.inner.launch(request))
         try:
             instance = self._read("launch", lambda: plain.instance(_instance_of(made), self.name, now=self._now()))
         except errors.Unavailable as exc:
@@ -144,21 +144,21 @@ class GuardedProvider:
         return values.Launched(instance=self._hidden(instance))
 
     async def find(self, key: values.AttemptKey) -> tuple[values.Instance, ...]:
-        found = await self._called("find", lambda: self.inner.find(key))
+        found = await self._answer_of("find", lambda: self.inner.find(key))
         machines = self._read("find", lambda: plain.found_machines(found, self.name, now=self._now()))
         return tuple(map(self._hidden, machines))
 
     async def instances(self) -> values.Listing:
-        listing = await self._called("instances", lambda: self.inner.instances())
+        listing = await self._answer_of("instances", lambda: self.inner.instances())
         found = self._read("instances", lambda: plain.listing(listing, self.name, now=self._now()))
         self._complain("instances", found.rejected[0].reason if found.rejected else "")
         return replace(found, instances=tuple(map(self._hidden, found.instances)))
 
     async def terminate(self, ref: values.InstanceRef) -> None:
-        await self._called("terminate", lambda: self.inner.terminate(ref))
+        await self._answer_of("terminate", lambda: self.inner.terminate(ref))
 
     async def check(self) -> Sequence[values.CheckLine]:
-        found = await self._called("check", lambda: self.inner.check())
+        found = await self._answer_of("check", lambda: self.inner.check())
         return self._read("check", lambda: plain.check_lines(found))
 
     # --- inside ------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class GuardedProvider:
     def _now(self) -> datetime:
         return self._clock.now()
 
-    async def _called(self, call: str, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _answer_of(self, call: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the plugin's answer.
 
         Raises:
@@ -195,7 +195,7 @@ class GuardedProvider:
         """Return the plugin's answer about the account, within a deadline."""
         try:
             with anyio.fail_after(ACCOUNT_DEADLINE_S):
-                return await self._called(call, ask)
+                return await self._answer_of(call, ask)
         except TimeoutError as exc:
             raise errors.Unavailable(f"no answer within {ACCOUNT_DEADLINE_S:.0f} s") from exc
 
@@ -283,7 +283,7 @@ def guarded(
     return made
 
 
-def _scoped(page: values.OfferPage, query: values.OfferQuery) -> values.OfferPage:
+def _with_scope(page: values.OfferPage, query: values.OfferQuery) -> values.OfferPage:
     """Return the page with the GPUs of which it holds every offer.
 
     A provider that narrows its search to what was asked for and does not say so would make the others appear sold out.

@@ -153,13 +153,13 @@ def _offer(row: Any, provider: values.ProviderName) -> values.Offer:
         whole(row.disk_gb_max, "disk_gb_max", low=0, high=10**9)  # unknown would mean without a limit
     if type(row.pays_bid) is not bool:
         raise MalformedValue("pays_bid: neither true nor false")
-    changes = {name: new for name, new in _mended(row).items() if new is not getattr(row, name)}
+    changes = {name: new for name, new in _mend(row).items() if new is not getattr(row, name)}
     if type(row) is not values.Offer:
         return values.Offer(**{one.name: changes.get(one.name, getattr(row, one.name)) for one in fields(values.Offer)})
     return replace(row, **changes) if changes else row
 
 
-def _mended(row: values.Offer) -> dict[str, Any]:
+def _mend(row: values.Offer) -> dict[str, Any]:
     """Return the row with what no price depends on mended: an odd value of it is unknown."""
     market, interruption = member(values.Market, row.market), member(values.Interruption, row.interruption)
     if market is None or interruption is None:

@@ -232,7 +232,7 @@ class Poller:
             self._note_requests()
             self._listing_done.set()
         self._machines_failures = 0
-        self._offer_cache.machines_listed(self.name, _merged(listing, found, asked_at))
+        self._offer_cache.machines_listed(self.name, _merge(listing, found, asked_at))
         self._came_back()
         return self._pause_machines(self._at_pace(self.pace.machines))
 
@@ -345,7 +345,7 @@ def _sentence(failure: ProviderError) -> str:
     return str(failure) or type(failure).__name__
 
 
-def _merged(listing: Listing, found: list[Instance], asked_at: datetime) -> Listing:
+def _merge(listing: Listing, found: list[Instance], asked_at: datetime) -> Listing:
     """Return the listing dated by its question, with machines that only the search by key showed."""
     listed = {machine.ref for machine in listing.instances}
     more = {machine.ref: machine for machine in found if machine.ref not in listed}

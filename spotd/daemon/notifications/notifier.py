@@ -157,7 +157,7 @@ class Notifier:
         while more:
             since = self._cursor or 0
             outputs = await self._outputs(since)
-            added, last, more = await self._database.read(partial(self._found, since, stated, outputs, now))
+            added, last, more = await self._database.read(partial(self._news, since, stated, outputs, now))
             stated = _nothing
             if added or last - since >= EVENTS_MAX:
                 self.status |= await self._database.tx(partial(self._queue, added, last, now))
@@ -208,14 +208,14 @@ class Notifier:
         self._low = notifications.low_uses(self._low, {attempt: self._use_of(attempt) for attempt in running}, now)
         return partial(notifications.conditions, world, self._market(), self._low, now)
 
-    def _stated(self, state: _Stated) -> list[notifications.Notification]:
+    def _notifications_of(self, state: _Stated) -> list[notifications.Notification]:
         try:
             return list(state())
         except Exception as exc:  # noqa: BLE001 - one odd value must not end the other notifications, nor the daemon
             self._log.error("notify.conditions_failed", exc_info=exc)
             return []
 
-    def _found(
+    def _news(
         self, since: int, stated: _Stated, outputs: Outputs, now: datetime, reads: Reads
     ) -> tuple[list[tuple[str, notifications.Notification]], int, bool]:
         """Return what is to be queued, the number of the last event that was read, and whether there are more."""
@@ -223,7 +223,7 @@ class Notifier:
         news = [view for view in events if view.event.kind in notifications.RULES]
         names = reads.names_of({view.event.job for view in news if view.event.job is not None})
         found = [
-            *self._stated(stated),
+            *self._notifications_of(stated),
             *filter(None, (self._of_event(view, names, outputs, reads, now) for view in news)),
         ]
         last = events[-1].seq if events else since
@@ -298,7 +298,7 @@ class Notifier:
             return self._pause(step.wait)
         failure = await self._send(channel.sender, step.message)
         if failure is not None:
-            return await self._failed(name, failure)
+            return await self._note_failure(name, failure)
         await self._database.tx(partial(_mark_sent, name, step.message, now))
         self.status[name] = replace(
             ChannelStatus(), uncounted=max(0, self.status[name].uncounted - step.message.uncounted)
@@ -325,7 +325,7 @@ class Notifier:
             return SendFailed(f"it cannot be sent: {type(exc).__name__}")
         return None
 
-    async def _failed(self, name: str, failure: SendFailed) -> Pause:
+    async def _note_failure(self, name: str, failure: SendFailed) -> Pause:
         now, status = self._clock.now(), self.status[name]
         failures = status.failures + 1
         usual = timedelta(seconds=backoff_s(RETRY_FIRST_S, failures, max_s=RETRY_MAX.total_seconds()))

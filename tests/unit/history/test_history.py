@@ -203,7 +203,7 @@ def test_after_a_week_changes_are_slots_and_after_ninety_days_nothing(history: H
     rolled(history, later)
     assert asked(history, START, later, offer="gone").groups == ()
     assert buckets(asked(history, START, later, every_s=DAY_S, offer="a"))[0].low == 200
-    count = history._opened()[0].execute("SELECT count(*) FROM series").fetchone()
+    count = history._open()[0].execute("SELECT count(*) FROM series").fetchone()
     assert count == (1,)
 
 
@@ -268,7 +268,7 @@ def test_a_market_in_which_every_price_changes_every_minute_stays_within_its_byt
 
 def test_ages_grow_back_when_there_is_room_again(tmp_path: Path) -> None:
     history = History(tmp_path / "prices.sqlite", Retained(bytes_max=1_000_000, everything=timedelta(days=3)))
-    roller = history._opened()[2]
+    roller = history._open()[2]
     roller.changes_s = DAY_S / 4
     at = START
     for _ in range(60):

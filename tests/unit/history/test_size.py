@@ -38,7 +38,7 @@ def test_ninety_days_of_three_thousand_offers_stay_far_below_the_limit(
         while history.step(START + bazaar.now):
             pass
         bazaar.pass_time(3600)
-    connection = history._opened()[0]
+    connection = history._open()[0]
     sizes = {table: size_of(connection, table) for table in ("points", "slots", "markets", "series")}
     history.close()
     by_point = sizes["points"][1] / sizes["points"][0]

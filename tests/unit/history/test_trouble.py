@@ -83,8 +83,8 @@ def test_a_file_that_turns_bad_while_it_is_open_is_set_aside_too(tmp_path: Path)
     filled(path)
     history = History(path)
     record(history, 41, 1)
-    history._opened()[0].execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    history._opened()[0].execute("PRAGMA cache_size = 0")
+    history._open()[0].execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    history._open()[0].execute("PRAGMA cache_size = 0")
     scribbled(path)
     for minute in range(42, 60):
         record(history, minute, *range(minute, minute + 200))
@@ -105,7 +105,7 @@ def test_a_clock_that_is_days_behind_for_a_while_leaves_the_history_as_it_is(tmp
             record(history, minute, 200)
     record(history, MONTH + 1, 300)
     assert not history.set_aside
-    assert history._opened()[0].execute("SELECT price FROM points ORDER BY at").fetchall() == [(100,), (300,)]
+    assert history._open()[0].execute("SELECT price FROM points ORDER BY at").fetchall() == [(100,), (300,)]
     history.close()
 
 
@@ -117,7 +117,7 @@ def test_prices_of_the_future_are_set_aside_after_a_day(tmp_path: Path) -> None:
     record(history, 60 * 24, 100)
     record(history, 60 * 24 + 1, 100)
     assert "future" in history.set_aside[0]
-    assert history._opened()[0].execute("SELECT count(*) FROM points").fetchone() == (1,)
+    assert history._open()[0].execute("SELECT count(*) FROM points").fetchone() == (1,)
     history.close()
 
 
