@@ -90,6 +90,7 @@ def command(tmp_path: Path, steps: int) -> str:
     return f"{sys.executable} gang_train.py {flags}"
 
 
+@pytest.mark.lengthy
 def test_four_machines_end_with_the_result_of_a_run_that_nothing_disturbed(tmp_path: Path) -> None:
     steps = 1500
     with lab(tmp_path / "calm", hosts=HOSTS, scale=SCALE, daemon=LEAVES_AT_ONCE) as found:

@@ -51,6 +51,7 @@ def seconds_between(found: Lab, ref: str, first: str, last: str) -> float:
     return (datetime.fromisoformat(at[last]) - datetime.fromisoformat(at[first])).total_seconds()
 
 
+@pytest.mark.lengthy
 def test_the_second_job_begins_on_the_machine_of_the_first_and_finds_nothing_of_it(tmp_path: Path) -> None:
     daemon = '[budget]\nmachines = 1\n[reuse]\nwait = "10m"\n'
     with lab(tmp_path / "lab", hosts=HOSTS, scale=20.0, daemon=daemon, market='provisioning = "4m"') as found:

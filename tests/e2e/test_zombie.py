@@ -119,8 +119,10 @@ def files_with_the_mark(found: Lab) -> set[Path]:
 
 @pytest.mark.parametrize(
     ("sleep", "wake", "ends"),
-    [(freeze, thaw, False), (Lab.kill, Lab.start, True)],
-    ids=["while the daemon looks away", "while the daemon is dead, and ends as if all were well"],
+    [
+        pytest.param(freeze, thaw, False, id="while the daemon looks away", marks=pytest.mark.lengthy),
+        pytest.param(Lab.kill, Lab.start, True, id="while the daemon is dead, and ends as if all were well"),
+    ],
 )
 def test_a_woken_zombie_is_destroyed_within_one_poll_and_writes_nothing_that_counts(
     found: Lab, tmp_path: Path, sleep: Callable[[Lab], None], wake: Callable[[Lab], None], ends: bool

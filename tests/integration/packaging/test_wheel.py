@@ -61,6 +61,7 @@ def test_the_wheel_brings_the_training_script_of_the_demo_byte_for_byte(wheel: P
     assert brought == {path.name for path in (REPO / "examples" / "numpy").iterdir() if path.is_file()}
 
 
+@pytest.mark.lengthy
 def test_the_wheel_brings_the_units_and_the_installed_command_writes_one_for_itself(
     wheel: Path, installed: Path, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_the_installed_daemon_prints_the_example_config_of_the_checkout(installe
     assert done.stdout == (REPO / "config.example.toml").read_text()
 
 
+@pytest.mark.lengthy
 def test_the_installed_daemon_finds_its_providers_by_their_entry_points(installed: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[providers.local]\n[providers.vast]\nenabled = false\n")

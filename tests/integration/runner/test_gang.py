@@ -135,6 +135,7 @@ def test_all_or_none_begin(tmp_path: Path) -> None:
         assert not any((machine.home / "work" / "begun").exists() for machine in machines)
 
 
+@pytest.mark.lengthy
 def test_a_machine_that_is_started_again_once_all_have_begun_ends_the_attempt(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         grant = gang_grant(rig, f"touch begun; {GO_ON}")

@@ -242,6 +242,7 @@ def test_without_matplotlib_the_way_to_it_is_said_at_once(
     assert install_command("plot") in result.err
 
 
+@pytest.mark.lengthy
 @pytest.mark.process  # the first picture ever drawn on a computer asks fc-list for its fonts
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra plot")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

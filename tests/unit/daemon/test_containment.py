@@ -94,6 +94,7 @@ async def test_a_part_of_a_plan_that_the_state_refuses_costs_its_own_job(rig: Ri
     assert rig.job(first).reason.startswith(QUARANTINE_MARK)
 
 
+@pytest.mark.lengthy
 async def test_a_state_that_refuses_even_the_quarantine_holds_and_is_told_once(rig: Rig) -> None:
     async with rig.running():
         first, _ = await two_running(rig)

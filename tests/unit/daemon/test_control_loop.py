@@ -226,6 +226,7 @@ async def test_a_silent_store_of_checkpoints_ends_no_attempt(rig: Rig, monkeypat
     assert rig.log.events().count("checkpoint_store.back") == 1
 
 
+@pytest.mark.lengthy
 async def test_a_store_that_goes_away_during_a_stop_delays_no_end_and_costs_no_cycles(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from spotd.api.requests import JobDraft, Submission
 from spotd.api.responses import StateConflict
@@ -41,6 +42,21 @@ ONCE = ("commit_launch_refused", "commit_terminate_failed")
 """What the story comes to once: who dies before it never comes to what is after it."""
 ADOPTS = (CrashPoint.BEFORE_LAUNCH, CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT)
 """Only a life after a death during a launch has anything to adopt."""
+
+STEPS_OF_MACHINES = frozenset(
+    {
+        CrashPoint.AFTER_COMMIT_SUBMIT,
+        CrashPoint.AFTER_COMMIT_ADOPT,
+        CrashPoint.AFTER_COMMIT_CYCLE_LAUNCH,
+        CrashPoint.AFTER_COMMIT_CYCLE_TERMINATE,
+        CrashPoint.AFTER_COMMIT_LAUNCH_SENT,
+        CrashPoint.AFTER_COMMIT_LAUNCHED,
+        CrashPoint.AFTER_COMMIT_LAUNCH_UNKNOWN,
+        CrashPoint.AFTER_COMMIT_TERMINATE_ACCEPTED,
+        CrashPoint.AFTER_LAUNCH,
+        CrashPoint.AFTER_TERMINATE,
+    }
+)
 
 
 def deaths() -> list[tuple[CrashPoint, ...]]:
@@ -137,7 +153,13 @@ def new_world(folder: Path, point: CrashPoint | None) -> tuple[Rig, Crew]:
     return rig, Crew(folder, clock, shop, outbid=frozenset({1, 2}), lent_by=lent_by)
 
 
-@pytest.mark.parametrize("points", deaths(), ids=lambda points: points[-1].value)
+def some_in_every_run() -> list[ParameterSet]:
+    """All of them; those that can neither double a machine nor forget one nor lose a job are lengthy."""
+    marks = [() if STEPS_OF_MACHINES.intersection(points) else pytest.mark.lengthy for points in deaths()]
+    return [pytest.param(points, id=points[-1].value, marks=mark) for points, mark in zip(deaths(), marks, strict=True)]
+
+
+@pytest.mark.parametrize("points", some_in_every_run())
 async def test_after_crashes_no_machine_is_forgotten_or_doubled_and_every_job_finishes(
     points: tuple[CrashPoint, ...], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ async def test_the_one_host_that_there_is_carries_the_job_again_soon_after_it_wa
         assert "its host is avoided until" in launched[-1].message
 
 
+@pytest.mark.lengthy
 async def test_on_demand_is_left_for_spot_saved_and_without_a_second_machine(rig: Rig) -> None:
     rig.shop.offer_index = [_SOLD]
     async with rig.running():
@@ -116,6 +117,7 @@ async def test_on_demand_is_left_for_spot_saved_and_without_a_second_machine(rig
     assert (after.recoveries, after.errors, after.idle_launches) == (0, 0, 0)
 
 
+@pytest.mark.lengthy
 async def test_a_deadline_ends_a_running_job_saved_and_a_retry_goes_on_from_its_newest_checkpoint(rig: Rig) -> None:
     rig.shop.offer_index = [_SPOT]
     async with rig.running():

@@ -103,7 +103,7 @@ async def test_an_order_to_end_that_failed_is_repeated_although_nothing_can_be_w
             assert not rig.shop.not_gone()
 
 
-@pytest.mark.parametrize("by", ["outbid", "cancelled"])
+@pytest.mark.parametrize("by", [pytest.param("outbid", marks=pytest.mark.lengthy), "cancelled"])
 async def test_what_was_ended_while_nothing_could_be_written_is_not_booked_on_while_its_provider_is_away(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:

@@ -55,6 +55,7 @@ def save(store: Store, world: World, first: int) -> World:
     return applied(world, combine(accepted, dropped))
 
 
+@pytest.mark.lengthy
 async def test_two_thousand_checkpoints_of_one_job_leave_rows_and_files_as_a_few_hundred_did(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     with Store.open(path) as store:

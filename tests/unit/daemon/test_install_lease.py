@@ -284,6 +284,7 @@ async def test_of_two_that_claim_at_once_one_wins(rig: Rig, tmp_path: Path, monk
 # --- two stores, one account ---
 
 
+@pytest.mark.lengthy
 async def test_two_installs_of_one_label_in_one_account_stop_buying_and_name_each_other(tmp_path: Path) -> None:
     clock = VirtualClock()
     shop = Shop(clock)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def test_http_brings_no_command_line_and_no_colours_with_it() -> None:
     code = (
@@ -17,6 +19,7 @@ def test_http_brings_no_command_line_and_no_colours_with_it() -> None:
     assert done.stdout.split("\n")[:2] == ["[]", "AsyncClient"]
 
 
+@pytest.mark.lengthy
 def test_the_daemon_brings_no_optional_library_with_it() -> None:
     code = (
         "import sys, spotd.service.composition, spotd.service.main, spotd.api.app\n"

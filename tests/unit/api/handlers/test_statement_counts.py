@@ -90,7 +90,7 @@ async def test_an_answer_about_one_job_costs_the_same_after_hundreds_of_runs_of_
     tmp_path_factory: pytest.TempPathFactory, answer: str
 ) -> None:
     few = await cost_of(tmp_path_factory.mktemp("few"), 30, answer)
-    many = await cost_of(tmp_path_factory.mktemp("many"), 600, answer)
+    many = await cost_of(tmp_path_factory.mktemp("many"), 300, answer)
     assert many.statements == few.statements
     assert many.units <= 1.5 * few.units + 20
 

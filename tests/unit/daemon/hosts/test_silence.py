@@ -50,6 +50,7 @@ async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(
     assert slow_rig.kinds().count("silence.trusted") == 1
 
 
+@pytest.mark.lengthy
 async def test_a_host_has_time_to_be_heard_once_the_store_takes_writes_again(
     slow_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

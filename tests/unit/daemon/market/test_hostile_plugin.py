@@ -377,9 +377,17 @@ LAUNCHES: Mapping[str, Callable[[Instance], Any]] = {
     "no-key": lambda made: launched(made, key=None),
     "an-exit": lambda _: raises(SystemExit(1))(),
 }  # fmt: skip
+LAUNCHES_OF_EVERY_RUN = frozenset({"no-machine", "another-providers-machine", "another-key", "an-exit"})
+"""One answer of each kind: nothing, another's machine, another's key, and what is no answer."""
 
 
-@pytest.mark.parametrize("answer", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(answer, id=name, marks=() if name in LAUNCHES_OF_EVERY_RUN else pytest.mark.lengthy)
+        for name, answer in LAUNCHES.items()
+    ],
+)
 async def test_an_odd_answer_to_a_launch_leaves_one_machine_that_is_found_by_its_key(
     answer: Callable[[Instance], Any], tmp_path: Path
 ) -> None:
@@ -412,11 +420,11 @@ class Clinging(Shop):
     "failure",
     [
         SystemExit(1),
-        KeyError("x"),
-        odd_error(retry_after=None),
+        pytest.param(KeyError("x"), marks=pytest.mark.lengthy),
+        pytest.param(odd_error(retry_after=None), marks=pytest.mark.lengthy),
         odd_error(retry_after=timedelta.min),
         Unspeakable("x"),
-        Unclean("x"),
+        pytest.param(Unclean("x"), marks=pytest.mark.lengthy),
     ],
     ids=lambda failure: type(failure).__name__,
 )

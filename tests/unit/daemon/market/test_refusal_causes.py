@@ -64,7 +64,7 @@ async def refused_for(rig: Rig, span: timedelta, error: ProviderError, item: Job
     del name
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 async def test_an_account_that_was_filled_after_hours_launches_within_a_minute(prepaid: Rig) -> None:
     async with prepaid.ready():
         await refused_for(prepaid, timedelta(hours=3), NoBalance("no credit"))

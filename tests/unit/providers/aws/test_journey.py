@@ -58,6 +58,7 @@ def running(cloud: Ec2Cloud, *, but: str = "") -> FakeInstance | None:
     return None
 
 
+@pytest.mark.lengthy
 def test_a_notice_saves_the_job_and_the_next_machine_ends_it_with_the_same_bytes(tmp_path: Path) -> None:
     flags = "--steps 3000 --save-every 20"
     release = tmp_path / "release"

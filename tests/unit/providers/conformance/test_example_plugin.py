@@ -49,6 +49,7 @@ def run_testkit(installed: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.lengthy
 def test_the_installed_example_passes_the_suite_by_entry_point(installed: Path) -> None:
     done = run_testkit(installed, "shelf")
     assert done.returncode == 0, done.stdout + done.stderr

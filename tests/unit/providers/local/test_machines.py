@@ -336,6 +336,7 @@ def _wheel(folder: Path, name: str) -> Path:
     return file
 
 
+@pytest.mark.lengthy
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip beside spotd")
 @pytest.mark.parametrize("pip", ["pip", "python3 -m pip"])
 def test_what_a_job_installs_stays_in_its_machine(machines: Machines, tmp_path: Path, pip: str) -> None:
