@@ -125,3 +125,25 @@ def test_four_machines_end_with_the_result_of_a_run_that_nothing_disturbed(tmp_p
         assert {one["reason"] for one in attempts[:-1]} <= {"host_lost", "preempted"}
         until(lambda: not found.open_machines(), what="every machine to be gone")
         assert_books_are_clean(found, reconcile_s=2 * SCALE)
+
+
+def test_a_daemon_that_is_killed_finds_the_four_at_work_and_doubles_none(tmp_path: Path) -> None:
+    with lab(tmp_path / "lab", hosts=HOSTS, scale=SCALE, daemon=LEAVES_AT_ONCE) as found:
+        found.start()
+        job = submit(found, tmp_path, command(tmp_path, 1500))
+        gang = until(lambda: running_gang(found, job, ""), what="all four to train", within=120)
+        before = [processes(found, member)[0] for member in members(gang)]
+        found.kill()
+        folder = found.machine_folder(gang) / "spotd" / "checkpoints"
+        newest = max(folder.glob("step-*")).name
+        until(lambda: max(folder.glob("step-*")).name > newest, what="the four to train on without a daemon")
+        found.start()
+        (tmp_path / "release").touch()
+        assert [processes(found, member)[0] for member in members(gang)] == before
+        found.wait_final(job, within=120)
+        assert found.state(job) == "SUCCEEDED", found.job(job)
+        assert len(found.job(job)["attempts"]) == 1
+        assert {span.machine_id for span in found.ledger()} == {gang}, "a second gang was started"
+        until(lambda: not found.open_machines(), what="every machine to be gone")
+        assert not [pid for member in members(gang) for pid in processes(found, member)]
+        assert_books_are_clean(found, reconcile_s=2 * SCALE)
