@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,8 +15,8 @@ from spotd.core.domain.market import gang_of
 from spotd_providers.contract.errors import NoCapacity
 from spotd_providers.contract.values import InstanceState, LaunchRequest, Loss, OfferQuery
 from spotd_providers.slurm.plugin import SlurmProvider
-from tests.e2e.harness import FINAL, Lab, lab, until
-from tests.e2e.test_gang import SCRIPT, code_folder
+from tests.e2e.gangs import saved_on_its_own, straight_sha256, submit_two
+from tests.e2e.harness import lab, until
 from tests.system.engines.slurm import GRACE_S, PATH, Slurm, running_slurm
 from tests.system.test_slurm import ask_for, is_gone, is_running, listed, number_of, play
 
@@ -176,33 +173,7 @@ def test_a_node_that_does_not_begin_ends_all(slurm: Slurm, tmp_path: Path) -> No
     play(slurm, tmp_path, story)
 
 
-STEPS = 1500
 PRICE = 0.05
-
-
-def straight_sha256(folder: Path) -> str:
-    """What two processes of the same training end with, when nothing of spotd or Slurm is beside them."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        here = folder / f"rank{rank}"
-        (here / "saved").mkdir(parents=True)
-        place = {"NODE_RANK": str(rank), "NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        more = {"SPOTD_CHECKPOINT_DIR": str(here / "saved"), "SPOTD_RENDEZVOUS_ID": "straight", "SPOTD_RESUME": ""}
-        words = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--save-every", str(STEPS)]
-        processes.append(subprocess.Popen(words, cwd=here, env={**os.environ, **place, **more}))
-    assert [one.wait(120) for one in processes] == [0, 0]
-    return (folder / "rank0" / "out" / "weights.sha256").read_text().strip()
-
-
-def saved_on_its_own(found: Lab, job: str) -> int:
-    """The number of the attempt that runs, once a checkpoint of its own was accepted; 0 until then."""
-    row = found.job(job)
-    assert row["state"] not in FINAL, row["attempts"]
-    number = len(row["attempts"])
-    kept = found.api.checkpoints(job)["checkpoints"] if row["state"] == "RUNNING" else []
-    return number if any(one["attempt"] == number for one in kept) else 0
 
 
 @pytest.mark.timeout(900)
@@ -224,15 +195,7 @@ price = {PRICE}
     ) as found:
         found.ledgers = []  # a cluster sends no bill
         found.start()
-        run = f"{sys.executable} gang_train.py --steps {STEPS} --pace 0.05 --release {tmp_path / 'release'}"
-        job = found.submit(
-            "gang",
-            run,
-            workdir=code_folder(tmp_path),
-            nodes=2,
-            outputs=["out/**"],
-            checkpoint={"every": "1m", "settle": "10s", "stop_grace": "60s", "saved_by": "first"},
-        )
+        job = submit_two(found, tmp_path)
         first = until(lambda: saved_on_its_own(found, job), what="a checkpoint of two nodes", within=240)
         number = slurm.run("squeue", "-h", "-t", "R", "-o", "%A").split()[0]
         nodes = slurm.run("scontrol", "show", "hostnames", slurm.job(number)["NodeList"]).split()

@@ -164,10 +164,24 @@ class MachineRow:
     uptime_s: int
 
     @property
+    def _meta(self) -> list[str]:
+        return self.words[2].split(" ") if len(self.words) == 7 else []
+
+    @property
+    def place(self) -> tuple[int, tuple[str, ...]] | None:
+        """Its rank and the names of all hosts, where it is one of several machines."""
+        if len(self._meta) != 5:
+            return None
+        rank, names = number(self._meta[3], digits=4), tuple(self._meta[4].split(","))
+        is_read = rank is not None and rank < len(names) and all(re.fullmatch(HOST_NAME, one) for one in names)
+        return (rank, names) if is_read and rank is not None else None
+
+    @property
     def ref(self) -> InstanceRef:
-        """Its name for good: by the name that the config had for its host when it was launched."""
-        meta = self.words[2].split(" ") if len(self.words) == 7 else []
-        name = meta[2] if len(meta) == 3 and re.fullmatch(HOST_NAME, meta[2]) else self.host.name
+        """Its name for good: by the name that the config had for its host, or the first of several, at its launch."""
+        if self.place is not None:
+            return ref_of(self.place[1][0], self.key)
+        name = self._meta[2] if len(self._meta) == 3 and re.fullmatch(HOST_NAME, self._meta[2]) else self.host.name
         return ref_of(name, self.key)
 
 
@@ -191,9 +205,9 @@ def distinct_machines(rows: Iterable[MachineRow]) -> list[MachineRow]:
     for number_, row in enumerate(rows):
         process = row.words[3] if len(row.words) == 7 else ""
         found.setdefault((row.key, process) if process else (str(number_),), row)
-    named: dict[InstanceRef, MachineRow] = {}
+    named: dict[tuple[InstanceRef, object], MachineRow] = {}
     for row in sorted(found.values(), key=lambda row: row.ref != ref_of(row.host.name, row.key)):
-        named.setdefault(row.ref, row)
+        named.setdefault((row.ref, row.place), row)
     return list(named.values())
 
 

@@ -1,7 +1,7 @@
 # What spotd runs on a host, by any POSIX shell, as an ordinary user. It is sent whole with each call.
 #
 # Layout below $DIR: `lock`; `devices/ID`, which holds the key that has this GPU; `machines/KEY/`, a folder a machine:
-# `meta` (price, devices, the host's name then), `boot.sh` (what it runs), `started` and `child` (pid, the kernel's start time of it, boot,
+# `meta` (price, devices, the host's name then; of several machines also rank and hosts), `boot.sh` (what it runs), `started` and `child` (pid, the kernel's start time of it, boot,
 # uptime), `exit` (code, uptime, reason), `ended` (its end was ordered), `leave` (when its owner comes), `log`, `job/`.
 # A folder is made before anything else and is kept for a day after the end, so that a key is used once.
 #
@@ -12,7 +12,8 @@ say() { printf '%s' "$1"; shift; for word in "$@"; do printf '\t%s' "$word"; don
 refuse() { say refused "$1" "$2"; }
 up() { read -r uptime _ </proc/uptime; echo "${uptime%%.*}"; }
 stat_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f"$2"; }
-begun() { stat_of "$1" 20; }
+# Empty for a process that is over and was not collected by its parent: in containers none may do that.
+begun() { sed -n 's/.*) [^ZX] //p' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f19; }
 line_of() { text=''; { read -r text <"$1"; } 2>/dev/null; }
 lines() { while read -r line; do say "$@" "$line"; done; }
 
@@ -151,12 +152,37 @@ lost_of() {
   done | tr '\n' ' '
 }
 
+# The own address that leads to another host: what a host's own name stands for may be its loopback interface.
+way_to() {
+  ask python3 -c 'import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s: s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "$1"
+}
+# A port that nothing listens on is refused where it is reached; one behind a firewall does not answer.
+op_reach() { # ADDRESS...
+  op_greet
+  for one in "$@"; do
+    say reached "$one" "$(ask python3 -c 'import errno, random, socket, sys
+def way(port):
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+        s.settimeout(4)
+        try: return s.connect_ex((sys.argv[1], port))
+        except OSError as error: return str(error) or "no answer"
+found = [way(random.randint(20000, 60000)) for _ in range(2)]
+bad = [one for one in found if one not in (0, errno.ECONNREFUSED)]
+print("yes" if not bad else errno.errorcode.get(bad[0], bad[0]))' "$one")"
+  done
+}
+
 # A launch that arrives late must not start what is taken for absent by then: boot and uptime bound it.
-op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT GRACE NAME DEVICE...
+op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT GRACE NAME RANK NAMES NEAR DEVICE...
   key=$1 boot=$2 latest=$3 price=$4 count=$5 container=$6 variable=$7 leave_s=$8 leave_at=$9
   shift 9
-  grace=$1 called=$2
-  shift 2
+  grace=$1 called=$2 rank=$3 names=$4 near=$5 place='' address=''
+  shift 5
+  if [ "$names" != - ]; then
+    place=" $rank $names" address=$(way_to "$near")
+    [ -n "$address" ] || { op_greet; refuse disk "$near, which another machine of it is at, is not reached"; return; }
+  fi
   home=$DIR/machines/$key taken='' lost=" $(lost_of "$@") "
   lock
   op_greet
@@ -174,7 +200,7 @@ op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT 
     taken="$taken${taken:+,}$name" count=$((count - 1))
   done
   if [ "$count" != 0 ]; then undo "$key"; refuse taken "no longer free"; return; fi
-  { echo "$price $taken $called" >"$home/meta" && payload >"$home/boot.sh" && library >"$home/run.sh" &&
+  { echo "$price $taken $called$place" >"$home/meta" && payload >"$home/boot.sh" && library >"$home/run.sh" &&
     mkdir -p "$home/job/work" && sync "$home/meta" "$home/boot.sh" "$home/run.sh"; } 2>/dev/null ||
     { undo "$key"; refuse disk "the folder of the machine cannot be written"; return; }
   [ "$leave_s" = never ] || expect_owner "$home" "$leave_s" "$leave_at"
@@ -182,7 +208,7 @@ op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT 
   case $taken in cpu-*) visible='' ;; *) visible=$taken ;; esac
   set -- env -i PATH="$PATH" HOME="$home/job" USER="$(id -un)" LOGNAME="$(id -un)" LANG=C.UTF-8 SHELL=/bin/sh \
     SPOTD_DIR="$DIR" SPOTD_KEY="$key" SPOTD_GRACE="$grace" SPOTD_DEVICES="$taken" "$variable=$visible" \
-    /bin/sh "$home/run.sh"
+    ${address:+SPOTD_NODE_RANK="$rank"} ${address:+SPOTD_NODE_ADDRESS="$address"} /bin/sh "$home/run.sh"
   if manager; then
     systemd-run --user --quiet --unit="$key" --property=KillMode=control-group --property=TimeoutStopSec=20 \
       --working-directory="$home" "$@" >/dev/null 2>&1 </dev/null 9>&-

@@ -2,7 +2,8 @@
 
 There is no market and no API. What must be true at once on a host (a key is used once, a GPU is one job's, two daemons
 agree) is settled there under one lock, by `host.sh`; what its answers mean is in `answers.py`, how a host is reached in
-`kit/ssh.py`. A host that does not answer makes the list of machines incomplete, and offers nothing.
+`kit/ssh.py`. A host that does not answer makes the list of machines incomplete, and offers nothing. Several
+hosts of one pool carry one attempt together: `gangs.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from spotd_providers.contract.values import (
     InstanceState,
     LaunchRequest,
     Market,
+    Offer,
     OfferPage,
     OfferQuery,
     Power,
@@ -64,6 +66,7 @@ from spotd_providers.ssh.answers import (
     rows_of,
     without_doubles,
 )
+from spotd_providers.ssh.gangs import GangRow, as_one, members_of, with_gangs
 from spotd_providers.ssh.settings import SshHost, SshSettings
 
 WHO: Final = "your host"
@@ -72,7 +75,9 @@ KEY_CHARS_MAX: Final = 64
 LAUNCH_WITHIN_S: Final = 60
 """Of the host's own uptime: a launch that arrives later starts nothing."""
 HOST_REST: Final = timedelta(minutes=1)
-TIMEOUT_S: Final = {"greet": 15.0, "probe": 90.0, "list": 30.0, "show": 30.0, "log": 30.0, "launch": 60.0, "end": 90.0}
+TIMEOUT_S: Final = {
+    "greet": 15.0, "probe": 90.0, "list": 30.0, "show": 30.0, "log": 30.0, "launch": 60.0, "end": 90.0, "reach": 60.0,
+}  # fmt: skip
 NO_LOGIN: Final = "own hosts take no login of a registry: log docker in on the host"
 HOST_SCRIPT: Final = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
 _SUPERVISE: Final = 'spotd_run "$SPOTD_DIR" "$PATH" supervise "$SPOTD_GRACE" "$SPOTD_DEVICES" "$SPOTD_KEY"\n'
@@ -81,10 +86,10 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BID_CHANGE: "own hosts take no bids",
     Power.BALANCE: "own hosts have no account",
     Power.BILLING: "own hosts send no bill: what is booked is your price by time",
-    Power.GANG: "spotd starts a job on one own host",
     Power.STOP_RESUME: "a machine on an own host runs or has ended",
     Power.CAPACITY_SCORES: "what an own host offers is free at that moment",
 }
+NO_POOL: Final = "no two own hosts have one `pool` in the config, which says that they reach each other"
 
 
 class SshProvider(ProviderTemplate):
@@ -105,6 +110,13 @@ class SshProvider(ProviderTemplate):
         self._hosts = {host.name: host for host in settings.hosts}
         self._links = {host.name: self._link(host) for host in settings.hosts}
         self._renamed: dict[InstanceRef, SshHost] = {}
+        if self.nodes_max < 2:
+            self.capabilities = all_but({**_MISSING, Power.GANG: NO_POOL})
+
+    @property
+    def nodes_max(self) -> int:
+        """How many hosts one job gets at most: those of the largest pool."""
+        return self._settings.nodes_max
 
     def _link(self, host: SshHost) -> SshLink:
         target = SshTarget(name=host.name, address=host.address, port=host.port, user=host.user)
@@ -182,13 +194,22 @@ class SshProvider(ProviderTemplate):
             return rows_of(await self._read(host, "list", self._services.install, *self._leave(host)), host)
 
         answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, machines_on)
-        rows = distinct_machines(row for name in self._hosts for row in answers.get(name, ()))
+        found = distinct_machines(row for name in self._hosts for row in answers.get(name, ()))
+        rows = with_gangs(found, errors)
         self._renamed = {row.ref: row.host for row in rows if not self._is_named(row.ref)}
         return [*rows, *_reasons(errors)], None
 
-    async def _row(self, ref: InstanceRef) -> MachineRow | None:
+    async def _row(self, ref: InstanceRef) -> MachineRow | GangRow | None:
         host, key = await self._place_of(ref)
-        return await self._row_on(host, ref, key)
+        pool = self._settings.pool_of(host)
+        if len(pool) == 1:
+            return await self._row_on(host, ref, key)
+        shown, errors = await ask_each(pool, lambda one: one.name, lambda one: self._row_on(one, ref, key))
+        rows = with_gangs((row for row in shown.values() if row is not None and row.ref == ref), errors)
+        gang = next((row for row in rows if isinstance(row, GangRow)), None)
+        if gang is None and host.name in errors:
+            raise errors[host.name]
+        return gang or next((row for row in rows if row.host.name == host.name), None)
 
     async def _row_on(self, host: SshHost, ref: InstanceRef, key: str) -> MachineRow | None:
         rows = rows_of(await self._read(host, "show", key), host)
@@ -222,11 +243,15 @@ class SshProvider(ProviderTemplate):
     def _is_named(self, ref: InstanceRef) -> bool:
         return str(ref.instance_id).partition(":")[0] in self._hosts
 
-    def _label(self, raw: MachineRow) -> str:
+    def _label(self, raw: MachineRow | GangRow) -> str:
         return raw.key
 
-    def _machine(self, raw: MachineRow, key: AttemptKey) -> Instance | None:
+    def _machine(self, raw: MachineRow | GangRow, key: AttemptKey) -> Instance | None:
         now = self._services.clock.now()
+        if isinstance(raw, GangRow):
+            parts = {rank: self._machine(part, key) for rank, part in raw.parts.items()}
+            known = {rank: part for rank, part in parts.items() if part is not None}
+            return as_one(raw, known, now) if len(known) == len(parts) else None
         found = as_instance(raw, AttemptKey(key or raw.key), now)
         if found is None or found.state is not InstanceState.RUNNING:
             return found
@@ -248,17 +273,90 @@ class SshProvider(ProviderTemplate):
         require_launchable(
             request, who=WHO, extra=extra, script_bytes_max=SCRIPT_BYTES_MAX, key_chars_max=KEY_CHARS_MAX
         )
-        offer = request.offer
-        host = self._hosts.get(offer.extra["host"])
+        host = self._hosts.get(request.offer.extra["host"])
         if host is None:
-            raise OfferGone(f"the host {clean(offer.extra['host'])} is not in the config")
+            raise OfferGone(f"the host {clean(request.offer.extra['host'])} is not in the config")
+        if request.offer.nodes > 1:
+            return await self._buy_gang(request, host)
+        row = await self._start(request, host, request.offer)
+        found = self._machine(row, request.key)
+        if found is None:
+            raise OutcomeUnknown(f"the answer of {host.name} cannot be read", key=request.key)
+        if found.state is InstanceState.GONE:
+            raise rejected(WHO, "key", f"{host.name} ended a machine of this key before")
+        return found
+
+    async def _buy_gang(self, request: LaunchRequest, first: SshHost) -> Instance:
+        """Start the job on as many hosts of the pool; what was started is undone unless all of them begin.
+
+        The first one begins alone: a list that is read meanwhile shows it as one that waits for the others.
+        """
+        offer, key = request.offer, request.key
+        now = self._services.clock.now()
+        pool = self._settings.pool_of(first)
+        facts, _ = await ask_each(pool, lambda one: one.name, self._facts)
+        free = members_of(offer, first, facts, self._settings, now)
+        if len(free) < offer.nodes or free[0][0] is not first:
+            where = f"pool {first.pool}" if first.pool else f"{first.name}, which has no pool,"
+            raise NoCapacity(f"{len(free)} hosts of {where} have {offer.gpu} free at that price, not {offer.nodes}")
+        members = free[: offer.nodes]
+        names = tuple(host.name for host, _ in members)
+        outcomes: dict[int, MachineRow | ProviderError] = {}
+
+        async def begin(rank: int) -> None:
+            host, own = members[rank]
+            near = members[1 if rank == 0 else 0][0]
+            place = (rank, ",".join(names), near.pool_address or near.address)
+            try:
+                outcomes[rank] = await self._start(request, host, own, place)
+            except ProviderError as exc:
+                outcomes[rank] = exc
+
+        await begin(0)
+        if isinstance(outcomes[0], MachineRow):
+            async with anyio.create_task_group() as group:
+                for rank in range(1, offer.nodes):
+                    group.start_soon(begin, rank)
+        rows = {rank: one for rank, one in outcomes.items() if isinstance(one, MachineRow)}
+        errors = [one for one in outcomes.values() if isinstance(one, ProviderError)]
+        if not errors:
+            found = self._machine(GangRow(key=key, names=names, parts=rows, silent=frozenset()), key)
+            if found is not None and found.state is not InstanceState.GONE:
+                return found
+            errors = [OutcomeUnknown(f"the answers of {', '.join(names)} cannot be read", key=key)]
+        await self._undo_parts(request, [members[rank][0] for rank in sorted(rows, reverse=True)])
+        raise next((one for one in errors if isinstance(one, OutcomeUnknown)), errors[0])
+
+    async def _undo_parts(self, request: LaunchRequest, hosts: Sequence[SshHost]) -> None:
+        """End what was started of a gang that is not whole.
+
+        Raises:
+            OutcomeUnknown: some of it may live on; a search finds it by its key.
+        """
+        for host in hosts:
+            try:
+                await self._end_on(host, request.key)
+            except ProviderError as exc:
+                raise OutcomeUnknown(f"{exc}, so a part of it may run on {host.name}", key=request.key) from exc
+
+    async def _start(
+        self, request: LaunchRequest, host: SshHost, offer: Offer, place: tuple[int, str, str] = (0, "-", "-")
+    ) -> MachineRow:
+        """Start the machine of this host, and return its row.
+
+        Args:
+            offer: the host's own.
+            place: of several machines the rank, the names of all hosts, and the address of another one.
+        """
         boot = job_script(request, host)
         try:
             greeted = await self._read(host, "greet")
         except (AuthFailed, Unavailable) as exc:
             raise self._of_one(host, exc) from exc
         facts = facts_of(greeted, host)
-        words = (request.key, facts.boot, facts.uptime_s + LAUNCH_WITHIN_S, offer.gpu_price, offer.extra["count"])
+        # Each part states the price of all, so that whichever is seen says what is billed.
+        price = request.offer.gpu_price
+        words = (request.key, facts.boot, facts.uptime_s + LAUNCH_WITHIN_S, price, offer.extra["count"])
         grace_s = int(self._services.clock.real_seconds(self._settings.grace))
         how = (
             host.container,
@@ -266,6 +364,7 @@ class SshProvider(ProviderTemplate):
             *self._leave(host),
             grace_s,
             host.name,
+            *place,
             *offer.extra["devices"].split(" "),
         )
         try:
@@ -278,12 +377,9 @@ class SshProvider(ProviderTemplate):
             sentence = f"{host.name}: {offer.gpu} {clean(' '.join(said))}"
             raise OfferGone(sentence) if why in ("taken", "late") else NoCapacity(sentence)
         row = next((row for row in rows_of(lines, host) if row.key == request.key), None)
-        found = None if row is None else self._machine(row, request.key)
-        if found is None:
+        if row is None:
             raise OutcomeUnknown(f"the answer of {host.name} names no machine", key=request.key)
-        if found.state is InstanceState.GONE:
-            raise rejected(WHO, "key", f"{host.name} ended a machine of this key before")
-        return found
+        return row
 
     def _of_one(self, host: SshHost, exc: AuthFailed | Unavailable) -> ProviderError:
         """Return the error of one host as what it is for the others: no outage where another one is connected."""
@@ -293,6 +389,19 @@ class SshProvider(ProviderTemplate):
 
     async def _ask_end(self, ref: InstanceRef) -> None:
         host, key = await self._place_of(ref)
+        row = await self._row(ref) if len(self._settings.pool_of(host)) > 1 else None
+        if not isinstance(row, GangRow):
+            await self._end_on(host, key)
+            return
+        missing = [name for name in row.names if name not in self._hosts]
+        named = [self._hosts[name] for name in row.names if name in self._hosts]
+        # Each is ordered to end, whether or not the others answer.
+        _, errors = await ask_each(named, lambda one: one.name, lambda one: self._end_on(one, key))
+        if errors or missing:
+            why = [f"{name} is not in the config" for name in missing] + [str(one) for one in errors.values()]
+            raise Unavailable(f"a part of {clean(key)} may live on: {'; '.join(why)}")
+
+    async def _end_on(self, host: SshHost, key: str) -> None:
         for line in await self._read(host, "end", key):
             if line[0] == "refused":
                 raise Unavailable(f"{host.name}: {clean(line[-1])}")
@@ -350,7 +459,33 @@ class SshProvider(ProviderTemplate):
         async with anyio.create_task_group() as group:
             for host in self._hosts.values():
                 group.start_soon(one, host)
-        return (*lines, *(line for name in self._hosts for line in results[name]))
+        pools = [
+            await self._check_pool(name, [one for one in self._settings.hosts if one.pool == name])
+            for name in sorted({one.pool for one in self._settings.hosts if one.pool})
+        ]
+        return (*lines, *(line for name in self._hosts for line in results[name]), *pools)
+
+    async def _check_pool(self, name: str, hosts: Sequence[SshHost]) -> CheckLine:
+        """Let each host of a pool reach for the others, at ports that nothing listens on."""
+        places = {one.name: one.pool_address or one.address for one in hosts}
+
+        async def reach(host: SshHost) -> list[str]:
+            others = {place: other for other, place in places.items() if other != host.name}
+            said = {line[1]: line[2] for line in await self._read(host, "reach", *others) if line[0] == "reached"}
+            return [
+                f"{host.name} does not reach {other} at {place}: {clean(said.get(place) or 'no answer')}"
+                for place, other in others.items()
+                if said.get(place) != "yes"
+            ]
+
+        try:
+            answers, errors = await ask_each(hosts, lambda one: one.name, reach)
+        except ProviderError as exc:
+            answers, errors = {}, {name: exc}
+        faults = [*(fault for row in answers.values() for fault in row), *(str(one) for one in errors.values())]
+        words = "; ".join(faults) or f"{', '.join(places)} reach each other"
+        hint = "let them reach each other on every port, or set pool_address" if faults else ""
+        return CheckLine(name=f"pool {name}", ok=not faults, detail=words, hint=hint)
 
     async def _check_host(self, host: SshHost, hint: str) -> list[CheckLine]:
         try:
@@ -399,7 +534,9 @@ def job_script(request: LaunchRequest, host: SshHost) -> str:
     gpus = '--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""'
     if request.offer.extra["variable"] == ROCM:
         gpus = "--device /dev/kfd --device /dev/dri -e ROCR_VISIBLE_DEVICES"
-    flags = f" {gpus if request.offer.gpu_count else ''} -e SPOTD_HOME=/spotd/work -e SPOTD_MACHINE --stop-timeout 20"
+    place = " -e SPOTD_NODE_RANK -e SPOTD_NODE_ADDRESS" if request.offer.nodes > 1 else ""
+    own = f"{gpus if request.offer.gpu_count else ''} -e SPOTD_HOME=/spotd/work -e SPOTD_MACHINE{place}"
+    flags = f" {own} --stop-timeout 20"
     try:
         return boot_script(
             image=request.image,

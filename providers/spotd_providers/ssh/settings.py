@@ -38,6 +38,14 @@ class SshHost(BaseModel):
     gpus: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")], ...] = Field(
         default=(), max_length=256, description="Only these GPUs, by UUID; empty: all."
     )
+    pool: str | None = Field(
+        default=None,
+        pattern=rf"^{HOST_NAME}$",
+        description="Hosts with one `pool` reach each other on every port: a job may run on several of them.",
+    )
+    pool_address: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}$", description="Where they reach it, if not there."
+    )
     cpu_jobs: int = Field(default=1, ge=1, le=64, description="Jobs at a time on a host without GPUs.")
     folder: str = Field(
         default=".spotd", pattern=r"^[A-Za-z0-9._/-]{1,200}$", description="Where machines live; one for all daemons."
@@ -85,6 +93,15 @@ class SshSettings(BaseModel):
         if len({host.name for host in hosts}) != len(hosts):
             raise ValueError("two hosts have one name")
         return hosts
+
+    def pool_of(self, host: SshHost) -> tuple[SshHost, ...]:
+        """Return the hosts that reach each other, this one among them."""
+        return (host,) if host.pool is None else tuple(one for one in self.hosts if one.pool == host.pool)
+
+    @property
+    def nodes_max(self) -> int:
+        """How many hosts the largest pool has."""
+        return max((len(self.pool_of(one)) for one in self.hosts), default=1)
 
     @property
     def are_local(self) -> bool:

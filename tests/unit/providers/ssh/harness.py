@@ -19,6 +19,7 @@ from tests.fakes.ssh.host import FakeHost, Gpu
 from tests.fakes.ssh.server import SshFaults, _Thread, busy, pin, ssh_serving
 
 TITAN = (Gpu(uuid="GPU-7177a000-0000-0001"), Gpu(uuid="GPU-7177a000-0000-0002"))
+TWIN = (Gpu(uuid="GPU-70177000-0000-0001"), Gpu(uuid="GPU-70177000-0000-0002"))
 ATLAS = (Gpu(uuid="GPU-a71a5000-0000-0001", name="Tesla T4", vram_mb=15360),)
 
 
@@ -41,7 +42,7 @@ class SshHarness(Harness):
         self.hosts = hosts
         self.server = server
         self.fake_clock = clock
-        self.prices = {"titan": 0.4, "atlas": 0.1}
+        self.prices = {"titan": 0.4, "atlas": 0.1, "twin": 0.4}
         self._more = more
         self.host_more: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}
@@ -183,17 +184,21 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def open_harness(folder: Path, **settings: Any) -> Iterator[SshHarness]:
-    """Fresh hosts, served, and no process of them left afterwards."""
+def open_harness(folder: Path, *, pool: bool = False, **settings: Any) -> Iterator[SshHarness]:
+    """Fresh hosts, served, and no process of them left afterwards; with `pool` a third one, and all in one pool."""
     clock = FakeClock()
     hosts = {
         "titan": FakeHost("titan", folder / "titan", *TITAN),
         "atlas": FakeHost("atlas", folder / "atlas", *ATLAS),
     }
+    if pool:
+        hosts["twin"] = FakeHost("twin", folder / "twin", *TWIN)
     faults = SshFaults(hosts, lambda: clock.now().timestamp())
     try:
         with ssh_serving(faults, frozenset(hosts)) as (served, server):
-            yield SshHarness(hosts, faults, served, server, folder, clock, settings)
+            made = SshHarness(hosts, faults, served, server, folder, clock, settings)
+            made.host_more = {"pool": "rack"} if pool else {}
+            yield made
     finally:
         for host in hosts.values():
             host.shut_down()

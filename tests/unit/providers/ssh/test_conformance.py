@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def _free_harness(folder: Path) -> Iterator[SshHarness]:
     with open_harness(folder) as h:
         h.prices = dict.fromkeys(h.prices, 0.0)
         yield h
+
+
+@pytest.mark.parametrize("behaviour", [one for one in BEHAVIOURS if one.check.__module__.endswith(".gangs")], ids=str)
+def test_hosts_of_one_pool_start_several_machines_as_one(behaviour: Behaviour, tmp_path: Path) -> None:
+    run(behaviour, partial(open_harness, pool=True), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,9 @@ def test_a_slow_host_holds_its_lock_by_the_clock_and_not_by_tries(tmp_path: Path
         "-",
         300,
         "titan",
+        0,
+        "-",
+        "-",
     )
     own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
     functions, _, call = script_of(own, "launch", *words, TITAN[0].uuid, boot=START_SCRIPT).rstrip().rpartition("\n")
@@ -523,7 +526,23 @@ def test_one_host_that_is_off_is_no_outage_of_the_others(tmp_path: Path) -> None
 def test_no_part_of_a_launch_runs_if_the_rest_does_not_arrive(tmp_path: Path) -> None:
     host = FakeHost("titan", tmp_path, *TITAN)
     key, boot = "spotd-lab-j1-1", BOOT.read_text().strip()
-    words = (key, boot, 10**9, 0, 1, "none", "CUDA_VISIBLE_DEVICES", "never", "-", 300, "titan", TITAN[0].uuid)
+    words = (
+        key,
+        boot,
+        10**9,
+        0,
+        1,
+        "none",
+        "CUDA_VISIBLE_DEVICES",
+        "never",
+        "-",
+        300,
+        "titan",
+        0,
+        "-",
+        "-",
+        TITAN[0].uuid,
+    )
     own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
     text = _frame(script_of(own, "launch", *words, boot=START_SCRIPT), "f" * 32)
     cuts = [*range(1, len(text) - 600, 1501), *range(len(text) - 600, len(text) - 1, 7)]
