@@ -201,7 +201,7 @@ def tolerant_read(log: Logger) -> HostRead:
             return read_attempt(objects, attempt, job, now)
         except StoreError:
             raise
-        except Exception as exc:
+        except Exception as exc:  # whatever one host wrote, the others must be read
             log.warning("host.not_readable", attempt=attempt.key, error=str(exc)[:500], exc_info=exc)
             return None
 

@@ -59,8 +59,7 @@ from spotd_providers.kit.boundary import install_command
 #
 # List prices of November 2026, in dollars per decimal gigabyte to the internet. The first 100 GB of a month at AWS and
 # Google, and three times what is stored at Backblaze, are free there; that is not counted, since nothing here knows
-# what
-# else is read of the account.
+# what else is read of the account.
 
 
 FREE: Final = values.MicroUsdPerGb(0)

@@ -125,7 +125,7 @@ def check(*, file: Path | None, config_path: Path | None) -> None:
 @config.command()
 def example() -> None:
     """Print a configuration with every key, its default and what it means."""
-    from spotd.config.load import example_text
+    from spotd.config.example import example_text
 
     stdout.write(example_text())
 

@@ -5,7 +5,8 @@ import tomllib
 from pathlib import Path
 
 from spotd.config.credentials import InstalledPlugins, RegistrySection
-from spotd.config.load import example_text, load, understand
+from spotd.config.example import example_text
+from spotd.config.load import load, understand
 from spotd.config.model import SECTIONS, BucketSection
 from spotd.config.notify import NotifySection
 

@@ -12,7 +12,7 @@ import click
 from spotd.api.app import api_routes
 from spotd.api.openapi import document
 from spotd.cli import client, daemon
-from spotd.config import load
+from spotd.config import example
 from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.model import SECTIONS, BucketSection, ProviderSection
 from spotd_jobs.spec.keys import FILE_ORDER
@@ -89,7 +89,7 @@ def _keys(fields: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, field in fields.items():
         value = field.get_default(call_default_factory=True, validated_data={})
-        spelled = None if value is None or field.is_required() else load._toml(value)
+        spelled = None if value is None or field.is_required() else example._toml(value)
         rows.append((f"`{name}`", f"`{spelled}`" if spelled else "", _plain(field.description or "")))
     return rows
 
