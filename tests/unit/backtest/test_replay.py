@@ -87,7 +87,7 @@ def numbers_of(recorded: RecordedMarket) -> dict[SeriesKey, int]:
     return {series_key(one): number for number, one in enumerate(recorded.series)}
 
 
-@pytest.mark.parametrize("seed", some_of(range(12), 2, 1))
+@pytest.mark.parametrize("seed", some_of(range(12), 1, 2))
 def test_the_replay_equals_the_plain_one(seed: int) -> None:
     rng = Random(seed)
     recorded = random_market(seed, offers=rng.choice((1, 3, 6)))

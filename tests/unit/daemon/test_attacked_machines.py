@@ -128,7 +128,14 @@ def computer(rig: Rig, step: timedelta = timedelta(0)) -> Computer:
 
 
 @pytest.mark.parametrize(
-    ("open_", "step"), [("raise", -2 * HOUR), ("raise", 365 * DAY), ("hold", 365 * DAY), ("move", -3 * MINUTE)], ids=str
+    ("open_", "step"),
+    [
+        pytest.param("raise", -2 * HOUR, marks=pytest.mark.lengthy),
+        ("raise", 365 * DAY),
+        pytest.param("hold", 365 * DAY, marks=pytest.mark.lengthy),
+        ("move", -3 * MINUTE),
+    ],
+    ids=str,
 )
 async def test_a_clock_that_is_set_while_something_is_open_changes_nothing_of_it(
     tmp_path: Path, open_: str, step: timedelta
@@ -207,7 +214,7 @@ async def test_two_providers_of_one_account_end_nothing_of_each_other(tmp_path: 
         await rig.until(lambda: not first.not_gone())
 
 
-@pytest.mark.parametrize("open_", ["runs", "left"])
+@pytest.mark.parametrize("open_", ["runs", pytest.param("left", marks=pytest.mark.lengthy)])
 async def test_a_provider_that_is_taken_out_of_the_config_and_put_back(tmp_path: Path, open_: str) -> None:
     clock = VirtualClock()
     first, second = Market(clock, offers=[BID]), Market(clock, name=OTHER, offers=[])

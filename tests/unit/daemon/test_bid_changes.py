@@ -144,7 +144,7 @@ async def test_a_fee_that_is_read_anew_while_a_raise_waits_for_its_turn_keeps_th
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(RequestRejected("no", field="price", reason="no"), id="refused"),
+        pytest.param(RequestRejected("no", field="price", reason="no"), id="refused", marks=pytest.mark.lengthy),
         pytest.param(Unavailable("away"), id="not answered"),
     ],
 )

@@ -203,6 +203,7 @@ async def test_a_machine_stays_while_its_provider_is_away_and_another_one_is_che
         assert stop_reasons(rig, name) == [EndReason.MIGRATED]
 
 
+@pytest.mark.lengthy
 async def test_a_job_is_moved_seldom_to_what_is_listed_and_never_sold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -522,6 +522,7 @@ def many_parts(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return store, root
 
 
+@pytest.mark.long
 def test_naming_costs_few_requests(place: Place, many_parts: tuple[Counted, bytes]) -> None:
     store, root = many_parts
     made = place.datasets.give_name("set", root, NOW)
@@ -535,6 +536,7 @@ def test_naming_costs_few_requests(place: Place, many_parts: tuple[Counted, byte
     assert store.sum() <= 3
 
 
+@pytest.mark.long
 def test_a_daemon_that_was_started_anew_reads_each_part_once(place: Place, many_parts: tuple[Counted, bytes]) -> None:
     store, root = many_parts
     place.datasets = Datasets(store)
@@ -545,6 +547,7 @@ def test_a_daemon_that_was_started_anew_reads_each_part_once(place: Place, many_
     assert store.sum() <= 3
 
 
+@pytest.mark.long
 def test_of_a_small_dataset_each_object_is_asked_for(place: Place, many_parts: tuple[Counted, bytes]) -> None:
     store, root = many_parts
     row = read_root(root).parts[0]
@@ -555,6 +558,7 @@ def test_of_a_small_dataset_each_object_is_asked_for(place: Place, many_parts: t
     assert place.datasets.store(small) == Incomplete(missing=(row.sha256,))
 
 
+@pytest.mark.long
 def test_what_is_remembered_of_a_part_says_nothing_about_the_store(
     place: Place, many_parts: tuple[Counted, bytes]
 ) -> None:

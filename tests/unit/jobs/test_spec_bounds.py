@@ -87,6 +87,7 @@ def test_a_config_of_any_size_is_refused_with_a_bounded_search_and_list(searches
         assert len(str(refused.value)) < ANSWER_BYTES_MAX
 
 
+@pytest.mark.long
 @every("error", [SpecError, ConfigError])
 @every(
     ("raw", "message"),

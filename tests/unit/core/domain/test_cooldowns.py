@@ -168,6 +168,7 @@ def refusing_all(
     return world, asked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", REFUSALS)
 def test_ever_new_offers_that_are_refused_are_asked_for_ever_more_seldom(failure: LaunchFailure) -> None:
     asked = [at for at, _ in refusing_all(empty(), failure, 12)[1]]

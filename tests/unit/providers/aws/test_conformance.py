@@ -11,6 +11,6 @@ from tests.unit.providers.aws.harness import open_harness
 from tests.unit.providers.conformance.tiers import stories
 
 
-@pytest.mark.parametrize("behaviour", stories())
+@pytest.mark.parametrize("behaviour", stories(costly=True))
 def test_aws_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from _pytest.mark.structures import ParameterSet
+
 from spotd_providers.testkit.behaviours import BEHAVIOURS
-from tests.unit.providers.conformance.tiers import CALLS_THAT_COST, WHOLE, family, stories
+from tests.unit.providers.conformance.tiers import CALLS_THAT_COST, READINGS, WHOLE, family, stories
 
 
 def test_every_behaviour_is_asked_in_make_test_and_each_case_of_it_somewhere() -> None:
@@ -12,6 +14,16 @@ def test_every_behaviour_is_asked_in_make_test_and_each_case_of_it_somewhere() -
     kept = {str(param.id) for param in params if not param.marks}
     assert {family(one) for one in BEHAVIOURS if str(one) in kept} == {family(one) for one in BEHAVIOURS}
     assert {family(one) for one in BEHAVIOURS} >= WHOLE
+
+
+def test_a_costly_provider_is_asked_in_make_test_all_but_readings() -> None:
+    kept = {family_of(param) for param in stories(costly=True) if not param.marks}
+    assert kept == {family(one) for one in BEHAVIOURS} - READINGS
+    assert not WHOLE & READINGS
+
+
+def family_of(param: ParameterSet) -> str:
+    return str(param.id).partition("[")[0]
 
 
 def test_each_case_that_may_cost_a_machine_is_asked_in_make_test() -> None:

@@ -30,19 +30,43 @@ WHOLE: Final = frozenset(
 """Behaviours whose every case may double a machine, forget one or buy one in vain."""
 CALLS_THAT_COST: Final = ("[launch]", "[terminate]", "[change_bid]")
 
+READINGS: Final = frozenset(
+    {
+        "a_flood_of_empty_rows_is_bounded",
+        "a_single_hiccup_is_survived_or_reported",
+        "a_slow_answer_times_out",
+        "a_storm_of_rate_limits_is_not_answered_by_a_storm",
+        "a_wrong_content_type_is_survived_or_reported",
+        "an_empty_market_is_no_error",
+        "asking_for_a_gpu_loses_none_of_its_offers",
+        "asking_for_a_market_gives_only_that",
+        "check_finds_failures_and_never_raises",
+        "check_names_a_refused_key_with_a_way_out",
+        "check_of_an_unreachable_cloud_says_so",
+        "closing_leaves_nothing_behind",
+        "gpu_names_are_canonical_or_kept",
+        "logs_are_lines_of_text",
+        "offers_are_sound",
+        "pages_and_listings_carry_aware_times",
+        "the_same_thing_keeps_its_offer_id",
+    }
+)
+"""What neither buys nor ends nor forgets a machine. Of AWS and Slurm a story takes half a second of processor time."""
+
 
 def family(behaviour: Behaviour) -> str:
     """Return the name without the case."""
     return behaviour.name.partition("[")[0]
 
 
-def stories() -> list[ParameterSet]:
-    """Return every behaviour, some cases of some marked as `lengthy`."""
+def stories(*, costly: bool = False) -> list[ParameterSet]:
+    """Return every behaviour, some cases of some marked as `lengthy`; of a costly provider, `READINGS` as well."""
     met: Counter[str] = Counter()
     params = []
     for behaviour in BEHAVIOURS:
         name = family(behaviour)
         met[name] += 1
         is_kept = met[name] <= CASES or name in WHOLE or behaviour.name.endswith(CALLS_THAT_COST)
+        is_kept = is_kept and not (costly and name in READINGS)
         params.append(pytest.param(behaviour, id=str(behaviour), marks=() if is_kept else pytest.mark.lengthy))
     return params

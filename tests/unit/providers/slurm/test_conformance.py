@@ -11,6 +11,6 @@ from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.slurm.harness import open_harness
 
 
-@pytest.mark.parametrize("behaviour", stories())
+@pytest.mark.parametrize("behaviour", stories(costly=True))
 def test_slurm_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
