@@ -34,7 +34,7 @@ from spotd.api.responses import (
 )
 from spotd.api.schemas import answers, bodies
 from spotd.api.schemas import jobs as schemas
-from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PricesResponse
+from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PriceImportAnswer, PricesResponse
 from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DOCUMENT_TEXT_MAX
 
 CODE_BYTES_MAX: Final = 8 * 2**30
@@ -350,6 +350,17 @@ class _Api(RequestEdge):
     async def history(self, query: requests.HistoryQuery) -> HistoryResponse:
         """Return what prices were, in spans of equal length."""
         return await self._ask(lambda: self._handlers.prices.history(query))
+
+    @routes.serving("POST", "/v1/history/offers")
+    async def import_offers(self, body: bodies.PastOffersBody) -> PriceImportAnswer:
+        """Store what a recorded list says that offers have cost, apart from the prices that were polled."""
+        return await self._ask(lambda: self._handlers.imports.offers(body))
+
+    @routes.serving("POST", "/v1/history/import", refuses=[RefusalCode.CONFLICT])
+    async def import_prices(self, body: bodies.PriceImportBody) -> PriceImportAnswer:
+        """Store one page of a provider's own records of its past prices."""
+        name, since, after = routes.read_import(body)
+        return await self._ask(lambda: self._handlers.imports.provider(name, since, after), limit_s=PATIENT_S)
 
     @routes.serving("GET", "/v1/providers")
     async def providers(self) -> answers.ProvidersAnswer:

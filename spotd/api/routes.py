@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, get_type_hints
 
 from starlette.requests import Request
@@ -37,6 +38,8 @@ CONFIG_CEILING: Final = "config"
 CEILING_HINT: Final = "write 2.40 per GPU-hour, 19.20/h for the machine, or config for the ceiling of the config"
 BUDGET_HINT: Final = "write +20 to add dollars, or 140 to set them"
 NAME_LENGTH_MAX: Final = 1000
+SECOND_MAX: Final = 253_402_300_799
+"""The last of the year 9999, the last that an instant can name."""
 PATH_LENGTH_MAX: Final = 8_192
 """Of the names of a file and a folder of the client, which are repeated with each problem."""
 NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
@@ -140,6 +143,17 @@ def read_name(body: Mapping[str, Any], key: str, refusal: str, *, hint: str) -> 
     if not isinstance(value, str) or not 0 < len(value) <= NAME_LENGTH_MAX:
         raise Invalid(refusal, hint=hint)
     return value
+
+
+def read_import(body: Mapping[str, Any]) -> tuple[str, datetime, str]:
+    """Return the provider, from when on, and where its pages go on."""
+    name = read_name(body, "provider", "provider is the name of a provider", hint="spotctl providers lists them")
+    second, after = body.get("since_s"), body.get("after", "")
+    if type(second) is not int or not 0 <= second <= SECOND_MAX:
+        raise Invalid("since_s is a Unix second")
+    if not isinstance(after, str) or len(after) > NAME_LENGTH_MAX:
+        raise Invalid("after is next of the answer before")
+    return name, datetime.fromtimestamp(second, UTC), after
 
 
 def read_channel(body: Mapping[str, Any]) -> str | None:

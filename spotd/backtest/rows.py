@@ -74,6 +74,10 @@ class MarketCollector:
         self._known.append(number)
         self._prices.append(price)
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._instants)
+
     def cover(self, at: int) -> None:
         """Note that the market was recorded at this instant."""
         if self._first is None or at < self._first:

@@ -24,10 +24,11 @@ from typing import Any, Final
 
 from spotd.backtest import rows
 from spotd.backtest.recorded import BYTES_MAX, GONE, UNKNOWN, BacktestRefused, Reader, RecordedMarket
+from spotd.history import HISTORY_FILE, IMPORTED_FILE
 from spotd.history.file import Spell, Watch
 from spotd.history.reading import PastUnreadable, WholePast, read_past
 from spotd_jobs.spec.model import GpuAlternative
-from spotd_providers.contract.values import Market
+from spotd_providers.contract.values import Market, ProviderName
 
 PROVIDER: Final = "trace"
 TICKS_MAX: Final = 10_000_000
@@ -165,7 +166,22 @@ def _list(document: Mapping[str, Any], key: str) -> Sequence[Any]:
 # polling resumes has gone meanwhile.
 
 
-def read_price_history(path: Path, found: rows.MarketCollector) -> list[str]:
+def _read_imports(path: Path, found: rows.MarketCollector) -> list[str]:
+    """Read what was imported beside the daemon's own prices, for the time in which it did not poll."""
+    imports = path.with_name(IMPORTED_FILE)
+    if not imports.exists():
+        return []
+    polled: dict[ProviderName, Sequence[Watch]] = {}
+    read_past(path, lambda _gpu, _count: False, lambda past: polled.update(past.watches))
+    return [
+        *read_price_history(imports, found, apart_from=polled),
+        f"what {path.name} does not hold is taken from {imports.name}: these prices were imported",
+    ]
+
+
+def read_price_history(
+    path: Path, found: rows.MarketCollector, *, apart_from: Mapping[ProviderName, Sequence[Watch]] | None = None
+) -> list[str]:
     """Read the file; return what is coarser than it was, in sentences.
 
     Raises:
@@ -207,7 +223,7 @@ def read_price_history(path: Path, found: rows.MarketCollector) -> list[str]:
             )
 
     try:
-        read_past(path, found.is_wanted, take)
+        read_past(path, found.is_wanted, take, apart_from=apart_from)
     except PastUnreadable as exc:
         raise BacktestRefused(f"{path}: {exc}", hint="spotctl doctor, or another --history") from exc
     return notes
@@ -255,6 +271,16 @@ def read_history(place: Path, is_wanted: Callable[[str, int], bool], defaults: T
         BacktestRefused: naming what is wrong, its place and a way out.
     """
     found = rows.MarketCollector(is_wanted)
+    notes = read_into(place, found, defaults)
+    return HistoryRead(market=found.market(), notes=tuple(notes))
+
+
+def read_into(place: Path, found: rows.MarketCollector, defaults: TraceDefaults) -> list[str]:
+    """Read everything of one folder, or one file; return what had to be assumed, in sentences.
+
+    Raises:
+        BacktestRefused: naming what is wrong, its place and a way out.
+    """
     reader = Reader()
     notes: list[str] = []
     files = _files(place)
@@ -271,10 +297,12 @@ def read_history(place: Path, is_wanted: Callable[[str, int], bool], defaults: T
         elif kind == ".jsonl":
             rows.read_json_lines(path, reader, found)
         elif kind == ".sqlite":
+            if path == place and path.name == HISTORY_FILE:
+                notes.extend(_read_imports(path, found))
             notes.extend(read_price_history(path, found))
         else:
             notes.extend(read_trace(path, reader, found, defaults))
-    return HistoryRead(market=found.market(), notes=tuple(notes))
+    return notes
 
 
 def _files(place: Path) -> list[Path]:

@@ -83,6 +83,8 @@ class AsyncDaemon:
     forget = _as_awaitable(Daemon.forget)
     prices = _as_awaitable(Daemon.prices)
     history = _as_awaitable(Daemon.history)
+    import_offers = _as_awaitable(Daemon.import_offers)
+    import_prices = _as_awaitable(Daemon.import_prices)
     events = _as_stream(Daemon.events)
     cost = _as_awaitable(Daemon.cost)
     cost_by = _as_awaitable(Daemon.cost_by)

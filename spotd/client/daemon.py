@@ -14,7 +14,7 @@ from spotd.client.transport import ADOPTION_S, ANSWER_S, PATIENT_S, DaemonRefuse
 if TYPE_CHECKING:  # a command that does not print a type does not load it
     from spotd.api.schemas import answers
     from spotd.api.schemas import jobs as schemas
-    from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PricesResponse
+    from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PriceImportAnswer, PricesResponse
 
 SPANS_MAX: Final = 200
 """So that the line of a request stays within what every server takes."""
@@ -134,6 +134,13 @@ class Daemon:
 
     def history(self, query: Query | None = None) -> HistoryResponse:
         return self._transport.json("GET", "/v1/history", query=query)
+
+    def import_offers(self, body: Mapping[str, Any]) -> PriceImportAnswer:
+        return self._transport.json("POST", "/v1/history/offers", body=body, timeout_s=PATIENT_S)
+
+    def import_prices(self, provider: str, since_s: int, after: str = "") -> PriceImportAnswer:
+        body = {"provider": provider, "since_s": since_s, "after": after}
+        return self._transport.json("POST", "/v1/history/import", body=body, timeout_s=PATIENT_S)
 
     def events(self, query: Query | None = None, *, follow: bool = False) -> Iterator[answers.EventResponse]:
         """Yield events, oldest first; with `follow`, go on as they happen."""

@@ -130,6 +130,23 @@ def watched_s(watches: Sequence[Watch], start: int, end: int) -> int:
     return sum(max(0, min(end, until) - max(start, since)) for since, until in watches)
 
 
+def without(watches: Sequence[Watch], other: Sequence[Watch]) -> list[Watch]:
+    """Return what these spans cover and the others do not. Both come in order and do not overlap among themselves."""
+    left: list[Watch] = []
+    for since, until in watches:
+        for opens, closes in other:
+            if closes <= since:
+                continue
+            if opens >= until:
+                break
+            if opens > since:
+                left.append((since, opens))
+            since = closes
+        if since < until:
+            left.append((since, until))
+    return left
+
+
 def effective(base: int, fee_ppm: int, gpu_count: int) -> MicroUsdPerGpuHour:
     """Return the price per GPU-hour with the fee, rounded as `spotd.core.pricing` does; `base` is GPU and storage."""
     total = base + -(-base * (fee_ppm - PPM) // PPM)
@@ -211,6 +228,7 @@ class Bucket:
         quantiles: at each of `SHARES_PERCENT`.
         offers: how many were on offer on average while their providers were polled.
         begins: from when on in this span prices are known: its start, or the first poll in it.
+        imported: share of that time, from 0 to 1, of which the prices were imported and not polled here.
     """
 
     start: int
@@ -219,6 +237,7 @@ class Bucket:
     quantiles: tuple[MicroUsdPerGpuHour, ...]
     high: MicroUsdPerGpuHour
     offers: float
+    imported: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

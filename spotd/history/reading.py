@@ -62,9 +62,11 @@ class _Tally:
     high: MicroUsdPerGpuHour
     seconds: dict[int, int] = field(default_factory=dict)
     by_provider: dict[ProviderName, int] = field(default_factory=dict)
+    imported_s: int = 0
 
 
 _Watches = Mapping[ProviderName, list[file.Watch]]
+_Spans = Mapping[ProviderName, Sequence[file.Watch]]
 _Row = tuple[int, int, int, int, int, int]
 """Kind, bucket, price, seconds, lowest, highest; prices of the whole machine with its storage."""
 
@@ -88,40 +90,62 @@ def last_offers(
     return found
 
 
-def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
-    """Return the prices of the question, in buckets that are no finer than what was kept.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """What one file holds of a question: the kinds, when their providers were polled, and prices with their time.
 
-    Raises:
-        TooManyBuckets: they are too short for the range.
+    Attributes:
+        is_imported: nothing of it was polled here.
     """
-    kinds = {
+
+    kinds: Mapping[int, Kind]
+    watches: _Watches
+    rows: Sequence[_Row]
+    is_imported: bool = False
+
+
+def gather(connection: sqlite3.Connection, question: SeriesQuery, *, coarse: bool) -> Gathered:
+    """Return what the price history holds of a fitted question."""
+    kinds, watches = _kinds_of(connection, question), file.watched_spans(connection)
+    chosen = _Chosen(connection, question, tuple(kinds))
+    length = question.every_s or 0
+    rolled = chosen.rolled(length) if coarse else iter(())
+    rows = [*rolled, *_rows_of_changes(chosen, kinds, watches, length, coarse=coarse)]
+    return Gathered(kinds=kinds, watches=watches, rows=rows)
+
+
+def gather_imports(connection: sqlite3.Connection, question: SeriesQuery, polled: _Watches) -> Gathered:
+    """Return what was imported of a fitted question, for the time in which a provider was not polled here."""
+    kinds = _kinds_of(connection, question)
+    watches = {
+        provider: file.without(spans, polled.get(provider, ()))
+        for provider, spans in file.watched_spans(connection).items()
+    }
+    chosen = _Chosen(connection, question, tuple(kinds))
+    rows = [*_rows_of_changes(chosen, kinds, watches, question.every_s or 0, coarse=False)]
+    return Gathered(kinds=kinds, watches=watches, rows=rows, is_imported=True)
+
+
+def _kinds_of(connection: sqlite3.Connection, question: SeriesQuery) -> dict[int, Kind]:
+    return {
         kind.id: kind
         for kind in file.kinds(connection)
         if (question.gpus is None or kind.gpu in question.gpus)
         and question.provider in {None, kind.provider}
         and question.market in {None, kind.market}
     }
-    question, coarse = _fit(question, file.changes_from(connection))
+
+
+def answer(question: SeriesQuery, terms: PriceTerms, sources: Sequence[Gathered]) -> SeriesResult:
+    """Return the prices of a fitted question, from all that was gathered for it."""
     length = question.every_s or 0
-    chosen = _Chosen(connection, question, tuple(kinds))
-    watches = file.watched_spans(connection)
-    rolled = chosen.rolled(length) if coarse else iter(())
     tallies: dict[tuple[str, Market], dict[int, _Tally]] = {}
-    for kind_id, number, base, seconds, low, high in (
-        *rolled,
-        *_rows_of_changes(chosen, kinds, watches, length, coarse=coarse),
-    ):
-        kind = kinds[kind_id]
-        fee, count = terms.fee_ppm.get(kind.provider, file.PPM), kind.gpu_count
-        price = file.effective(base, fee, count)
-        group = tallies.setdefault((kind.gpu, kind.market), {})
-        tally = group.get(number)
-        if tally is None:
-            tally = group[number] = _Tally(low=price, high=price)
-        tally.seconds[price] = tally.seconds.get(price, 0) + seconds
-        tally.by_provider[kind.provider] = tally.by_provider.get(kind.provider, 0) + seconds
-        tally.low = min(tally.low, price if low == base else file.effective(low, fee, count))
-        tally.high = max(tally.high, price if high == base else file.effective(high, fee, count))
+    watches: dict[ProviderName, list[file.Watch]] = {}
+    for source in sources:
+        for provider, spans in source.watches.items():
+            watches[provider] = sorted([*watches.get(provider, ()), *spans])
+        for row in source.rows:
+            _add(tallies, source, row, terms)
     bucket_s = length or question.until - question.since
     groups = tuple(
         PriceGroup(
@@ -135,6 +159,23 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
         for (gpu, market), buckets in sorted(tallies.items())
     )
     return SeriesResult(groups=groups, bucket_s=bucket_s)
+
+
+def _add(tallies: dict[tuple[str, Market], dict[int, _Tally]], source: Gathered, row: _Row, terms: PriceTerms) -> None:
+    kind_id, number, base, seconds, low, high = row
+    kind = source.kinds[kind_id]
+    fee, count = terms.fee_ppm.get(kind.provider, file.PPM), kind.gpu_count
+    price = file.effective(base, fee, count)
+    group = tallies.setdefault((kind.gpu, kind.market), {})
+    tally = group.get(number)
+    if tally is None:
+        tally = group[number] = _Tally(low=price, high=price)
+    tally.seconds[price] = tally.seconds.get(price, 0) + seconds
+    tally.by_provider[kind.provider] = tally.by_provider.get(kind.provider, 0) + seconds
+    if source.is_imported:
+        tally.imported_s += seconds
+    tally.low = min(tally.low, price if low == base else file.effective(low, fee, count))
+    tally.high = max(tally.high, price if high == base else file.effective(high, fee, count))
 
 
 def _rows_of_changes(
@@ -156,7 +197,7 @@ def _rows_of_changes(
             yield kind, number, base, seconds, base, base
 
 
-def _fit(question: SeriesQuery, changes_from: int) -> tuple[SeriesQuery, bool]:
+def fit(question: SeriesQuery, changes_from: int) -> tuple[SeriesQuery, bool]:
     """Return the question in spans that can be had, and whether those are whole slots.
 
     Raises:
@@ -189,6 +230,7 @@ def _bucket(item: _Tally, question: SeriesQuery, watches: _Watches, start: int, 
         quantiles=tuple(MicroUsdPerGpuHour(price) for price in file.quantiles(item.seconds, SHARES_PERCENT)),
         high=item.high,
         offers=offers,
+        imported=item.imported_s / max(1, sum(item.seconds.values())),
     )
 
 
@@ -309,14 +351,23 @@ class WholePast:
         kinds: every GPU and count of which there is an offer, asked for or not.
     """
 
-    watches: Mapping[ProviderName, Sequence[file.Watch]]
+    watches: _Spans
     exact_from: int
     kinds: frozenset[tuple[str, int]]
     offers: Iterator[OfferPast]
 
 
-def read_past(path: Path, is_wanted: Callable[[str, int], bool], work: Callable[[WholePast], None]) -> None:
+def read_past(
+    path: Path,
+    is_wanted: Callable[[str, int], bool],
+    work: Callable[[WholePast], None],
+    *,
+    apart_from: _Spans | None = None,
+) -> None:
     """Read the file and hand what it holds to `work`, during which nothing of it changes.
+
+    Args:
+        apart_from: spans of each provider that are better known from another file, and are not taken from this one.
 
     Raises:
         PastUnreadable
@@ -334,14 +385,21 @@ def read_past(path: Path, is_wanted: Callable[[str, int], bool], work: Callable[
             connection.execute("BEGIN")
             if not file.has_own_tables(connection):
                 raise PastUnreadable("it holds other tables or views than a price history does")
-            work(_past(connection, is_wanted))
+            work(_past(connection, is_wanted, apart_from or {}))
     except sqlite3.Error as exc:
         name = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
         raise PastUnreadable(f"it cannot be read ({name}): {exc}") from exc
 
 
-def _past(connection: sqlite3.Connection, is_wanted: Callable[[str, int], bool]) -> WholePast:
-    watches = file.watched_spans(connection)
+def _past(
+    connection: sqlite3.Connection,
+    is_wanted: Callable[[str, int], bool],
+    apart_from: _Spans,
+) -> WholePast:
+    watches = {
+        provider: file.without(spans, apart_from.get(provider, ()))
+        for provider, spans in file.watched_spans(connection).items()
+    }
     exact_from = file.changes_from(connection)
     kinds = tuple(file.kinds(connection))
     return WholePast(

@@ -51,7 +51,7 @@ from spotd.daemon.market.supervisor import ProviderSupervisor
 from spotd.daemon.policy import ChannelSettings, Settings, build_policy
 from spotd.daemon.recovery_survey import RecoverySurvey
 from spotd.daemon.remote_data import RemoteData
-from spotd.history import History
+from spotd.history import HISTORY_FILE, IMPORTED_FILE, History
 from spotd.service import lifecycle as code_spool
 from spotd.service import lifecycle as sockets
 from spotd.service import memory
@@ -72,7 +72,6 @@ OUTPUT_S: Final = 15.0
 API_CLOSE_S: Final = 3.0
 LEAD_CHECK_S: Final = 0.5
 WRITABLE_CHECK: Final = timedelta(seconds=10)
-HISTORY_FILE: Final = "prices.sqlite"
 
 
 class DaemonEnded(Enum):
@@ -280,7 +279,7 @@ class _Daemon:
         chance = SystemRandom()
         self.wake_event = WakeEvent()
         self.price_recorder = PriceRecorder(
-            History(settings.state_dir / HISTORY_FILE),
+            History(settings.state_dir / HISTORY_FILE, imports=settings.state_dir / IMPORTED_FILE),
             clock=clock,
             log=logs.get("history"),
             note=lambda kind, message, at: self.offer_cache.note(kind, message, {}, at=at),

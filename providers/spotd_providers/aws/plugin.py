@@ -29,6 +29,7 @@ from spotd_providers.aws.offers import (
     pool_of,
     read_advisor,
 )
+from spotd_providers.aws.price_history import AwsPriceHistory
 from spotd_providers.aws.region import Pool, Region
 from spotd_providers.aws.sdk import IMDS, AwsRefused, AwsSettings, Sdk
 from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
@@ -79,6 +80,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.LOGS,
     Power.SELF_TERMINATE,
     Power.CAPACITY_SCORES,
+    Power.PRICE_HISTORY,
     missing={
         Power.BID_CHANGE: "the price limit of an AWS spot machine is fixed at its launch; you pay the market price",
         Power.BALANCE: "an AWS account has no balance, it is billed each month",
@@ -116,7 +118,7 @@ class AwsMachine:
     past: tuple[tuple[datetime, MicroUsdPerHour], ...] = ()
 
 
-class AwsProvider(ProviderTemplate):
+class AwsProvider(AwsPriceHistory, ProviderTemplate):
     """The Protocol over one open client and some regions."""
 
     name = PROVIDER

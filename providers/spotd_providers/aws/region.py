@@ -142,6 +142,18 @@ class Region:
             MaxResults=1000,
         )
 
+    async def history_rows(self, instance_type: str, since: datetime) -> Sequence[Any]:
+        """Return every change of the spot price of one type since then, and the price that held then."""
+        return await self._pages(
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            InstanceTypes=[instance_type],
+            ProductDescriptions=list(LINUX_PRODUCTS),
+            StartTime=since,
+            EndTime=self._services.clock.now(),
+            MaxResults=1000,
+        )
+
     async def on_demand(self) -> AwsOnDemandPrices:
         return AwsOnDemandPrices(
             region=self.name,

@@ -25,9 +25,13 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    Market,
+    MicroUsdPerGbMonth,
     MicroUsdPerHour,
+    OfferId,
     OfferPage,
     OfferQuery,
+    PoolId,
     Power,
     ProviderCharge,
     ProviderName,
@@ -215,6 +219,57 @@ class Bills(Protocol):
     """`Power.BILLING`: the provider's own billing records."""
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferPriceHistory:
+    """What one offer cost in a span of the past.
+
+    Attributes:
+        offer_id: that of the offer itself where it can still be on sale, so that its past and present are one series.
+        changes: since when the GPU part of the whole machine cost how much per hour, before any fee, oldest first;
+            `None` is off the market. A price holds until the next change, the last one until the end of the span.
+    """
+
+    provider: ProviderName
+    offer_id: OfferId
+    pool: PoolId
+    market: Market
+    gpu: str
+    gpu_count: int
+    storage_price: MicroUsdPerGbMonth
+    changes: tuple[tuple[datetime, MicroUsdPerHour | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceHistoryPage:
+    """Everything that these offers cost from `since` until `until`.
+
+    Attributes:
+        next: what the call for the next page is given; empty after the last one.
+        rejected: how many rows could not be used.
+        left: how many pages are still to come, where that is known.
+    """
+
+    offers: tuple[OfferPriceHistory, ...]
+    since: datetime
+    until: datetime
+    next: str = ""
+    rejected: int = 0
+    left: int | None = None
+
+
+@runtime_checkable
+class KnowsPastPrices(Protocol):
+    """`Power.PRICE_HISTORY`: what its offers cost before anybody polled them."""
+
+    async def price_history(self, since: datetime, *, after: str) -> PriceHistoryPage:
+        """Return a page of what offers have cost since then, or since the provider knows it; `after` is empty at first.
+
+        Raises:
+            NotSupported: this account is shown none.
+        """
+        ...
 
 
 @runtime_checkable

@@ -472,5 +472,6 @@ class Power(StrEnum):
     CAPACITY_SCORES = "capacity_scores"
     SHELL = "shell"
     PORTS = "ports"
+    PRICE_HISTORY = "price_history"
     GANG = "gang"
     """`launch` buys an offer of several `nodes`: all of them within its time limit, or none."""

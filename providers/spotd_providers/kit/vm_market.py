@@ -162,6 +162,7 @@ def missing_powers(who: str, **reasons: str) -> dict[Power, str]:
         Power.PORTS: "only ssh leads into a machine: spotctl forward uses it with your own key",
         Power.LOGS: f"{who} keeps no console of its machines",
         Power.BILLING: f"{who}'s API states no charges; its website shows them",
+        Power.PRICE_HISTORY: f"spotd reads only the prices of now of {who}",
         Power.GANG: f"spotd rents the machines of {who} one by one",
         Power.STOP_RESUME: f"a stopped machine may be billed on at {who}, so spotd never stops one",
         Power.HOST_IDENTITY: f"{who} does not say on which host a machine runs",

@@ -82,6 +82,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BID_CHANGE: "a cluster has no bids",
     Power.BALANCE: "a cluster has no balance",
     Power.BILLING: "a cluster keeps no bills; what an hour counts as stands in providers.kubernetes.prices",
+    Power.PRICE_HISTORY: "a cluster has no prices of a market",
     Power.GANG: "spotd starts one pod a job there, and the plain scheduler places pods one by one",
     Power.STOP_RESUME: "a pod cannot be stopped and resumed",
     Power.CAPACITY_SCORES: "a cluster states what is free, not how likely a start is",

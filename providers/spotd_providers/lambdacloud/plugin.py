@@ -69,6 +69,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.LOGS: "Lambda keeps no console of its machines",
     Power.BALANCE: "Lambda bills a card each week and states no balance",
     Power.BILLING: "Lambda's API states no charges; its website shows the invoices",
+    Power.PRICE_HISTORY: "Lambda's API shows only the prices of now",
     Power.GANG: "Lambda sells machines one by one, and spotd rents no cluster of it",
     Power.STOP_RESUME: "a Lambda machine cannot be stopped, only ended",
     Power.HOST_IDENTITY: "Lambda does not say on which host a machine runs",

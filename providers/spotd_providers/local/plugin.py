@@ -324,6 +324,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
         Power.BALANCE: "the local market has no account: its machines cost nothing",
         Power.SHELL: "a machine of the local market is a process of this computer",
         Power.PORTS: "a machine of the local market is a process of this computer: its ports are here already",
+        Power.PRICE_HISTORY: "the local market keeps no prices",
         Power.STOP_RESUME: "machines of the local market are stopped by being outbid only, not at will",
         Power.CAPACITY_SCORES: "whatever the local market lists can be had",
     },

@@ -129,6 +129,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
         Power.HOST_IDENTITY: "RunPod does not say on which host a pod runs",
         Power.NOTICES: "RunPod stops pods without warning, so checkpoint regularly",
         Power.PORTS: NO_PORTS,
+        Power.PRICE_HISTORY: "RunPod's API shows only the prices of now",
         Power.GANG: "RunPod's pods do not reach each other, and spotd rents no cluster of it",
         Power.STOP_RESUME: (
             "a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it"

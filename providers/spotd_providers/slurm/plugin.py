@@ -90,6 +90,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BID_CHANGE: "a cluster takes no bids",
     Power.BALANCE: "a cluster has no balance",
     Power.BILLING: "Slurm sends no bill: what is booked is your price by time",
+    Power.PRICE_HISTORY: "a cluster has no prices of a market",
     Power.STOP_RESUME: "a job cannot be stopped and resumed by its user",
     Power.CAPACITY_SCORES: "what a partition offers is free at that moment, or waits in its queue",
     Power.HOST_IDENTITY: "the cluster decides on which node a job runs",

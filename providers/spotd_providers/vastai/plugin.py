@@ -63,6 +63,7 @@ from spotd_providers.vastai.offers import (
     request_body,
     search_body,
 )
+from spotd_providers.vastai.price_history import VastPriceHistory
 from spotd_providers.vastai.searching import OfferSearch, SearchResult
 from spotd_providers.vastai.wire import (
     BID,
@@ -93,6 +94,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.BILLING,
     Power.HOST_IDENTITY,
     Power.SELF_TERMINATE,
+    Power.PRICE_HISTORY,
     missing={
         Power.CAPACITY_SCORES: "vast.ai lists only machines that can be rented now",
         Power.NOTICES: "vast.ai stops an outbid machine without warning, so checkpoint regularly",
@@ -111,7 +113,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
 )
 
 
-class VastProvider(ProviderTemplate):
+class VastProvider(VastPriceHistory, ProviderTemplate):
     """The requests that are vast.ai's own, and what its list of machines leaves open."""
 
     name = PROVIDER

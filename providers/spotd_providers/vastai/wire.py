@@ -345,6 +345,7 @@ class VastDialect(Dialect):
 
 SEARCH, SHOW, LIST, DESTROY = "search", "show instance", "list instances", "destroy"
 BID, LOGS, ACCOUNT, CHARGES = "change bid", "request logs", "account", "charges"
+METRICS: Final = "metrics"
 
 
 def _pace(interval_s: float, penalty_s: float, rest_max: timedelta = timedelta(minutes=4)) -> Pace:
@@ -374,6 +375,7 @@ DIALECT: Final = VastDialect(
         LOGS: _pace(1.1, 1.5),
         ACCOUNT: _pace(1.1, 1.1),
         CHARGES: _pace(1.1, 3.0),
+        METRICS: _pace(3.1, 3.1),
     },
     buy_timeout_s=60.0,
 )

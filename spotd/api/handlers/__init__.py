@@ -15,6 +15,7 @@ from spotd.api.handlers.data import DataHandlers
 from spotd.api.handlers.doctor import DoctorHandlers, NotificationHandlers
 from spotd.api.handlers.files import CheckpointHandlers, FileHandlers
 from spotd.api.handlers.health import HealthHandlers, HostHandlers
+from spotd.api.handlers.imports import ImportHandlers
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.handlers.logs import EventHandlers, LogHandlers
 from spotd.api.handlers.ports import PortHandlers
@@ -43,6 +44,7 @@ class Handlers:
         self.receipts = ReceiptHandlers(context)
         self.ledger = LedgerHandlers(context)
         self.prices = PriceHandlers(context)
+        self.imports = ImportHandlers(context)
         self.adoption = AdoptionHandlers(context)
         self.health = HealthHandlers(context)
         self.hosts = HostHandlers(context)

@@ -95,7 +95,9 @@ class PriceHandlers(DaemonAnswers):
             )
             rules = context.policy.current.providers
             terms = history.PriceTerms(fee_ppm={name: rule.fee_ppm for name, rule in rules.items()})
-            answer = await context.price_recorder.ask(lambda history: history.ask(question, terms))
+            answer, import_error = await context.price_recorder.ask(
+                lambda history: (history.ask(question, terms), history.import_error)
+            )
         except history.HistoryUnavailable as exc:
             raise ApiUnavailable(str(exc), hint=HINT) from exc
         except history.TooManyBuckets as exc:
@@ -105,7 +107,7 @@ class PriceHandlers(DaemonAnswers):
             until=utc_text(until),
             bucket_s=answer.bucket_s,
             disk_gb=history.DISK_GB,
-            trouble=context.price_recorder.last_error,
+            trouble=context.price_recorder.last_error or import_error,
             prices=[_prices(group) for group in answer.groups],
         )
 
@@ -135,6 +137,7 @@ def _bucket(bucket: history.Bucket) -> costs.PastBucketResponse:
         at=utc_text(datetime.fromtimestamp(bucket.start, tz=UTC)),
         begins=utc_text(datetime.fromtimestamp(bucket.begins, tz=UTC)),
         offers=round(bucket.offers, 2),
+        imported=round(bucket.imported, 4),
         low_usd_gpu_h=as_usd(bucket.low),
         p10_usd_gpu_h=p10,
         p25_usd_gpu_h=p25,

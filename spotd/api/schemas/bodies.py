@@ -96,6 +96,40 @@ class HostBody(TypedDict):
     host: str
 
 
+class PastOfferBody(TypedDict):
+    """What one offer cost in a span of the past.
+
+    Attributes:
+        changes: pairs of a Unix second and micro-dollars per hour from then on (the GPU part of the whole machine,
+            before any fee); null is off the market. The last price holds until the end of the span.
+    """
+
+    provider: str
+    offer: str
+    pool: str
+    gpu: str
+    count: int
+    market: str
+    storage_microusd_gb_month: NotRequired[int]
+    changes: list[list[int | None]]
+
+
+class PastOffersBody(TypedDict):
+    """Everything that these offers cost in a span, in Unix seconds: it replaces what was imported of them before."""
+
+    since_s: int
+    until_s: int
+    offers: list[PastOfferBody]
+
+
+class PriceImportBody(TypedDict):
+    """A provider by its name, and from which Unix second on. `after` is `next` of the answer before."""
+
+    provider: str
+    since_s: int
+    after: NotRequired[str]
+
+
 class CheckpointsBody(TypedDict):
     """Checkpoints of a job by their names, at least one."""
 

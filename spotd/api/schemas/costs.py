@@ -264,11 +264,13 @@ class PastBucketResponse(TypedDict):
         at: when the span begins.
         begins: from when on in it prices are known: later than `at` where polling began in the middle of it.
         offers: how many were on offer on average while their providers were polled.
+        imported: share of it, from 0 to 1, of which the prices were imported and not polled here.
     """
 
     at: str
     begins: str
     offers: float
+    imported: float
     low_usd_gpu_h: float
     p10_usd_gpu_h: float
     p25_usd_gpu_h: float
@@ -291,7 +293,7 @@ class HistoryResponse(Answer):
 
     Attributes:
         bucket_s: length of a span; longer than what was asked for where the past is rolled up.
-        trouble: why prices are not being kept now, empty while they are.
+        trouble: why prices are not being kept now, or imported ones are left out; empty while all is well.
     """
 
     since: str
@@ -300,3 +302,20 @@ class HistoryResponse(Answer):
     disk_gb: int
     trouble: str
     prices: list[PastPricesResponse]
+
+
+class PriceImportAnswer(Answer):
+    """What was stored of one page of past prices.
+
+    Attributes:
+        prices: changes of a price that were stored; those that are too old to be kept are not.
+        next: `after` of the next request; empty when there is no more.
+        left: how many pages are still to come, where that is known.
+    """
+
+    offers: int
+    prices: int
+    rejected: int
+    until: str
+    next: str
+    left: int | None

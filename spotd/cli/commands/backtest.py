@@ -14,11 +14,11 @@ from spotd.cli import stderr
 from spotd.cli.entry import CommandFailed, ExitCode, unusable
 from spotd.cli.inputs.draft import read_draft
 from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
-from spotd.cli.inputs.ranges import PURCHASE, RANGE, CeilingRange, ceilings_around, number
+from spotd.cli.inputs.ranges import PURCHASE, RANGE, SELLS, CeilingRange, ceilings_around, number
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.paths import state_dir
-from spotd_jobs.spec.model import GpuAlternative, JobSpec, MarketChoice, PolicyName
+from spotd_jobs.spec.model import JobSpec, MarketChoice, PolicyName
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
 from spotd_jobs.spec.units import parse_duration, parse_size
@@ -47,13 +47,6 @@ def _span(*, least: timedelta = _SPAN_MIN, most: timedelta = _SPAN_MAX) -> Parse
         return span
 
     return Parsed("span", parse)
-
-
-def _sells(text: str) -> GpuAlternative:
-    name, _, count = text.partition(":")
-    if not name or (count and not (count.isdecimal() and 1 <= int(count[:5]) <= 1024)):
-        raise click.BadParameter(f"{text!r} is no GPU with a count such as H100:8")
-    return GpuAlternative(name=name, count=int(count or 1))
 
 
 def _fee(text: str) -> tuple[str, int]:
@@ -114,7 +107,7 @@ def _fee(text: str) -> tuple[str, int]:
     metavar="vast=1.20",
     help="Fee multiplier.  [default: the daemon's with own, else 1.00]",
 )
-@click.option("--sells", type=Parsed("gpu", _sells), metavar="H100:8", help="What a trace sells, if it does not say.")
+@click.option("--sells", type=SELLS, metavar="H100:8", help="What a trace sells, if it does not say.")
 @click.option("--spot-price", type=PURCHASE, metavar="DOLLARS", help="Per hour, of a trace without prices.")
 @click.option("--on-demand-price", type=PURCHASE, metavar="DOLLARS", help="The same on demand.")
 @shown_option(

@@ -9,7 +9,7 @@ from typing import Final
 
 from spotd.cli.inputs.options import Parsed
 from spotd.client.daemon import Daemon
-from spotd_jobs.spec.model import PriceLimit
+from spotd_jobs.spec.model import GpuAlternative, PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money, parse_number, parse_price
 
@@ -157,3 +157,14 @@ def _paid(text: str) -> int:
 
 
 PURCHASE: Final = Parsed("dollars", _paid)
+
+
+def _sells(text: str) -> GpuAlternative:
+    name, _, count = text.partition(":")
+    if not name or (count and not (count.isdecimal() and 1 <= int(count[:5]) <= 1024)):
+        raise BadValue(f"{text!r} is no GPU with a count such as H100:8", hint="")
+    return GpuAlternative(name=name, count=int(count or 1))
+
+
+SELLS: Final = Parsed("gpu", _sells)
+"""What a recorded trace sells."""

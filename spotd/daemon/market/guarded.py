@@ -20,6 +20,7 @@ import anyio
 from spotd.core.domain.market import NO_GANGS
 from spotd.daemon.market import plugin_fields
 from spotd.daemon.market import plugin_values as plain
+from spotd.daemon.market.past_price_values import price_history
 from spotd.daemon.market.plugin_fields import MalformedValue
 from spotd_providers.contract import errors, values
 from spotd_providers.contract.provider import (
@@ -30,9 +31,11 @@ from spotd_providers.contract.provider import (
     GivesShell,
     KnowsAccount,
     KnowsBalance,
+    KnowsPastPrices,
     Logger,
     OpensPorts,
     PortConnection,
+    PriceHistoryPage,
     Provider,
     ReadsLogs,
     StartsGangs,
@@ -250,6 +253,15 @@ class _Ports(GuardedProvider):
         return await self._in_time("open_port", lambda: cast(OpensPorts, self.inner).open_port(ref, port))
 
 
+class _PastPrices(GuardedProvider):
+    async def price_history(self, since: datetime, *, after: str) -> PriceHistoryPage:
+        inner = cast(KnowsPastPrices, self.inner)
+        found = await self._in_time("price_history", lambda: inner.price_history(since, after=after))
+        page = self._read("price_history", lambda: price_history(found, self.name, now=self._now()))
+        self._complain("price_history", "rows that cannot be used" if page.rejected else "")
+        return page
+
+
 class _Bids(GuardedProvider):
     async def change_bid(self, ref: values.InstanceRef, price: values.MicroUsdPerHour) -> None:
         await self._in_time("change_bid", lambda: cast(ChangesBids, self.inner).change_bid(ref, price))
@@ -263,6 +275,7 @@ _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
     GivesShell: _Shell,
     OpensPorts: _Ports,
     ChangesBids: _Bids,
+    KnowsPastPrices: _PastPrices,
 }
 
 

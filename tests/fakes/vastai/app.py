@@ -70,6 +70,7 @@ class VastApi(FakeApi[VastCloud]):
             self._path("GET", "/api/v0/users/current/", self._user, Route.USER),
             self._path("GET", "/api/v0/charges/", self._charges, Route.CHARGES),
             self._path("GET", "/api/v0/gpu_names/unique/", self._gpu_names, Route.CATALOG, public=True),
+            self._path("GET", "/api/v0/metrics/gpu/history/", self._price_history, Route.METRICS),
             Path("/logs/{token}.log", self._log, methods=["GET"]),
         ]
         app = Starlette(routes=routes)
@@ -238,6 +239,23 @@ class VastApi(FakeApi[VastCloud]):
                 return Response("<Error><Code>NoSuchKey</Code></Error>", status_code=404, media_type="application/xml")
             lines = self.cloud.machines.console(contract.machine, lines=int(token.rpartition("-")[2]))
         return Response("\n".join(lines) + "\n", media_type="text/plain")
+
+    def _price_history(self, request: Request, _: Any) -> Any:
+        """Hourly percentiles of each GPU asked for; an account without a machine of its own is shown none."""
+        if self.cloud.quirks.metrics_need_machine:
+            return {"needs_machine": True, "gpus": []}
+        start, end, step = (int(request.query_params[key]) for key in ("start", "end", "step"))
+        gpus = {}
+        for name in request.query_params["gpu_name"].split(","):
+            if (usd := self.cloud.past_usd.get(name)) is not None:
+                times = list(range(start - start % step, end, step))
+                pricing = {
+                    f"{kind}_{share}": [usd * factor for _ in times]
+                    for kind in ("rented", "avail")
+                    for share, factor in (("p10", 0.8), ("median", 1.0), ("p90", 1.5))
+                }
+                gpus[name] = {"supply_demand": {}, "stats": {}, "pricing": {"timestamps": times, **pricing}}
+        return {"gpus": gpus}
 
     # --- account --------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ class VastCloud(FakeCloud):
         self.credit_usd = credit_usd
         self.api_key = api_key
         self.asks: dict[int, Ask] = {}
+        self.past_usd: dict[str, float] = {"RTX 4090": 0.31, "H100 SXM": 1.9}
+        """What a GPU-hour has cost, by the names of GPUs."""
         self.contracts: dict[int, Contract] = {}
         self._failures: dict[int, Failure] = {}
         self._contract_ids = count(27_000_001)

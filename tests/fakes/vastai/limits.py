@@ -29,6 +29,7 @@ class Route(Enum):
     CHARGES = ("charges", 1.0)
     USER = ("user", 1.0)
     CATALOG = ("catalogue", 0.0)
+    METRICS = ("metrics", 3.0)
 
     def __init__(self, title: str, threshold_s: float) -> None:
         self.title = title

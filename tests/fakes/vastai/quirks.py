@@ -38,6 +38,7 @@ class Quirks:
         page_rows_max: rows of one listing page.
         log_tries: how often a log's URL answers 404 before the log is there.
         trailing_slash_redirects: routes without the final slash are redirected with 301.
+        metrics_need_machine: the account has no machine of its own, so that it is shown no past prices.
         edit_offers: the last word on the rows of a search answer.
         edit_instance: by contract id, fields that replace an instance row's, or anything else to stand for the row.
     """
@@ -67,5 +68,6 @@ class Quirks:
     page_rows_max: int = 25
     log_tries: int = 2
     trailing_slash_redirects: bool = True
+    metrics_need_machine: bool = False
     edit_offers: Callable[[list[Any]], list[Any]] | None = None
     edit_instance: dict[int, Any] = field(default_factory=dict)

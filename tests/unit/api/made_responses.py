@@ -181,6 +181,7 @@ def past_bucket(**given: Any) -> PastBucketResponse:
         "at": EARLIER,
         "begins": EARLIER,
         "offers": 12.25,
+        "imported": 0.0,
         "low_usd_gpu_h": 1.9,
         "p10_usd_gpu_h": 2.0,
         "p25_usd_gpu_h": 2.1,

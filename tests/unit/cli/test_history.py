@@ -65,4 +65,4 @@ def test_longer_spans_than_asked_for_and_trouble_are_told(ctl: Ctl) -> None:
     ctl.place.answers("prices.history", made_responses.history(trouble="only 3 MB are free"))
     result = ctl("history", "--gpu", "h100", "--every", "1h")
     assert "spans of 6 h 0 min: the older part is rolled up" in result.err
-    assert "warning: prices are not being kept now: only 3 MB are free" in result.err
+    assert "warning: not all prices are kept or shown now: only 3 MB are free" in result.err

@@ -113,7 +113,9 @@ class Rig:
         self.store = store or Store.open(":memory:")
         self.objects = objects or FolderStore(folder / "objects")
         self.wake_event = WakeEvent()
-        self.history = History(folder / "prices.sqlite", free_bytes=lambda _: 10**12)
+        self.history = History(
+            folder / "prices.sqlite", free_bytes=lambda _: 10**12, imports=folder / "prices-imported.sqlite"
+        )
         self.price_recorder = PriceRecorder(
             self.history,
             clock=self.clock,

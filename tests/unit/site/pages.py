@@ -202,6 +202,7 @@ _POWERS = {
     Power.PORTS: "`spotctl forward` by the provider's own way",
     Power.BALANCE: "the money left at the provider",
     Power.BILLING: "what was billed, read back and compared",
+    Power.PRICE_HISTORY: "prices of the past, for `spotctl history import`",
     Power.GANG: "several machines that reach each other, for `nodes`",
 }
 """What each power is for a user. One without words fails the page."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
-from spotd_providers.contract.errors import NotSupported, Unavailable
+from spotd_providers.contract.errors import NotSupported, ProviderError, Unavailable
 from spotd_providers.contract.gpus import gpu_info, kept_name
 from spotd_providers.contract.provider import (
     Bills,
     ChangesBids,
     GivesShell,
     KnowsBalance,
+    KnowsPastPrices,
     OpensPorts,
+    PriceHistoryPage,
     ReadsLogs,
     StartsGangs,
 )
@@ -210,8 +212,10 @@ PROTOCOLS: Final[dict[Power, type]] = {
     Power.BILLING: Bills,
     Power.SHELL: GivesShell,
     Power.PORTS: OpensPorts,
+    Power.PRICE_HISTORY: KnowsPastPrices,
 }
 SENTENCE_LETTERS_MIN: Final = 12
+PAST_PAGES_MAX: Final = 1_000
 
 
 @behaviour()
@@ -254,6 +258,8 @@ async def a_missing_power_raises_not_supported(h: Harness, case: Power) -> None:
         calls[Power.SHELL] = partial(provider.shell, instance.ref)
     if isinstance(provider, OpensPorts):
         calls[Power.PORTS] = partial(provider.open_port, instance.ref, 1)
+    if isinstance(provider, KnowsPastPrices):
+        calls[Power.PRICE_HISTORY] = partial(provider.price_history, now, after="")
     error = await require_refusal(h, calls[case], NotSupported)  # type: ignore[arg-type] # each returns an awaitable of its own
     expect(capability.reason in str(error), f"{error!r} does not say {capability.reason!r}")
 
@@ -267,6 +273,65 @@ async def logs_are_lines_of_text(h: Harness) -> None:
     lines = await h.provider.logs(instance.ref, lines=5)
     expect(len(lines) <= 5, f"{len(lines)} lines instead of at most 5")
     expect(not any("\n" in line for line in lines), "a line is no single line of text")
+
+
+async def _past_pages(h: Harness, since: datetime) -> list[PriceHistoryPage]:
+    provider = h.provider
+    if not isinstance(provider, KnowsPastPrices) or not provider.capabilities[Power.PRICE_HISTORY].available:
+        raise NotApplicable(provider.capabilities[Power.PRICE_HISTORY].reason)
+    pages = [await provider.price_history(since, after="")]
+    while pages[-1].next:
+        expect(len(pages) < PAST_PAGES_MAX, "the pages of past prices do not end")
+        pages.append(await provider.price_history(since, after=pages[-1].next))
+    return pages
+
+
+@behaviour(cases=("an hour", "a month", "ten years"))
+async def past_prices_are_of_the_time_asked_for(h: Harness, case: str) -> None:
+    """The pages of past prices end, and hold prices of the span, each offer's changes in order of time."""
+    now = h.clock.now()
+    since = now - {"an hour": timedelta(hours=1), "a month": timedelta(days=30)}.get(case, timedelta(days=3650))
+    pages = await _past_pages(h, since)
+    offers = [(page, offer) for page in pages for offer in page.offers]
+    expect(offers or case == "an hour", "nothing is known of the past")
+    for page in pages:
+        expect(since <= page.since < page.until <= h.clock.now(), f"a page is of {page.since} until {page.until}")
+    for page, offer in offers:
+        expect(offer.provider == h.plugin.name, f"{offer.offer_id} names another provider")
+        expect(offer.pool and offer.gpu_count > 0, f"{offer.offer_id} lacks a pool or GPUs")
+        expect(
+            gpu_info(offer.gpu) is not None or kept_name(offer.gpu) == offer.gpu,
+            f"{offer.gpu!r} is neither canonical nor kept; use contract.gpus.canonical()",
+        )
+        instants = [at for at, _ in offer.changes]
+        expect(instants == sorted(set(instants)), f"the changes of {offer.offer_id} are not in order of time")
+        expect(all(at <= page.until for at in instants), f"{offer.offer_id} has a price after the span")
+        expect(sum(at < page.since for at in instants) <= 1, f"{offer.offer_id} has prices of before the span")
+        for _, price in offer.changes:
+            expect(price is None or (type(price) is int and price > 0), f"{price!r} is no price of {offer.offer_id}")
+    expect(len({offer.offer_id for _, offer in offers}) == len(offers), "two offers of the past share an id")
+
+
+@behaviour()
+async def past_prices_that_are_read_twice_are_the_same(h: Harness) -> None:
+    """Two readings of one past differ by nothing but what happened between them."""
+    now = h.clock.now()
+    first, second = [
+        {(offer.offer_id, *change) for page in await _past_pages(h, now - timedelta(days=7)) for offer in page.offers
+         for change in offer.changes if change[0] <= now}
+        for _ in range(2)
+    ]  # fmt: skip
+    expect(first == second, f"{len(first ^ second)} of {len(first)} past prices changed")
+
+
+@behaviour(cases=("gateway error", "not JSON", "empty", "connection lost"))
+async def past_prices_that_cannot_be_read_are_an_error(h: Harness, case: str) -> None:
+    """A failure is no empty past."""
+    await _past_pages(h, h.clock.now() - timedelta(days=1))
+    for call in Call:
+        STRIKES[case](h.faults, call, FOR_EVER)
+    outcome = await attempt(h, lambda: _past_pages(h, h.clock.now() - timedelta(days=1)))
+    expect(isinstance(outcome, ProviderError), f"{outcome!r} instead of an error")
 
 
 @behaviour()
