@@ -29,35 +29,57 @@ _GPUS_MAX = 64
 _MB = 1_000_000
 
 
+_NVIDIA_ASKED = (
+    "--query-gpu=index,name,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu",
+    "--format=csv,noheader,nounits",
+)
+
+
 class GpuReader:
-    """The answers of nvidia-smi, asked at most every ten seconds: each call costs the driver some work."""
+    """The answers of the driver's own tool, asked at most every ten seconds: each call costs the driver some work."""
 
     def __init__(self) -> None:
-        self._tool = shutil.which("nvidia-smi")
+        found = (shutil.which(name) for name in ("nvidia-smi", "amd-smi", "rocm-smi"))
+        self._tool = next((tool for tool in found if tool is not None), None)
         self._asked_at = float("-inf")
         self._rows: list[dict[str, Any]] = []
+        self._names: dict[int, str] | None = None
 
     def read(self) -> list[dict[str, Any]]:
         if self._tool is None or steady() - self._asked_at < _GPU_EVERY_S:
             return self._rows
         self._asked_at = steady()
-        import subprocess
-
-        query = "index,name,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu"
-        try:
-            answer = subprocess.run(
-                [self._tool, "--query-gpu=" + query, "--format=csv,noheader,nounits"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=_GPU_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError):
-            self._rows = []
-        else:
-            self._rows = parse_gpus(answer.stdout.decode("utf-8", "replace"))
+        self._rows = self._answer(self._tool)
         return self._rows
+
+    def _answer(self, tool: str) -> list[dict[str, Any]]:
+        if os.path.basename(tool) == "nvidia-smi":
+            return parse_gpus(_output(tool, *_NVIDIA_ASKED))
+        from spotd_jobs.runner import amd_gpus
+
+        if os.path.basename(tool) == "rocm-smi":
+            return amd_gpus.parse_rocm_smi(_output(tool, *amd_gpus.ROCM_SMI_ASKED))
+        if self._names is None:
+            self._names = amd_gpus.names_of(_output(tool, *amd_gpus.NAMES_ASKED))
+        return amd_gpus.parse_amd_smi(_output(tool, *amd_gpus.AMD_SMI_ASKED), self._names)
+
+
+def _output(*command: str) -> str:
+    """Return what a tool prints within its time; nothing where it cannot be run."""
+    import subprocess
+
+    try:
+        answer = subprocess.run(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_GPU_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.decode("utf-8", "replace")
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
