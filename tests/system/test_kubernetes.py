@@ -424,7 +424,7 @@ def test_a_port_that_the_cluster_gives_no_way_to_is_refused_in_its_words(kube: K
         await asyncio.to_thread(kube.restart_api)
         await provider.terminate(made.ref)
         await gone(provider, request.key)
-        with pytest.raises(Unavailable, match="shows no running pod"):
+        with pytest.raises(Unavailable, match="does not run"):
             await provider.open_port(made.ref, 6006)
 
     play(kube, tmp_path, story)

@@ -14,7 +14,7 @@ from spotd_providers.aws.prices import TABLE_DATE, TABLE_REGION
 from spotd_providers.aws.region import MachineImage, Region
 from spotd_providers.aws.sdk import AwsRefused, AwsSettings, Sdk
 from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, VolumeRow
-from spotd_providers.contract.errors import AuthFailed, PriceMoved, Unavailable
+from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     MICRO,
@@ -85,14 +85,9 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
     job's disk on top of what the machine image itself takes.
 
     Raises:
-        PriceMoved: the offer is above what may be paid.
         RequestRejected: it can not be asked for.
     """
     offer = request.offer
-    if len(request.start_script.encode()) > SCRIPT_BYTES_MAX:
-        raise rejected(WHO, "start_script", f"it has {len(request.start_script.encode())} of {SCRIPT_BYTES_MAX} bytes")
-    if len(request.key) > TAG_CHARS_MAX:
-        raise rejected(WHO, "key", f"a tag has at most {TAG_CHARS_MAX} characters")
     try:
         script = user_data(
             image=request.image,
@@ -145,8 +140,6 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
                 **capped,
             },
         }
-    elif offer.gpu_price > request.price_max:
-        raise PriceMoved(f"{offer.pool} costs ${offer.gpu_price / MICRO:.4f}/h, agreed were less")
     return parameters
 
 

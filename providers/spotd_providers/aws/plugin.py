@@ -34,7 +34,6 @@ from spotd_providers.aws.region import Pool, Region
 from spotd_providers.aws.sdk import IMDS, AwsRefused, AwsSettings, Sdk
 from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.errors import (
-    AuthFailed,
     OfferGone,
     OutcomeUnknown,
     PriceMoved,
@@ -59,10 +58,10 @@ from spotd_providers.contract.values import (
     Rejected,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
-from spotd_providers.kit.calls import Page, RequestPace, judge_apart, rejected
+from spotd_providers.kit.calls import Page, RequestPace, ask_each, judge_apart
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import row_or_none
-from spotd_providers.kit.template import ProviderTemplate
+from spotd_providers.kit.template import ProviderTemplate, require_launchable
 from spotd_providers.kit.text import last_lines
 
 # EC2 as a spotd provider: every configured region as one market.
@@ -138,7 +137,7 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         services: Services,
         bands: Mapping[tuple[str, str], Band] | None = None,
     ) -> None:
-        super().__init__(services)
+        super().__init__(services, sdk)
         self._sdk = sdk
         self._settings = settings
         self._pace = RequestPace(services.clock)
@@ -150,12 +149,7 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         self._announced: dict[str, datetime] = {}
 
     @property
-    def requests_sent(self) -> int:
-        """Calls to AWS since it was opened; Amazon's own client may have sent a few of them twice."""
-        return self._sdk.requests_sent
-
-    @property
-    def capabilities(self) -> Mapping[Power, Capability]:  # type: ignore[override]  # shows what AWS refused
+    def capabilities(self) -> Mapping[Power, Capability]:  # type: ignore[override]  # read only, since it follows from what AWS refused
         for region in self._regions.values():
             if region.scores.is_refused:
                 reason = f"in {region.name} {region.scores.last_error}; allow ec2:GetSpotPlacementScores"
@@ -180,8 +174,8 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         region = self._regions.get(request.offer.extra.get("region", ""))
         if region is None:
             raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
-        if not {"zone", "type"} <= request.offer.extra.keys():
-            raise rejected(WHO, "offer", "it is not an offer of AWS")
+        limits = {"script_bytes_max": SCRIPT_BYTES_MAX, "key_chars_max": doctor.TAG_CHARS_MAX}
+        require_launchable(request, who=WHO, extra=("zone", "type"), **limits)
         subnet = await self._subnet(region, request.offer)
         parameters = run_parameters(request, await region.image(), subnet, self._settings)
         if request.offer.market is Market.SPOT and self._settings.max_price == "none":
@@ -295,26 +289,8 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         return Region(name, self._sdk, self._settings, self._services, self._pace)
 
     async def _everywhere(self, ask: Callable[[Region], Awaitable[T]]) -> tuple[dict[str, T], list[str]]:
-        """Ask every region at once; return the answers, and the names of the regions that failed.
-
-        Raises:
-            ProviderError: no region answered; the error of the first, a refused key before all else.
-        """
-        answers: dict[str, T] = {}
-        failed: dict[str, ProviderError] = {}
-
-        async def one(region: Region) -> None:
-            try:
-                answers[region.name] = await ask(region)
-            except ProviderError as exc:
-                failed[region.name] = exc
-
-        async with anyio.create_task_group() as group:
-            for region in self._regions.values():
-                group.start_soon(one, region, name=f"aws {region.name}")
-        if failed and not answers:
-            first = next((exc for exc in failed.values() if isinstance(exc, AuthFailed)), None)
-            raise first or next(iter(failed.values()))
+        """Ask every region at once; return the answers, and the names of the regions that failed."""
+        answers, failed = await ask_each(self._regions.values(), lambda region: region.name, ask)
         for name, exc in failed.items():
             self._services.log.warning("aws.region_failed", region=name, error=type(exc).__name__, detail=str(exc))
         return answers, sorted(failed)

@@ -16,10 +16,10 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
-from spotd_providers.kit.boundary import install_command, safe_base_url
+from spotd_providers.kit.boundary import AdapterSettings, install_command, safe_base_url
 from spotd_providers.kit.calls import BlockingCalls
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.text import quote_safely
@@ -33,10 +33,8 @@ Region = Annotated[str, StringConstraints(max_length=32)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9/._*:-]+$")]
 
 
-class AwsSettings(BaseModel):
+class AwsSettings(AdapterSettings):
     """Regions, types and the way a machine is booted. Keys come from `api_key` or from AWS's usual places."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     regions: tuple[Region, ...] = Field(
         default=("us-east-1",), min_length=1, max_length=32, description="Regions to buy in and to watch."

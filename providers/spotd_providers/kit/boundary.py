@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
 
 from spotd_providers.contract import errors
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, Unavailable
@@ -78,7 +78,7 @@ def _guarded(call: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Aw
     async def asked(self: Any, *arguments: Any, **options: Any) -> Any:
         try:
             answer = await call(self, *arguments, **options)
-        except Exception as exc:
+        except Exception as exc:  # an adapter's own defect, too, must not pass for an answer
             request = arguments[0] if arguments else options.get("request")
             if isinstance(request, LaunchRequest) and request.login is not None:
                 _hide(exc, request.login.password)
@@ -118,7 +118,27 @@ def _bounded(answer: Any) -> Any:
     return answer
 
 
-# Values as users write them in settings: durations, and base URLs that keep a key safe.
+# Settings as users write them: durations, and base URLs that keep a key safe.
+
+
+class AdapterSettings(BaseModel):
+    """A table of the config; an unknown key is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ApiSettings(AdapterSettings):
+    """The settings of a provider whose API is in one place: `base_url`, with the real one as its default."""
+
+    version: ClassVar[str] = ""
+    """The path before all others, which a user may have written, too."""
+
+    base_url: str
+
+    @field_validator("base_url")
+    @classmethod
+    def _keeps_the_key_safe(cls, value: str) -> str:
+        return safe_base_url(value, example=cls.model_fields["base_url"].default).removesuffix(cls.version)
 
 
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")

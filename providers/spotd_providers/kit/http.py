@@ -12,12 +12,12 @@ import logging
 import re
 import ssl
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Protocol, TypedDict, Unpack
 
 import anyio
 
@@ -227,8 +227,10 @@ def _tls_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-TokenSource = Callable[[bool], Awaitable[str]]
-"""Returns a bearer token that is valid now; asked with `True` after one was refused, for another."""
+class TokenSource(Protocol):
+    """What gives a bearer token that is valid now; after one was refused, another."""
+
+    async def __call__(self, *, refused: bool) -> str: ...
 
 
 class _ChangingToken(httpx.Auth):
@@ -238,12 +240,12 @@ class _ChangingToken(httpx.Auth):
         self._tokens = tokens
 
     async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        token = await self._tokens(False)  # noqa: FBT003 - the one argument of a callable
+        token = await self._tokens(refused=False)
         if token:
             request.headers["authorization"] = f"Bearer {token}"
         answer = yield request
         if token and answer.status_code == 401:
-            request.headers["authorization"] = f"Bearer {await self._tokens(True)}"  # noqa: FBT003 - as above
+            request.headers["authorization"] = f"Bearer {await self._tokens(refused=True)}"
             yield request
 
 

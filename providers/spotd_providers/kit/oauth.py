@@ -33,10 +33,10 @@ class Tokens:
         self._left = Rest(clock)
         self._one = anyio.Lock()
 
-    async def __call__(self, another: bool) -> str:  # noqa: FBT001 - the form of a token source
-        refused = self._token
+    async def __call__(self, *, refused: bool) -> str:
+        before = self._token
         async with self._one:
-            if self._token and self._left.left() > timedelta(0) and not (another and self._token == refused):
+            if self._token and self._left.left() > timedelta(0) and not (refused and self._token == before):
                 return self._token
             try:
                 answer = await self._http.send("POST", self._path, json_body=self._body)

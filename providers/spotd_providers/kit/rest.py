@@ -9,7 +9,7 @@ Everything else (a lost answer, an error of the server, an answer that names no 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
@@ -31,8 +31,9 @@ from spotd_providers.contract.errors import (
     RateLimited,
     Unavailable,
 )
-from spotd_providers.contract.provider import Clock, Services
-from spotd_providers.contract.values import AttemptKey
+from spotd_providers.contract.provider import Clock, Provider, Services
+from spotd_providers.contract.values import AttemptKey, ProviderName
+from spotd_providers.kit.boundary import ApiSettings
 from spotd_providers.kit.calls import DefiniteRefusal, RequestPace, raise_for_status, rejected, retry_read, too_often
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions, open_http
 from spotd_providers.kit.shapes import Row, decode_or_none, row_or_none
@@ -44,7 +45,7 @@ READS: Final = 3
 BUY_WAIT_MAX: Final = timedelta(seconds=15)
 """A purchase whose turn comes later than this is refused as too early: the daemon gives a launch 90 seconds."""
 _ANY: Final = "any call"
-_BUY: Final = "a purchase"
+PURCHASE: Final = "a purchase"
 
 
 class Meaning(Enum):
@@ -140,7 +141,7 @@ class Dialect:
         pace = self.paces.get(what)
         return self.penalty if pace is None else pace.penalty
 
-    def meaning(self, status: int, problem: RefusalWords | None, _is_purchase: bool, /) -> Meaning:  # noqa: FBT001 - read by subclasses
+    def meaning(self, status: int, problem: RefusalWords | None, *, is_purchase: bool) -> Meaning:  # noqa: ARG002 - for subclasses
         """Return what an answer that is no success means; redirects are not asked about."""
         if problem is not None:
             known = self.codes.get(problem.code) or next(
@@ -170,6 +171,12 @@ def fastapi_problem(body: Any) -> RefusalWords | None:
         faults = [row_or_none(_Fault, one) for one in said[:20]]
         said = "; ".join(f"{'.'.join(map(str, one.loc))}: {one.msg}" for one in faults if one is not None)
     return RefusalWords(text=said) if isinstance(said, str) and said else None
+
+
+def meaning_in(text: str, table: Mapping[tuple[str, ...], Meaning]) -> Meaning | None:
+    """Return what a sentence means by the first words of a table that it holds; `None` for one that holds none."""
+    said = text.lower()
+    return next((found for words, found in table.items() if any(word in said for word in words)), None)
 
 
 class RestRefused(DefiniteRefusal):
@@ -270,7 +277,7 @@ class RestClient:
         return self.judge_purchase(await self.send_purchase(method, path, body, key=key), key=key)
 
     async def send_purchase(self, method: str, path: str, body: Mapping[str, Any], *, key: AttemptKey) -> HttpAnswer:
-        """Send one purchase, once and after the one before; `judge_purchase` says what its answer means.
+        """Send one purchase, once, and after the one before where these are paced; `judge_purchase` judges its answer.
 
         Raises:
             OutcomeUnknown: the machine may exist.
@@ -279,11 +286,11 @@ class RestClient:
         who, interval = self._dialect.who, self._dialect.buy_interval
         line = self._one_purchase.statistics()
         ahead = line.tasks_waiting + (line.locked and not self._is_buying)
-        if (wait := ahead * interval + self._pace.wait(_BUY, interval)) > BUY_WAIT_MAX:
+        if (wait := ahead * interval + self._pace.wait(PURCHASE, interval)) > BUY_WAIT_MAX:
             raise RateLimited(f"{who} takes a launch every {interval.total_seconds():.0f} s", retry_after=wait)
-        async with self._one_purchase:
-            await self._pace.turn(_BUY, interval)
-            await self._turn(_BUY)
+        async with self._one_purchase if interval else nullcontext():
+            await self._pace.turn(PURCHASE, interval)
+            await self._turn(PURCHASE)
             self._is_buying = True
             try:
                 return await self._http.send(method, path, json_body=dict(body), timeout_s=self._dialect.buy_timeout_s)
@@ -291,12 +298,12 @@ class RestClient:
                 raise OutcomeUnknown(f"{who}'s answer to a purchase was lost", key=key) from exc
             finally:
                 self._is_buying = False
-                self._pace.penalise(_BUY, interval)  # counted from its end, too: it may have waited for its turn
+                self._pace.penalise(PURCHASE, interval)  # counted from its end, too: it may have waited for its turn
 
     def judge_purchase(self, answer: HttpAnswer, *, key: AttemptKey) -> Mapping[str, Any]:
         """Return the JSON object of a purchase's answer, raising as `buy` does."""
         try:
-            return self.judge(answer, _BUY)
+            return self.judge(answer, PURCHASE)
         except Unavailable as exc:
             if 300 <= answer.status < 500 and answer.status != 408 and not self._is_own(answer):
                 raise  # a redirect, or the edge in front of the provider: no purchase arrived
@@ -327,7 +334,7 @@ class RestClient:
         elif answer.status < 400:
             raise_for_status(answer, who=who, what=what)
         problem = self._dialect.words_of(answer, body)
-        meaning = self._dialect.meaning(answer.status, problem, what == _BUY)
+        meaning = self._dialect.meaning(answer.status, problem, is_purchase=what == PURCHASE)
         said = quote_safely(problem.text or problem.code) if problem is not None else ""
         match meaning:
             case Meaning.TOO_OFTEN:
@@ -372,6 +379,11 @@ class RestClient:
         return self._dialect.words_of(answer, body) is not None
 
 
+def key_setting(name: ProviderName) -> str:
+    """Return the lines of the config that name a provider's key."""
+    return f'api_key = {{ env = "{name.upper()}_API_KEY" }} under [providers.{name}]'
+
+
 @asynccontextmanager
 async def open_keyed_http(
     base_url: str, *, who: str, services: Services, key_hint: str, headers: Mapping[str, str] | None = None
@@ -397,3 +409,16 @@ async def open_rest(
         base_url, who=dialect.who, services=services, key_hint=key_hint, headers=headers
     ) as http:
         yield RestClient(http, dialect, clock=services.clock, rng=services.rng)
+
+
+def rest_opener(
+    kind: Callable[[RestClient, Any, Services], Provider], dialect: Dialect, name: ProviderName
+) -> Callable[[ApiSettings, Services], AbstractAsyncContextManager[Provider]]:
+    """Return what opens a provider that consists of the client of one account."""
+
+    @asynccontextmanager
+    async def enter(settings: ApiSettings, services: Services) -> AsyncIterator[Provider]:
+        async with open_rest(settings.base_url, dialect, services, key_hint=key_setting(name)) as client:
+            yield kind(client, settings, services)
+
+    return enter

@@ -123,7 +123,12 @@ Lenient: Final = WrapValidator(_none_if_odd)
 """In an annotation: a value that does not fit is unknown (`None`), not an error."""
 
 
-def _instant(value: Any) -> datetime:
+def parse_instant(value: Any) -> datetime:
+    """Parse a time with its zone, written as ISO 8601.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not isinstance(value, str) or len(value) > TIME_CHARS_MAX:
         raise ValueError("not a time")
     instant = datetime.fromisoformat(value)
@@ -132,8 +137,7 @@ def _instant(value: Any) -> datetime:
     return instant
 
 
-Instant = Annotated[datetime, BeforeValidator(_instant)]
-"""A time with its zone, written as ISO 8601."""
+Instant = Annotated[datetime, BeforeValidator(parse_instant)]
 
 
 class Row(BaseModel):

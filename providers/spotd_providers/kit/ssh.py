@@ -92,6 +92,7 @@ def own_key(path: Path) -> str:
     library = ssh_library()
     try:
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             key = library.generate_private_key("ssh-ed25519", comment="spotd")
             path.touch(mode=0o600)
             key.write_private_key(str(path))

@@ -33,7 +33,7 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.provider import Services
+from spotd_providers.contract.provider import CountsRequests, Services
 from spotd_providers.contract.values import (
     MICRO,
     AttemptKey,
@@ -92,8 +92,9 @@ class ProviderTemplate(ABC):
     """Whether a machine is read again after its end was accepted; otherwise the next list shows it."""
     shown_within: ClassVar[timedelta] = SHOWN_WITHIN
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, *clients: CountsRequests) -> None:
         self._services = services
+        self._clients = clients
         self._complaints: dict[InstanceId, str] = {}
         self._ours: dict[InstanceId, datetime] = {}
         self._unconfirmed: dict[InstanceId, LaunchRequest] = {}
@@ -144,6 +145,11 @@ class ProviderTemplate(ABC):
         return is_priced and instance.market is not None
 
     # What follows from it.
+
+    @property
+    def requests_sent(self) -> int:
+        """How many requests its clients have sent since it was opened."""
+        return sum(one.requests_sent for one in self._clients)
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """Buy one machine at no more than the agreed price, and check what was bought."""
@@ -252,6 +258,19 @@ class ProviderTemplate(ABC):
         bought_at = self._not_shown_yet.get(ref.instance_id)
         if bought_at is not None and self._services.clock.now() - bought_at < self.shown_within:
             raise Unavailable(f"{self.who} does not show its new {self.machine} {ref.instance_id} yet")
+
+    async def _running_row(self, ref: InstanceRef) -> Any:
+        """Return the row of a machine of ours that runs.
+
+        Raises:
+            Unavailable: it does not, or not yet.
+        """
+        await self._require_ours(ref)
+        raw = await self._row(ref)
+        shown = None if raw is None else self._machine(raw, AttemptKey(""))
+        if shown is None or shown.state is not InstanceState.RUNNING:
+            raise Unavailable(f"the {self.machine} {clean(ref.instance_id)} does not run")
+        return raw
 
     async def account(self) -> str:
         """Return a name of the key, for providers that name no account: another key's list proves nothing of ours."""

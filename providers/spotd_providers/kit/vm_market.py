@@ -6,13 +6,14 @@ Such a market lists prices, boots a machine with a script, and knows no bids, no
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -22,7 +23,7 @@ from spotd_providers.contract.errors import (
     ProviderError,
     Unavailable,
 )
-from spotd_providers.contract.provider import Services
+from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     MICRO,
     AttemptKey,
@@ -46,7 +47,7 @@ from spotd_providers.contract.values import (
     ShellAddress,
     micro_usd,
 )
-from spotd_providers.kit.boundary import all_but
+from spotd_providers.kit.boundary import AdapterPlugin, AdapterSettings, ApiSettings, all_but, is_loopback
 from spotd_providers.kit.calls import Page, Rest, rejected
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Meaning, RestClient, RestRefused
@@ -67,13 +68,12 @@ UNSEEN_MAX: Final = 5
 SIZE_TEXT_MAX: Final = 40
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 Size = Annotated[float, Field(ge=0, lt=10_000_000, allow_inf_nan=False)]
+S = TypeVar("S", bound=ApiSettings)
 Ip = Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$")]
 
 
-class VmSettings(BaseModel):
+class VmSettings(AdapterSettings):
     """What the settings of every such market have."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     container: Literal["docker", "none"] = Field(
         default="docker",
@@ -221,16 +221,13 @@ class VmMarket(ProviderTemplate):
     """Paths of what machines may leave, with what it is called; empty where nothing is left."""
 
     def __init__(self, client: RestClient, services: Services, missing: Mapping[Power, str]) -> None:
-        super().__init__(services)
+        super().__init__(services, client)
         self._client = client
         self._sweeps = Rest(services.clock)
         self._alive: dict[InstanceId, AttemptKey] = {}
+        self._asked_to_end: dict[str, None] = {}
         self._left_before: set[tuple[str, str]] = set()
         self.capabilities: Mapping[Power, Capability] = all_but(missing)
-
-    @property
-    def requests_sent(self) -> int:
-        return self._client.requests_sent
 
     @abstractmethod
     async def offers(self, query: OfferQuery) -> OfferPage:
@@ -392,14 +389,28 @@ class VmMarket(ProviderTemplate):
             return fresh, None
         return fresh, f"{end - 1}:{names[-1]}" if len(rows) > 1 else ""
 
-    async def _shown(self, path: str, ref: InstanceRef) -> Mapping[str, Any] | None:
-        """Read the row of one machine; `None` where it does not exist."""
-        answer = await self._client.ask_or_absent(
-            "GET", f"{path}/{quote(ref.instance_id, safe='')}", what=f"a {self.machine}"
-        )
+    def _path(self, ref: InstanceRef) -> str:
+        return f"{self.list_path.rstrip('/')}/{quote(ref.instance_id, safe='')}"
+
+    async def _page(self, _token: str | None) -> Page:
+        return await self._list(self.list_path, f"the list of {self.machine}s"), None
+
+    async def _row(self, ref: InstanceRef) -> Any | None:
+        answer = await self._client.ask_or_absent("GET", self._path(ref), what=f"a {self.machine}")
         if answer is not None and answer.get("id") != ref.instance_id:
             raise Unavailable(f"{self.who}'s answer about {self.machine} {ref.instance_id} is about none")
         return answer
+
+    async def _ask_end(self, ref: InstanceRef) -> bool | None:
+        if await self._client.ask_or_absent("DELETE", self._path(ref), what="an end") is None:
+            return False
+        self._note_end(ref)
+        return None
+
+    def _note_end(self, ref: InstanceRef) -> None:
+        """Remember that we ended this machine: what ends without that was taken away."""
+        self._asked_to_end[ref.instance_id] = None
+        bound(self._asked_to_end)
 
     async def _purchase(self, path: str, body: Mapping[str, Any], request: LaunchRequest) -> Mapping[str, Any]:
         """Send the purchase; a refusal in no known words is of the offer, if that is not on sale any more."""
@@ -429,3 +440,34 @@ class VmMarket(ProviderTemplate):
         except ProviderError:
             return True
         return not page.complete or request.offer.offer_id in {one.offer_id for one in page.offers}
+
+
+def market_plugin(
+    kind: type[VmMarket],
+    settings_model: type[S],
+    open_by: Callable[[S, Services], AbstractAsyncContextManager[Provider]],
+    *,
+    title: str,
+    missing: Mapping[Power, str],
+    shell_reason: str,
+    **traits: Any,
+) -> AdapterPlugin[S]:
+    """Return the descriptor of such a market; `shell_reason` says what a shell of its machines takes."""
+
+    def traits_by(settings: S) -> ProviderTraits:
+        return ProviderTraits(
+            start_script_bytes_max=SCRIPT_BYTES_MAX,
+            hosts_share_filesystem=is_loopback(settings.base_url),
+            private_images=Capability(available=False, reason=kind.no_login),
+            **traits,
+        )
+
+    return AdapterPlugin(
+        name=kind.name,
+        title=title,
+        settings_model=settings_model,
+        needs_credential=True,
+        traits_by=traits_by,
+        open_by=open_by,
+        powers={**all_but(missing), Power.SHELL: Capability(available=True, reason=shell_reason)},
+    )

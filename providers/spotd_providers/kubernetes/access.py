@@ -71,7 +71,7 @@ def read_access(settings: KubernetesSettings) -> Access:
             config.load_kube_config(
                 config_file=str(path), context=settings.context, client_configuration=found, persist_config=False
             )
-    except Exception as exc:
+    except Exception as exc:  # whatever the file, its parser, the login program or the library of a cloud makes of it
         raise AuthFailed(
             f"{settings.kubeconfig} does not lead into a cluster ({type(exc).__name__}): check providers.kubernetes."
             "kubeconfig and context, and try: kubectl get nodes"
@@ -118,7 +118,7 @@ class _Login:
         self._fresh.take(TOKEN_FOR)
         self._token = token
 
-    async def token(self, refused: bool) -> str:  # noqa: FBT001 - the shape of `TokenSource`
+    async def token(self, *, refused: bool) -> str:
         used = self._token
         async with self._lock:
             if (refused and self._token == used) or not self._fresh.left():
@@ -143,7 +143,7 @@ async def open_cluster(settings: KubernetesSettings, services: Services) -> Asyn
         if settings.authority is not None:
             tls = await anyio.to_thread.run_sync(_trust, settings.authority)
 
-        async def same(_refused: bool) -> str:  # noqa: FBT001 - the shape of `TokenSource`
+        async def same(*, refused: bool) -> str:  # noqa: ARG001 - another is not known
             return token
 
         tokens = same

@@ -152,7 +152,7 @@ def job_of(request: LaunchRequest, settings: KubernetesSettings) -> dict[str, An
     shared_memory = f"{max(64, int(asked['memory'].removesuffix('Mi')) // SHARED_MEMORY_SHARE)}Mi"
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": settings.grace_s,
+        "terminationGracePeriodSeconds": int(settings.grace.total_seconds()),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "tolerations": [_toleration(one) for one in (*USUAL_TOLERATIONS, *settings.tolerations)],
@@ -332,14 +332,14 @@ def _seen(
 
 def _without_pod(job: Mapping[str, Any], now: datetime, *, is_deleted: bool, had_pod: Disruption | None) -> _Seen:
     """Judge a Job that has no pod: not yet, not any more, or taken out of its queue."""
-    final = next((one for one in _conditions(job) if one["type"] in ("Complete", "Failed") and one["is"]), None)
-    if final is not None:
+    if final := _condition(job, "Complete", "Failed"):
         loss, detail = had_pod or (None, "")
-        if loss is None and final["reason"] == "PodFailurePolicy":
-            loss, detail = Loss.PREEMPTED, str(final["message"])
         if loss is None:
-            loss, detail = Loss.SELF if final["type"] == "Complete" else Loss.HOST_LOST, str(final["message"])
-        return _Seen(state=InstanceState.GONE, loss=loss, detail=detail, ended_at=instant(final["since"]))
+            by_its_type = Loss.SELF if text(final, "type") == "Complete" else Loss.HOST_LOST
+            loss = Loss.PREEMPTED if text(final, "reason") == "PodFailurePolicy" else by_its_type
+            detail = text(final, "message")
+        ended_at = instant(final.get("lastTransitionTime"))
+        return _Seen(state=InstanceState.GONE, loss=loss, detail=detail, ended_at=ended_at)
     deleted_at = instant(child(job, "metadata").get("deletionTimestamp"))
     if deleted_at is not None and now - deleted_at > OVERDUE:
         # A finalizer keeps it. Nothing starts a pod for it any more, and the last one is no longer shown.
@@ -379,12 +379,10 @@ def disruption_of(pods: Sequence[Mapping[str, Any]]) -> Disruption:
 
 
 def _disruption(pod: Mapping[str, Any]) -> Disruption:
-    found = next((one for one in _conditions(pod) if one["type"] == "DisruptionTarget" and one["is"]), None)
-    if found is None:
+    found = _condition(pod, "DisruptionTarget")
+    if not found:
         return None, ""
-    reason = str(found["reason"])
-    loss = Loss.HOST_LOST if reason in _LOST_WITH_NODE else Loss.PREEMPTED
-    return loss, f"{reason}: {found['message']}" if found["message"] else reason
+    return Loss.HOST_LOST if text(found, "reason") in _LOST_WITH_NODE else Loss.PREEMPTED, _words(found)
 
 
 def _waiting(pod: Mapping[str, Any], settings: KubernetesSettings, now: datetime) -> _Seen:
@@ -395,8 +393,7 @@ def _waiting(pod: Mapping[str, Any], settings: KubernetesSettings, now: datetime
         return _Seen(state=InstanceState.RUNNING)
     since = instant(child(pod, "metadata").get("creationTimestamp")) or now
     for one in (child(state, "waiting") for state in states):
-        reason, message = text(one, "reason"), text(one, "message")
-        detail = f"{reason}: {message}" if message else reason
+        reason, detail = text(one, "reason"), _words(one)
         started = instant(child(pod, "status").get("startTime")) or since
         if reason in _IMAGE_FAULTS or (reason in _IMAGE_ERRORS and now - started > HELD_UP):
             return _Seen(state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=detail)
@@ -404,12 +401,12 @@ def _waiting(pod: Mapping[str, Any], settings: KubernetesSettings, now: datetime
             return _Seen(state=InstanceState.PAUSED, loss=Loss.PROVISION_FAILED, detail=detail)
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             return _Seen(state=InstanceState.PENDING, detail=detail)
-    placed = next((one for one in _conditions(pod) if one["type"] == "PodScheduled"), None)
-    if placed is not None and not placed["is"] and placed["reason"] == "Unschedulable":
-        waited = now - (instant(placed["since"]) or since)
-        if waited > settings.schedule_span:
-            return _Seen(state=InstanceState.PAUSED, loss=Loss.NO_CAPACITY, detail=str(placed["message"]))
-        return _Seen(state=InstanceState.PENDING, detail=str(placed["message"]))
+    unplaced = _condition(pod, "PodScheduled", holds=False)
+    if text(unplaced, "reason") == "Unschedulable":
+        waited, detail = now - (instant(unplaced.get("lastTransitionTime")) or since), text(unplaced, "message")
+        if waited > settings.schedule_within:
+            return _Seen(state=InstanceState.PAUSED, loss=Loss.NO_CAPACITY, detail=detail)
+        return _Seen(state=InstanceState.PENDING, detail=detail)
     return _Seen(state=InstanceState.PENDING if phase == "Pending" else InstanceState.UNKNOWN)
 
 
@@ -424,18 +421,15 @@ def _is_suspended_again(job: Mapping[str, Any], *, had_pod: bool) -> bool:
     if had_pod:
         return True
     made = instant(child(job, "metadata").get("creationTimestamp"))
-    since = next((instant(one["since"]) for one in _conditions(job) if one["type"] == "Suspended" and one["is"]), None)
+    since = instant(_condition(job, "Suspended").get("lastTransitionTime"))
     return made is not None and since is not None and since - made > RESUMED_AFTER
 
 
-def _conditions(thing: Mapping[str, Any]) -> list[dict[str, object]]:
-    return [
-        {
-            "type": text(one, "type"),
-            "is": text(one, "status") == "True",
-            "reason": text(one, "reason"),
-            "message": text(one, "message"),
-            "since": one.get("lastTransitionTime"),
-        }
-        for one in items(child(thing, "status"), "conditions")
-    ]
+def _condition(thing: Mapping[str, Any], *kinds: str, holds: bool = True) -> Mapping[str, Any]:
+    """Return the first condition of these kinds that holds, or does not; an empty one where there is none."""
+    found = (one for one in items(child(thing, "status"), "conditions") if text(one, "type") in kinds)
+    return next((one for one in found if (text(one, "status") == "True") is holds), {})
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    return ": ".join(part for part in (text(said, "reason"), text(said, "message")) if part)

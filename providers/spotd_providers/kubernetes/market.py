@@ -62,7 +62,6 @@ class Room:
     """What one node can give to one more pod."""
 
     gpus: int
-    gpus_of_all: int
     cpus: float
     memory: float
     disk: float
@@ -70,12 +69,14 @@ class Room:
 
 @dataclass(slots=True, kw_only=True)
 class _Pool:
+    """Nodes of one kind: what is offered of them, and `where` as a pod asks for one of them."""
+
+    name: str
     gpu: str
     vram_mb: int | None
     resource: str
     market: Market
     region: str
-    zone: str
     where: Sequence[Mapping[str, Any]]
     rooms: list[Room] = field(default_factory=list)
 
@@ -152,7 +153,8 @@ def _add(
     labels, allocatable = child(node, "metadata", "labels"), child(node, "status", "allocatable")
     if any(labels.get(name) != value for name, value in settings.node_selector.items()):
         return ""
-    found = next((one for one in (*GPU_RESOURCES, *sorted(_slices(allocatable))) if quantity(allocatable.get(one))), "")
+    known = (*GPU_RESOURCES, *sorted(name for name in allocatable if name.startswith(MIG)))
+    found = next((one for one in known if quantity(allocatable.get(one))), "")
     if not found:
         return ""
     if child(node, "spec").get("unschedulable") is True:
@@ -175,29 +177,24 @@ def _add(
     gpu = canonical(PROVIDER, spoken, vram_mb if vram_mb is None or vram_mb < 10**7 else None)
     spot = next((one for one, values in SPOT_LABELS.items() if text(labels, one) in values), "")
     market = Market.SPOT if spot else Market.ON_DEMAND
-    where: list[Mapping[str, Any]] = [{"key": label, "operator": "In", "values": [product]}]
-    if spot:
-        where.append({"key": spot, "operator": "In", "values": [text(labels, spot)]})
-    else:
-        where.extend({"key": one, "operator": "NotIn", "values": sorted(values)} for one, values in SPOT_LABELS.items())
-    if text(labels, ZONE):
-        where.append({"key": ZONE, "operator": "In", "values": [text(labels, ZONE)]})
-    where.extend({"key": k, "operator": "In", "values": [v]} for k, v in sorted(settings.node_selector.items()))
+    own = {name: text(labels, name) for name in (label, spot, ZONE) if text(labels, name)}
+    where = [*_selector(own), *_selector(settings.node_selector)]
+    if not spot:
+        where += [{"key": one, "operator": "NotIn", "values": sorted(values)} for one, values in SPOT_LABELS.items()]
+    zone, region = (clean(text(labels, name))[:64] for name in (ZONE, REGION))
     key = (gpu, found, market.value, text(labels, ZONE), text(labels, REGION), product, text(labels, spot))
-    pool = pools.setdefault(
-        key,
-        _Pool(
-            gpu=gpu, vram_mb=vram_mb, resource=found, market=market, region=clean(text(labels, REGION))[:64],
-            zone=clean(text(labels, ZONE))[:64], where=where,
-        ),
-    )  # fmt: skip
+    if key not in pools:
+        name = ":".join(part for part in (gpu, market.value, zone or region) if part)
+        pools[key] = _Pool(
+            name=name, gpu=gpu, vram_mb=vram_mb, resource=found, market=market, region=region or zone, where=where
+        )
     taken = None if used is None else used.get(text(child(node, "metadata"), "name"), {})
-    pool.rooms.append(_room(allocatable, taken, found))
+    pools[key].rooms.append(_room(allocatable, taken, found))
     return ""
 
 
-def _slices(allocatable: Mapping[str, Any]) -> list[str]:
-    return [name for name in allocatable if name.startswith(MIG)]
+def _selector(labels: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    return [{"key": name, "operator": "In", "values": [value]} for name, value in sorted(labels.items())]
 
 
 def _room(allocatable: Mapping[str, Any], taken: Mapping[str, float] | None, resource: str) -> Room:
@@ -205,11 +202,9 @@ def _room(allocatable: Mapping[str, Any], taken: Mapping[str, float] | None, res
         whole = quantity(allocatable.get(name))
         return whole if taken is None else max(0.0, whole - taken.get(name, 0.0))
 
-    all_gpus = min(GPUS_MAX, int(quantity(allocatable.get(resource))))
-    gpus = all_gpus if taken is None else max(0, all_gpus - int(taken.get(resource, 0.0)))
-    return Room(
-        gpus=gpus, gpus_of_all=all_gpus, cpus=left("cpu"), memory=left("memory"), disk=left("ephemeral-storage")
-    )
+    of_all = min(GPUS_MAX, int(quantity(allocatable.get(resource))))
+    gpus = of_all if taken is None else max(0, of_all - int(taken.get(resource, 0.0)))
+    return Room(gpus=gpus, cpus=left("cpu"), memory=left("memory"), disk=left("ephemeral-storage"))
 
 
 def _price(gpu: str, market: Market, settings: KubernetesSettings) -> Decimal | None:
@@ -232,76 +227,62 @@ def _sizes(pool: _Pool, price: Decimal, settings: KubernetesSettings) -> list[Of
     own = _price(pool.gpu, Market.ON_DEMAND, settings)
     offers = []
     for count in sorted({*(one for one in SIZES if one <= free), *([free] if free else [])}):
-        fitting = [room for room in pool.rooms if room.gpus >= count]
-        shares = [
-            (room.cpus * count / room.gpus, room.memory * count / room.gpus, room.disk * count / room.gpus)
-            for room in fitting
+        asked = [
+            tuple(part * count / room.gpus * ASKED_SHARE for part in (room.cpus, room.memory, room.disk))
+            for room in pool.rooms
+            if room.gpus >= count
         ]
-        cpus, memory, disk = max(shares)
-        offers.append(
-            _offer(
-                name=":".join(part for part in (pool.gpu, pool.market.value, pool.zone or pool.region) if part),
-                gpu=pool.gpu, vram_mb=pool.vram_mb, count=count, market=pool.market, region=pool.region or pool.zone,
-                price=price * count, on_demand=None if own is None else own * count,
-                cpus=cpus * ASKED_SHARE, memory=memory * ASKED_SHARE, disk_gb=int(disk * ASKED_SHARE / _GB) or None,
-                where=pool.where, resource=pool.resource,
-            )
-        )  # fmt: skip
+        cpus, memory, disk = max(asked)
+        disk_gb, on_demand = int(disk / _GB) or None, None if own is None else own * count
+        offers.append(_offer(pool, count, price * count, on_demand, cpus=cpus, memory=memory, disk_gb=disk_gb))
     return offers
 
 
 def _configured(settings: KubernetesSettings) -> list[Offer]:
     offers = []
-    for pool in settings.pools:
-        selector = {**settings.node_selector, **pool.node_selector}
-        vram_mb = None if pool.vram_gb is None else pool.vram_gb * 1024
-        has_gpu = pool.count > 0
-        offers.append(
-            _offer(
-                name=f"pool:{pool.name}",
-                gpu=canonical(PROVIDER, pool.gpu, vram_mb) if has_gpu else NO_GPU,
-                vram_mb=vram_mb if has_gpu else None, count=pool.count, market=Market(pool.market), region=pool.region,
-                price=pool.price, on_demand=pool.price if pool.market == Market.ON_DEMAND.value else None,
-                cpus=pool.cpus, memory=pool.memory_gb * _GB, disk_gb=pool.disk_gb,
-                where=[{"key": k, "operator": "In", "values": [v]} for k, v in sorted(selector.items())],
-                resource=pool.resource if has_gpu else "",
-            )
-        )  # fmt: skip
+    for one in settings.pools:
+        vram_mb = None if one.vram_gb is None or not one.count else one.vram_gb * 1024
+        pool = _Pool(
+            name=f"pool:{one.name}",
+            gpu=canonical(PROVIDER, one.gpu, vram_mb) if one.count else NO_GPU,
+            vram_mb=vram_mb,
+            resource=one.resource if one.count else "none",
+            market=Market(one.market),
+            region=one.region,
+            where=_selector({**settings.node_selector, **one.node_selector}),
+        )
+        own = one.price if pool.market is Market.ON_DEMAND else None
+        size = {"cpus": one.cpus, "memory": one.memory_gb * _GB}
+        offers.append(_offer(pool, one.count, one.price, own, **size, disk_gb=one.disk_gb))
     return offers
 
 
 def _offer(
-    *,
-    name: str,
-    gpu: str,
-    vram_mb: int | None,
+    pool: _Pool,
     count: int,
-    market: Market,
-    region: str,
     price: Decimal,
     on_demand: Decimal | None,
+    *,
     cpus: float,
     memory: float,
     disk_gb: int | None,
-    where: Sequence[Mapping[str, Any]],
-    resource: str,
 ) -> Offer:
     asked = {"cpu": f"{max(1, int(cpus * 1000))}m", "memory": f"{max(1, int(memory / 2**20))}Mi"}
     return Offer(
         provider=PROVIDER,
-        offer_id=OfferId(f"{name}:{count}"),
-        pool=PoolId(name),
+        offer_id=OfferId(f"{pool.name}:{count}"),
+        pool=PoolId(pool.name),
         quotas=(QuotaId("namespace"),),
-        market=market,
-        interruption=Interruption.NOTICE if market is Market.SPOT else Interruption.NEVER,
-        gpu=gpu,
+        market=pool.market,
+        interruption=Interruption.NOTICE if pool.market is Market.SPOT else Interruption.NEVER,
+        gpu=pool.gpu,
         gpu_count=count,
-        gpu_vram_mb=vram_mb,
+        gpu_vram_mb=pool.vram_mb,
         gpu_price=MicroUsdPerHour(micro_usd(price)),
         on_demand_price=None if on_demand is None else MicroUsdPerHour(micro_usd(on_demand)),
-        region=region,
+        region=pool.region,
         cpus=round(cpus, 2),
         memory_mb=int(memory / 2**20),
         disk_gb_max=disk_gb,
-        extra={"where": json.dumps(where), "asked": json.dumps(asked), "resource": resource or "none"},
+        extra={"where": json.dumps(pool.where), "asked": json.dumps(asked), "resource": pool.resource},
     )

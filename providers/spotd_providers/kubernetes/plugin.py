@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -23,7 +22,6 @@ from spotd_providers.contract.values import (
     CheckLine,
     Instance,
     InstanceRef,
-    InstanceState,
     LaunchRequest,
     OfferPage,
     OfferQuery,
@@ -31,19 +29,12 @@ from spotd_providers.contract.values import (
     ShellAddress,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
-from spotd_providers.kit.calls import Page, judge_apart
+from spotd_providers.kit.calls import Page, all_pages, judge_apart
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Meaning, RestRefused
 from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons
-from spotd_providers.kit.template import (
-    REMEMBERED_MAX,
-    Check,
-    ProviderTemplate,
-    clock_lines,
-    examine,
-    require_launchable,
-)
-from spotd_providers.kit.text import clean
+from spotd_providers.kit.template import Check, ProviderTemplate, bound, clock_lines, examine, require_launchable
+from spotd_providers.kit.text import last_lines
 from spotd_providers.kubernetes.access import Cluster, open_cluster
 from spotd_providers.kubernetes.machines import (
     JOB_OF_POD,
@@ -74,7 +65,6 @@ SCRIPT_BYTES_MAX: Final = 200_000
 KEY_CHARS_MAX: Final = 64
 PAGE_ROWS: Final = 250
 """A node takes up to 50 KB, most of it names of images."""
-PAGES_MAX: Final = ROWS_MAX // PAGE_ROWS
 LOG_BYTES_MAX: Final = 256 * 1024
 POD_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LOGIN: Final = "it travels in a Secret: who may read Secrets of the namespace can read it, and each node of the job"
@@ -110,21 +100,19 @@ class KubernetesProvider(ProviderTemplate):
     ids: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}:[A-Za-z0-9-]{1,64}")
 
     def __init__(self, cluster: Cluster, settings: KubernetesSettings, services: Services) -> None:
-        super().__init__(services)
+        super().__init__(services, cluster.client)
         self._cluster = cluster
         self._client = cluster.client
         self._http = cluster.http
         self._address = cluster.address
         self._settings = settings
         self._had_pod: dict[str, Disruption] = {}
+        self._jobs = f"/apis/batch/v1/namespaces/{settings.namespace}/jobs"
+        self._pods = f"/api/v1/namespaces/{settings.namespace}/pods"
         self._kubeconfig = str(Path(settings.kubeconfig).expanduser())
         self._has_kubeconfig = settings.base_url is None and settings.kubeconfig != IN_CLUSTER
         missing = _MISSING if self._has_kubeconfig else {**_MISSING, Power.SHELL: _NO_SHELL}
         self.capabilities: Mapping[Power, Capability] = all_but(missing)
-
-    @property
-    def requests_sent(self) -> int:
-        return self._client.requests_sent
 
     async def account(self) -> str:
         """Return the cluster's address with the namespace: another one's list says nothing of our Jobs."""
@@ -144,15 +132,14 @@ class KubernetesProvider(ProviderTemplate):
         """Return the last lines of the container's console."""
         await self._require_ours(ref)
         row = await self._row(ref)
-        pod = row.pods[-1] if isinstance(row, JobObjects) and row.pods else None
-        if pod is None:
+        if row is None or not row.pods:
             raise Unavailable(f"{WHO} shows no pod of {ref.instance_id} that could have a console")
-        path = f"{self._pods}/{text(child(pod, 'metadata'), 'name')}/log"
+        path = f"{self._pods}/{text(child(row.pods[-1], 'metadata'), 'name')}/log"
         params: dict[str, str | int] = {"container": "job", "tailLines": lines, "limitBytes": LOG_BYTES_MAX}
         answer = await self._http.read("GET", path, params=params)
         if answer.status != 200:
             raise Unavailable(f"{WHO} gives no console of {ref.instance_id} now (HTTP {answer.status})")
-        return [clean(line) for line in answer.text.splitlines()[-lines:]]
+        return last_lines(answer.text.splitlines(), lines)
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
         """Return what `kubectl` of the user's computer runs in the pod, with the kubeconfig that spotd uses."""
@@ -160,13 +147,10 @@ class KubernetesProvider(ProviderTemplate):
         if not self._has_kubeconfig:
             raise NotSupported(_NO_SHELL)
         name = await self._running_pod(ref)
-        file = ("--kubeconfig", self._kubeconfig)
         context = ("--context", one.context) if one.context else ()
-        where = ("-n", one.namespace, "exec", "-it", name, "-c", "job", "--", "sh")
-        no_ports = "kubectl leads into the pod"
-        return ShellAddress(
-            host="", port=22, user="kubectl", command=("kubectl", *file, *context, *where), no_ports=no_ports
-        )
+        way = ("kubectl", "--kubeconfig", self._kubeconfig, *context, "-n", one.namespace)
+        command = (*way, "exec", "-it", name, "-c", "job", "--", "sh")
+        return ShellAddress(host="", port=22, user="kubectl", command=command, no_ports="kubectl leads into the pod")
 
     async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
         """Connect to a port of the pod through the API server, as `kubectl port-forward` does."""
@@ -178,11 +162,9 @@ class KubernetesProvider(ProviderTemplate):
         Raises:
             Unavailable: none does.
         """
-        await self._require_ours(ref)
-        row = await self._row(ref)
-        machine = None if row is None else self._machine(row, AttemptKey(""))
-        name = text(child(row.pods[-1], "metadata"), "name") if row is not None and row.pods else ""
-        if machine is None or machine.state is not InstanceState.RUNNING or not POD_NAME.fullmatch(name):
+        pods = (await self._running_row(ref)).pods
+        name = text(child(pods[-1], "metadata"), "name") if pods else ""
+        if not POD_NAME.fullmatch(name):
             raise Unavailable(f"{WHO} shows no running pod of {ref.instance_id}")
         return name
 
@@ -191,8 +173,7 @@ class KubernetesProvider(ProviderTemplate):
 
         async def greet() -> HttpAnswer:
             answer, _ = await self._client.answer("GET", "/version", what="the version")
-            for group, resource, verbs in RIGHTS[:1]:
-                await self._may(group, resource, verbs[0], self._settings.namespace)
+            await self._may(*RIGHTS[0][:2], "create")  # everybody may read the version; this needs the token
             return answer
 
         async def rights() -> str:
@@ -258,8 +239,7 @@ class KubernetesProvider(ProviderTemplate):
             before = self._had_pod.get(raw.uid, (None, ""))
             found = disruption_of(raw.pods)
             self._had_pod[raw.uid] = before if found[0] is None else found
-            while len(self._had_pod) > REMEMBERED_MAX:
-                del self._had_pod[next(iter(self._had_pod))]
+            bound(self._had_pod)
         now = self._services.clock.now()
         return as_instance(raw, key, self._settings, now, had_pod=self._had_pod.get(raw.uid))
 
@@ -297,8 +277,9 @@ class KubernetesProvider(ProviderTemplate):
 
     async def _create_secret(self, secret: Mapping[str, Any]) -> None:
         """Create a Secret; one of this name that is there is that of an earlier try whose answer was lost."""
+        path = f"/api/v1/namespaces/{self._settings.namespace}/secrets"
         try:
-            await self._client.ask("POST", self._secrets, what="creating a secret", json_body=secret)
+            await self._client.ask("POST", path, what="creating a secret", json_body=secret)
         except Unavailable as exc:
             if not isinstance(exc.__cause__, RestRefused) or exc.__cause__.code != TAKEN:
                 raise
@@ -306,42 +287,26 @@ class KubernetesProvider(ProviderTemplate):
     async def _ask_end(self, ref: InstanceRef) -> None:
         """Delete the Job, then its pods: the cluster's own collection of them may be late, or stand still."""
         name, _, uid = ref.instance_id.partition(":")
-        body: dict[str, Any] = {
-            "kind": "DeleteOptions",
-            "apiVersion": "v1",
-            "propagationPolicy": "Background",
-            "preconditions": {"uid": uid},
-        }
-        await self._client.ask_or_absent("DELETE", f"{self._jobs}/{name}", what="an end", json_body=body)
+        await self._delete(f"{self._jobs}/{name}", uid, "an end")
         pods, _ = await self._list(self._pods, "the pods of a job", {"labelSelector": f"{JOB_OF_POD}={name}"})
         for pod in (one for one in pods if owner_of(one) == uid):
             about = child(pod, "metadata")
             if not text(about, "deletionTimestamp"):
-                own = {**body, "preconditions": {"uid": text(about, "uid")}}
-                path = f"{self._pods}/{text(about, 'name')}"
-                await self._client.ask_or_absent("DELETE", path, what="the end of a pod", json_body=own)
+                await self._delete(f"{self._pods}/{text(about, 'name')}", text(about, "uid"), "the end of a pod")
 
-    @property
-    def _jobs(self) -> str:
-        return f"/apis/batch/v1/namespaces/{self._settings.namespace}/jobs"
-
-    @property
-    def _pods(self) -> str:
-        return f"/api/v1/namespaces/{self._settings.namespace}/pods"
-
-    @property
-    def _secrets(self) -> str:
-        return f"/api/v1/namespaces/{self._settings.namespace}/secrets"
+    async def _delete(self, path: str, uid: str, what: str) -> None:
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        only = {"preconditions": {"uid": uid}}
+        await self._client.ask_or_absent("DELETE", path, what=what, json_body={**body, **only})
 
     async def _nodes(self) -> tuple[list[Any], bool, str]:
         """Return the nodes, whether these are all, and a note where they may not be read."""
         try:
-            nodes, whole = await self._list("/api/v1/nodes", "the list of nodes", {})
+            return *await self._list("/api/v1/nodes", "the list of nodes", {}), ""
         except AuthFailed:
             if not self._settings.pools:
                 raise
             return [], True, "only configured pools are offered: the nodes may not be listed"
-        return nodes, whole, ""
 
     async def _all_pods(self) -> list[Any] | None:
         """Return the pods of the whole cluster that still ask for something; `None` where they may not be read."""
@@ -360,29 +325,16 @@ class KubernetesProvider(ProviderTemplate):
         Raises:
             Unavailable: the first page holds no list.
         """
-        found: list[Any] = []
-        token = ""
-        for _ in range(PAGES_MAX):
+
+        async def page(token: str | None) -> Page:
             asked: dict[str, str | int] = {**params, "limit": PAGE_ROWS, **({"continue": token} if token else {})}
-            try:
-                answer = await self._client.ask("GET", path, what=what, params=asked)
-            except AuthFailed:
-                raise
-            except ProviderError:
-                if not token:
-                    raise
-                return found, False  # a list that grew too old (410) among others
-            page = answer.get("items") or []
-            if not isinstance(page, list) or not text(answer, "kind").endswith("List"):
+            answer = await self._client.ask("GET", path, what=what, params=asked)
+            rows, following = answer.get("items") or [], child(answer, "metadata").get("continue")
+            if not isinstance(rows, list) or not text(answer, "kind").endswith("List"):
                 raise Unavailable(f"{WHO}'s answer to {what} holds no list")
-            found.extend(islice(page, ROWS_MAX - len(found)))
-            following = child(answer, "metadata").get("continue")
-            if not following:
-                return found, len(found) < ROWS_MAX
-            if not isinstance(following, str):
-                return found, False
-            token = following
-        return found, False
+            return rows, (following if isinstance(following, str) else "") if following else None
+
+        return await all_pages(page, rows_max=ROWS_MAX)
 
     async def _require_namespace(self) -> None:
         """Ask for the namespace: in one that is not there rights are granted and lists are empty, until a launch.
@@ -398,16 +350,13 @@ class KubernetesProvider(ProviderTemplate):
         if found is None:
             raise Unavailable(f"{WHO} has no namespace {name}: kubectl create namespace {name}")
 
-    async def _may(self, group: str, resource: str, verb: str, namespace: str | None = None) -> bool:
+    async def _may(self, group: str, resource: str, verb: str) -> bool:
         name, _, sub = resource.partition("/")
-        attributes = {"group": group, "resource": name, "subresource": sub, "verb": verb}
-        attributes["namespace"] = namespace or self._settings.namespace
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        asked = {"group": group, "resource": name, "subresource": sub, "verb": verb}
+        asked["namespace"] = self._settings.namespace
+        version, kind = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
+        body = {"apiVersion": version, "kind": kind, "spec": {"resourceAttributes": asked}}
+        path = f"/apis/{version}/selfsubjectaccessreviews"
         answer = await self._client.ask("POST", path, what="a question about rights", json_body=body)
         return child(answer, "status").get("allowed") is True
 
@@ -416,7 +365,7 @@ def _traits(settings: KubernetesSettings) -> ProviderTraits:
     return ProviderTraits(
         start_script_bytes_max=SCRIPT_BYTES_MAX,
         # A pod waits for a node, which may have to be made, and then pulls the image.
-        provision_timeout=settings.schedule_span + timedelta(minutes=30),
+        provision_timeout=settings.schedule_within + timedelta(minutes=30),
         hosts_share_filesystem=settings.base_url is not None and is_loopback(settings.base_url),
         private_images=Capability(available=True, reason=_LOGIN),
         bills_from_running=True,

@@ -94,7 +94,7 @@ async def open_pod_port(cluster: Cluster, path: str, port: int) -> PodPort:
     try:
         with anyio.fail_after(OPEN_S):
             for refused in (False, True):
-                token = await cluster.tokens(refused)
+                token = await cluster.tokens(refused=refused)
                 headers = {"Authorization": f"Bearer {token}"} if token else {}
                 try:
                     socket = await connect(

@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from spotd_providers.contract.gpus import standard_name
 from spotd_providers.contract.values import NO_GPU, Market, ProviderName
-from spotd_providers.kit.boundary import duration, safe_base_url
+from spotd_providers.kit.boundary import AdapterSettings, Span, safe_base_url
 from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords
+from spotd_providers.kit.shapes import parse_instant
 
 PROVIDER: Final = ProviderName("kubernetes")
 WHO: Final = "Kubernetes"
@@ -30,14 +31,11 @@ NAME_CHARS_MAX: Final = 63
 _Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,251}[A-Za-z0-9])?$")]
 _Value = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
+_Span = Annotated[Span, Field(ge=timedelta(seconds=10), le=timedelta(days=1))]
 _Usd = Annotated[Decimal, Field(ge=0, le=10_000, allow_inf_nan=False)]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Toleration(_Settings):
+class Toleration(AdapterSettings):
     """A taint that jobs are allowed to run behind."""
 
     key: _Label
@@ -45,7 +43,7 @@ class Toleration(_Settings):
     effect: Literal["NoSchedule", "NoExecute", "PreferNoSchedule"] | None = None
 
 
-class GpuPrice(_Settings):
+class GpuPrice(AdapterSettings):
     """What an hour of one GPU counts as; of `CPU`, an hour of one processor."""
 
     gpu: str = Field(min_length=1, max_length=64)
@@ -58,7 +56,7 @@ class GpuPrice(_Settings):
         return NO_GPU if value.upper() == NO_GPU else standard_name(value)
 
 
-class NodePool(_Settings):
+class NodePool(AdapterSettings):
     """A kind of node that the cluster makes when it is asked for, or that cannot be listed."""
 
     name: _Name
@@ -75,7 +73,7 @@ class NodePool(_Settings):
     region: str = Field(default="", max_length=64)
 
 
-class KubernetesSettings(_Settings):
+class KubernetesSettings(AdapterSettings):
     """The cluster, the namespace and what its GPUs count as, under `[providers.kubernetes]`."""
 
     kubeconfig: str = Field(
@@ -116,32 +114,18 @@ class KubernetesSettings(_Settings):
     priority_class: _Name | None = Field(default=None, description="Priority class of the pods.")
     runtime_class: _Name | None = Field(default=None, description='Runtime class of the pods, say "nvidia".')
     service_account: _Name | None = Field(default=None, description="Service account of the pods; no token is mounted.")
-    schedule_within: str = Field(
-        default="10m", description="How long a pod may wait for a node before the job goes elsewhere."
+    schedule_within: _Span = Field(
+        default=timedelta(minutes=10), description="How long a pod may wait for a node before the job goes elsewhere."
     )
-    grace: str = Field(
-        default="2m", description="Time between the signal of an eviction and the end, where the node has it to give."
+    grace: _Span = Field(
+        default=timedelta(minutes=2),
+        description="Time between the signal of an eviction and the end, where the node has it to give.",
     )
 
     @field_validator("base_url")
     @classmethod
     def _keeps_the_token_safe(cls, value: str | None) -> str | None:
         return None if value is None else safe_base_url(value, example=EXAMPLE_URL)
-
-    @field_validator("schedule_within", "grace")
-    @classmethod
-    def _is_a_span(cls, value: str) -> str:
-        if not timedelta(seconds=10) <= duration(value, example='"10m"') <= timedelta(days=1):
-            raise ValueError("between ten seconds and a day")
-        return value
-
-    @property
-    def schedule_span(self) -> timedelta:
-        return duration(self.schedule_within, example='"10m"')
-
-    @property
-    def grace_s(self) -> int:
-        return int(duration(self.grace, example='"2m"').total_seconds())
 
 
 # Refusals: an object of kind Status. "Forbidden" is a word of three: rights, a quota, a policy of the cluster.
@@ -171,25 +155,15 @@ TAKEN: Final = "AlreadyExists"
 DIALECT: Final = Dialect(
     who=WHO,
     problem_of=problem_of,
+    # The other words mean what their statuses do.
     codes={
         "Forbidden/quota": Meaning.QUOTA,
         "Forbidden/policy": Meaning.REJECTED,
-        "Forbidden": Meaning.AUTH,
-        "Unauthorized": Meaning.AUTH,
-        "NotFound": Meaning.ABSENT,
         # The next page of a list that is too old: nothing is known of the rest.
         "Expired": Meaning.REJECTED,
         "Gone": Meaning.REJECTED,
-        TAKEN: Meaning.REJECTED,
         # Of a deletion with a condition: the object is another one by now.
         "Conflict": Meaning.ABSENT,
-        "Invalid": Meaning.REJECTED,
-        "BadRequest": Meaning.REJECTED,
-        "TooManyRequests": Meaning.TOO_OFTEN,
-        "Timeout": Meaning.UNAVAILABLE,
-        "ServerTimeout": Meaning.UNAVAILABLE,
-        "ServiceUnavailable": Meaning.UNAVAILABLE,
-        "InternalError": Meaning.UNAVAILABLE,
     },
     penalty=timedelta(seconds=5),
 )
@@ -201,16 +175,8 @@ DIALECT: Final = Dialect(
 _QUANTITY: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(?:(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)|[eE]([0-9]{1,2}))?")
 _UNITS: Final = {
     "m": Decimal("0.001"),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTP", 1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", 1)},
 }
 QUANTITY_MAX: Final = 1e18
 
@@ -228,11 +194,8 @@ def quantity(raw: Any) -> float:
 
 def instant(raw: Any) -> datetime | None:
     """Return an instant as the API writes it; `None` for what is none."""
-    if not isinstance(raw, str) or len(raw) > 40:
-        return None
     try:
-        at = datetime.fromisoformat(raw)
-        return None if at.tzinfo is None else at.astimezone(UTC)
+        return parse_instant(raw).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 

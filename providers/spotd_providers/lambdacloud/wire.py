@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
 from spotd_providers.contract.gpus import canonical, gpu_info
 from spotd_providers.contract.values import (
     NO_GPU,
     AttemptKey,
     Billing,
-    InstallId,
     Instance,
     InstanceId,
     InstanceRef,
@@ -34,34 +33,31 @@ from spotd_providers.contract.values import (
     QuotaId,
     Rejected,
 )
-from spotd_providers.kit.boundary import safe_base_url
+from spotd_providers.kit.boundary import ApiSettings
+from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords
 from spotd_providers.kit.shapes import Lenient, Row, Rows, distinct_rows, row_or_none, row_or_reason
-from spotd_providers.kit.text import key_of, quote_safely
+from spotd_providers.kit.text import quote_safely
+from spotd_providers.kit.vm_market import Id, Ip, VmSettings
 
 PROVIDER: Final = ProviderName("lambda")
 WHO: Final = "Lambda"
-DEFAULT_BASE_URL: Final = "https://cloud.lambda.ai"
 LAUNCH_EVERY: Final = timedelta(seconds=12)
 KEY_TAG: Final = "spotd-key"
 CENT: Final = 10_000
 """Micro-dollars."""
 
 
-class LambdaSettings(BaseModel):
+class LambdaSettings(ApiSettings, VmSettings):
     """Regions, machines and the ssh key, under `[providers.lambda]`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: ClassVar = "/api/v1"
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where Lambda's API answers, without /api/v1.")
+    base_url: str = Field(default="https://cloud.lambda.ai", description="Where Lambda's API answers, without /api/v1.")
     regions: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]{2,32}$")], ...] = Field(
         default=(), max_length=64, description='Only these regions, say ["us-west-1"]. Empty: all.'
     )
     arm: bool = Field(default=False, description="Also GH200 and GB200, which need images built for ARM.")
-    container: Literal["docker", "none"] = Field(
-        default="docker",
-        description='"docker" runs the job\'s image with the GPUs; "none" runs the job on the machine image itself.',
-    )
     image_family: str | None = Field(
         default=None, min_length=1, max_length=128, description="Family of the machine image; Lambda's own if unset."
     )
@@ -71,11 +67,6 @@ class LambdaSettings(BaseModel):
         max_length=64,
         description="Name of your ssh key at Lambda; if unset spotd registers one that opens no door.",
     )
-
-    @field_validator("base_url")
-    @classmethod
-    def _keeps_the_key_safe(cls, value: str) -> str:
-        return safe_base_url(value, example=DEFAULT_BASE_URL).removesuffix("/api/v1")
 
 
 # Lambda's words.
@@ -90,9 +81,16 @@ def problem_of(body: Any) -> RefusalWords | None:
     return RefusalWords(code=error["code"], text=" ".join(said))
 
 
+def object_of(_answer: HttpAnswer, body: Any) -> Any:
+    """Return what is in Lambda's envelope; a list as `rows`."""
+    data = body.get("data") if isinstance(body, dict) else None
+    return {"rows": data} if isinstance(data, list) else data
+
+
 DIALECT: Final = Dialect(
     who=WHO,
     problem_of=problem_of,
+    object_of=object_of,
     codes={
         "instance-operations/launch/insufficient-capacity": Meaning.NO_CAPACITY,
         "instance-operations/": Meaning.REJECTED,
@@ -119,7 +117,6 @@ DIALECT: Final = Dialect(
 # What Lambda sells. A price is for the whole machine, in cents; disk and traffic are in it.
 
 
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 _GPU: Final = re.compile(r"\s*(?P<name>[^()]{1,64}?)\s*\(\s*(?P<gb>\d{1,4})\s*GB\s*(?P<form>[^()]{0,32}?)\s*\)\s*")
 _ARM: Final = re.compile(r"\bG[HB]\d{3}\b", re.IGNORECASE)
 GB_PER_GIB: Final = 1.073741824
@@ -233,18 +230,13 @@ class _Priced(Row):
     price_cents_per_hour: Annotated[int, Field(ge=0, lt=1_000_000)]
 
 
-class _Tag(Row):
-    key: str
-    value: str
-
-
 class LambdaInstanceRow(Row):
     """One machine. Its fields for Jupyter are secrets, and not read."""
 
     id: Id
     name: Annotated[str | None, Lenient] = None
     status: Annotated[str | None, Lenient] = None
-    ip: Annotated[Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$")] | None, Lenient] = None
+    ip: Annotated[Ip | None, Lenient] = None
     instance_type: Annotated[_Priced | None, Lenient] = None
 
 
@@ -260,19 +252,6 @@ _STATES: Final = {
 }
 
 
-def label_of(raw: Any, install: InstallId) -> str | None:
-    """Return what names the owner of a row: its name, or our tag where a person changed the name."""
-    if not isinstance(raw, dict) or row_or_none(LambdaInstanceRow, {"id": raw.get("id")}) is None:
-        return None
-    name = raw.get("name")
-    if name is not None and not isinstance(name, str):
-        return None
-    tags = raw.get("tags")
-    found = (row_or_none(_Tag, tag) for tag in tags[:100]) if isinstance(tags, list) else ()
-    ours = [name or "", *(tag.value for tag in found if tag is not None and tag.key == KEY_TAG)]
-    return next((label for label in ours if key_of(label, install) is not None), name or "")
-
-
 def as_instance(row: LambdaInstanceRow, key: AttemptKey) -> Instance:
     word = (row.status or "").strip().lower()
     state, billing = _STATES.get(word, (InstanceState.UNKNOWN, Billing.UNKNOWN))
@@ -280,7 +259,7 @@ def as_instance(row: LambdaInstanceRow, key: AttemptKey) -> Instance:
     odd = "" if word in _STATES else f"Lambda calls its status {quote_safely(row.status or '')!r}"
     price = row.instance_type
     return Instance(
-        ref=ref_of(row.id),
+        ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(row.id)),
         key=key,
         state=state,
         market=Market.ON_DEMAND,
@@ -289,7 +268,3 @@ def as_instance(row: LambdaInstanceRow, key: AttemptKey) -> Instance:
         billing=billing,
         detail=details.get(word, odd),
     )
-
-
-def ref_of(machine: str) -> InstanceRef:
-    return InstanceRef(provider=PROVIDER, instance_id=InstanceId(machine))

@@ -21,16 +21,14 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     AwareDatetime,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     model_validator,
 )
 
 from spotd_providers.contract.values import NO_GPU, micro_usd
-from spotd_providers.kit.boundary import duration
+from spotd_providers.kit.boundary import AdapterSettings, duration
 from spotd_providers.kit.text import write_atomically
 from spotd_providers.local.hosts import REAL_TIME, ScaledClock, read_clock
 
@@ -72,10 +70,6 @@ File = Annotated[Path, AfterValidator(Path.absolute)]
 """The server runs in another folder, so a path must mean the same there."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 class Flavour(StrEnum):
     """The way in which spot machines on a host are taken away."""
 
@@ -85,7 +79,7 @@ class Flavour(StrEnum):
     """A market price: you pay what it is now; a notice two minutes ahead, then the machine is gone."""
 
 
-class SeededPrice(_Model):
+class SeededPrice(AdapterSettings):
     """Made-up prices that behave as real ones do: a pure function of seed, host and time."""
 
     kind: Literal["seeded"] = "seeded"
@@ -98,14 +92,14 @@ class SeededPrice(_Model):
     tick: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1), description="how often it moves")
 
 
-class FixedPrice(_Model):
+class FixedPrice(AdapterSettings):
     """One price for ever."""
 
     kind: Literal["fixed"] = "fixed"
     price: Dollars
 
 
-class CsvPrice(_Model):
+class CsvPrice(AdapterSettings):
     """Prices from a file with the columns `time,price` and optionally `available`; each row holds until the next.
 
     `time` is an instant, or seconds since `start` (by default: since the market was opened first).
@@ -116,7 +110,7 @@ class CsvPrice(_Model):
     start: AwareDatetime | None = None
 
 
-class TracePrice(_Model):
+class TracePrice(AdapterSettings):
     """A recorded trace, replayed; after its end it begins again.
 
     JSON or .json.gz with `metadata.gap_seconds`, `data` (how many machines could be had) and `prices`.
@@ -132,7 +126,7 @@ class TracePrice(_Model):
 PriceSpec = Annotated[SeededPrice | FixedPrice | CsvPrice | TracePrice, Field(discriminator="kind")]
 
 
-class HostSpec(_Model):
+class HostSpec(AdapterSettings):
     """One host of the market, or a pool of equal machines (`slots`)."""
 
     name: str = Field(pattern=_NAME)
@@ -181,7 +175,7 @@ class Happening(StrEnum):
     """The host dies: its machines are gone without a word."""
 
 
-class EventSpec(_Model):
+class EventSpec(AdapterSettings):
     """An event at a set time on a host, so that demos and tests have the same preemptions every time."""
 
     do: Happening
@@ -208,7 +202,7 @@ class EventSpec(_Model):
         return self
 
 
-class MarketSpec(_Model):
+class MarketSpec(AdapterSettings):
     """The specification of the market, for its server."""
 
     seed: int = 1

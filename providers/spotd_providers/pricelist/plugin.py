@@ -83,6 +83,7 @@ class Commands:
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
+        self.requests_sent = 0
 
     async def run(self, command: Sequence[str], *, about: Mapping[str, str], given: str = "") -> tuple[int, bytes]:
         """Run a command once; return its exit code and what it prints.
@@ -91,6 +92,7 @@ class Commands:
             Unavailable: it certainly did not run.
             AnswerLost: it may have had its effect.
         """
+        self.requests_sent += 1
         environ = {"HOME": str(Path.home()), "PATH": os.defpath, "LANG": "C.UTF-8", **about}
         try:
             process = await anyio.open_process(
@@ -137,7 +139,7 @@ class PricelistProvider(ProviderTemplate):
     judged_prices = frozenset()
 
     def __init__(self, settings: PricelistSettings, services: Services, commands: Commands, http: Http | None) -> None:
-        super().__init__(services)
+        super().__init__(services, *((commands,) if http is None else (commands, http)))
         self._settings = settings
         self._commands = commands
         self._http = http

@@ -7,14 +7,13 @@ variable `SPOTD_START` holds. So only rows that take a template are bought, and 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from spotd_providers.contract.errors import NoCapacity, OfferGone, OutcomeUnknown, PriceMoved, Unavailable
-from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.provider import ProviderTraits, Services
 from spotd_providers.contract.values import (
     HOURS_PER_STORAGE_MONTH,
     MICRO,
@@ -22,7 +21,6 @@ from spotd_providers.contract.values import (
     Balance,
     Capability,
     Instance,
-    InstanceRef,
     LaunchRequest,
     OfferPage,
     OfferQuery,
@@ -31,9 +29,9 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page, all_pages, judge_apart, rejected
-from spotd_providers.kit.rest import RestClient, RestRefused, open_rest
+from spotd_providers.kit.rest import RestClient, RestRefused, rest_opener
 from spotd_providers.kit.shapes import ROWS_MAX, charges_of, listed_reasons, row_or_none
-from spotd_providers.kit.template import bound, require_launchable
+from spotd_providers.kit.template import require_launchable
 from spotd_providers.kit.text import key_of
 from spotd_providers.kit.vm_market import NAME_CHARS_MAX, PAGE_ROWS, VmMarket, missing_powers, usd_balance
 from spotd_providers.primeintellect.wire import (
@@ -78,7 +76,6 @@ class PrimeProvider(VmMarket):
     def __init__(self, client: RestClient, settings: PrimeSettings, services: Services) -> None:
         super().__init__(client, services, _MISSING)
         self._settings = settings
-        self._asked_to_end: dict[str, None] = {}
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every configuration that a template can be started on, of each market that is asked about."""
@@ -126,9 +123,6 @@ class PrimeProvider(VmMarket):
     async def _page(self, token: str | None) -> Page:
         return await self._offset_page(self.list_path, "the list of pods", token)
 
-    async def _row(self, ref: InstanceRef) -> Any | None:
-        return await self._shown(f"{API}/pods", ref)
-
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
         row = row_or_none(PrimePodRow, raw)
         return None if row is None else as_instance(row, key, ended_by_us=row.id in self._asked_to_end)
@@ -169,14 +163,6 @@ class PrimeProvider(VmMarket):
         offer = request.offer
         disk = offer.storage_price * request.disk_gb // HOURS_PER_STORAGE_MONTH
         return super()._price_limit(request) + offer.storage_fixed + disk + 1
-
-    async def _ask_end(self, ref: InstanceRef) -> bool | None:
-        path = f"{API}/pods/{quote(ref.instance_id, safe='')}"
-        if await self._client.ask_or_absent("DELETE", path, what="an end") is None:
-            return False
-        self._asked_to_end[ref.instance_id] = None
-        bound(self._asked_to_end)
-        return None
 
     async def _sold_now(self, request: LaunchRequest) -> PrimeRow:
         """Return the row of an offer as it is sold at this moment: its `cloudId` may be another one by now.
@@ -224,19 +210,12 @@ def _traits(settings: PrimeSettings) -> ProviderTraits:
     )
 
 
-@asynccontextmanager
-async def _open(settings: PrimeSettings, services: Services) -> AsyncIterator[Provider]:
-    hint = 'api_key = { env = "PRIMEINTELLECT_API_KEY" } under [providers.primeintellect]'
-    async with open_rest(settings.base_url, DIALECT, services, key_hint=hint) as client:
-        yield PrimeProvider(client, settings, services)
-
-
 PLUGIN: Final = AdapterPlugin(
     name=PROVIDER,
     title="Prime Intellect",
     settings_model=PrimeSettings,
     needs_credential=True,
     traits_by=_traits,
-    open_by=_open,
+    open_by=rest_opener(PrimeProvider, DIALECT, PROVIDER),
     powers=all_but(_MISSING),
 )

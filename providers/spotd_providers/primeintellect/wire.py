@@ -7,13 +7,13 @@ is in it is not what the row's own flag says, so the figures decide. Rows are pa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from spotd_providers.contract.gpus import canonical, gpu_info
 from spotd_providers.contract.values import (
@@ -38,61 +38,56 @@ from spotd_providers.contract.values import (
     QuotaId,
     Rejected,
 )
-from spotd_providers.kit.boundary import safe_base_url
-from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, fastapi_problem
+from spotd_providers.kit.boundary import ApiSettings
+from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, fastapi_problem, meaning_in
 from spotd_providers.kit.shapes import ROWS_MAX, Instant, Lenient, Row, Rows, distinct_rows, row_or_reason
 from spotd_providers.kit.text import quote_safely
 from spotd_providers.kit.vm_market import GB_TO_MB, Id, Size, price_or_none
 
 PROVIDER: Final = ProviderName("primeintellect")
 WHO: Final = "Prime Intellect"
-DEFAULT_BASE_URL: Final = "https://api.primeintellect.ai"
 ANY_IMAGE: Final = "*"
 TEMPLATE: Final = "custom_template"
 """The image of a row that takes a template of the account; only a template has a start command."""
 UNIT_USD_MAX: Final = 10  # one gigabyte or processor, per hour
 
 
-class PrimeSettings(BaseModel):
+class PrimeSettings(ApiSettings):
     """The templates, under `[providers.primeintellect]`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: ClassVar = "/api/v1"
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where the API answers, without /api/v1.")
+    base_url: str = Field(
+        default="https://api.primeintellect.ai", description="Where the API answers, without /api/v1."
+    )
     templates: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]] = Field(
         default_factory=dict,
         max_length=256,
         description='Id of your template by the image that it runs; "*" is for the images that have none.',
     )
 
-    @field_validator("base_url")
-    @classmethod
-    def _keeps_the_key_safe(cls, value: str) -> str:
-        return safe_base_url(value, example=DEFAULT_BASE_URL).removesuffix("/api/v1")
-
 
 # Prime Intellect's words. Statuses say little of a purchase: the sentence of the cloud behind it does.
 
 
-_OF_PURCHASE: Final = {
+_OF_PURCHASE: Final[Mapping[tuple[str, ...], Meaning]] = {
     ("insufficient funds", "insufficient balance", "wallet"): Meaning.NO_BALANCE,
     ("quota", "limit exceeded", "limit reached"): Meaning.QUOTA,
     ("maxprice", "max price"): Meaning.PRICE_MOVED,
     ("capacity", "out of stock", "insufficient", "not available", "unavailable"): Meaning.NO_CAPACITY,
 }
-_OF_ERROR: Final = {("no capacity", "out of stock"): Meaning.NO_CAPACITY}
+_OF_ERROR: Final[Mapping[tuple[str, ...], Meaning]] = {("no capacity", "out of stock"): Meaning.NO_CAPACITY}
 """What an error of the server may say and still be sure: nothing was bought."""
 
 
 class PrimeDialect(Dialect):
     """Prime Intellect's refusals, by their words where a purchase is refused."""
 
-    def meaning(self, status: int, problem: RefusalWords | None, is_purchase: bool, /) -> Meaning:  # noqa: FBT001 - as the kit asks
-        said = problem.text.lower() if problem is not None else ""
+    def meaning(self, status: int, problem: RefusalWords | None, *, is_purchase: bool) -> Meaning:
         is_sure = status < 500 and status not in (401, 402, 408, 429)
         table = _OF_PURCHASE if is_sure else _OF_ERROR if status >= 500 else {}
-        found = next((found for words, found in table.items() if any(word in said for word in words)), None)
-        return found if is_purchase and found is not None else super().meaning(status, problem, is_purchase)
+        found = meaning_in(problem.text, table) if problem is not None else None
+        return found if is_purchase and found is not None else super().meaning(status, problem, is_purchase=is_purchase)
 
 
 DIALECT: Final = PrimeDialect(

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import re
 import secrets
-import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -30,7 +28,7 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.provider import PortConnection, Provider, ProviderTraits, Services
+from spotd_providers.contract.provider import PortConnection, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
@@ -48,14 +46,22 @@ from spotd_providers.contract.values import (
     ShellAddress,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
-from spotd_providers.kit.calls import Page, clock_line, judge_apart, rejected
+from spotd_providers.kit.calls import Page, judge_apart, rejected
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.port_relay import open_relay
+from spotd_providers.kit.scripted import (
+    LAUNCH_WITHIN_S,
+    SCRIPT_BYTES_MAX,
+    clock_finding,
+    job_script,
+    operate,
+    script_of,
+    shell_opener,
+)
 from spotd_providers.kit.shapes import listed_reasons
-from spotd_providers.kit.ssh import CHANGES, LocalShell, SshLink, SshTarget, own_key, printer
-from spotd_providers.kit.template import ProviderTemplate, require_launchable
-from spotd_providers.kit.text import clean, key_of, quote_safely
-from spotd_providers.kit.vm_boot import boot_script
+from spotd_providers.kit.ssh import LocalShell, SshLink, SshTarget, own_key
+from spotd_providers.kit.template import ProviderTemplate
+from spotd_providers.kit.text import clean, key_of, last_lines, quote_safely
 from spotd_providers.slurm.answers import (
     PROVIDER,
     WHO,
@@ -72,12 +78,8 @@ from spotd_providers.slurm.answers import (
 )
 from spotd_providers.slurm.settings import SlurmPartition, SlurmSettings
 
-SCRIPT_BYTES_MAX: Final = 32_768
-KEY_CHARS_MAX: Final = 64
 GANG_MAX: Final = 64
 """Nodes of one job."""
-LAUNCH_WITHIN_S: Final = 60
-"""Of the login node's own uptime: a launch that arrives later starts nothing."""
 TIMEOUT_S: Final = {
     "greet": 15.0, "offers": 75.0, "list": 45.0, "find": 60.0, "show": 35.0, "log": 30.0, "launch": 90.0, "end": 45.0,
     "check": 240.0,
@@ -129,7 +131,6 @@ class SlurmProvider(ProviderTemplate):
     capabilities: Mapping[Power, Capability] = all_but(_MISSING)
 
     def __init__(self, settings: SlurmSettings, services: Services) -> None:
-        super().__init__(services)
         self._settings = settings
         # The ssh provider's key and pinned keys, unless others are named: one of each is enough.
         own = services.state_dir.parent / "ssh"
@@ -142,6 +143,7 @@ class SlurmProvider(ProviderTemplate):
             target = SshTarget(name=settings.host, address=settings.host, port=settings.port, user=settings.user)
             known = settings.known_hosts or own / "known_hosts"
             self._shell = SshLink(target, key_file=self._key_file, known_hosts=known, clock=services.clock)
+        super().__init__(services, self._shell)
 
     async def aclose(self) -> None:
         await self._shell.aclose()
@@ -150,10 +152,6 @@ class SlurmProvider(ProviderTemplate):
     def nodes_max(self) -> int:
         """How many nodes one job gets at most: what the largest partition has."""
         return self._nodes_max
-
-    @property
-    def requests_sent(self) -> int:
-        return self._shell.requests_sent
 
     async def account(self) -> str:
         """Return a name of the user of this cluster: another one's list says nothing of our jobs."""
@@ -167,15 +165,11 @@ class SlurmProvider(ProviderTemplate):
             AnswerLost: a launch or an end may have happened.
         """
         if self._settings.host is not None and not self._key_file.exists():
-            self._key_file.parent.mkdir(parents=True, exist_ok=True)
             own_key(self._key_file)
-        script = script_of(self._settings, operation, *words, files=files or {})
-        patient = operation in ("offers", "list")
-        command, timeout_s = f"/bin/sh -s {operation}", TIMEOUT_S[operation]
-        repeatable = operation not in CHANGES
-        said = answer_of(
-            await self._shell.ask(command, script, timeout_s=timeout_s, patient=patient, repeatable=repeatable)
-        )
+        one, mark = self._settings, f"@{secrets.token_hex(8)}@"
+        where = (one.folder, one.path, one.slurm_conf, mark)
+        script = script_of(CLUSTER_SCRIPT, *where, operation, *words, files=files or {})
+        said = answer_of(await operate(self._shell, operation, script, timeout_s=TIMEOUT_S[operation]))
         if said is None:
             raise AnswerLost(f"{WHO}'s login node says nothing of itself")
         return said
@@ -272,10 +266,7 @@ class SlurmProvider(ProviderTemplate):
         return tuple(found)
 
     async def _buy(self, request: LaunchRequest) -> Instance:
-        extra = ("partition", "gres", "cpus", "memory_mb", "limit_s")
-        require_launchable(
-            request, who=WHO, extra=extra, script_bytes_max=SCRIPT_BYTES_MAX, key_chars_max=KEY_CHARS_MAX
-        )
+        payload = job_script(request, who=WHO, extra=("partition", "gres", "cpus", "memory_mb", "limit_s"))
         partition = self._partitions.get(request.offer.extra["partition"])
         if partition is None:
             raise OfferGone(f"the partition {clean(request.offer.extra['partition'])} is not in the config")
@@ -287,7 +278,7 @@ class SlurmProvider(ProviderTemplate):
         nodes = request.offer.nodes
         words = {"@HOME@": home, "@LIMIT@": str(limit_s), "@GRACE@": str(grace_s), "@NODES@": str(nodes)}
         files = {
-            "payload": job_script(request),
+            "payload": payload,
             "supervisor": re.sub("@[A-Z]+@", lambda found: words[found[0]], SUPERVISOR),
         }
         meta = f"{request.offer.gpu_price} {request.offer.market.value}"
@@ -346,8 +337,7 @@ class SlurmProvider(ProviderTemplate):
 
     async def _log(self, ref: InstanceRef, lines: int) -> Sequence[str]:
         said = await self._read("log", ref.instance_id.partition(":")[2], lines)
-        found = [clean(line[0], chars_max=1000) for line in said.by_tag.get("log", []) if line]
-        return found[-lines:] if lines > 0 else []
+        return last_lines([line[0] for line in said.by_tag.get("log", []) if line], lines)
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
         """Return the login node, or this computer, and what leads from there to the job's node."""
@@ -383,11 +373,7 @@ class SlurmProvider(ProviderTemplate):
         Raises:
             Unavailable: it does not.
         """
-        await self._require_ours(ref)
-        row = await self._row(ref)
-        machine = None if row is None else self._machine(row, AttemptKey(row.name))
-        if row is None or machine is None or machine.state is not InstanceState.RUNNING:
-            raise Unavailable(f"job {clean(str(ref.instance_id))} does not run")
+        row: JobRow = await self._running_row(ref)
         return row.id
 
     # The doctor.
@@ -398,9 +384,8 @@ class SlurmProvider(ProviderTemplate):
         hint = "are Slurm's commands in providers.slurm.path of this computer?"
         if self._settings.host is not None:
             try:
-                self._key_file.parent.mkdir(parents=True, exist_ok=True)
                 hint = f"{_KEY_HINT}{own_key(self._key_file)}"
-            except (OSError, ProviderError) as exc:
+            except ProviderError as exc:
                 return [CheckLine(name="key", ok=False, detail=str(exc), hint="name one in providers.slurm.key_file")]
         try:
             said = await self._read("check", self._names)
@@ -446,9 +431,7 @@ class SlurmProvider(ProviderTemplate):
             )
         accounting = "off: nothing is known of a job five minutes after its end" if "past" in said.failures else "on"
         lines.append(CheckLine(name="accounting", ok=True, detail=accounting))
-        skew = abs(datetime.fromtimestamp(min(said.now_s, 253_402_300_000), UTC) - self._services.clock.now())
-        lines.append(clock_line(skew, who="the login node", hint="synchronise its clock: stores refuse a wrong one"))
-        return lines
+        return [*lines, clock_finding(said.now_s, self._services, who="the login node")]
 
 
 def refusal_of(words: str, key: AttemptKey) -> ProviderError:
@@ -485,25 +468,6 @@ def options_of(request: LaunchRequest, partition: SlurmPartition, grace_s: int) 
     return [f"--{name}={value}" for name, value in found.items() if value is not None]
 
 
-def job_script(request: LaunchRequest) -> str:
-    """Build what the job runs; its end is a mark that its supervisor watches for."""
-    try:
-        return boot_script(
-            image=request.image, start_script=request.start_script, container="none", has_gpu=False,
-            bytes_max=2 * SCRIPT_BYTES_MAX, end=": >over",
-        )  # fmt: skip
-    except ValueError as exc:
-        raise rejected(WHO, "start_script", str(exc)) from exc
-
-
-def script_of(settings: SlurmSettings, operation: str, *words: object, files: Mapping[str, str]) -> str:
-    """Return what a shell on the login node runs: the library, what a launch writes, and one call of it."""
-    mark = f"@{secrets.token_hex(8)}@"
-    where = (settings.folder, settings.path, settings.slurm_conf, mark)
-    call = " ".join(shlex.quote(str(word)) for word in (*where, operation, *words))
-    return f"{CLUSTER_SCRIPT}{''.join(printer(name, text) for name, text in files.items())}spotd_run {call}\n"
-
-
 def _traits(settings: SlurmSettings) -> ProviderTraits:
     is_here = settings.host is None or is_loopback(f"x://{settings.host}")
     return ProviderTraits(
@@ -522,22 +486,13 @@ def _traits(settings: SlurmSettings) -> ProviderTraits:
     )
 
 
-@asynccontextmanager
-async def _open(settings: SlurmSettings, services: Services) -> AsyncIterator[Provider]:
-    provider = SlurmProvider(settings, services)
-    try:
-        yield provider
-    finally:
-        await provider.aclose()
-
-
 PLUGIN: Final = AdapterPlugin(
     name=PROVIDER,
     title="Slurm",
     settings_model=SlurmSettings,
     needs_credential=False,
     traits_by=_traits,
-    open_by=_open,
+    open_by=shell_opener(SlurmProvider),
     powers=SlurmProvider.capabilities,
     tried="a real Slurm on one computer",
 )

@@ -6,19 +6,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.values import Market, MicroUsdPerHour
-from spotd_providers.kit.boundary import Dollars, Span
+from spotd_providers.kit.boundary import AdapterSettings, Dollars, Span
 
 NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$"
 
 
-class SlurmPartition(BaseModel):
+class SlurmPartition(AdapterSettings):
     """One partition that jobs may be sent to."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=NAME, description="As `sinfo` shows it.")
     price: Dollars | None = Field(
@@ -45,10 +43,8 @@ class SlurmPartition(BaseModel):
     )
 
 
-class SlurmSettings(BaseModel):
+class SlurmSettings(AdapterSettings):
     """One cluster, under `[providers.slurm]`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str | None = Field(
         default=None,

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +26,7 @@ from spotd_providers.contract.errors import (
     ProviderError,
     Unavailable,
 )
-from spotd_providers.contract.provider import PortConnection, Provider, ProviderTraits, Services
+from spotd_providers.contract.provider import PortConnection, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
@@ -46,15 +44,24 @@ from spotd_providers.contract.values import (
     ShellAddress,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, all_but
-from spotd_providers.kit.calls import Page, ask_each, clock_line, rejected
+from spotd_providers.kit.calls import Page, ask_each, rejected
 from spotd_providers.kit.host_gpus import ROCM
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.port_relay import open_relay
+from spotd_providers.kit.scripted import (
+    LAUNCH_WITHIN_S,
+    SCRIPT_BYTES_MAX,
+    clock_finding,
+    job_script,
+    operate,
+    script_of,
+    shell_opener,
+)
 from spotd_providers.kit.shapes import listed_reasons
-from spotd_providers.kit.ssh import CHANGES, Lines, SshLink, SshTarget, own_key, printer
-from spotd_providers.kit.template import ProviderTemplate, require_launchable
-from spotd_providers.kit.text import clean
-from spotd_providers.kit.vm_boot import DockerRun, boot_script
+from spotd_providers.kit.ssh import Lines, SshLink, SshTarget, own_key
+from spotd_providers.kit.template import ProviderTemplate
+from spotd_providers.kit.text import clean, last_lines
+from spotd_providers.kit.vm_boot import DockerRun
 from spotd_providers.ssh.answers import (
     PROVIDER,
     HostFacts,
@@ -70,10 +77,6 @@ from spotd_providers.ssh.gangs import GangRow, as_one, members_of, with_gangs
 from spotd_providers.ssh.settings import SshHost, SshSettings
 
 WHO: Final = "your host"
-SCRIPT_BYTES_MAX: Final = 32_768
-KEY_CHARS_MAX: Final = 64
-LAUNCH_WITHIN_S: Final = 60
-"""Of the host's own uptime: a launch that arrives later starts nothing."""
 HOST_REST: Final = timedelta(minutes=1)
 TIMEOUT_S: Final = {
     "greet": 15.0, "probe": 90.0, "list": 30.0, "show": 30.0, "log": 30.0, "launch": 60.0, "end": 90.0, "reach": 60.0,
@@ -104,12 +107,12 @@ class SshProvider(ProviderTemplate):
     capabilities: Mapping[Power, Capability] = all_but(_MISSING)
 
     def __init__(self, settings: SshSettings, services: Services) -> None:
-        super().__init__(services)
         self._settings = settings
         self._key_file = settings.key_file or services.state_dir / "id_ed25519"
         self._known_hosts = settings.known_hosts or services.state_dir / "known_hosts"
         self._hosts = {host.name: host for host in settings.hosts}
-        self._links = {host.name: self._link(host) for host in settings.hosts}
+        self._links = {host.name: self._link(host, services) for host in settings.hosts}
+        super().__init__(services, *self._links.values())
         self._renamed: dict[InstanceRef, SshHost] = {}
         if self.nodes_max < 2:
             self.capabilities = all_but({**_MISSING, Power.GANG: NO_POOL})
@@ -119,18 +122,13 @@ class SshProvider(ProviderTemplate):
         """How many hosts one job gets at most: those of the largest pool."""
         return self._settings.nodes_max
 
-    def _link(self, host: SshHost) -> SshLink:
+    def _link(self, host: SshHost, services: Services) -> SshLink:
         target = SshTarget(name=host.name, address=host.address, port=host.port, user=host.user)
-        clock = self._services.clock
-        return SshLink(target, key_file=self._key_file, known_hosts=self._known_hosts, clock=clock)
+        return SshLink(target, key_file=self._key_file, known_hosts=self._known_hosts, clock=services.clock)
 
     async def aclose(self) -> None:
         for link in self._links.values():
             await link.aclose()
-
-    @property
-    def requests_sent(self) -> int:
-        return sum(link.requests_sent for link in self._links.values())
 
     async def account(self) -> str:
         """Return a name of the set of hosts: a list of other hosts proves nothing of machines on the former ones."""
@@ -147,16 +145,8 @@ class SshProvider(ProviderTemplate):
         """
         if not self._key_file.exists():
             own_key(self._key_file)
-        script = script_of(host, operation, *words, boot=boot)
-        patient = operation in ("probe", "list")
-        link, timeout_s = self._links[host.name], TIMEOUT_S[operation]
-        return await link.ask(
-            f"/bin/sh -s {operation}",
-            script,
-            timeout_s=timeout_s,
-            patient=patient,
-            repeatable=operation not in CHANGES,
-        )
+        script = script_for(host, operation, *words, boot=boot)
+        return await operate(self._links[host.name], operation, script, timeout_s=TIMEOUT_S[operation])
 
     async def _read(self, host: SshHost, operation: str, *words: object) -> Lines:
         try:
@@ -270,13 +260,10 @@ class SshProvider(ProviderTemplate):
         return str(left_s), begin.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def _buy(self, request: LaunchRequest) -> Instance:
-        extra = ("host", "variable", "count", "devices")
-        require_launchable(
-            request, who=WHO, extra=extra, script_bytes_max=SCRIPT_BYTES_MAX, key_chars_max=KEY_CHARS_MAX
-        )
-        host = self._hosts.get(request.offer.extra["host"])
+        name = request.offer.extra.get("host", "without a name")
+        host = self._hosts.get(name)
         if host is None:
-            raise OfferGone(f"the host {clean(request.offer.extra['host'])} is not in the config")
+            raise OfferGone(f"the host {clean(name)} is not in the config")
         if request.offer.nodes > 1:
             return await self._buy_gang(request, host)
         row = await self._start(request, host, request.offer)
@@ -349,7 +336,8 @@ class SshProvider(ProviderTemplate):
             offer: the host's own.
             place: of several machines the rank, the names of all hosts, and the address of another one.
         """
-        boot = job_script(request, host)
+        extra = ("host", "variable", "count", "devices")
+        boot = job_script(request, who=WHO, extra=extra, container=host.container, docker=container_of(request))
         try:
             greeted = await self._read(host, "greet")
         except (AuthFailed, Unavailable) as exc:
@@ -411,32 +399,19 @@ class SshProvider(ProviderTemplate):
         await self._require_ours(ref)
         host, key = await self._place_of(ref)
         answer = await self._read(host, "log", key, max(0, min(lines, 10_000)))
-        return [clean(line[-1], chars_max=1000) for line in answer if line[0] == "log"][-lines:] if lines > 0 else []
+        return last_lines([line[-1] for line in answer if line[0] == "log"], lines)
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
         """Return the host's own ssh server, for a key that its user has there."""
-        host, _ = await self._running(ref)
+        host = (await self._running_row(ref)).host
         return ShellAddress(host=host.address, port=host.port, user=host.user)
 
     async def open_port(self, ref: InstanceRef, port: int) -> PortConnection:
         """Connect to a port of the job by a program on the host, or in its container."""
-        host, key = await self._running(ref)
-        through = ("docker", "exec", "-i", key) if host.container == "docker" else ()
-        run = self._links[host.name].run
-        return await open_relay(run, port, who=host.name, path=host.path, through=through)
-
-    async def _running(self, ref: InstanceRef) -> tuple[SshHost, str]:
-        """Return host and key of a machine of ours that runs.
-
-        Raises:
-            Unavailable: it does not.
-        """
-        await self._require_ours(ref)
-        row = await self._row(ref)
-        machine = None if row is None else self._machine(row, AttemptKey(row.key))
-        if row is None or machine is None or machine.state is not InstanceState.RUNNING:
-            raise Unavailable(f"the machine {clean(str(ref.instance_id))} does not run")
-        return row.host, row.key
+        row: MachineRow | GangRow = await self._running_row(ref)
+        host = row.host
+        through = ("docker", "exec", "-i", row.key) if host.container == "docker" else ()
+        return await open_relay(self._links[host.name].run, port, who=host.name, path=host.path, through=through)
 
     # The doctor.
 
@@ -513,12 +488,8 @@ class SshProvider(ProviderTemplate):
                 hint="mend it on the host" if faults else "",
             )
         ]
-        if facts.clock_s is not None and facts.clock_s < 253_402_300_000:
-            skew = abs(datetime.fromtimestamp(facts.clock_s, UTC) - self._services.clock.now())
-            line = clock_line(
-                skew, who=host.name, hint=f"synchronise the clock of {host.name}: stores refuse a wrong one"
-            )
-            lines.append(line)
+        if facts.clock_s is not None:
+            lines.append(clock_finding(facts.clock_s, self._services, who=host.name))
         return lines
 
 
@@ -526,37 +497,20 @@ def _reasons(errors: Mapping[str, ProviderError]) -> list[Rejected]:
     return [Rejected(offer_id=name, reason=str(exc)) for name, exc in sorted(errors.items())]
 
 
-def job_script(request: LaunchRequest, host: SshHost) -> str:
-    """Build what the machine runs; its end is a mark that its supervisor watches for.
-
-    Raises:
-        RequestRejected: the image is none.
-    """
+def container_of(request: LaunchRequest) -> DockerRun:
+    """Return how docker starts the job: as the host's user, with the GPUs that the machine was given."""
     gpus = '--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""'
-    if request.offer.extra["variable"] == ROCM:
+    if request.offer.extra.get("variable") == ROCM:
         gpus = "--device /dev/kfd --device /dev/dri -e ROCR_VISIBLE_DEVICES"
     place = " -e SPOTD_NODE_RANK -e SPOTD_NODE_ADDRESS" if request.offer.nodes > 1 else ""
     own = f"{gpus if request.offer.gpu_count else ''} -e SPOTD_HOME=/spotd/work -e SPOTD_MACHINE{place}"
-    flags = f" {own} --stop-timeout 20"
-    try:
-        return boot_script(
-            image=request.image,
-            start_script=request.start_script,
-            container=host.container,
-            has_gpu=False,
-            bytes_max=2 * SCRIPT_BYTES_MAX,
-            end=": >over",
-            docker=DockerRun(name=request.key, user='"$(id -u):$(id -g)"', flags=flags),
-        )
-    except ValueError as exc:
-        raise rejected(WHO, "image", str(exc)) from exc
+    return DockerRun(name=request.key, user='"$(id -u):$(id -g)"', flags=f" {own} --stop-timeout 20")
 
 
-def script_of(host: SshHost, operation: str, *words: object, boot: str) -> str:
+def script_for(host: SshHost, operation: str, *words: object, boot: str) -> str:
     """Return what a shell on the host runs: the library, what a launch writes, and one call of it."""
-    call = " ".join(shlex.quote(str(word)) for word in (host.folder, host.path, operation, *words))
     files = {"payload": boot, "library": f"{HOST_SCRIPT}{_SUPERVISE}"} if boot else {}
-    return f"{HOST_SCRIPT}{''.join(printer(name, text) for name, text in files.items())}spotd_run {call}\n"
+    return script_of(HOST_SCRIPT, host.folder, host.path, operation, *words, files=files)
 
 
 def _traits(settings: SshSettings) -> ProviderTraits:
@@ -571,22 +525,13 @@ def _traits(settings: SshSettings) -> ProviderTraits:
     )
 
 
-@asynccontextmanager
-async def _open(settings: SshSettings, services: Services) -> AsyncIterator[Provider]:
-    provider = SshProvider(settings, services)
-    try:
-        yield provider
-    finally:
-        await provider.aclose()
-
-
 PLUGIN: Final = AdapterPlugin(
     name=PROVIDER,
     title="own machines over SSH",
     settings_model=SshSettings,
     needs_credential=False,
     traits_by=_traits,
-    open_by=_open,
+    open_by=shell_opener(SshProvider),
     powers=SshProvider.capabilities,
     tried="a real ssh server on one computer",
 )

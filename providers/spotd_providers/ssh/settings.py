@@ -6,19 +6,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from spotd_providers.contract.values import MicroUsdPerHour
-from spotd_providers.kit.boundary import Dollars, Span, is_loopback
+from spotd_providers.kit.boundary import AdapterSettings, Dollars, Span, is_loopback
 from spotd_providers.kit.hours import WeeklyHours, weekly_hours
 
 HOST_NAME: Final = r"[a-z0-9][a-z0-9-]{0,30}"
 
 
-class SshHost(BaseModel):
+class SshHost(AdapterSettings):
     """One machine of your own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=rf"^{HOST_NAME}$", description="How spotd calls it.")
     address: str = Field(
@@ -66,10 +64,8 @@ class SshHost(BaseModel):
         return weekly_hours(self.owner_hours, self.timezone)
 
 
-class SshSettings(BaseModel):
+class SshSettings(AdapterSettings):
     """Hosts and keys, under `[providers.ssh]`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hosts: tuple[SshHost, ...] = Field(default=(), max_length=64, description="Tables [[providers.ssh.hosts]].")
     electricity: Dollars = Field(default=0, description="$ per kWh; with a host's watts it is part of its price.")

@@ -6,18 +6,14 @@ proof that nothing is sold, so it is never taken for the market.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import quote
 
 from spotd_providers.contract.errors import RequestRejected, Unavailable
-from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     FREE_STORAGE,
     AttemptKey,
-    Capability,
     Instance,
     InstanceRef,
     LaunchRequest,
@@ -28,13 +24,12 @@ from spotd_providers.contract.values import (
     Power,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page
-from spotd_providers.kit.rest import RestClient, open_rest
+from spotd_providers.kit.rest import RestClient, rest_opener
 from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons, row_or_none
 from spotd_providers.kit.template import bound
 from spotd_providers.kit.vm_boot import doorless_ssh_key
-from spotd_providers.kit.vm_market import SCRIPT_BYTES_MAX, VmMarket, missing_powers, user_data
+from spotd_providers.kit.vm_market import VmMarket, market_plugin, missing_powers, user_data
 from spotd_providers.tensordock.wire import (
     DIALECT,
     DISK_STEP_GB,
@@ -110,8 +105,7 @@ class TensorDockProvider(VmMarket):
         return [flat(one) for one in rows[:ROWS_MAX]], None if len(rows) <= ROWS_MAX else ""
 
     async def _row(self, ref: InstanceRef) -> Any | None:
-        path = f"{self.list_path}/{quote(ref.instance_id, safe='')}"
-        answer = await self._client.ask_or_absent("GET", path, what="an instance")
+        answer = await self._client.ask_or_absent("GET", self._path(ref), what="an instance")
         if answer is None:
             return None
         raw = flat(answer.get("data", answer))
@@ -161,37 +155,17 @@ class TensorDockProvider(VmMarket):
         """Allow for the disk, which is in the rate of a machine at a location whose prices are not known yet."""
         return super()._price_limit(request) + request.offer.storage_price * _disk_gb(request) // 720 + 1
 
-    async def _ask_end(self, ref: InstanceRef) -> bool | None:
-        path = f"{self.list_path}/{quote(ref.instance_id, safe='')}"
-        return None if await self._client.ask_or_absent("DELETE", path, what="an end") is not None else False
-
 
 def _disk_gb(request: LaunchRequest) -> int:
     return SYSTEM_GB + -(-request.disk_gb // DISK_STEP_GB) * DISK_STEP_GB
 
 
-def _traits(settings: TensorDockSettings) -> ProviderTraits:
-    return ProviderTraits(
-        start_script_bytes_max=SCRIPT_BYTES_MAX,
-        provision_timeout=timedelta(minutes=40),
-        hosts_share_filesystem=is_loopback(settings.base_url),
-        private_images=Capability(available=False, reason=NO_LOGIN),
-    )
-
-
-@asynccontextmanager
-async def _open(settings: TensorDockSettings, services: Services) -> AsyncIterator[Provider]:
-    hint = 'api_key = { env = "TENSORDOCK_API_KEY" } under [providers.tensordock]'
-    async with open_rest(settings.base_url, DIALECT, services, key_hint=hint) as client:
-        yield TensorDockProvider(client, settings, services)
-
-
-PLUGIN: Final = AdapterPlugin(
-    name=PROVIDER,
+PLUGIN: Final = market_plugin(
+    TensorDockProvider,
+    TensorDockSettings,
+    rest_opener(TensorDockProvider, DIALECT, PROVIDER),
     title="TensorDock",
-    settings_model=TensorDockSettings,
-    needs_credential=True,
-    traits_by=_traits,
-    open_by=_open,
-    powers={**all_but(_MISSING), Power.SHELL: Capability(available=True, reason="with `ssh_key_id`")},
+    missing=_MISSING,
+    shell_reason="with `ssh_key_id`",
+    provision_timeout=timedelta(minutes=40),
 )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from spotd_providers.contract.gpus import canonical, gpu_info
 from spotd_providers.contract.values import (
@@ -33,15 +33,14 @@ from spotd_providers.contract.values import (
     QuotaId,
     Rejected,
 )
-from spotd_providers.kit.boundary import safe_base_url
-from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords
+from spotd_providers.kit.boundary import ApiSettings
+from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, meaning_in
 from spotd_providers.kit.shapes import Lenient, Row, row_or_none, row_or_reason
 from spotd_providers.kit.text import quote_safely
 from spotd_providers.kit.vm_market import GB_TO_MB, Id, Ip, VmSettings, price_or_none, row_name
 
 PROVIDER: Final = ProviderName("tensordock")
 WHO: Final = "TensorDock"
-DEFAULT_BASE_URL: Final = "https://dashboard.tensordock.com"
 SYSTEM_GB: Final = 100
 """The least disk that is sold; it comes beside what a job asks for."""
 DISK_STEP_GB: Final = 50
@@ -50,10 +49,14 @@ _PER_GB: Final = 1_000_000
 """Prices of a gigabyte are too small for micro-dollars an hour, so they are read as of a million."""
 
 
-class TensorDockSettings(VmSettings):
+class TensorDockSettings(ApiSettings, VmSettings):
     """The size of machines, the machine image and an ssh key, under `[providers.tensordock]`."""
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where TensorDock's API answers, without /api/v2.")
+    version: ClassVar = "/api/v2"
+
+    base_url: str = Field(
+        default="https://dashboard.tensordock.com", description="Where TensorDock's API answers, without /api/v2."
+    )
     vcpus_per_gpu: int = Field(default=8, ge=2, le=64, multiple_of=2, description="Processors for each GPU; they bill.")
     memory_gb_per_gpu: int = Field(default=32, ge=8, le=512, multiple_of=8, description="Memory for each GPU; bills.")
     image: Literal[
@@ -62,11 +65,6 @@ class TensorDockSettings(VmSettings):
     ssh_key_id: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9-]{1,64}$", description="Id of an ssh key at TensorDock, for spotctl ssh."
     )
-
-    @field_validator("base_url")
-    @classmethod
-    def _keeps_the_key_safe(cls, value: str) -> str:
-        return safe_base_url(value, example=DEFAULT_BASE_URL).removesuffix("/api/v2")
 
 
 def problem_of(body: Any) -> RefusalWords | None:
@@ -87,15 +85,13 @@ _OF_PURCHASE: Final = {
 class TensorDockDialect(Dialect):
     """TensorDock's refusals: by the status in the body, whatever that of the answer is, and by their words."""
 
-    def meaning(self, status: int, problem: RefusalWords | None, is_purchase: bool, /) -> Meaning:  # noqa: FBT001 - as the kit asks
+    def meaning(self, status: int, problem: RefusalWords | None, *, is_purchase: bool) -> Meaning:
         true = int(problem.code) if problem is not None and problem.code.isdecimal() else status
-        said = problem.text.lower() if problem is not None else ""
-        if is_purchase and 400 <= true < 500 and true not in (401, 402, 408, 429):
-            for words, found in _OF_PURCHASE.items():
-                if any(word in said for word in words):
-                    return found
+        found = meaning_in(problem.text, _OF_PURCHASE) if problem is not None else None
+        if found is not None and is_purchase and 400 <= true < 500 and true not in (401, 402, 408, 429):
+            return found
         # A success that is a refusal and states no status of one: what it did is not known.
-        return super().meaning(true if true >= 400 else 500, problem, is_purchase)
+        return super().meaning(true if true >= 400 else 500, problem, is_purchase=is_purchase)
 
 
 DIALECT: Final = TensorDockDialect(

@@ -49,7 +49,7 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
 from spotd_providers.kit.calls import Page, all_pages, judge_apart
 from spotd_providers.kit.http import Http, HttpAnswer, open_http
-from spotd_providers.kit.rest import READ_TIMEOUT_S, Meaning, RestRefused, open_keyed_http
+from spotd_providers.kit.rest import READ_TIMEOUT_S, Meaning, RestRefused, key_setting, open_keyed_http
 from spotd_providers.kit.shapes import as_model, decode_or_none, row_or_none, signed_micro_usd
 from spotd_providers.kit.template import Check, ProviderTemplate, as_unreadable, bound, clock_lines, examine
 from spotd_providers.kit.text import CONSOLE_LINES, key_of, last_lines
@@ -125,7 +125,7 @@ class VastProvider(VastPriceHistory, ProviderTemplate):
     """What the row of a bid's machine states before it runs is not documented."""
 
     def __init__(self, client: VastClient, keyless: Http, settings: VastSettings, services: Services) -> None:
-        super().__init__(services)
+        super().__init__(services, client, keyless)
         self._client = client
         self._keyless = keyless
         """For log files, which lie on another host and are fetched without the key."""
@@ -133,10 +133,6 @@ class VastProvider(VastPriceHistory, ProviderTemplate):
         self._searcher = OfferSearch(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
         self._bought_at: dict[InstanceId, datetime] = {}
         self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
-
-    @property
-    def requests_sent(self) -> int:
-        return self._client.requests_sent + self._keyless.requests_sent
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return both markets' asks, priced or rejected; bids are compared with the on-demand prices."""
@@ -214,7 +210,31 @@ class VastProvider(VastPriceHistory, ProviderTemplate):
 
     async def check(self) -> Sequence[CheckLine]:
         """Check key, credit, quota, clock and each permission, one line each."""
-        return await check_lines(self._client, self._settings, self._services)
+
+        async def instances() -> str:
+            await self._client.instance_page(label=None, after=None)
+            return "can list instances"
+
+        async def billing() -> str:
+            now = self._services.clock.now()
+            await self._client.charge_page(now - timedelta(days=1), now, after=None)
+            return "can read charges"
+
+        async def market() -> str:
+            found = await self._client.search(search_body(self._settings, OfferQuery().disk_gb, Market.SPOT))
+            return f"{found.count} interruptible offers under your filters"
+
+        def further(account: tuple[UserReply, HttpAnswer]) -> Sequence[Check | CheckLine]:
+            return (
+                _money(account[0]),
+                _quota(account[0]),
+                *clock_lines(account[1], self._services, who=WHO),
+                Check(name="instances", ask=instances, hint=_SCOPES, unanswered=_LATER),
+                Check(name="billing", ask=billing, hint=_SCOPES, unanswered=_LATER),
+                Check(name="market", ask=market, hint=_FILTERS, refused=_SCOPES, unanswered=_LATER),
+            )
+
+        return await examine(self._client.user, further, accepted="accepted", hint=_KEY, unanswered=_LATER)
 
     async def _page(self, token: str | None) -> Page:
         page = await self._client.instance_page(label=None, after=token)
@@ -382,35 +402,6 @@ _LATER: Final = "vast.ai cannot be asked now; try again in a minute"
 """Nothing was found out about the key or its permissions, so this hint does not ask to change them."""
 
 
-async def check_lines(client: VastClient, settings: VastSettings, services: Services) -> Sequence[CheckLine]:
-    """Check key, credit, quota, clock and each permission. A failed check is a line, never an exception."""
-
-    async def instances() -> str:
-        await client.instance_page(label=None, after=None)
-        return "can list instances"
-
-    async def billing() -> str:
-        now = services.clock.now()
-        await client.charge_page(now - timedelta(days=1), now, after=None)
-        return "can read charges"
-
-    async def market() -> str:
-        found = await client.search(search_body(settings, OfferQuery().disk_gb, Market.SPOT))
-        return f"{found.count} interruptible offers under your filters"
-
-    def further(account: tuple[UserReply, HttpAnswer]) -> Sequence[Check | CheckLine]:
-        return (
-            _money(account[0]),
-            _quota(account[0]),
-            *clock_lines(account[1], services, who=WHO),
-            Check(name="instances", ask=instances, hint=_SCOPES, unanswered=_LATER),
-            Check(name="billing", ask=billing, hint=_SCOPES, unanswered=_LATER),
-            Check(name="market", ask=market, hint=_FILTERS, refused=_SCOPES, unanswered=_LATER),
-        )
-
-    return await examine(client.user, further, accepted="accepted", hint=_KEY, unanswered=_LATER)
-
-
 def _money(reply: UserReply) -> CheckLine:
     if reply.money is None:
         return CheckLine(name="balance", ok=False, detail="the account states no credit", hint=_SCOPES)
@@ -462,7 +453,7 @@ def _traits(settings: VastSettings) -> ProviderTraits:
 
 @asynccontextmanager
 async def _open(settings: VastSettings, services: Services) -> AsyncIterator[Provider]:
-    hint = 'api_key = { env = "VAST_API_KEY" } under [providers.vast]'
+    hint = key_setting(PROVIDER)
     async with (
         open_keyed_http(settings.base_url, who=WHO, services=services, key_hint=hint) as http,
         open_http(settings.base_url, timeout_s=READ_TIMEOUT_S) as keyless,

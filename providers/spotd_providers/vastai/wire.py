@@ -11,22 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.errors import RateLimited, Unavailable
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.boundary import duration, safe_base_url
+from spotd_providers.kit.boundary import ApiSettings, Span
 from spotd_providers.kit.calls import too_often
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Dialect, Meaning, Pace, RefusalWords
@@ -306,7 +297,7 @@ def _refusal_in_text(text: str) -> RefusalWords | None:
 class VastDialect(Dialect):
     """What vast.ai says depends on words and status together, and on whether something was bought."""
 
-    def meaning(self, status: int, problem: RefusalWords | None, is_purchase: bool, /) -> Meaning:  # noqa: FBT001 - as the base
+    def meaning(self, status: int, problem: RefusalWords | None, *, is_purchase: bool) -> Meaning:
         """Return what a refusal means.
 
         On a purchase, a 403 may be about the account or the offer (hosts may rent only their own, new accounts may
@@ -316,7 +307,7 @@ class VastDialect(Dialect):
         code = "" if problem is None else problem.code
         known = self.codes.get(code)
         if known is not None or problem is None or status in (401, 402, 408, 429) or status >= 500:
-            return known or super().meaning(status, problem, is_purchase)
+            return known or super().meaning(status, problem, is_purchase=is_purchase)
         words = f"{code} {problem.text}".lower()
         if is_purchase:
             explained = status != 403 or (words.strip() and not _ABOUT_THE_KEY.search(words))
@@ -324,7 +315,7 @@ class VastDialect(Dialect):
             return next(bought, _BY_STATUS.get(status, Meaning.REJECTED)) if explained else Meaning.AUTH
         if code.startswith("no_such") or "no_such_instance" in words:
             return Meaning.ABSENT
-        return super().meaning(status, problem, is_purchase)
+        return super().meaning(status, problem, is_purchase=is_purchase)
 
     def throttle(
         self, answer: HttpAnswer, what: str, rng: Random, problem: RefusalWords | None, now: datetime, /
@@ -388,19 +379,14 @@ def _text(value: Any) -> str:
 # The settings under `[providers.vast]`: which untrusted hosts are good enough to bid on.
 
 
-DEFAULT_BASE_URL: Final = "https://console.vast.ai"
-
-
-def _duration(value: Any) -> Any:
-    return duration(value, example='"12h", "3d" or "1d12h"') if isinstance(value, str) else value
-
-
-class VastSettings(BaseModel):
+class VastSettings(ApiSettings):
     """Filters of the search and where to ask. Every filter is sent to vast.ai and checked again on each row."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: ClassVar = "/api/v0"
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where vast.ai's API answers, without /api/v0.")
+    base_url: str = Field(
+        default="https://console.vast.ai", description="Where vast.ai's API answers, without /api/v0."
+    )
     verified: bool = Field(default=True, description="Only hosts that vast.ai has verified.")
     datacenter: bool = Field(default=False, description="Only hosts in datacentres (vast.ai's secure cloud).")
     reliability_min: float | None = Field(
@@ -414,7 +400,7 @@ class VastSettings(BaseModel):
         description="Lowest CUDA version that the host's driver supports, say 12.4.",
     )
     direct_ports_min: int = Field(default=0, ge=0, le=65535, description="Fewest open ports on the host's router.")
-    duration_min: Annotated[timedelta, BeforeValidator(_duration)] | None = Field(
+    duration_min: Span | None = Field(
         default=None, description='Shortest time the host must still be on offer, say "3d".'
     )
     bandwidth_price_max: float | None = Field(
@@ -429,8 +415,3 @@ class VastSettings(BaseModel):
     )
     laptops: bool = Field(default=False, description="Also laptop GPUs.")
     offers_max: int = Field(default=3000, gt=0, le=10_000, description="Rows asked for in one search.")
-
-    @field_validator("base_url")
-    @classmethod
-    def _keeps_the_key_safe(cls, value: str) -> str:
-        return safe_base_url(value, example=DEFAULT_BASE_URL).removesuffix("/api/v0")

@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from spotd_providers.contract.errors import OfferGone, RequestRejected, Unavailable
-from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.provider import Provider, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
-    Capability,
     Instance,
     InstanceRef,
     InstanceState,
@@ -26,21 +25,18 @@ from spotd_providers.contract.values import (
     MicroUsdPerGbMonth,
     OfferPage,
     OfferQuery,
-    Power,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
-from spotd_providers.kit.calls import Page, Rest, judge_apart, rejected
+from spotd_providers.kit.calls import Rest, judge_apart, rejected
 from spotd_providers.kit.oauth import open_with_tokens
 from spotd_providers.kit.rest import Meaning, RestClient, RestRefused
 from spotd_providers.kit.shapes import listed_reasons, row_or_none
-from spotd_providers.kit.template import bound
 from spotd_providers.kit.text import quote_safely
 from spotd_providers.kit.vm_boot import doorless_ssh_key
 from spotd_providers.kit.vm_market import (
-    SCRIPT_BYTES_MAX,
     Leftover,
     VmMarket,
+    market_plugin,
     missing_powers,
     usd_balance,
     user_data,
@@ -83,7 +79,6 @@ class VerdaProvider(VmMarket):
         super().__init__(client, services, missing_powers(WHO, **reasons))
         self._settings = settings
         self._ssh_key = settings.ssh_key_id
-        self._asked_to_end: dict[str, None] = {}
         self._disk_price: MicroUsdPerGbMonth | None = None
         self._disk_price_kept = Rest(services.clock)
 
@@ -112,12 +107,6 @@ class VerdaProvider(VmMarket):
     def _address(self, raw: Any) -> ShellAddress | None:
         row = row_or_none(VerdaInstanceRow, raw)
         return ShellAddress(host=row.ip, port=22, user="root") if row and row.ip and row.status == "running" else None
-
-    async def _page(self, _token: str | None) -> Page:
-        return await self._list(self.list_path, "the list of instances"), None
-
-    async def _row(self, ref: InstanceRef) -> Any | None:
-        return await self._shown(self.list_path, ref)
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
         row = row_or_none(VerdaInstanceRow, raw)
@@ -171,8 +160,7 @@ class VerdaProvider(VmMarket):
             said = one.get("error") if isinstance(one, dict) else None
             if said and meaning_of(str(said), is_purchase=False) is not Meaning.ABSENT:
                 raise Unavailable(f"Verda does not end instance {ref.instance_id}: {quote_safely(str(said))}")
-        self._asked_to_end[ref.instance_id] = None
-        bound(self._asked_to_end)
+        self._note_end(ref)
         return None
 
     def _is_left(self, what: str, one: Leftover, state: InstanceState | None) -> bool:
@@ -220,16 +208,6 @@ class VerdaProvider(VmMarket):
         return next((one for one in reversed(names) if "ubuntu" in one and "open" in one), names[-1])
 
 
-def _traits(settings: VerdaSettings) -> ProviderTraits:
-    return ProviderTraits(
-        start_script_bytes_max=SCRIPT_BYTES_MAX,
-        provision_timeout=timedelta(minutes=30),
-        hosts_share_filesystem=is_loopback(settings.base_url),
-        private_images=Capability(available=False, reason=NO_LOGIN),
-        bills_by=timedelta(minutes=10),
-    )
-
-
 @asynccontextmanager
 async def _open(settings: VerdaSettings, services: Services) -> AsyncIterator[Provider]:
     hint = "client_id and api_key under [providers.verda]"
@@ -239,12 +217,13 @@ async def _open(settings: VerdaSettings, services: Services) -> AsyncIterator[Pr
         yield VerdaProvider(client, settings, services)
 
 
-PLUGIN: Final = AdapterPlugin(
-    name=PROVIDER,
+PLUGIN: Final = market_plugin(
+    VerdaProvider,
+    VerdaSettings,
+    _open,
     title="Verda",
-    settings_model=VerdaSettings,
-    needs_credential=True,
-    traits_by=_traits,
-    open_by=_open,
-    powers={**all_but(missing_powers(WHO)), Power.SHELL: Capability(available=True, reason="with `ssh_key_id`")},
+    missing=missing_powers(WHO),
+    shell_reason="with `ssh_key_id`",
+    provision_timeout=timedelta(minutes=30),
+    bills_by=timedelta(minutes=10),
 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.values import (
@@ -33,23 +33,24 @@ from spotd_providers.contract.values import (
     QuotaId,
     Rejected,
 )
-from spotd_providers.kit.boundary import safe_base_url
+from spotd_providers.kit.boundary import ApiSettings
 from spotd_providers.kit.http import HttpAnswer
-from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords
+from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, meaning_in
 from spotd_providers.kit.shapes import Lenient, Row, Rows, distinct_rows, row_or_none, row_or_reason
 from spotd_providers.kit.text import quote_safely
 from spotd_providers.kit.vm_market import GB_TO_MB, Id, Ip, Size, VmSettings, price_or_none, row_name
 
 PROVIDER: Final = ProviderName("verda")
 WHO: Final = "Verda"
-DEFAULT_BASE_URL: Final = "https://api.verda.com"
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-class VerdaSettings(VmSettings):
+class VerdaSettings(ApiSettings, VmSettings):
     """The credentials' id, locations, machine image and ssh key, under `[providers.verda]`."""
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where Verda's API answers, without /v1.")
+    version: ClassVar = "/v1"
+
+    base_url: str = Field(default="https://api.verda.com", description="Where Verda's API answers, without /v1.")
     client_id: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9_.-]{0,128}$",
@@ -66,11 +67,6 @@ class VerdaSettings(VmSettings):
     ssh_key_id: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9-]{1,64}$", description="Id of an ssh key at Verda, for spotctl ssh."
     )
-
-    @field_validator("base_url")
-    @classmethod
-    def _keeps_the_key_safe(cls, value: str) -> str:
-        return safe_base_url(value, example=DEFAULT_BASE_URL).removesuffix("/v1")
 
 
 # Verda's words. No code says that there is no capacity, or that a machine that starts cannot end yet; sentences do.
@@ -97,20 +93,18 @@ def problem_of(body: Any) -> RefusalWords | None:
 
 def meaning_of(text: str, *, is_purchase: bool) -> Meaning | None:
     """Return what a sentence of Verda's means by its words alone."""
-    said = text.lower()
-    table = {**_BY_WORDS, **_OF_PURCHASE} if is_purchase else _BY_WORDS
-    return next((found for words, found in table.items() if any(word in said for word in words)), None)
+    return meaning_in(text, {**_BY_WORDS, **_OF_PURCHASE} if is_purchase else _BY_WORDS)
 
 
 class VerdaDialect(Dialect):
     """Verda's refusals, by their words where no code says it."""
 
-    def meaning(self, status: int, problem: RefusalWords | None, is_purchase: bool, /) -> Meaning:  # noqa: FBT001 - as the kit asks
+    def meaning(self, status: int, problem: RefusalWords | None, *, is_purchase: bool) -> Meaning:
         if problem is not None and problem.code not in _SURE and status < 500 and status not in (401, 429):
             found = meaning_of(problem.text, is_purchase=is_purchase)
             if found is not None:
                 return found
-        return super().meaning(status, problem, is_purchase)
+        return super().meaning(status, problem, is_purchase=is_purchase)
 
 
 def object_of(answer: HttpAnswer, body: Any) -> Any:

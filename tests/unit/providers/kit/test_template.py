@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -23,7 +24,7 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.provider import Services
+from spotd_providers.contract.provider import CountsRequests, Services
 from spotd_providers.contract.values import (
     AttemptKey,
     CheckLine,
@@ -83,8 +84,8 @@ class Mart(ProviderTemplate):
     capabilities = {}  # noqa: RUF012 - a class without powers
     who = "Mart"
 
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
+    def __init__(self, services: Services, *clients: CountsRequests) -> None:
+        super().__init__(services, *clients)
         self.rows: dict[str, dict[str, Any]] = {}
         self.price = 1_000_000
         self.hides: set[str] = set()
@@ -167,6 +168,35 @@ async def _told(story: Callable[[Mart], Awaitable[None]]) -> None:
 
 def _ref(number: str = "m1") -> InstanceRef:
     return InstanceRef(provider=MART, instance_id=InstanceId(number))
+
+
+def test_the_requests_of_all_clients_are_counted() -> None:
+    mart = Mart(_services(), SimpleNamespace(requests_sent=3), SimpleNamespace(requests_sent=4))
+    assert mart.requests_sent == 7
+
+
+@pytest.mark.parametrize(
+    ("row", "runs"), [({}, True), ({"ends": True}, False), ({"gone": True}, False), (None, False)], ids=str
+)
+def test_only_a_machine_that_runs_is_entered(row: dict[str, Any] | None, runs: bool) -> None:
+    async def story(mart: Mart) -> None:
+        mart.rows = {} if row is None else {"m1": {"id": "m1", "label": str(KEY), **row}}
+        if runs:
+            assert (await mart._running_row(_ref()))["id"] == "m1"
+            return
+        with pytest.raises(Unavailable, match="does not run"):
+            await mart._running_row(_ref())
+
+    _play(story)
+
+
+def test_a_machine_of_another_is_not_entered() -> None:
+    async def story(mart: Mart) -> None:
+        mart.rows = {"m1": {"id": "m1", "label": "spotd-other-j1-1"}}
+        with pytest.raises(RequestRejected):
+            await mart._running_row(_ref())
+
+    _play(story)
 
 
 def test_a_machine_that_costs_more_is_ended_and_the_launch_fails() -> None:

@@ -416,4 +416,4 @@ RIGHTS_LACK = (
 )  # fmt: skip
 def test_a_refusal_is_one_meaning(code: int, reason: str, message: str, meaning: Meaning) -> None:
     body = {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": code}
-    assert DIALECT.meaning(code, problem_of(body), False) is meaning
+    assert DIALECT.meaning(code, problem_of(body), is_purchase=False) is meaning

@@ -29,7 +29,7 @@ class Api:
         self.refusals: list[HTTPStatus] = []
         self.tokens: list[bool] = []
 
-    async def token(self, refused: bool) -> str:
+    async def token(self, *, refused: bool) -> str:
         self.tokens.append(refused)
         return "new" if refused else "old"
 

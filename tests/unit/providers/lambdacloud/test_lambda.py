@@ -30,12 +30,12 @@ from spotd_providers.contract.values import (
     ShellAddress,
 )
 from spotd_providers.kit.shapes import decode, row_or_none
+from spotd_providers.kit.vm_market import label_in
 from spotd_providers.lambdacloud.plugin import LambdaProvider
 from spotd_providers.lambdacloud.wire import (
     LambdaInstanceRow,
     LambdaSettings,
     as_instance,
-    label_of,
     offers_of,
     sales_of,
 )
@@ -281,7 +281,7 @@ def judge_types(data: Any) -> None:
 
 def judge_machine(raw: Any) -> None:
     read = decode(json.dumps(raw).encode(), who="Lambda")
-    label = label_of(read, InstallId("lab"))
+    label = label_in(read, InstallId("lab"), names=LambdaProvider.label_fields, tag=LambdaProvider.label_tag)
     row = row_or_none(LambdaInstanceRow, read)
     if isinstance(read.get("id"), str) and read["id"] == MACHINE["id"]:
         assert row is not None

@@ -35,7 +35,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.ssh import _frame
 from spotd_providers.local.hosts.processes import find_process
-from spotd_providers.ssh.plugin import PLUGIN, SshProvider, script_of
+from spotd_providers.ssh.plugin import PLUGIN, SshProvider, script_for
 from spotd_providers.ssh.settings import SshHost
 from spotd_providers.testkit.harness import START_SCRIPT
 from spotd_providers.testkit.serve import Call, Canned
@@ -412,7 +412,7 @@ def test_a_slow_host_holds_its_lock_by_the_clock_and_not_by_tries(tmp_path: Path
         "-",
     )
     own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
-    functions, _, call = script_of(own, "launch", *words, TITAN[0].uuid, boot=START_SCRIPT).rstrip().rpartition("\n")
+    functions, _, call = script_for(own, "launch", *words, TITAN[0].uuid, boot=START_SCRIPT).rstrip().rpartition("\n")
     done = subprocess.run(
         ["/bin/sh", "-s"], input=f"{functions}\n{clock}{call}\n", env={"HOME": str(host.home)},
         capture_output=True, text=True, check=False,
@@ -544,7 +544,7 @@ def test_no_part_of_a_launch_runs_if_the_rest_does_not_arrive(tmp_path: Path) ->
         TITAN[0].uuid,
     )
     own = SshHost(name="titan", address="127.0.0.1", user="u", path=host.path)
-    text = _frame(script_of(own, "launch", *words, boot=START_SCRIPT), "f" * 32)
+    text = _frame(script_for(own, "launch", *words, boot=START_SCRIPT), "f" * 32)
     cuts = [*range(1, len(text) - 600, 1501), *range(len(text) - 600, len(text) - 1, 7)]
     for cut in cuts:
         subprocess.run(
