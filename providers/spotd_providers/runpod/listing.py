@@ -30,12 +30,12 @@ from spotd_providers.contract.values import (
     micro_usd,
 )
 from spotd_providers.kit.calls import PAGES_MAX
-from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.rest import RestRefused
 from spotd_providers.kit.shapes import charges_of
 from spotd_providers.kit.text import CONSOLE_LINES, clean, quote_safely, start_complaint, write_atomically
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.offers import PROVIDER
-from spotd_providers.runpod.wire import BillingRow, PodRow, RunpodRefused, says
+from spotd_providers.runpod.wire import BillingRow, PodRow, says
 
 # From pod rows to machines, and why a pod stopped.
 #
@@ -187,9 +187,7 @@ class StoredLogins:
                 write_atomically(self._mark, "")
                 self._kept = None
                 return await self._client.add_registry(name, login)
-            except AnswerLost as exc:
-                raise Unavailable("RunPod's answer to a registry credential was lost") from exc
-            except (RunpodRefused, AuthFailed) as exc:
+            except (RestRefused, AuthFailed) as exc:
                 raise RequestRejected(
                     f"RunPod does not store the login of {login.server}: {exc}; {_ACCESS}",
                     field="login",
@@ -218,7 +216,7 @@ class StoredLogins:
     async def _is_deleted(self, identity: str) -> bool:
         try:
             await self._client.delete_registry(identity)
-        except RunpodRefused as exc:
+        except RestRefused as exc:
             return "not found" in exc.detail.lower()
         return True
 

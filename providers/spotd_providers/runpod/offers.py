@@ -15,16 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.errors import (
-    AuthFailed,
-    NoBalance,
-    NoCapacity,
-    OfferGone,
-    ProviderError,
-    QuotaExceeded,
-    RequestRejected,
-    Unavailable,
-)
+from spotd_providers.contract.errors import AuthFailed, NoCapacity, OfferGone, ProviderError, Unavailable
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
@@ -43,20 +34,10 @@ from spotd_providers.contract.values import (
     whole_machine,
 )
 from spotd_providers.kit.calls import rejected
+from spotd_providers.kit.rest import Meaning, RestRefused
 from spotd_providers.kit.template import require_launchable
 from spotd_providers.runpod.client import RunpodClient
-from spotd_providers.runpod.wire import (
-    BALANCE_WORDS,
-    NO_CAPACITY_WORDS,
-    QUOTA_WORDS,
-    SCOPE_WORDS,
-    WHO,
-    GpuRow,
-    RunpodRefused,
-    RunpodSettings,
-    price_of,
-    says,
-)
+from spotd_providers.runpod.wire import WHO, GpuRow, RunpodSettings, price_of
 
 PROVIDER: Final = ProviderName("runpod")
 DISK_PRICE: Final = MicroUsdPerGbMonth(100_000)
@@ -301,41 +282,20 @@ class UnexplainedRefusals:
         self._forbidden.clear()
 
 
-def refusal_of_create(
-    refused: RunpodRefused, request: LaunchRequest, unexplained: UnexplainedRefusals
-) -> ProviderError:
+def refusal_of_create(refused: RestRefused, request: LaunchRequest, unexplained: UnexplainedRefusals) -> ProviderError:
     """Translate a refused create into an error of the contract; no pod was made."""
-    said = refused.detail or f"HTTP {refused.status}"
-    wrong = RequestRejected(f"RunPod refused the request ({refused.status}): {said}", field="request", reason=said)
-    if refused.status in (413, 422):
-        return wrong
-    known = refusal_in_words(refused.detail, said)
-    if known is not None:
+    said, offer = refused.detail or f"HTTP {refused.status}", request.offer.offer_id
+    if refused.meaning is Meaning.ABSENT:
+        return OfferGone(f"RunPod does not know this GPU any more: {said}")
+    if refused.meaning is not Meaning.REJECTED:
         unexplained.forget()
-        return known
-    if refused.status == 403 and says(refused.detail, SCOPE_WORDS):
-        return AuthFailed(f"the RunPod API key may not create pods: {said}")
-    if refused.status == 403 and unexplained.is_key_suspect(request.offer.offer_id):
+        return refused.of_purchase()
+    if refused.status == 403 and unexplained.is_key_suspect(offer):
         return AuthFailed(
             f"RunPod forbids every create with this key: {said}; give it write access, `spotctl doctor` checks it"
         )
     if refused.status == 403:
         return NoCapacity(f"this account may not rent this kind of pod: {said}")
-    if refused.status in (404, 410):
-        return OfferGone(f"RunPod does not know this GPU any more: {said}")
-    if refused.status in (400, 409):
-        if unexplained.is_request_suspect(request.offer.offer_id):
-            return wrong
+    if refused.status in (400, 409) and not unexplained.is_request_suspect(offer):
         return NoCapacity(f"RunPod did not make the pod, perhaps for want of machines: {said}")
-    return Unavailable(f"RunPod refused the pod: {said}")
-
-
-def refusal_in_words(text: str, said: str) -> ProviderError | None:
-    """Translate a known sentence of RunPod's; `None` for others."""
-    if says(text, BALANCE_WORDS):
-        return NoBalance(f"the RunPod account's balance is too low: {said}")
-    if says(text, QUOTA_WORDS):
-        return QuotaExceeded(f"a limit of the RunPod account is reached: {said}")
-    if says(text, NO_CAPACITY_WORDS):
-        return NoCapacity(f"RunPod has no such machine now: {said}")
-    return None
+    return refused.of_purchase() if refused.status in (400, 409, 413, 422) else Unavailable(str(refused))

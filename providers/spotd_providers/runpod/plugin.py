@@ -7,11 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.errors import (
-    AuthFailed,
-    ProviderError,
-    Unavailable,
-)
+from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     HOURS_PER_STORAGE_MONTH,
@@ -30,8 +26,8 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
 from spotd_providers.kit.calls import Page
-from spotd_providers.kit.http import AnswerLost, HttpAnswer
-from spotd_providers.kit.rest import open_keyed_http
+from spotd_providers.kit.http import HttpAnswer
+from spotd_providers.kit.rest import RestRefused, key_setting, open_keyed_http
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.template import Check, ProviderTemplate, as_unreadable, clock_lines, examine
 from spotd_providers.kit.text import key_of, last_lines
@@ -55,7 +51,7 @@ from spotd_providers.runpod.offers import (
     refusal_of_create,
     request_body,
 )
-from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, RunpodRefused, RunpodSettings
+from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, RunpodSettings
 
 # The checks of `spotctl doctor` at RunPod, one line for each finding.
 
@@ -67,45 +63,13 @@ _SCOPES: Final = "give the key read and write access to pods and read access to 
 NO_BALANCE: Final = "RunPod's REST API states no balance and no spend limit; see console.runpod.io/user/billing"
 
 
-async def check_lines(client: RunpodClient, settings: RunpodSettings, services: Services) -> Sequence[CheckLine]:
-    """Check key, clock, catalogue and billing. A failed check is a line, never an exception."""
-
-    async def market() -> str:
-        found = await client.gpus(
-            cloud=settings.clouds[0] if settings.clouds else "SECURE", count=1, cuda_min=settings.cuda_min
-        )
-        return f"{len(found.rows)} kinds of GPU in the catalogue"
-
-    async def billing() -> str:
-        now = services.clock.now()
-        await client.billing(now - timedelta(days=1), now)
-        return "can read charges"
-
-    async def greet() -> tuple[HttpAnswer, list[CheckLine]]:
-        return await client.greeting(), await _creates(client)
-
-    return await examine(
-        greet,
-        lambda found: (
-            *clock_lines(found[0], services, who="RunPod"),
-            *found[1],
-            Check(name="market", ask=market, hint=_CATALOGUE, refused=_SCOPES),
-            Check(name="billing", ask=billing, hint=_SCOPES),
-            CheckLine(name="balance", ok=True, detail=NO_BALANCE),
-        ),
-        accepted="accepted, can list pods",
-        hint=_ANSWERS,
-        refused=_KEY,
-    )
-
-
 async def _creates(client: RunpodClient) -> list[CheckLine]:
     """Check that the key may create: a create that is refused for the key reads like one of a forbidden pool."""
     try:
         await client.may_create()
     except AuthFailed as exc:
         return [CheckLine(name="create", ok=False, detail=str(exc), hint=_KEY)]
-    except (ProviderError, AnswerLost):
+    except ProviderError:
         pass  # nothing was found out about it, and whatever is wrong is found by the next line
     return []
 
@@ -147,7 +111,7 @@ class RunpodProvider(ProviderTemplate):
     capabilities = CAPABILITIES
 
     def __init__(self, client: RunpodClient, settings: RunpodSettings, services: Services) -> None:
-        super().__init__(services)
+        super().__init__(services, client)
         self._client = client
         self._settings = settings
         self._catalogue = GpuCatalogue(client, settings, services)
@@ -155,10 +119,6 @@ class RunpodProvider(ProviderTemplate):
         self._pod_keys = PodKeys(services.state_dir, services.log)
         self._losses = PodLosses(client, services)
         self._logins = StoredLogins(client, services)
-
-    @property
-    def requests_sent(self) -> int:
-        return self._client.requests_sent
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete.
@@ -213,7 +173,33 @@ class RunpodProvider(ProviderTemplate):
 
     async def check(self) -> Sequence[CheckLine]:
         """Check key, clock, catalogue and billing, one line each."""
-        return await check_lines(self._client, self._settings, self._services)
+
+        async def market() -> str:
+            cloud = next(iter(self._settings.clouds), "SECURE")
+            found = await self._client.gpus(cloud=cloud, count=1, cuda_min=self._settings.cuda_min)
+            return f"{len(found.rows)} kinds of GPU in the catalogue"
+
+        async def billing() -> str:
+            now = self._services.clock.now()
+            await self._client.billing(now - timedelta(days=1), now)
+            return "can read charges"
+
+        async def greet() -> tuple[HttpAnswer, list[CheckLine]]:
+            return await self._client.greeting(), await _creates(self._client)
+
+        return await examine(
+            greet,
+            lambda found: (
+                *clock_lines(found[0], self._services, who="RunPod"),
+                *found[1],
+                Check(name="market", ask=market, hint=_CATALOGUE, refused=_SCOPES),
+                Check(name="billing", ask=billing, hint=_SCOPES),
+                CheckLine(name="balance", ok=True, detail=NO_BALANCE),
+            ),
+            accepted="accepted, can list pods",
+            hint=_ANSWERS,
+            refused=_KEY,
+        )
 
     async def _page(self, token: str | None) -> Page:
         answer = await self._client.pod_page(cursor=token)
@@ -250,7 +236,7 @@ class RunpodProvider(ProviderTemplate):
             body["registry"] = await self._logins.id_of(request.login)
         try:
             row = await self._client.create(body, key=request.key)
-        except RunpodRefused as exc:
+        except RestRefused as exc:
             raise refusal_of_create(exc, request, self._unexplained) from exc
         self._unexplained.forget()
         return as_instance(row, request.key)
@@ -287,7 +273,7 @@ def _traits(settings: RunpodSettings) -> ProviderTraits:
 
 @asynccontextmanager
 async def _open(settings: RunpodSettings, services: Services) -> AsyncIterator[Provider]:
-    hint = 'api_key = { env = "RUNPOD_API_KEY" } under [providers.runpod]'
+    hint = key_setting(PROVIDER)
     agent = {"user-agent": USER_AGENT}
     async with open_keyed_http(settings.base_url, who=WHO, services=services, key_hint=hint, headers=agent) as http:
         client = RunpodClient(http, clock=services.clock, rng=services.rng)

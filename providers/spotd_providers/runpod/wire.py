@@ -8,36 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from spotd_providers.contract.errors import AuthFailed, NoBalance, RateLimited, Unavailable
+from spotd_providers.contract.errors import RateLimited
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.boundary import safe_base_url
-from spotd_providers.kit.calls import DefiniteRefusal, raise_for_status, too_often
+from spotd_providers.kit.boundary import ApiSettings
+from spotd_providers.kit.calls import too_often
 from spotd_providers.kit.http import HttpAnswer
-from spotd_providers.kit.shapes import (
-    Instant,
-    Lenient,
-    Row,
-    Rows,
-    as_model,
-    decode_or_none,
-    distinct_rows,
-    row_or_reason,
-)
-from spotd_providers.kit.text import TEXT_CHARS_MAX, quote_safely
+from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, meaning_in
+from spotd_providers.kit.shapes import Instant, Lenient, Row, Rows, as_model, distinct_rows, row_or_reason
+from spotd_providers.kit.text import TEXT_CHARS_MAX
 
 WHO: Final = "RunPod"
 # A bound is a generous multiple of what was ever asked; beyond it a figure is a mistake or an attack.
@@ -171,18 +155,6 @@ def price_of(row: GpuRow, cloud: str) -> float | str:
         return f"price.{cloud.lower()}: {exc.errors(include_url=False, include_input=False)[0]['msg']}"
 
 
-def problem_of(body: Any) -> str:
-    """Return the text of a refusal: RFC 9457's title, detail and errors, or the fields of the older APIs."""
-    if not isinstance(body, Mapping):
-        return ""
-    errors = body.get("errors")
-    listed = [item for item in errors if isinstance(item, str)] if isinstance(errors, list) else []
-    said = [body.get("detail"), *listed[:3], body.get("error"), body.get("message")]
-    texts = [text for text in said if isinstance(text, str) and text]
-    title = body.get("title")
-    return "; ".join(texts) if texts else (title if isinstance(title, str) else "")
-
-
 def _id_of(raw: Any) -> str:
     identity = raw.get("id") if isinstance(raw, dict) else None
     return identity[:128] if isinstance(identity, str) and identity.isprintable() and identity else "unreadable"
@@ -194,15 +166,18 @@ def _id_of(raw: Any) -> str:
 # broken rule *or* a lack of capacity, and no code distinguishes them, so known sentences are kept here, in one table.
 
 
-PENALTY: Final = timedelta(seconds=12)
 _WINDOW: Final = re.compile(r'"?([a-z]+)"?\s*;\s*r=(\d{1,9})\s*;\s*t=(\d{1,6})')
 _POLICY: Final = re.compile(r'"?([a-z]+)"?\s*;\s*q=(\d{1,9})')
 KEPT_SHARE: Final = 4
 
-NO_CAPACITY_WORDS: Final = (
+NOTHING_MADE_WORDS: Final = (
     "no longer any instances available",
     "no instances available",
     "no instances currently available",
+)
+"""Whole sentences about a lack of capacity: they also come with a 5xx, and then still mean that no pod was made."""
+NO_CAPACITY_WORDS: Final = (
+    *NOTHING_MADE_WORDS,
     "not enough free gpus",
     "no resources",
     "does not have the resources",
@@ -212,17 +187,19 @@ NO_CAPACITY_WORDS: Final = (
     "no available datacenter",
     "no machine",
 )
-NOTHING_MADE_WORDS: Final = NO_CAPACITY_WORDS[:3]
-"""Whole sentences about a lack of capacity: they also come with a 5xx, and then still mean that no pod was made."""
-BALANCE_WORDS: Final = ("balance", "insufficient funds", "insufficient credit", "not enough credit")
-QUOTA_WORDS: Final = ("spend limit", "spending limit", "pod limit", "quota", "maximum number of pods", "limit reached")
+OF_CREATE: Final[Mapping[tuple[str, ...], Meaning]] = {
+    ("balance", "insufficient funds", "insufficient credit", "not enough credit"): Meaning.NO_BALANCE,
+    (
+        "spend limit",
+        "spending limit",
+        "pod limit",
+        "quota",
+        "maximum number of pods",
+        "limit reached",
+    ): Meaning.QUOTA,
+    NO_CAPACITY_WORDS: Meaning.NO_CAPACITY,
+}
 SCOPE_WORDS: Final = ("scope", "permission", "read-only", "read only", "api key")
-
-
-class RunpodRefused(DefiniteRefusal):
-    """A definite "no" of RunPod's."""
-
-    who = WHO
 
 
 def says(text: str, words: tuple[str, ...]) -> bool:
@@ -231,43 +208,49 @@ def says(text: str, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
 
-def body_of(answer: HttpAnswer) -> Any:
-    """Decode the body; `None` if it is not JSON."""
-    return decode_or_none(answer.body, who=WHO)
+def problem_of(body: Any) -> RefusalWords | None:
+    """Return the text of a refusal: RFC 9457's title, detail and errors, or the fields of the older APIs."""
+    if not isinstance(body, Mapping):
+        return None
+    errors = body.get("errors")
+    listed = [item for item in errors if isinstance(item, str)] if isinstance(errors, list) else []
+    said = [body.get("detail"), *listed[:3], body.get("error"), body.get("message")]
+    texts = [text for text in said if isinstance(text, str) and text]
+    title = body.get("title")
+    return RefusalWords(text="; ".join(texts) if texts else (title if isinstance(title, str) else ""))
 
 
-def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: bool = False) -> None:
-    """Raise the error that an answer stands for; return only if it is a success.
+class RunpodDialect(Dialect):
+    """RunPod's refusals: by their words where a create is refused."""
 
-    On a create, 403 may mean that this account may not rent that kind of GPU; elsewhere it is the key.
+    def meaning(self, status: int, problem: RefusalWords | None, *, is_purchase: bool) -> Meaning:
+        text = "" if problem is None else problem.text
+        if not is_purchase or status in (401, 402, 413, 422, 429):
+            return super().meaning(status, problem, is_purchase=is_purchase)
+        if status >= 500 or status == 408:
+            return Meaning.NO_CAPACITY if says(text, NOTHING_MADE_WORDS) else Meaning.UNAVAILABLE
+        if status == 403 and problem is not None and not meaning_in(text, OF_CREATE):
+            # It may mean that this account may not rent that kind of GPU; elsewhere it is the key.
+            return Meaning.AUTH if says(text, SCOPE_WORDS) else Meaning.REJECTED
+        return meaning_in(text, OF_CREATE) or super().meaning(status, problem, is_purchase=is_purchase)
 
-    Raises:
-        AuthFailed, RateLimited, Unavailable, NoBalance: whatever was asked, this is what it means.
-        Refused: a definite no.
-    """
-    status = answer.status
-    if 200 <= status < 300:
-        return
-    detail = quote_safely(problem_of(body) if isinstance(body, dict) else answer.text[:TEXT_CHARS_MAX])
-    if status == 429:
-        raise too_many(answer, what=what, rng=rng)
-    if status == 401:
-        raise AuthFailed(f"RunPod refused the API key: {detail or status}")
-    if status == 403 and not isinstance(body, dict):
-        # The API explains itself in JSON; this is the edge in front of it, which says nothing about the key.
-        raise Unavailable(f"RunPod's edge refused {what}")
-    if status == 403 and not create:
-        raise AuthFailed(f"the RunPod API key may not do this ({what}): {detail or status}")
-    if status == 402:
-        raise NoBalance(f"the RunPod account's balance is too low: {detail or status}")
-    raise_for_status(answer, who=WHO, what=what)
-    raise RunpodRefused(status=status, detail=detail)
+    def throttle(
+        self, answer: HttpAnswer, what: str, rng: Random, problem: RefusalWords | None, now: datetime, /
+    ) -> RateLimited:
+        """Build the error of a 429: its wait is `Retry-After`, else the reset of the window that is used up."""
+        wait = used_up(answer)
+        if answer.retry_after is not None or wait is None:
+            return super().throttle(answer, what, rng, problem, now)
+        return too_often(WHO, what, wait, rng)
 
 
-def too_many(answer: HttpAnswer, *, what: str, rng: Random) -> RateLimited:
-    """Build the error of a 429: its wait is `Retry-After`, else the reset of the window that is used up."""
-    wait = answer.retry_after
-    return too_often("RunPod", what, (used_up(answer) or PENALTY) if wait is None else wait, rng)
+DIALECT: Final = RunpodDialect(
+    who=WHO,
+    problem_of=problem_of,
+    text_of=lambda text: RefusalWords(text=text[:TEXT_CHARS_MAX]) if says(text, NOTHING_MADE_WORDS) else None,
+    object_of=lambda answer, body: body if answer.body else {},
+    buy_timeout_s=60.0,
+)
 
 
 def used_up(answer: HttpAnswer) -> timedelta | None:
@@ -295,17 +278,16 @@ def _windows(answer: HttpAnswer) -> Iterator[tuple[str, int, timedelta]]:
 # The settings under `[providers.runpod]`.
 
 
-DEFAULT_BASE_URL: Final = "https://api.runpod.io"
 _Count = Annotated[int, Field(ge=1, le=64)]
 _DataCenter = Annotated[str, Field(pattern=r"^[A-Z0-9-]{2,32}$")]
 
 
-class RunpodSettings(BaseModel):
+class RunpodSettings(ApiSettings):
     """Clouds, numbers of GPUs and places."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: ClassVar = "/v2"
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where RunPod's API answers, without /v2.")
+    base_url: str = Field(default="https://api.runpod.io", description="Where RunPod's API answers, without /v2.")
     secure: bool = Field(default=True, description="Offers of the Secure cloud: data centres.")
     community: bool = Field(default=True, description="Offers of the Community cloud: individual hosts, cheaper.")
     gpu_counts: tuple[_Count, ...] = Field(
@@ -328,11 +310,6 @@ class RunpodSettings(BaseModel):
         default=False,
         description="Replace the image's ENTRYPOINT, for images whose own does not run what it is given.",
     )
-
-    @field_validator("base_url")
-    @classmethod
-    def _keeps_the_key_safe(cls, value: str) -> str:
-        return safe_base_url(value, example=DEFAULT_BASE_URL).removesuffix("/v2")
 
     @property
     def clouds(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from spotd_providers.contract.errors import AuthFailed, NoCapacity, RateLimited
 from spotd_providers.contract.values import AttemptKey, InstanceState, OfferId
 from spotd_providers.kit.calls import RequestPace, Rest
+from spotd_providers.kit.rest import Meaning, RefusalWords, RestRefused
 from spotd_providers.runpod.offers import UnexplainedRefusals, refusal_of_create
 from spotd_providers.runpod.plugin import RunpodProvider
-from spotd_providers.runpod.wire import RunpodRefused
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Quirks
@@ -80,7 +81,7 @@ def test_one_forbidden_pool_says_nothing_about_the_key(tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         request = h.request(await cheapest(h, provider))
         unexplained = UnexplainedRefusals()
-        no = RunpodRefused(status=403, detail="forbidden")
+        no = RestRefused("RunPod", status=403, meaning=Meaning.REJECTED, problem=RefusalWords(text="forbidden"))
         kinds = [type(refusal_of_create(no, request, unexplained)) for _ in range(5)]
         assert set(kinds) == {NoCapacity}
         unexplained.is_key_suspect(OfferId("x"))
@@ -100,6 +101,22 @@ def test_a_day_that_is_used_up_holds_back_neither_an_end_nor_the_list_that_prove
         assert (await provider.instances()).complete
         await provider.terminate(made.instance.ref)
         assert not [machine for machine in h.machines() if machine.exists]
+
+    play(tmp_path, story)
+
+
+def test_a_create_does_not_wait_for_the_next_minute_and_is_not_sent(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        request = h.request(await cheapest(h, provider))
+        used_up = {"ratelimit": '"minute";r=0;t=12', "content-type": "application/json"}
+        h.faults.answer(Call.OFFERS, Canned(status=200, body=b'{"gpus": []}', headers=used_up), times=20)
+        with suppress(RateLimited):
+            await provider.offers(h.query())
+        before = h.clock.now()
+        with pytest.raises(RateLimited):
+            await provider.launch(request)
+        assert h.clock.now() == before
+        assert not h.launch_calls()
 
     play(tmp_path, story)
 
