@@ -51,7 +51,7 @@ READINGS: Final = frozenset(
         "the_same_thing_keeps_its_offer_id",
     }
 )
-"""What neither buys nor ends nor forgets a machine. Of AWS and Slurm a story takes half a second of processor time."""
+"""What neither buys nor ends nor forgets a machine. Of costly ones a story takes half a second of processor time."""
 
 
 def family(behaviour: Behaviour) -> str:

@@ -15,7 +15,7 @@ from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.ssh.harness import SshHarness, open_harness
 
 
-@pytest.mark.parametrize("behaviour", stories())
+@pytest.mark.parametrize("behaviour", stories(costly=True))
 def test_ssh_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
     run(behaviour, open_harness, tmp_path)
 
