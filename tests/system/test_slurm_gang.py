@@ -101,7 +101,9 @@ def test_two_nodes_are_one_job_with_a_place_for_each_and_end_as_one(slurm: Slurm
 
 def test_there_are_all_or_none(slurm: Slurm, tmp_path: Path) -> None:
     async def story(provider: SlurmProvider) -> None:
-        await provider.launch(await ask_for_two(provider))
+        first = await ask_for_two(provider)
+        await provider.launch(first)
+        await listed(provider, first.key, is_running)
         with pytest.raises(NoCapacity, match="1 nodes of Slurm's partition spot are free, not 2"):
             await provider.launch(await ask_for_two(provider))
         with pytest.raises(NoCapacity):
@@ -113,8 +115,9 @@ def test_there_are_all_or_none(slurm: Slurm, tmp_path: Path) -> None:
 
 def test_a_gang_without_room_waits_as_a_whole_where_the_partition_has_a_queue(slurm: Slurm, tmp_path: Path) -> None:
     async def story(provider: SlurmProvider) -> None:
-        await provider.launch(await ask_for_two(provider))
-        request = await ask_for_two(provider)
+        first, request = await ask_for_two(provider), await ask_for_two(provider)
+        await provider.launch(first)
+        await listed(provider, first.key, is_running)
         assert (await provider.launch(request)).instance.state is InstanceState.PENDING
         waits = await listed(provider, request.key, lambda one: one.state is not InstanceState.PENDING)
         assert (waits.state, waits.loss) == (InstanceState.PAUSED, Loss.NO_CAPACITY)
