@@ -214,7 +214,7 @@ async def test_two_providers_of_one_account_end_nothing_of_each_other(tmp_path: 
         await rig.until(lambda: not first.not_gone())
 
 
-@pytest.mark.parametrize("open_", ["runs", pytest.param("left", marks=pytest.mark.lengthy)])
+@pytest.mark.parametrize("open_", ["runs", "left"])
 async def test_a_provider_that_is_taken_out_of_the_config_and_put_back(tmp_path: Path, open_: str) -> None:
     clock = VirtualClock()
     first, second = Market(clock, offers=[BID]), Market(clock, name=OTHER, offers=[])
