@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from spotd.backtest.recorded import BacktestRefused, instant
 from spotd.backtest.rows import MarketCollector
 from spotd.backtest.traces import TraceDefaults, read_into
 from spotd_providers.contract.values import Offer
@@ -25,6 +26,7 @@ class _Recent(MarketCollector):
 
     Attributes:
         too_old, ahead: lines that were left out, as they are before the span or after it.
+        newest: the second of the last line that is not after it, -1 before there is one.
     """
 
     def __init__(self, since: int, now: int) -> None:
@@ -34,12 +36,14 @@ class _Recent(MarketCollector):
         self._newest: dict[int, int] = {}
         self._held: dict[int, int] = {}
         self.too_old = self.ahead = 0
+        self.newest = -1
 
     def add(self, at: int, number: int, price: int) -> None:
         """Add a change; what changes nothing costs no memory."""
         if at >= self._now:
             self.ahead += 1
             return
+        self.newest = max(self.newest, at)
         if at < self._since:
             self.too_old += 1
             self._held[number] = price
@@ -124,6 +128,12 @@ def read_lists(place: Path, *, since: int, now: int, defaults: TraceDefaults) ->
     """
     found = _Recent(since, now)
     notes = read_into(place, found, defaults)
+    if found.too_old and found.newest < since:
+        raise BacktestRefused(
+            f"{place} ends on {instant(found.newest):%Y-%m-%d}, before the time to import, which begins on "
+            f"{instant(since):%Y-%m-%d}",
+            hint="prices are kept for 90 days; spotctl backtest --history reads older lists as they are",
+        )
     found.finish()
     if found.too_old:
         notes.append(f"{found.too_old:,} changes are older than prices are kept, and left out")

@@ -57,7 +57,9 @@ class ImportHandlers(DaemonAnswers):
         entry = context.providers.get(ProviderName(name))
         if entry is None:
             known = ", ".join(sorted(context.providers))
-            raise Invalid(f"there is no provider {name!r}", hint=f"known here: {known}; a list is given as a file")
+            raise Invalid(
+                f"there is no provider and no file {name!r}", hint=f"providers here: {known}; a list is given as a file"
+            )
         if entry.provider is None:
             raise ApiUnavailable(f"{name} is not open now", hint="spotctl doctor")
         provider = guarded(entry.provider, clock=context.clock, log=context.log)

@@ -253,7 +253,7 @@ def import_prices(
     """Take over past prices: a provider's own records, or recorded lists in the formats that backtest reads.
 
     They are kept apart from what the daemon polls, count for history and backtest where nothing was polled, and
-    never for a decision. Twice is as once; what was imported before an interruption stays.
+    never for a decision. Importing the same twice changes nothing; what came before an interruption stays.
 
     \b
     spotctl history import aws

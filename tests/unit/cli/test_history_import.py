@@ -157,8 +157,12 @@ def test_a_provider_without_records_says_so_and_how_else(ctl: Ctl, archive: Arch
         (HEAD + "2026-10-30T00:00:00Z,gone,1,H100,1,nan,spot\n", "list.csv:2"),
         (HEAD + "9999-12-30T00:00:00Z,gone,1,H100,1,1,spot\n", "list.csv:2"),
         ("no,list\n", "the column at is missing"),
+        (
+            HEAD + "2022-01-01T00:00:00Z,gone,1,H100,1,1,spot\n2022-01-02T00:00:00Z,gone,1,H100,1,2,spot\n",
+            "list.csv ends on 2022-01-02, before the time to import",
+        ),
     ],
-    ids=["NaN", "9999", "other columns"],
+    ids=["NaN", "9999", "other columns", "older than what is kept"],
 )
 def test_a_list_that_cannot_be_read_is_refused_and_changes_nothing(
     ctl: Ctl, tmp_path: Path, text: str, message: str
@@ -174,7 +178,7 @@ def test_a_list_that_cannot_be_read_is_refused_and_changes_nothing(
 def test_what_is_neither_a_provider_nor_a_file_is_refused(ctl: Ctl) -> None:
     result = ctl("history", "import", "nowhere")
     assert result.code == 2
-    assert "there is no provider 'nowhere'" in result.err
+    assert "there is no provider and no file 'nowhere'" in result.err
     assert "a list is given as a file" in result.err
 
 

@@ -24,6 +24,7 @@ from spotd.core.pricing import (
     total_per_hour,
 )
 from spotd_providers.contract.values import (
+    Market,
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
     MicroUsdPerGpuHour,
@@ -103,6 +104,26 @@ def test_the_price_limit_is_the_highest_that_stays_under_the_ceiling(
         assert repriced(agreed, limit).price.per_gpu <= ceiling
     if repriced(agreed, MicroUsdPerHour(0)).price.per_gpu <= ceiling:
         assert repriced(agreed, MicroUsdPerHour(limit + 5)).price.per_gpu > ceiling
+
+
+@pytest.mark.parametrize(
+    ("sold", "stated", "on_demand"),
+    [
+        pytest.param(Market.ON_DEMAND, None, 600_000, id="bought on demand, its own price"),
+        pytest.param(Market.ON_DEMAND, 900_000, 900_000, id="bought on demand, another is stated"),
+        pytest.param(Market.SPOT, None, None, id="spot alone"),
+        pytest.param(Market.SPOT, 900_000, 900_000, id="spot beside on-demand"),
+    ],
+)
+def test_savings_are_counted_against_the_on_demand_price_of_the_offer(
+    sold: Market, stated: int | None, on_demand: int | None
+) -> None:
+    priced = None if stated is None else MicroUsdPerHour(stated)
+    one = replace(offer(price=600_000), market=sold, on_demand_price=priced)
+    assert (
+        quote(one, Needs(disk_gb=1, upload_bytes_per_hour=0, restore_bytes_per_hour=0), 1_000_000, NOW).on_demand
+        == on_demand
+    )
 
 
 def test_traffic_follows_the_newest_checkpoint_and_its_interval() -> None:
