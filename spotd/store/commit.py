@@ -150,6 +150,8 @@ def _check_intent(intent: Intent, plan: Plan, stored: StoredRows) -> None:
     before = stored.intents.get(intent.id)
     if before in {IntentState.DONE, IntentState.FAILED} and intent.is_open:
         raise InvariantBroken(f"intent {intent.id} is settled as {before} and cannot be {intent.state} again")
+    if before in {IntentState.SENT, IntentState.UNKNOWN} and intent.state is IntentState.OPEN:
+        raise InvariantBroken(f"intent {intent.id} was {before}, and one that is open counts as never sent")
     if intent.attempt is None:
         raise InvariantBroken(f"intent {intent.id} launches a machine for no attempt")
     planned = plan.attempts.get(intent.attempt)

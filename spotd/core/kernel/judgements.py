@@ -99,10 +99,9 @@ def _observation(case: Case) -> Observed:
         return Observed.OTHER_MARKET
     if absent and item.ref is None and item.heartbeat_seen_at is not None and not case.evidence.is_silent(item):
         absent = False  # its host lives, so the launch took effect, whatever the lists lack
-    elif absent and listing is not None and item.ref is None and case.evidence.hosts_cannot_write:
-        absent = is_missing_for_long(case.builder, item, listing)
-    elif absent and listing is not None and item.ref is None and item.heartbeat_seen_at is None:
-        absent = is_missing_twice(case.builder, item, listing)
+    elif absent and listing is not None and item.ref is None:
+        is_missing = is_missing_for_long if case.evidence.hosts_cannot_write else is_missing_twice
+        absent = is_missing(case.builder, item, listing)
     halted = mine is not None and mine.state in STOPPED
     absent = absent and not case.is_held
     if (halted or absent) and case.report is not None and case.report.liveness_check:

@@ -236,10 +236,7 @@ def is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -
 
     If it exists, its host is out of reach at the moment, so that one wrong list is all that would speak against it.
     """
-    if item.missing_since is None:
-        item = replace(item, missing_since=listing.at)
-        builder.put_attempt(item)
-    believed_at = (item.missing_since or listing.at) + builder.policy.list_lag(item.provider)
+    believed_at = _first_missing(builder, item, listing) + builder.policy.list_lag(item.provider)
     if listing.at >= believed_at:
         return True
     if builder.now < believed_at:
@@ -250,13 +247,20 @@ def is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -
 
 
 def is_missing_twice(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
-    """Whether two lists lack the machine of an unanswered launch: one may lack a row, and its host may be mute."""
-    if item.missing_since is None:
-        builder.put_attempt(replace(item, missing_since=listing.at))
-    elif listing.at > item.missing_since:
+    """Whether two lists lack the machine of an unanswered launch since its last sign: one list may lack a row."""
+    if listing.at > _first_missing(builder, item, listing):
         return True
     builder.list_again(item.provider)
     return False
+
+
+def _first_missing(builder: PlanBuilder, item: Attempt, listing: Listing) -> datetime:
+    """Return when the first list since its last sign of life lacked it, and write that down."""
+    since, sign = item.missing_since, item.heartbeat_seen_at
+    if since is None or (sign is not None and since <= sign):
+        since = listing.at
+        builder.put_attempt(replace(item, missing_since=since))
+    return since
 
 
 def proves_absence(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:

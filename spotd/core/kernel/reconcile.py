@@ -4,10 +4,10 @@ Theory. Every attempt that has not ended is compared with the newest listing of 
 what its host wrote. The read is always newer than the listing it is judged with, so nothing a host published before
 it died is missed. What a list shows of an instance is recorded first (`RECORDS`), then what its host reports of its
 end; last, the attempt is judged by the row of its state and what was observed (`JUDGEMENTS`). `docs/states.md` shows
-both tables, of `listed` and `judgements`. A machine that no attempt owns is ended (`orphans`).
+both tables, of `listed` and `judgements`. A machine that no attempt owns is ended (`end_orphans`).
 
-How list and heartbeat are weighed against each other is the theory of `loss_evidence`, and of `confirmation` where a
-row contradicts a host that lives.
+How list and heartbeat are weighed against each other is the theory of `loss_evidence`, and of `is_doubted` where a row
+contradicts a host that lives.
 
 An incomplete listing proves what it shows and nothing else; with no listing and no read, everything is held. Most
 reads are a liveness check of all hosts (`HostStatus.liveness_check`): it keeps an attempt alive, and what would end

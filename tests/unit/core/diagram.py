@@ -76,7 +76,7 @@ def page() -> str:
             "From the tables of `spotd/core/kernel/listed.py` and `judgements.py`. What a list shows of a machine",
             "comes first; one that is found by the key of a launch without an answer is adopted before that. A row",
             "which says that a machine is over is recorded once a second list or its own host says so, too",
-            "(`confirmation`).",
+            "(`is_doubted`).",
             "",
             "| listed as | recorded by | which is to |",
             "|---|---|---|",

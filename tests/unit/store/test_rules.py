@@ -224,6 +224,12 @@ def test_a_settled_launch_is_never_open_again(store: Store, settled: IntentState
     is_refused(store, v.plan(v.launch_of(v.attempt(), state=again)), "is settled")
 
 
+@pytest.mark.parametrize("sent", [IntentState.SENT, IntentState.UNKNOWN])
+def test_a_launch_that_was_sent_never_counts_as_unsent_again(store: Store, sent: IntentState) -> None:
+    commit(store, v.intended_job(), v.plan(v.launch_of(v.attempt(), state=sent)))
+    is_refused(store, v.plan(v.launch_of(v.attempt(), state=IntentState.OPEN)), "counts as never sent")
+
+
 def test_a_machine_that_comes_back_is_ended_again(store: Store) -> None:
     order = v.launch_of(v.attempt(), id="terminate:vast::i-1", kind=IntentKind.TERMINATE, ref=v.ref())
     done = replace(order, state=IntentState.DONE)

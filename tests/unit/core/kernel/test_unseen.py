@@ -118,12 +118,35 @@ def test_a_machine_that_speaks_was_launched_whatever_the_lists_lack() -> None:
         world = applied(world, reconcile(world, listing(at=at), speaks, at))
     assert world.attempts[FIRST].state is AttemptState.INTENDED
     silent = {i: replace(r, read_at=at + 2 * MINUTE, seq=29) for i, r in report().items()}
-    for _ in range(2):
+    for _ in range(3):
         at += 2 * MINUTE
         plan = reconcile(world, listing(at=at), {i: replace(r, read_at=at) for i, r in silent.items()}, at)
         world = applied(world, plan)
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
     assert plan.jobs[FIRST.job].spent > 0
+
+
+def test_one_list_that_lacks_a_machine_that_spoke_and_fell_silent_is_no_reason_for_another_one() -> None:
+    def beat(seq: int, at: datetime) -> dict[AttemptId, HostStatus]:
+        return {i: replace(r, read_at=at, seq=seq, phase="run") for i, r in report().items()}
+
+    before = lost_launch(timedelta(hours=1))
+    spoke = applied(before, reconcile(before, listing(at=NOW), beat(1, NOW), NOW))
+    spoke = applied(spoke, reconcile(spoke, {}, beat(1, NOW + MINUTE), NOW + MINUTE))
+    at = NOW + 2 * MINUTE
+    first = reconcile(spoke, listing(at=at), beat(1, at), at)
+    world = applied(spoke, first)
+    assert world.attempts[FIRST].state is AttemptState.INTENDED
+    assert SHOP in first.list_again
+    later = at + timedelta(seconds=12)
+    found = reconcile(world, listing(instance(InstanceState.RUNNING), at=later), beat(1, later), later)
+    assert found.attempts[FIRST].ref is not None
+    assert reconcile(world, listing(at=later), beat(1, later), later).attempts[FIRST].end_reason is EndReason.HOST_LOST
+    again = applied(world, reconcile(world, listing(at=later), beat(2, later), later))
+    again = applied(again, reconcile(again, {}, beat(2, later + MINUTE), later + MINUTE))
+    silent = later + 2 * MINUTE
+    plan = reconcile(again, listing(at=silent), beat(2, silent), silent)
+    assert applied(again, plan).attempts[FIRST].state is AttemptState.INTENDED, "it spoke after the first of the two"
 
 
 def test_a_machine_that_speaks_before_its_launch_is_settled_saves_and_is_booked_when_its_job_is_cancelled() -> None:
