@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import reduce
-from operator import attrgetter
 from typing import Final, TypeVar
 
 import anyio
@@ -146,21 +145,6 @@ class Committed:
     at: datetime
 
 
-_RULED_OF_ATTEMPT: Final = ("state", "ref", "key", "machine_key", "former_key", "end_reason", "ceiling", "quote")
-_RULED_OF_JOB: Final = ("state", "attempts_made")
-_ruled_of_attempt, _ruled_of_job = attrgetter(*_RULED_OF_ATTEMPT), attrgetter(*_RULED_OF_JOB)
-
-
-def keeps_rules(world: World, plan: Plan) -> bool:
-    """Whether the plan changes nothing that `broken_rules` reads: that hosts live is most of what is written."""
-    if plan.intents or plan.sealed:
-        return False
-    jobs, attempts = world.jobs, world.attempts
-    return all(i in jobs and _ruled_of_job(job) == _ruled_of_job(jobs[i]) for i, job in plan.jobs.items()) and all(
-        i in attempts and _ruled_of_attempt(item) == _ruled_of_attempt(attempts[i]) for i, item in plan.attempts.items()
-    )
-
-
 class Commits:
     """The one way in which the daemon changes its state."""
 
@@ -236,7 +220,11 @@ class Commits:
             self._crash(pair[0])
             return committed
 
-        committed = await self._database.tx(work)
+        try:
+            committed = await self._database.tx(work)
+        except BaseException:
+            self._checked = False  # what the check added may not be stored
+            raise
         for pair in chosen:
             self._crash(pair[1])
         return committed
@@ -255,8 +243,8 @@ class Commits:
         if contain:
             plan = set_aside(world, plan, refused, now) if refused else plan
             # What did not change holds as it did; what an older spotd or another program wrote is checked once.
-            is_sound = self._checked and keeps_rules(world, plan)
-            plan, after = (plan, applied(world, plan)) if is_sound else sound(world, plan, now)
+            is_sound = self._checked and plan.is_empty
+            plan, after = (plan, world) if is_sound else sound(world, plan, now)
             self._checked = True
             return Committed(world=after, plan=combine(first, plan), at=now)
         after = applied(world, plan)
@@ -286,8 +274,11 @@ class Commits:
         def list_jobs(tx: Tx) -> None:
             touched.extend(parts(self._plan_and_world(tx, decide, refused, contain=True).plan))
 
-        await self._database.tx(list_jobs)
-        await search(touched)
+        try:
+            await self._database.tx(list_jobs)
+            await search(touched)
+        finally:
+            self._checked = False  # nothing of what was checked here is kept
         return {job: error for job, error in found.items() if job not in refused}
 
     async def _trial(self, decide: DecideWith, refused: Mapping[JobId, str], jobs: Sequence[JobId]) -> str:

@@ -258,13 +258,13 @@ class Tx(Reads):
             InvariantBroken: the plan breaks a rule. The transaction can not be saved any more.
         """
         self.changed.update(plan.jobs, (attempt.job for attempt in plan.attempts))
-        before = self._known.before_write(self._connection)
         try:
+            before = self._known.before_write(self._connection)
             last = write_plan(self._connection, self._memory, plan, self._at_point)
+            self._known.note(self._connection, before, plan)
         except BaseException:
             self.spoiled = True
             raise
-        self._known.note(self._connection, before, plan)
         return last
 
     def _load_world(self, policy: Policy, now: datetime) -> World:
@@ -453,6 +453,7 @@ class Store:
         while self._stale:
             changed = self._stale.popleft()
             self._read_memory.lists.clear()
+            self._read_memory.experience = None
             for job in changed:
                 self._read_memory.jobs.pop(job, None)
 

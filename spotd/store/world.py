@@ -154,7 +154,7 @@ class WorldMemory:
     of its statements past `_count_write`: what neither reads nor begins a transaction is a write. `note` alone says
     which rows a write touched, and they are read again; after each other write everything is. What another connection
     writes moves SQLite's data version (PRAGMA data_version). In PostgreSQL the fence of each transaction proves that no
-    other daemon has led in between; what a person changes there by hand is seen after the next housekeeping. A
+    other daemon has led in between; what a person changes there by hand in a job is not seen while the daemon runs. A
     transaction that fails makes the writer forget everything. A world with rows that cannot be understood is not
     remembered.
     """
