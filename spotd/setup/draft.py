@@ -7,8 +7,8 @@ import re
 import signal
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,10 +26,11 @@ from spotd.daemon.market.guarded import guarded
 from spotd.paths import create_whole
 from spotd.service.main import open_store, provider_settings
 from spotd.setup import SetupRefused
+from spotd.setup.past_prices import PastWeek, past_week
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.spec.problems import BadValue, FileProblems
 from spotd_providers.contract.errors import ProviderError
-from spotd_providers.contract.provider import ProviderPlugin, Services
+from spotd_providers.contract.provider import Provider, ProviderPlugin, Services
 from spotd_providers.contract.values import CheckLine, InstallId
 
 STORE_ACCESS: Final = "store-access"
@@ -253,6 +254,18 @@ class DraftChecks:
         return lines
 
     async def _lines(self, plugin: ProviderPlugin, settings: Any, credential: str | None) -> Sequence[CheckLine]:
+        try:
+            with anyio.fail_after(CHECK_DEADLINE_S):
+                async with self._opened(plugin, settings, credential) as provider:
+                    lines = await provider.check()
+        except ProviderError as exc:
+            return [CheckLine(name="key", ok=False, detail=str(exc) or type(exc).__name__)]
+        except TimeoutError:
+            return [CheckLine(name="key", ok=False, detail=f"no answer within {CHECK_DEADLINE_S:.0f} s")]
+        return lines or [CheckLine(name="key", ok=True, detail="the plugin checks nothing")]
+
+    @asynccontextmanager
+    async def _opened(self, plugin: ProviderPlugin, settings: Any, credential: str | None) -> AsyncIterator[Provider]:
         with tempfile.TemporaryDirectory() as folder:
             services = Services(
                 install=InstallId("init"),
@@ -262,15 +275,21 @@ class DraftChecks:
                 state_dir=Path(folder),
                 credential=credential,
             )
-            try:
-                with anyio.fail_after(CHECK_DEADLINE_S):
-                    async with plugin.open(settings, services) as provider:
-                        lines = await guarded(provider, clock=self._clock, log=_Quiet()).check()
-            except ProviderError as exc:
-                return [CheckLine(name="key", ok=False, detail=str(exc) or type(exc).__name__)]
-            except TimeoutError:
-                return [CheckLine(name="key", ok=False, detail=f"no answer within {CHECK_DEADLINE_S:.0f} s")]
-            return lines or [CheckLine(name="key", ok=True, detail="the plugin checks nothing")]
+            async with plugin.open(settings, services) as provider:
+                yield guarded(provider, clock=self._clock, log=_Quiet())
+
+    def past_week(self) -> PastWeek:
+        """Return what a GPU-hour cost in the last week, by the records of the markets that were chosen."""
+        config, secrets = self.config(), self._with_secrets()
+        markets = {}
+        for one in config.providers:
+            settings = provider_settings(one, config, secrets)
+            if not settings.last_error and not self.is_local(one.name):
+                opened = self._opened(one.plugin, settings.settings, settings.credential)
+                markets[settings.name] = (opened, settings.fee_ppm)
+        with tempfile.TemporaryDirectory() as folder:
+            found = anyio.run(past_week, markets, Path(folder), self._clock.now())
+        return replace(found, notes=tuple(self._redactor.clean(note) for note in found.notes))
 
     def bucket(self) -> str:
         """Write, read and delete an object, and see that hosts can be permitted to write; return what was found.

@@ -212,8 +212,23 @@ class _Questions:
         stderr.note(f"  bucket: {self.checks.bucket()}")
 
     def ask_ceilings(self, given: str | None) -> None:
+        if given is None and self._live and self._has_real and stderr.can_ask():
+            self._show_past_prices()
         question = "Highest $ per GPU-hour, like H100=2.60,RTX_4090=0.40 [each job states its own]"
         self._answer("--ceiling", given, question, self._ceilings, usual="")
+
+    def _show_past_prices(self) -> None:
+        """Show what a ceiling can be chosen by; without it the question is the same."""
+        stderr.note("asking for the prices of the last week, for a minute at most ...")
+        try:
+            found = self.checks.past_week()
+        except SetupRefused as exc:
+            return stderr.note(f"  no past prices: {exc.message}")
+        for line in found.lines:
+            stderr.note(f"  {line}")
+        for note in found.notes or (() if found.lines else ("none of these markets states past prices",)):
+            stderr.note(f"  {note}")
+        return None
 
     def _ceilings(self, text: str) -> None:
         self._draft.ceilings = {gpu.strip(): usd.strip() for gpu, usd in _pairs(text.split(","), "--ceiling").items()}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -115,13 +115,18 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
 
 
 @pytest.fixture(scope="module")
-def vast_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def vast_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VastCloud]:
     free = Quirks(rate_limits=False)
     cloud = VastCloud(tmp_path_factory.mktemp("vast"), clock=REAL_TIME, api_key=SECRETS[0], quirks=free)
     cloud.stock(*some_asks())
-    with serving(VastApi(cloud)) as served:
-        yield served.url
+    yield cloud
     cloud.shut_down()
+
+
+@pytest.fixture(scope="module")
+def vast_url(vast_cloud: VastCloud) -> Iterator[str]:
+    with serving(VastApi(vast_cloud)) as served:
+        yield served.url
 
 
 @pytest.fixture
@@ -218,6 +223,33 @@ def test_a_dead_host_is_said_and_can_be_left_by_ctrl_c(person: Person) -> None:
     assert result.code == 130
     assert "error: vast.ai" in result.err
     assert person.left() == []
+
+
+@pytest.mark.parametrize(
+    ("past", "needs_machine", "shown"),
+    [
+        ({"H100 SXM": 1.72, "RTX 4090": 0.31}, False, "H100_SXM: half of the last week was under $2.064 (on demand)"),
+        ({}, False, "none of these markets states past prices"),
+        ({"H100 SXM": 1.72}, True, "vast states no past prices now"),
+    ],
+    ids=["a week, with the fee of 1.2", "none", "not for this account"],
+)
+def test_past_prices_are_shown_before_a_ceiling_is_asked_for(
+    person: Person,
+    vast: None,
+    vast_cloud: VastCloud,
+    bucket: honest_s3.Honest,
+    past: dict[str, float],
+    needs_machine: bool,
+    shown: str,
+) -> None:
+    person.monkeypatch.setattr(vast_cloud, "past_usd", past)
+    person.monkeypatch.setattr(vast_cloud, "quirks", replace(vast_cloud.quirks, metrics_need_machine=needs_machine))
+    answers = ("vast", SECRETS[0], f"s3://{honest_s3.BUCKET}/lab", bucket.url, "auto", honest_s3.KEY, honest_s3.SECRET)
+    result = person(*answers, "H100=2.60", "25")
+    assert result.code == 0, result.err
+    assert shown in result.err
+    assert set(load(person.config, environ={}).config.ceilings.values()) == {2_600_000}
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2, 6, 7, 8])
