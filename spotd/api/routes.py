@@ -19,7 +19,7 @@ from starlette.requests import Request
 from spotd.api.requests import BudgetChange, FolderContent, JobDraft, read_query, require_known
 from spotd.api.responses import BodyTooLong, Invalid, RefusalCode
 from spotd.api.schemas.bodies import DraftBody, FolderBody
-from spotd.words import PORT_MAX
+from spotd.shell_address import PORT_MAX
 from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.fields import shown
 from spotd_jobs.spec.model import PriceLimit

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from spotd.cli import stderr
+from spotd import words
+from spotd.cli import stderr, stdout
 from spotd.cli.entry import CommandFailed, ExitCode, unusable
 from spotd.cli.inputs.draft import read_draft
 from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
-from spotd.cli.inputs.ranges import PURCHASE, RANGE, SELLS, CeilingRange, ceilings_around, number
+from spotd.cli.inputs.ranges import (
+    PURCHASE,
+    RANGE,
+    SELLS,
+    WHEN,
+    CeilingRange,
+    When,
+    ceilings_around,
+    instants,
+    number,
+)
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.paths import state_dir
-from spotd_jobs.spec.model import JobSpec, MarketChoice, PolicyName
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, MarketChoice, PolicyName
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
 from spotd_jobs.spec.units import parse_duration, parse_size
@@ -26,6 +37,7 @@ from spotd_providers.contract.values import ProviderName
 
 if TYPE_CHECKING:
     from spotd.backtest.result import Result
+    from spotd.backtest.traces import TraceDefaults
     from spotd.config.model import BidsSection, MovesSection
 
 OWN: Final = "own"
@@ -284,3 +296,95 @@ def _own_fees() -> dict[str, int]:
         stderr.warning(f"the fee multipliers are not known and taken to be 1.00: {exc.message}; give --fee vast=1.20")
         return {}
     return {row["name"]: round(row["fee_multiplier"] * 1_000_000) for row in rows}
+
+
+# `history import`: prices of the time before this daemon polled, in the formats of a back-test.
+
+
+KEPT: Final = timedelta(days=90)
+PAGES_MAX: Final = 10_000
+
+
+@click.command("import")
+@click.argument("sources", nargs=-1, required=True, metavar="PROVIDER|FILE|FOLDER...", shell_complete=complete_file)
+@click.option("--since", type=WHEN, metavar="SPAN|INSTANT", help="From then on.  [default: 90d, the longest]")
+@click.option("--sells", type=SELLS, metavar="H100:8", help="What a trace sells, if it does not say.")
+@click.option("--spot-price", type=PURCHASE, metavar="DOLLARS", help="Per hour, of a trace without prices.")
+@click.option("--on-demand-price", type=PURCHASE, metavar="DOLLARS", help="The same on demand.")
+def import_prices(
+    *,
+    sources: Sequence[str],
+    since: When | None,
+    sells: GpuAlternative | None,
+    spot_price: int | None,
+    on_demand_price: int | None,
+) -> None:
+    """Take over past prices: a provider's own records, or recorded lists in the formats that backtest reads.
+
+    They are kept apart from what the daemon polls, count for history and backtest where nothing was polled, and
+    never for a decision. Importing the same twice changes nothing; what came before an interruption stays.
+
+    \b
+    spotctl history import aws
+    spotctl history import prices/ october.csv.gz
+    """
+    daemon = Daemon()
+    known = daemon.providers()
+    until = datetime.fromisoformat(known["now"])
+    begin = instants(daemon, since)[0]
+    first = until - KEPT if begin is None else max(until - KEPT, datetime.fromisoformat(begin))
+    since_s, until_s = int(first.timestamp()), int(until.timestamp())
+    if since_s >= until_s:
+        raise click.UsageError("--since is not before now")
+    providers = {provider["name"] for provider in known["providers"]}
+    for source in sources:
+        # A folder that has the name of a provider is given as ./aws; what is neither, the daemon refuses.
+        if source in providers or not Path(source).exists():
+            _import_provider(daemon, source, since_s)
+            continue
+        from spotd.backtest.traces import TraceDefaults
+
+        defaults = TraceDefaults(sells=sells, spot_price=spot_price, on_demand_price=on_demand_price)
+        _import_list(daemon, Path(source), since_s, until_s, defaults)
+
+
+def _import_list(daemon: Daemon, place: Path, since_s: int, now_s: int, defaults: TraceDefaults) -> None:
+    # Here and not above: the readers of a back-test need the core, a third of a second of imports.
+    from spotd.backtest.imports import read_lists
+    from spotd.backtest.recorded import BacktestRefused
+
+    try:
+        found = read_lists(place, since=since_s, now=now_s, defaults=defaults)
+    except BacktestRefused as exc:
+        raise CommandFailed(exc.message, hint=exc.hint) from exc
+    stored = rejected = 0
+    with stderr.ProgressLine("importing", found.prices, text=str) as line:
+        for body, size in found.requests():
+            answer = daemon.import_offers(body)
+            stored, rejected = stored + answer["prices"], rejected + answer["rejected"]
+            line.add(size)
+    for note in found.notes:
+        stderr.note(words.clean(note))
+    _conclude(str(place), stored, rejected)
+
+
+def _import_provider(daemon: Daemon, name: str, since_s: int) -> None:
+    stored = rejected = pages = 0
+    after = ""
+    with stderr.ProgressLine("importing", None, text=str) as line:
+        while pages < PAGES_MAX:
+            answer = daemon.import_prices(name, since_s, after)
+            stored, rejected, pages = stored + answer["prices"], rejected + answer["rejected"], pages + 1
+            line.add(answer["prices"])
+            after = answer["next"]
+            if not after:
+                return _conclude(name, stored, rejected)
+    raise CommandFailed(
+        f"{name} has sent {PAGES_MAX:,} pages and more to come", hint="import a shorter time: --since 30d"
+    )
+
+
+def _conclude(source: str, stored: int, rejected: int) -> None:
+    stdout.line(f"{words.clean(source)}: {words.count(stored, 'price')} imported")
+    if rejected:
+        stderr.warning(f"{words.count(rejected, 'row')} could not be used")

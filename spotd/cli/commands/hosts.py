@@ -24,7 +24,8 @@ from spotd.cli.entry import CommandFailed, ExitCode
 from spotd.cli.inputs.options import ID, JSON, TABLE, output, require_yes, show_data
 from spotd.cli.views.table import Column
 from spotd.cli.views.table import show as show_table
-from spotd.words import clean, fault_of
+from spotd.shell_address import fault_of
+from spotd.words import clean
 
 SSH_PORT: Final = 22
 KEYSCAN_S: Final = 10

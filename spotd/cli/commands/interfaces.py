@@ -26,7 +26,7 @@ from spotd.cli.entry import CommandFailed, ExitCode, of_state
 from spotd.cli.inputs.options import job_argument, require_extra
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError, DaemonRefused, DaemonUnreachable
-from spotd.words import PORT_MAX, fault_of
+from spotd.shell_address import PORT_MAX, fault_of
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_duration
 

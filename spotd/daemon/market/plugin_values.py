@@ -33,7 +33,7 @@ from spotd.daemon.market.plugin_fields import (
     whole,
     whole_or_none,
 )
-from spotd.words import fault_of
+from spotd.shell_address import fault_of
 from spotd_providers.contract import values
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.kit.shapes import listed_reasons

@@ -32,6 +32,7 @@ GIVEN: dict[str, Any] = {
     "manifest": "ab" * 32, "spans": [(0, 1)], "checkpoint": None, "path": "a", "machine": "m", "what": "job",
     "budget": "1", "ceiling": "1", "draft": {}, "code_sha256": None, "secrets": {}, "pinned": True, "channel": None,
     "name": "imagenet", "root": "{}", "port": 6006,
+    "body": {}, "provider": "aws", "since_s": 0,
 }  # fmt: skip
 ALSO: dict[str, dict[str, Any]] = {"cost": {"ref": "llama"}}
 """Calls that have another target with other arguments."""

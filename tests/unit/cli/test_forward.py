@@ -18,7 +18,7 @@ from anyio.abc import SocketStream
 from spotd.api.handlers import ports as port_handlers
 from spotd.core.domain.states import JobState
 from spotd.daemon.market.guarded import guarded
-from spotd.words import fault_of
+from spotd.shell_address import fault_of
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.provider import PortConnection
 from spotd_providers.contract.values import Capability, InstanceRef, Power

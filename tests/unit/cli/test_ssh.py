@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spotd.daemon.market.guarded import guarded
-from spotd.words import fault_of
+from spotd.shell_address import fault_of
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Capability, InstanceRef, Power, ShellAddress
 from tests.fakes.ssh.sshd import SSHD, real_sshd
