@@ -175,6 +175,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "dict_type": "must be a table",
     "model_type": "must be a table",
     "missing": "is missing",
+    "string_pattern_mismatch": "is empty, too long, or has a character that it does not take",
     "timezone_aware": "needs a time zone, like the Z in 2026-03-02T00:00:00Z",
     "datetime_type": "must be a date and time without quotes, like 2026-03-02T00:00:00Z",
 }
