@@ -135,7 +135,6 @@ def amd_devices(said: Said) -> tuple[list[Device], list[str]]:
                 elif not isinstance(card, dict) or card.get("asic") or card.get("Unique ID"):
                     faults.append("an AMD GPU states no name, memory or serial number")
     return found, faults
-    return found
 
 
 def _amd_card(card: Mapping[str, Any]) -> Device | None:
