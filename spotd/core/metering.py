@@ -214,6 +214,8 @@ def _charge(
 
 UNSEEN_MAX: Final = timedelta(hours=24)
 """Beyond its lease, a machine whose end cannot be confirmed holds its slot and its money for so long."""
+FIRST_LIST_WITHIN: Final = timedelta(seconds=30)
+"""For so long after its provider can be reached, the end of a machine that nothing proves waits for a list."""
 
 
 def lease_and_save(job: Job, policy: Policy) -> timedelta:
@@ -236,6 +238,22 @@ def proven_until(item: Attempt, job: Job, policy: Policy, at: datetime) -> datet
     """Up to when the machine is booked if nothing shows it after this instant."""
     span = outlives(item, job, policy)
     return None if span is None else at + span
+
+
+def needs_list(world: World, intent: Intent, since: datetime, now: datetime) -> bool:
+    """Whether the end of a machine waits for a list, without which it is not known for how long it was paid.
+
+    Once it is ended no list shows that it outlived its lease. So where nothing proves it any longer, as after hours in
+    which its provider was not in the config, the first list goes first, if it comes soon.
+
+    Args:
+        since: from when on this process has reached the provider.
+    """
+    item = None if intent.attempt is None else world.attempts.get(intent.attempt)
+    until = None if item is None else item.meter.until
+    if item is None or until is None or until > now or (item.missing_since is not None and item.missing_since > until):
+        return False
+    return timedelta(0) <= now - since < FIRST_LIST_WITHIN
 
 
 def is_past_lease(item: Attempt, now: datetime) -> bool:

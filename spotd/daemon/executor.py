@@ -30,6 +30,7 @@ from spotd.core.kernel import outcomes
 from spotd.core.kernel.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.core.kernel.quarantine import in_words
+from spotd.core.metering import needs_list
 from spotd.daemon.calls import BidChanges, LaunchRefusal, refusal_of
 from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Decide, Points
 from spotd.daemon.controllers import WakeEvent, backoff_s
@@ -112,6 +113,8 @@ class Executor:
         self._unsaved_ends: dict[IntentId, Intent] = {}
         """Which of these ends were accepted, until the state holds it."""
         self._begun_at: datetime | None = None
+        self._there_since: dict[values.ProviderName, datetime] = {}
+        """Since when the calls of this process reach each provider that the config names."""
         self._changing: set[IntentId] = set()
         """Bids whose change is under way."""
         self._bid_changes = BidChanges(self._provider, self._commit, market, log)
@@ -177,6 +180,7 @@ class Executor:
         """Every machine that is owed its end, and whose time it is, is being ended; each bid that is owed is placed."""
         now = self._clock.now()
         begun_at = self._begun_at = self._begun_at or now
+        self._there_since = {name: self._there_since.get(name, now) for name in self._providers}
         for intent in world.intents.values():
             if intent.kind is IntentKind.CHANGE_BID and intent.state is IntentState.OPEN:
                 self._start_bid(world, intent)
@@ -186,6 +190,8 @@ class Executor:
             if intent.id in self._ending or intent.provider not in self._providers or self._group is None:
                 continue
             if self._retired or is_held_back(world, intent, begun_at, now):
+                continue
+            if needs_list(world, intent, self._there_since[intent.provider], now):
                 continue
             self._ending.add(intent.id)
             self._group.start_soon(self._terminate, intent, name=f"terminate-{intent.id}")

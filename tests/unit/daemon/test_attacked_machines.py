@@ -214,7 +214,7 @@ async def test_two_providers_of_one_account_end_nothing_of_each_other(tmp_path: 
         await rig.until(lambda: not first.not_gone())
 
 
-@pytest.mark.parametrize("open_", ["runs", "left"])
+@pytest.mark.parametrize("open_", ["runs", "left", "left, and its first list fails"])
 async def test_a_provider_that_is_taken_out_of_the_config_and_put_back(tmp_path: Path, open_: str) -> None:
     clock = VirtualClock()
     first, second = Market(clock, offers=[BID]), Market(clock, name=OTHER, offers=[])
@@ -227,7 +227,7 @@ async def test_a_provider_that_is_taken_out_of_the_config_and_put_back(tmp_path:
         if open_ == "held":
             first.set_state(KEY, InstanceState.PAUSED, Loss.OUTBID)
             await rig.until(lambda: "attempt.held" in rig.kinds())
-        if open_ == "left":
+        if open_.startswith("left"):
             hosts.deaf = True
             first.offer_index = [BID, CHEAP]
             await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
@@ -253,6 +253,8 @@ async def test_a_provider_that_is_taken_out_of_the_config_and_put_back(tmp_path:
         await without.clock.sleep(25 * MINUTE)
     back = rig.reborn()
     back.policy.reload(both)
+    if "fails" in open_:
+        first.faults["instances"].append(Unavailable("in a moment"))
     async with at_work(back, hosts):
         await back.clock.sleep(5 * MINUTE)
         assert len(first.not_gone()) + len(second.not_gone()) == 1, back.kinds()
