@@ -25,6 +25,7 @@ from spotd.core.running import (
     RANK,
     VERDICTS,
     Need,
+    VerdictRow,
     claim_of,
     patience_left,
     settle_claims,
@@ -210,7 +211,7 @@ class MachineVerdicts:
         needs, now = VERDICTS[verdict].needs, self._builder.now
         if not needs:
             return ""
-        if self._world.policy.launches_paused:
+        if Need.READINGS in needs and self._world.policy.launches_paused:
             return self._world.policy.launches_paused
         if Need.TARGET in needs and target is not None:
             if job.moves.claim is not None:
@@ -228,8 +229,9 @@ class MachineVerdicts:
         if readings.store_away:
             away = f"the checkpoint store does not take the order: {readings.store_away}"
         else:
-            away = next((words for item in machines if (words := self._provider_away(item.provider))), "")
-        if away:
+            awaited = (item for item in machines if not self._is_given_up(item, VERDICTS[verdict]))
+            away = next((words for item in awaited if (words := self._provider_away(item.provider))), "")
+        if away or Need.READINGS not in needs:
             return away
         current = self._readings(target, machines, reading)
         first = dict(self._with_lists(job, verdict, current).readings)
@@ -252,11 +254,25 @@ class MachineVerdicts:
         wanted = sum(other.spec.resources.nodes for other in others)
         return f"{others[0].spec.name} waits for its place of [budget] machines" if others and wanted >= left else ""
 
+    def _is_given_up(self, item: Attempt, row: VerdictRow) -> bool:
+        """Whether a held machine was waited for longer than its provider may take to answer, and does not."""
+        held_since, readings = item.bidding.held_since, self._market.readings
+        if row.lapses is None or Need.READINGS in row.needs or held_since is None or readings is None:
+            return False
+        due = held_since + self._world.policy.hold_max + row.lapses
+        if self._builder.now < due:
+            self._builder.wake(due)
+            return False
+        return bool(readings.away.get(item.provider)) or item.provider in self._ends_nothing
+
     def _provider_away(self, provider: ProviderName) -> str:
         readings = self._market.readings
         if readings is not None and readings.away.get(provider):
             return f"{provider} does not list its machines: {readings.away[provider]}"
         listed_at = None if readings is None else readings.listed_at.get(provider)
+        if listed_at is None and readings is not None:
+            self._builder.list_again(provider)
+            return f"{provider} has not listed its machines since spotd began"
         if listed_at is not None and self._builder.now - listed_at >= LIST_IS_RECENT:
             self._builder.list_again(provider)
             return f"{provider} has listed its machines {span_words(self._builder.now - listed_at)} ago only"
@@ -331,6 +347,9 @@ class MachineVerdicts:
         if row.reason is None or self.held_back(item, verdict):
             raise InvariantBroken(f"{verdict.value} was not to be given")
         self._given[item.id] = verdict
+        change = builder.intent(bid_intent_id(item.key))
+        if change is not None and change.is_open:
+            builder.put_intent(replace(change, state=IntentState.FAILED, error="its machine is left"))
         if Need.TARGET in row.needs and target is not None:
             job = builder.job(gains.id)
             rate = item.quote.price.total if gains.id == item.id.job else 0

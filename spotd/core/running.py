@@ -17,6 +17,9 @@ there. It is worth an interruption only when all of this holds:
 * the checkpoint store takes the order, or nothing would be saved;
 * the provider of the machine answers, or the machine could not be ended and another one not be begun.
 
+An outbid machine that was waited for long enough is healthy if it woke, so its release needs the last two as well.
+It is given up all the same where its provider does not answer for as long as a silent machine is kept (`lapses`).
+
 A change of a bid and a stop exclude each other: while the answer to one is open, or waits for its second reading, the
 other is not proposed, and no machine is left within `BID_SETTLES` of a change of its bid: it would wake at the new one.
 """
@@ -72,7 +75,8 @@ class VerdictRow:
         yields_to: it is not given in a decision that gives one of these, nor while one of them is open.
         every: least time since the machine began, or since the same was done to it.
         patience_max: how long at most the job waits after a claim that failed.
-        lapses: after so long, the answer to a change of its bid is not waited for any longer.
+        lapses: after so long, the answer to a change of its bid is not waited for any longer: the higher bid counts.
+            One that needs no readings waits as long for what else it needs of its provider, once it could be given.
     """
 
     does: str
@@ -118,8 +122,9 @@ VERDICTS: Final[Mapping[MachineVerdict, VerdictRow]] = {
         seen="that time is over",
         costs="a start and a restore",
         reason=EndReason.OUTBID,
+        needs=frozenset({Need.STORE, Need.PROVIDER}),
         yields_to=_OVER | _BIDS,
-        lapses=timedelta(minutes=20),
+        lapses=timedelta(minutes=35),
     ),
     MachineVerdict.STALL: VerdictRow(
         does="it saves and stops, since its job gets nowhere there",

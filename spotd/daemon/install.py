@@ -173,10 +173,15 @@ def may_claim_at_once(found: LeaseFound | None, me: Holder, take_over: frozenset
 
 def age_of(objects: ObjectStore, install: InstallId, found: LeaseFound) -> timedelta:
     """How long ago the lease was renewed, by the store's own clock."""
+    return store_now(objects, install) - found.info.modified
+
+
+def store_now(objects: ObjectStore, install: InstallId) -> datetime:
+    """Return the store's own clock."""
     key = f"{INSTALLS}{install}.clock"
     now = objects.put(key, b"{}").modified
     objects.delete([key])
-    return now - found.info.modified
+    return now
 
 
 def require_silent(objects: ObjectStore, install: InstallId, found: LeaseFound, own_identity: str) -> None:

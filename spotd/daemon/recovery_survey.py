@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from heapq import nlargest
 from typing import Final
 
@@ -20,6 +20,7 @@ from spotd.daemon.commits import Commits, CrashPoint, StoreThreads
 from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.hosts.host_reader import ReadMemory
 from spotd.daemon.hosts.reader import read_host
+from spotd.daemon.install import store_now
 from spotd.store import StateError as StateError
 from spotd.store.values import from_json, to_json
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
@@ -30,6 +31,8 @@ RECORD_BYTES_MAX: Final = 65_536
 RECORDS_MAX: Final = 10_000
 READ_MAX: Final = 10
 """Of how many unknown attempts of one job that saved anything the checkpoints are read: the newest."""
+WRITTEN_WITHIN: Final = timedelta(minutes=10)
+"""A launch record is no older than this: what is intended may wait for its turn before it is written."""
 RETRY_S: Final = 10.0
 DEADLINE_S: Final = 300.0
 NOT_DONE: Final = "spotd has just started and first asks the checkpoint store which attempts were made"
@@ -237,12 +240,18 @@ def survey_all(objects: ObjectStore, world: World, now: datetime, read: HostRead
         StoreUnavailable: the store does not answer.
     """
     found = []
+    ahead: timedelta | None = None
     for job in world.jobs.values():
         if job.state.is_final:
             continue
-        unknown = _unknown(objects, job)
-        if not unknown:
+        numbers = _numbers_after(objects, job.id, job.attempts_made)
+        if not numbers:
             continue
+        ahead = now - _store_now(objects, world.policy, now) if ahead is None else ahead
+        unknown = [
+            Unknown(number=number, record=_dated(launch_record(objects, job.id, number), written_at + ahead, now))
+            for number, written_at in sorted(numbers.items())
+        ]
         counting = next((a for a in world.attempts_of(job.id) if a.state.counts), None)
         status = None if counting is None else read(objects, counting, job, now)
         checkpoints = () if status is None else status.checkpoints
@@ -269,9 +278,24 @@ def survey_one(
     return next(iter(survey_all(objects, world, now, read)), None)
 
 
-def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:
-    numbers = _numbers_after(objects, job.id, job.attempts_made)
-    return [Unknown(number=number, record=launch_record(objects, job.id, number)) for number in sorted(numbers)]
+def _store_now(objects: ObjectStore, policy: Policy, now: datetime) -> datetime:
+    try:
+        return store_now(objects, policy.install)
+    except StoreError:
+        return now  # it may only be read: its clock is taken to be right
+
+
+def _dated(record: LaunchRecord | None, written_at: datetime, now: datetime) -> LaunchRecord | None:
+    """Return the record with the date that its age by the store's clock gives it, unless its own agrees with that.
+
+    A record is written right before its launch. The clock of this computer may have been set since, in either
+    direction: that moves every date of the state and none in the store, and no such date may make hours that are
+    booked.
+    """
+    if record is None:
+        return None
+    is_near = abs(record.intended_at - written_at) <= WRITTEN_WITHIN
+    return replace(record, intended_at=min(record.intended_at if is_near else written_at, now))
 
 
 def used_numbers(objects: ObjectStore, job: JobId) -> set[int]:
@@ -280,15 +304,18 @@ def used_numbers(objects: ObjectStore, job: JobId) -> set[int]:
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    return _numbers_after(objects, job, 0)
+    return set(_numbers_after(objects, job, 0))
 
 
-def _numbers_after(objects: ObjectStore, job: JobId, known: int) -> set[int]:
-    """Return the numbers above this one that were used, of very many the highest: the newest one may compute."""
+def _numbers_after(objects: ObjectStore, job: JobId, known: int) -> dict[int, datetime]:
+    """Return the numbers above this one that were used, and when by the store's clock.
+
+    Of very many the highest, since the newest one may compute.
+    """
     listed = objects.list(object_keys.launches_prefix(job))
-    names = (info.key.rpartition("/")[2].removesuffix(".json") for info in listed)
-    numbers = (int(name) for name in names if name.isascii() and name.isdecimal())
-    return set(nlargest(RECORDS_MAX, (number for number in numbers if number > known)))
+    names = ((info.key.rpartition("/")[2].removesuffix(".json"), info.modified) for info in listed)
+    numbers = ((int(name), at) for name, at in names if name.isascii() and name.isdecimal())
+    return dict(nlargest(RECORDS_MAX, ((number, at) for number, at in numbers if number > known)))
 
 
 def launch_record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | None:

@@ -77,6 +77,7 @@ class Mishaps:
             self.rows_luck.choice(self.clouds).spoil = WrongRows(self.rows_luck)
         if Hazard.RESTORED in self.hazards:
             self.daemon.records = records = Records()
+            records.now = lambda: self.daemon.true
             records.can_read = lambda: self.daemon.can_read
             records.can_write = lambda: self.daemon.can_write
         if Hazard.HASTY in self.hazards:

@@ -108,9 +108,6 @@ def spending(result: Result) -> Iterator[str]:
             yield from booked_unseen(result, item, m, cloud, booked[item.id])
             continue
         back = [at for _, at in result.daemon.told.restored if m.born < at]
-        if back and Hazard.CLOCK_STEPS in result.shape.hazards:
-            # By a clock that is behind, a former life bought it in the future: it is booked from when it is found.
-            may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), learnt(cloud, back[-1], m.born) - m.born)
         may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), ran_as_stray(m, cloud, result.ended_at))
         may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), ran_unheard(m, cloud, back))
         off = booked[item.id] - m.billed

@@ -39,6 +39,7 @@ class Ordered:
         is_bid_open: whether a change of its bid was under way.
         is_of_one_page: a leap that one page alone has stated leads to the order.
         is_well: it computed at that moment.
+        held_since: since when it was waited for as an outbid machine, by the clock of the daemon.
         target: the machine for which it was to stop, where it is known.
     """
 
@@ -53,6 +54,7 @@ class Ordered:
     is_bid_open: bool
     is_of_one_page: bool
     is_well: bool
+    held_since: datetime | None
     target: str
 
 
@@ -179,6 +181,7 @@ class Orders:
             is_bid_open=change is not None and change.is_open,
             is_of_one_page=is_of_one_page,
             is_well=m is not None and m.alive and not m.dumb and (m.exit_at is None or m.exit_at > daemon.true),
+            held_since=None if item.bidding.held_since is None else item.bidding.held_since - daemon.off,
             target=job.moves.host if is_move else "",
         )
 

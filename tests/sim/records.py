@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
@@ -24,7 +24,9 @@ class Records:
     """So much of an object store as launch records need, in memory: no backup of the state takes anything from it."""
 
     def __init__(self) -> None:
-        self._held: dict[str, bytes] = {}
+        self._held: dict[str, tuple[bytes, datetime]] = {}
+        self.now: Callable[[], datetime] = lambda: LONG_AGO
+        """The store's own clock, which is right."""
         self.can_read: Callable[[], bool] = lambda: True
         self.can_write: Callable[[], bool] = lambda: True
 
@@ -33,14 +35,19 @@ class Records:
             raise StoreUnavailable("it takes no writes")
         if create_only and key in self._held:
             raise Conflict(key)
-        self._held[key] = data
+        self._held[key] = data, self.now()
         return self._info(key)
 
     def get(self, key: str, *, bytes_max: int) -> bytes:
         if key not in self._held:
             raise ObjectMissing(key)
-        assert len(self._held[key]) <= bytes_max
-        return self._held[key]
+        data, _ = self._held[key]
+        assert len(data) <= bytes_max
+        return data
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._held.pop(key, None)
 
     def head(self, key: str) -> ObjectInfo | None:
         return self._info(key) if key in self._held else None
@@ -51,7 +58,7 @@ class Records:
         return iter([self._info(key) for key in sorted(self._held) if key.startswith(prefix)])
 
     def _info(self, key: str) -> ObjectInfo:
-        return ObjectInfo(key=key, size=len(self._held[key]), etag="", modified=LONG_AGO)
+        return ObjectInfo(key=key, size=len(self._held[key][0]), etag="", modified=self._held[key][1])
 
     @property
     def store(self) -> ObjectStore:

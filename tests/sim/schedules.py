@@ -88,7 +88,8 @@ def out_of_window(result: Result) -> Iterator[str]:
         # A host that cannot be told ends itself when its lease is over, and may be uploading then.
         may = policy.lease + spec.checkpoint.stop_grace + policy.save_allowance + ENDED_WITHIN
         may += sum((over - since for since, over in told.full if over > shut), timedelta(0))
-        computed = [min(end, m.exit_at or end) for _, end in m.spans]
+        ends = [(begin, min(end, m.exit_at or end)) for begin, end in m.spans]
+        computed = [end for begin, end in ends if begin < end]  # one that woke after its end computed nothing
         if computed and max(computed) > shut + may and not is_open(spec.schedule, max(computed) - may):
             yield f"{m.key} computed until {max(computed)}, its window closed {shut}"
         late = (m.died or result.ended_at) - shut

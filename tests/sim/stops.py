@@ -18,6 +18,8 @@ from tests.sim.schedules import is_quiet, machine_of
 A_CYCLE: Final = timedelta(seconds=10)
 KNOWN_AFTER: Final = timedelta(minutes=3)
 """An outage that is as old is known."""
+HELD_AWAY_MAX: Final = timedelta(minutes=34)
+"""An outbid machine that was held for so long beyond its time is given up though its provider does not answer."""
 IN_VAIN_MAX: Final = 3
 """Voluntary stops for one target that refuses each time, in `IN_VAIN_WITHIN`."""
 IN_VAIN_WITHIN: Final = timedelta(hours=8)
@@ -66,7 +68,10 @@ def while_away(result: Result) -> Iterator[str]:
     for stop in result.daemon.orders.stops:
         if not stop.is_well:
             continue
-        for what, since in (("store", stop.store_away_since), ("provider", stop.provider_away_since)):
+        held_max = result.daemon.world.policy.hold_max + HELD_AWAY_MAX
+        is_given_up = stop.held_since is not None and stop.at - stop.held_since >= held_max
+        provider_away_since = None if is_given_up else stop.provider_away_since
+        for what, since in (("store", stop.store_away_since), ("provider", provider_away_since)):
             if since is not None and stop.at - since >= KNOWN_AFTER:
                 yield f"{stop.key} was stopped at {stop.at}, its {what} was away since {since}: {stop.detail}"
 

@@ -6,17 +6,21 @@ import shutil
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from spotd.api.requests import JobQuery
 from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys, recovery_survey
 from spotd.daemon.recovery_survey import NOT_DONE, RecoverySurvey
 from spotd.store import Store
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from tests.sim.records import Records
+from tests.unit.core.builders import INSTALL, NOW, world_with
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Shop
@@ -327,3 +331,51 @@ async def test_an_order_to_stop_does_not_wait_for_the_store(tmp_path: Path, monk
     await rig.control_loop.adopt()
     await rig.grant_writer.reconcile_once()
     assert rig.grant(name, 1).orders.stop is not None
+
+
+EIGHT: Final = timedelta(hours=8)
+
+
+@pytest.mark.parametrize("off_now", [timedelta(0), -EIGHT, EIGHT], ids=["right now", "behind now", "ahead now"])
+@pytest.mark.parametrize("off_then", [timedelta(0), -EIGHT, EIGHT], ids=["right then", "behind then", "ahead then"])
+def test_a_record_of_a_clock_that_was_set_since_is_as_old_as_the_store_shows(
+    off_then: timedelta, off_now: timedelta
+) -> None:
+    """World 97016: a machine of 13 minutes was booked for 8 hours before it."""
+    records, age = Records(), 3 * EIGHT + timedelta(minutes=1)
+    world = world_with(AttemptState.RUNNING)
+    [item] = world.attempts.values()
+    second = replace(item, id=AttemptId(job=item.id.job, number=2), key=attempt_key(INSTALL, item.id.job, 2))
+    records.now = lambda: NOW - age
+    recovery_survey.use_number(records.store, replace(second, intended_at=NOW - age + off_then))
+    records.now = lambda: NOW
+    [found] = recovery_survey.survey_all(records.store, world, NOW + off_now, lambda *_: None)
+    [one] = found.unknown
+    assert one.record is not None
+    assert one.record.intended_at == NOW + off_now - age
+
+
+@pytest.mark.parametrize("minutes", [-9, 0, 9])
+def test_a_record_that_waited_for_its_turn_keeps_its_date_and_none_is_in_the_future(minutes: int) -> None:
+    records = Records()
+    world = world_with(AttemptState.RUNNING)
+    [item] = world.attempts.values()
+    second = replace(item, id=AttemptId(job=item.id.job, number=2), key=attempt_key(INSTALL, item.id.job, 2))
+    records.now = lambda: NOW
+    recovery_survey.use_number(records.store, replace(second, intended_at=NOW + timedelta(minutes=minutes)))
+    [found] = recovery_survey.survey_all(records.store, world, NOW, lambda *_: None)
+    assert found.unknown[0].record is not None
+    assert found.unknown[0].record.intended_at == NOW + timedelta(minutes=min(0, minutes))
+
+
+def test_where_the_store_takes_no_writes_a_record_is_as_old_as_by_the_clock_of_now() -> None:
+    records = Records()
+    world = world_with(AttemptState.RUNNING)
+    [item] = world.attempts.values()
+    second = replace(item, id=AttemptId(job=item.id.job, number=2), key=attempt_key(INSTALL, item.id.job, 2))
+    records.now = lambda: NOW - EIGHT
+    recovery_survey.use_number(records.store, replace(second, intended_at=NOW - 2 * EIGHT))
+    records.can_write = lambda: False
+    [found] = recovery_survey.survey_all(records.store, world, NOW, lambda *_: None)
+    assert found.unknown[0].record is not None
+    assert found.unknown[0].record.intended_at == NOW - EIGHT

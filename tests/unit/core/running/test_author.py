@@ -24,6 +24,7 @@ from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken
 from spotd.core.domain.world import World
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.running import (
+    BID_CHANGES,
     BID_SETTLES,
     LASTS,
     PATIENCE_FIRST,
@@ -282,6 +283,69 @@ def test_no_limit_of_an_owner_waits_for_anything(scene: Scene, reason: EndReason
     away = facts(*offers, store_away="away", away={SHOP: "away"})
     assert reason is not EndReason.BUDGET_PAUSED
     assert EndReason.BUDGET_PAUSED in stops(decide(broke, away, NOW))
+
+
+def releasing(**changes: Any) -> World:
+    """A held machine whose time was over a minute ago."""
+    world, _ = leaving()
+    [item] = world.attempts.values()
+    since = NOW - world.policy.hold_max - MINUTE
+    item = replace(item, bidding=replace(item.bidding, held_since=since), **changes)
+    return replace(world, attempts={item.id: item})
+
+
+GIVEN_UP: Final = VERDICTS[MachineVerdict.RELEASE].lapses or timedelta(0)
+OUT_OF_REACH: dict[str, tuple[dict[str, Any], bool]] = {
+    "the store": ({"store_away": "does not answer"}, False),
+    "its provider": ({"away": {SHOP: "does not answer"}}, True),
+    "its provider, listed long ago": ({"away": {SHOP: "no key"}, "listed_at": NOW - timedelta(hours=9)}, True),
+    "a list that was not asked for again": ({"listed_at": NOW - LIST_IS_RECENT}, False),
+}
+
+
+@every(("away", "lapses"), OUT_OF_REACH.values(), ids=OUT_OF_REACH)
+def test_a_release_waits_for_what_every_stop_of_a_machine_that_may_run_needs(
+    away: dict[str, Any], *, lapses: bool
+) -> None:
+    """It may have woken since it was listed: then it saves, or it was ended for nothing."""
+    world = releasing()
+    assert stops(decide(world, facts(), NOW)) == [EndReason.OUTBID]
+    assert stops(decide(world, facts(**away), NOW)) == []
+    just_before = NOW - MINUTE + GIVEN_UP - timedelta(microseconds=1)
+    shift = {"listed_at": just_before - (NOW - away["listed_at"])} if "listed_at" in away else {}
+    assert stops(decide(world, facts(at=just_before, **away | shift), just_before)) == []
+    over = NOW - MINUTE + GIVEN_UP
+    shift = {"listed_at": over - (NOW - away["listed_at"])} if "listed_at" in away else {}
+    found = stops(decide(world, facts(at=over, **away | shift), over))
+    assert found == ([EndReason.OUTBID] if lapses else []), "it is given up as a silent machine, if it was asked for"
+
+
+def test_nothing_is_stopped_before_its_provider_has_listed_its_machines_since_the_start() -> None:
+    world, unlisted = releasing(), replace(facts(), readings=Readings())
+    plan = decide(world, unlisted, NOW)
+    assert stops(plan) == []
+    assert SHOP in plan.list_again
+
+
+@pytest.mark.parametrize("state", [IntentState.OPEN, IntentState.SENT, IntentState.UNKNOWN])
+def test_a_machine_is_released_once_the_change_of_its_bid_is_settled(state: IntentState) -> None:
+    world = releasing()
+    [item] = world.attempts.values()
+    change = Intent(
+        id=bid_intent_id(item.key),
+        kind=IntentKind.CHANGE_BID,
+        provider=SHOP,
+        key=item.key,
+        state=state,
+        created_at=NOW - GIVEN_UP + MINUTE,
+        attempt=item.id,
+    )
+    world = replace(world, intents={change.id: change})
+    assert stops(decide(world, facts(), NOW)) == []
+    over = NOW + MINUTE
+    plan = decide(world, facts(at=over), over)
+    assert stops(plan) == [EndReason.OUTBID]
+    assert not plan.intents[change.id].is_open, "it is not left while its bid is changed"
 
 
 # --- a target that refuses -------------------------------------------------------------------------------------------
@@ -599,6 +663,9 @@ def test_the_table_is_whole() -> None:
         is_voluntary = verdict in VOLUNTARY_STOPS
         assert is_voluntary is ({Need.READINGS, Need.STORE, Need.PROVIDER} <= row.needs)
         assert is_voluntary <= (MachineVerdict.STOP in row.yields_to)
+        if row.reason is not None:  # a stop that no limit of its owner demands: the machine may run
+            assert {Need.STORE, Need.PROVIDER} <= row.needs
+            assert row.yields_to >= BID_CHANGES
         for other in row.yields_to - {MachineVerdict.RAISE, MachineVerdict.LOWER}:
             if verdict not in {MachineVerdict.RAISE, MachineVerdict.LOWER}:
                 assert RANK[other] < RANK[verdict], f"{verdict} yields to {other}, which comes later"
