@@ -207,13 +207,25 @@ IMAGE_CHARS_MAX: Final = 1024
 DISK_GB_MIN: Final = 20
 """Below it, unpacking a large image can fail."""
 UNEXPLAINED_MAX: Final = 3
+DIRECT_SSH: Final = """\
+(d=$(PATH=$PATH:/usr/sbin:/sbin command -v sshd) && [ -n "$PUBLIC_KEY" ] || exit
+umask 077; w=/run/spotd-ssh; rm -rf $w; mkdir -p /run/sshd $w && printf '%s\\n' "$PUBLIC_KEY" >$w/keys || exit
+ssh-keygen -q -t ed25519 -N '' -f $w/host && env -i "PATH=$PATH" "$d" -f /dev/null -p 22 -h $w/host \\
+  -o AuthorizedKeysFile=$w/keys -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no \\
+  -o 'Subsystem=sftp internal-sftp') >/dev/null 2>&1 </dev/null || :
+"""
+"""Starts the image's ssh server, if it has one, for the keys that RunPod put in, and takes no password.
+
+It sees nothing of the environment, where RunPod puts the pod's own key. Whatever fails here, the job starts.
+"""
 
 
 def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, Any]:
     """Build the pod to create. The schema is closed, so it holds only what is needed.
 
-    No `mounts` (nothing outlives the machine but checkpoints), no `ports` (hosts only call out), no `env` (secrets
-    have no business there). `args` goes to the image's ENTRYPOINT; almost every image runs what it is given.
+    No `mounts` (nothing outlives the machine but checkpoints), no `env` (secrets have no business there), and of
+    `ports` that of ssh alone, where it is wanted (hosts only call out). `args` goes to the image's ENTRYPOINT; almost
+    every image runs what it is given.
 
     Raises:
         RequestRejected: it can not be asked for.
@@ -238,11 +250,15 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
         "gpu": gpu,
         "disk": max(request.disk_gb, DISK_GB_MIN),
     }
+    script = request.start_script
+    if settings.direct_ssh:
+        body |= {"ports": ["22/tcp"], "startSsh": True}
+        script = DIRECT_SSH + script
     if settings.override_entrypoint:
         body["entrypoint"] = ["/bin/sh", "-c"]
-        body["cmd"] = [request.start_script]
+        body["cmd"] = [script]
     else:
-        body["args"] = shlex.join(["/bin/sh", "-c", request.start_script])
+        body["args"] = shlex.join(["/bin/sh", "-c", script])
     if settings.data_centers:
         body["dataCenterIds"] = list(settings.data_centers)
     if settings.registry is not None:

@@ -78,7 +78,8 @@ async def _creates(client: RunpodClient) -> list[CheckLine]:
 
 
 NO_PORTS: Final = (
-    "RunPod's door carries a shell and no ports; that would need an ssh server in the image, and its port 22 mapped"
+    "RunPod's own way in carries a shell and no ports; with direct_ssh = true, pods that start afterwards are reached "
+    "by ssh with your own key, if their image has an ssh server"
 )
 CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.LOGS,
@@ -146,7 +147,10 @@ class RunpodProvider(ProviderTemplate):
         return last_lines(found, lines)
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
-        """Return RunPod's own door to the pod, which needs nothing in the image; else the pod's mapped port."""
+        """Return the pod's mapped port where `direct_ssh` is set and there is one; else RunPod's own way in.
+
+        That one needs nothing in the image, and carries no ports.
+        """
         await self._require_ours(ref)
         pod_id = str(ref.instance_id)
         row = row_or_none(PodRow, await self._row(ref))
@@ -154,7 +158,8 @@ class RunpodProvider(ProviderTemplate):
             raise Unavailable(f"RunPod does not show pod {pod_id} as ours")
         if row.status != "RUNNING":
             raise Unavailable(f"pod {pod_id} does not run yet")
-        door = None if row.ssh is None else row.ssh.proxy or row.ssh.direct
+        ways = [] if row.ssh is None else [row.ssh.proxy, row.ssh.direct]
+        door = next(filter(None, reversed(ways) if self._settings.direct_ssh else ways), None)
         if door is None:
             raise Unavailable(
                 f"RunPod names no shell of pod {pod_id}; it needs a public key at console.runpod.io/user/settings, "

@@ -310,6 +310,13 @@ class RunpodSettings(ApiSettings):
         default=False,
         description="Replace the image's ENTRYPOINT, for images whose own does not run what it is given.",
     )
+    direct_ssh: bool = Field(
+        default=False,
+        description=(
+            "Map port 22 and start the image's ssh server for the public keys of your account, so that spotctl forward "
+            "and scp reach the pod."
+        ),
+    )
 
     @property
     def clouds(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
 from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, InstanceState, Loss
 from spotd_providers.runpod.listing import as_instance
-from spotd_providers.runpod.offers import PROVIDER
+from spotd_providers.runpod.offers import DIRECT_SSH, PROVIDER
 from spotd_providers.runpod.plugin import RunpodProvider
 from spotd_providers.runpod.wire import PodRow
 from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Failure, Quirks
+from tests.fakes.runpod.pods import PUBLIC_IP
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.runpod.harness import RunpodHarness
 from tests.unit.providers.runpod.stories import cheapest, play
@@ -296,3 +298,22 @@ def test_a_running_pod_gives_a_shell_by_runpods_own_door(tmp_path: Path) -> None
             await provider.shell(ref)
 
     play(tmp_path, story)
+
+
+def test_with_direct_ssh_the_mapped_port_is_named_and_carries_ports(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        launched = await provider.launch(h.request(await cheapest(h, provider)))
+        ref = launched.instance.ref
+        await h.settle()
+        h.cloud.advance()
+        found = await provider.shell(ref)
+        pod = h.cloud.pods[ref.instance_id]
+        assert (found.host, found.port, found.user) == (PUBLIC_IP, pod.mapped_ports()[0]["public"], "root")
+        assert not found.no_ports
+        assert shlex.split(pod.body["args"])[-1].startswith(DIRECT_SSH)
+        h.cloud.quirks.edit_pod[ref.instance_id] = {"ssh": {"proxy": pod._proxy(), "direct": None}}
+        found = await provider.shell(ref)
+        assert found.host == "ssh.runpod.io", "its port is not mapped yet"
+        assert "direct_ssh = true" in found.no_ports
+
+    play(tmp_path, story, direct_ssh=True)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,10 +15,11 @@ import pytest
 from spotd_jobs.start import start_script
 from spotd_jobs.wire.grant import EndMethod, Grant, GrantStopOrder, Orders, SelfTerminate
 from spotd_providers.local.hosts import Machines
-from spotd_providers.runpod.offers import SCRIPT_BYTES_MAX
+from spotd_providers.runpod.offers import DIRECT_SSH, SCRIPT_BYTES_MAX
 from spotd_providers.runpod.plugin import RunpodProvider
 from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Phase, Pod, Quirks
+from tests.fakes.ssh.sshd import SSHD
 from tests.integration.runner.images import image_with, pythons
 from tests.integration.runner.rig import Rig
 from tests.unit.providers.local.waiting import until
@@ -94,3 +101,42 @@ def test_a_pod_that_starts_again_after_its_job_is_done_runs_nothing_and_ends_its
             assert said(rig) == "ran\n"
 
     play(tmp_path, story, Quirks(requests_a_minute=5000, restarts=restarts))
+
+
+@pytest.mark.skipif(SSHD is None or os.getuid() != 0, reason="needs openssh-server and root, as in a pod")
+@pytest.mark.parametrize("has_key", [True, False])
+def test_the_images_ssh_server_takes_the_accounts_key_alone_and_sees_no_environment(
+    tmp_path: Path, has_key: bool
+) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "mine")], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    place = Path("/run") / f"spotd-ssh-{os.getpid()}"
+    script = DIRECT_SSH.replace("/run/spotd-ssh", str(place)).replace("-p 22", f"-p {port} -o PidFile={place}/pid")
+    key = (tmp_path / "mine.pub").read_text().strip() if has_key else ""
+    environment = {"PATH": os.environ["PATH"], "PUBLIC_KEY": key, "RUNPOD_API_KEY": "canary"}
+    try:
+        started = subprocess.run(
+            ["/bin/sh", "-ec", f"{script}echo job"], env=environment, capture_output=True, check=True
+        )
+        assert started.stdout == b"job\n", "the job starts whatever became of the ssh server"
+        if not has_key:
+            assert not place.exists()
+            return
+        assert _login(port, tmp_path / "other").returncode != 0
+        done = _login(port, tmp_path / "mine")
+        assert done.returncode == 0, done.stderr
+        assert "canary" not in done.stdout
+        server = int((place / "pid").read_text())
+        assert b"canary" not in Path(f"/proc/{server}/environ").read_bytes()
+    finally:
+        with suppress(OSError, ValueError):
+            os.kill(int((place / "pid").read_text()), signal.SIGTERM)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _login(port: int, identity: Path) -> subprocess.CompletedProcess[str]:
+    options = ["BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "IdentitiesOnly=yes"]
+    command = ["ssh", "-F", "none", "-p", str(port), "-i", str(identity), *(f"-o{option}" for option in options)]
+    return subprocess.run([*command, "root@127.0.0.1", "env"], capture_output=True, text=True, check=False, timeout=60)
