@@ -291,12 +291,14 @@ def count(number: int, noun: str) -> str:
 def gpu_text(machine: Mapping[str, Any]) -> str:
     """Return the GPUs of a job, an attempt or a quote, as a job file would ask for them.
 
-    Of a job without a machine these are all that it would take.
+    Of a job without a machine these are all that it would take. `2 x H100:8` are two machines.
     """
     if machine["provider"] is None and machine.get("gpu_wanted"):
         return str(machine["gpu_wanted"])
-    count = f":{machine['gpu_count']}" if machine["gpu_count"] else ""
-    return f"{machine['gpu']}{count}" if machine["gpu"] else NOTHING
+    nodes = machine.get("nodes", 1)
+    count = f":{machine['gpu_count'] // nodes}" if machine["gpu_count"] else ""
+    several = f"{nodes} x " if nodes > 1 else ""
+    return f"{several}{machine['gpu']}{count}" if machine["gpu"] else NOTHING
 
 
 def ceiling_text(detail: Mapping[str, Any]) -> str:

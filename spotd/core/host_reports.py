@@ -297,7 +297,7 @@ def _running(builder: PlanBuilder, attempt_id: AttemptId) -> None:
         builder.move_job(
             job.id,
             JobState.RUNNING,
-            f"runs on {machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}{resumed}",
+            f"runs on {machine_words(offer.gpu, offer.gpu_count, offer.nodes)} at {offer.provider}{resumed}",
             started_at=job.started_at or builder.now,
             image_errors=0,
         )

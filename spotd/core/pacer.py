@@ -319,7 +319,7 @@ def infeasible(job: Job, offers: Iterable[Offer], now: datetime) -> Infeasible |
     where = (
         "a machine of speed 1.0"
         if offer is None
-        else f"{machine_words(offer.gpu, offer.gpu_count)}, the fastest that fits"
+        else f"{machine_words(offer.gpu, offer.gpu_count, offer.nodes)}, the fastest that fits"
     )
     needed = f"{span_words(fastest)} of work on {where}"
     if schedule.max_duration is not None and fastest > schedule.max_duration:

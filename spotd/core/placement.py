@@ -20,7 +20,7 @@ from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import pause_left
 from spotd.core.domain.intents import JobId
-from spotd.core.domain.jobs import Job, disk_gb_for, target_words
+from spotd.core.domain.jobs import Job, disk_gb_for, sized, target_words
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import RENTING, TAKING, PassedOver, Verdict, VerdictKind, World, launch_rows
@@ -174,10 +174,21 @@ class JobPlacement:
             self._wait(job, *gate)
             return
         if not self._is_pressed(job):
-            self._choose(job)
+            self._choose(self._with_most_machines(job))
             return
         with self.catalogue.pressed():
-            self._choose(job)
+            self._choose(self._with_most_machines(job))
+
+    def _with_most_machines(self, job: Job) -> Job:
+        """Return the job with as many machines of its range as it could have now; with the fewest if none could."""
+        wanted = job.spec.resources
+        for nodes in wanted.sizes if wanted.nodes_max else ():
+            other = sized(job, nodes)
+            if machines_in_use_limit(self, other) is not None or self.catalogue.is_scarce(nodes):
+                continue
+            if self._could_start(other) is not None:
+                return other
+        return sized(job, wanted.nodes)
 
     def _takes_over(self, job: Job, gate: TurnWait | None) -> bool:
         """Whether the job gets a machine that waits for one; that has its place among the machines in use already."""
@@ -327,7 +338,12 @@ class JobPlacement:
         return None
 
     def quotes(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
-        """Each of the quotes that would be admitted for this job now, but for its budgets, best first."""
+        """Each of the quotes that would be admitted for this job now, but for its budgets, best first.
+
+        While it runs, of as many machines as it has.
+        """
+        has = (item.quote.offer.nodes for item in self.attempts_by_job.get(job.id, ()) if item.state.counts)
+        job = sized(job, next(has, job.spec.resources.nodes))
         return self._carried_quotes(job, self._free_offers(job)[0], defaultdict(int))
 
     def _carried_quotes(
@@ -374,8 +390,10 @@ class JobPlacement:
         item = replace(item, save_every=advice_at_launch(job, agreed.offer, self.world, self.now))
         self.builder.put_attempt(item)
         self.builder.put_intent(intent)
-        begins = TAKING if agreed.is_own else RENTING
+        begins, wanted = TAKING if agreed.is_own else RENTING, known.spec.resources
         sentence = f"{begins}{quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
+        if wanted.nodes_max and agreed.offer.nodes < wanted.nodes_max:
+            sentence += f"; no more of {wanted.nodes_words} machines fit price, budgets and what is free"
         sentence += target_words(job.moves, job.attempts_made, agreed) + self.catalogue.hurry_words(agreed.offer)
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"
@@ -388,10 +406,10 @@ class JobPlacement:
         self, job: Job, item: Attempt, agreed: Quote, ceiling: MicroUsdPerGpuHour, sentence: str
     ) -> None:
         """Record that the job has this machine, and promise its money."""
-        rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
-        self.builder.put_job(
-            replace(self.builder.job(job.id), attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low))
-        )
+        known = self.builder.job(job.id)
+        fewest = agreed.price.total * known.spec.resources.nodes // agreed.offer.nodes
+        rate_low = MicroUsdPerHour(fewest if job.rate_low is None else min(job.rate_low, fewest))
+        self.builder.put_job(replace(known, attempts_made=item.id.number, rate_low=rate_low))
         self.builder.move_job(job.id, JobState.PROVISIONING, sentence)
         self.builder.event(
             "attempt.intended",

@@ -468,7 +468,7 @@ def quote_words(quote: Quote) -> str:
     bidding = "" if floor is None else "bidding "
     wins = "" if floor is None else f" (lowest winning bid {per_gpu_words(floor)})"
     return (
-        f"{machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}{place}, {market_word(quote)},"
+        f"{machine_words(offer.gpu, offer.gpu_count, offer.nodes)} at {offer.provider}{place}, {market_word(quote)},"
         f" {bidding}{per_gpu_words(quote.price.per_gpu)}{wins}"
     )
 
@@ -478,8 +478,10 @@ def market_word(quote: Quote) -> str:
     return OWN if quote.is_own else quote.offer.market.value
 
 
-def machine_words(gpu: str, gpu_count: int) -> str:
-    """`8 x H100`, or that it has none."""
+def machine_words(gpu: str, gpu_count: int, nodes: int = 1) -> str:
+    """`8 x H100`, or that it has none; `2 machines with 4 x H100` of several."""
+    if nodes > 1:
+        return f"{nodes} machines with {machine_words(gpu, gpu_count // nodes)}"
     return f"{gpu_count} x {gpu}" if gpu_count else "a machine without a GPU"
 
 
@@ -493,7 +495,7 @@ def lowest_winning(quote: Quote) -> MicroUsdPerGpuHour | None:
 def wanted_words(wanted: Resources) -> str:
     """`8 x H100 or 4 x A100_80GB`, or what stands for names; `2 machines with 8 x H100` of several."""
     if wanted.nodes > 1:
-        return f"{wanted.nodes} machines with {wanted_words(replace(wanted, nodes=1))}"
+        return f"{wanted.nodes_words} machines with {wanted_words(replace(wanted, nodes=1, nodes_max=None))}"
     if wanted.gpu:
         return " or ".join(f"{one.count} x {one.name}" for one in wanted.gpu)
     if wanted.min_vram_mb is not None:

@@ -322,7 +322,8 @@ def move_words(there: Quote, found: Comparison, rate_here: MicroUsdPerHour) -> s
     left = f"the {span} that are left" if found.is_estimate else f"the next {span}, since it is not known what is left"
     price, before = as_usd(running_rate(there)), as_usd(rate_here)
     return (
-        f"{machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}/{offer.host_id or offer.offer_id} for"
-        f" ${price:.4f} per hour instead of ${before:.4f}: {dollar_words(found.moving)}"
+        f"{machine_words(offer.gpu, offer.gpu_count, offer.nodes)} at"
+        f" {offer.provider}/{offer.host_id or offer.offer_id}"
+        f" for ${price:.4f} per hour instead of ${before:.4f}: {dollar_words(found.moving)}"
         f" instead of {dollar_words(found.staying)} over {left}, {dollar_words(found.fixed)} of it for the move"
     )

@@ -11,7 +11,7 @@ import json
 from collections import namedtuple
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -297,6 +297,8 @@ def quote_in(text: str) -> Quote:
 
 def gpu_wanted(resources: Resources) -> str:
     """Return what the user asked for, short enough for a column of a table."""
+    if resources.nodes > 1:
+        return f"{resources.nodes_words} x {gpu_wanted(replace(resources, nodes=1, nodes_max=None))}"
     if resources.gpu:
         return ", ".join(f"{gpu.name}:{gpu.count}" for gpu in resources.gpu)
     if resources.min_vram_mb is not None:

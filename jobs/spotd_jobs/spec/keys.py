@@ -39,6 +39,8 @@ STOP_SIGNALS: Final = frozenset(
 _WORD_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _GPU: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*?)\s*(?::\s*(?P<count>[^:]*?)\s*)?")
 GPU_HINT: Final = 'write gpu = ["H100:1", "A100-80GB:1"]: a name, and after a colon how many in one machine'
+_NODES: Final = 'nodes = 4, or nodes = "2..4"'
+_RANGE: Final = re.compile(r"\s*([0-9]{1,9})\s*\.\.\s*([0-9]{1,9})\s*")
 _GPU_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}"
 SPEED_EXAMPLE: Final = "[speed] with H100 = 1.0 and A100-80GB = 0.42 below it"
 STEPS_MAX: Final = 10**12
@@ -181,12 +183,25 @@ def _gpu(value: object) -> model.GpuAlternative:
     return model.GpuAlternative(name=match["name"], count=int(count))
 
 
-def _nodes(value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,9}\s*\.\.\s*\d{1,9}\s*", value):
+def _nodes(value: object) -> tuple[int, int | None]:
+    """Return the fewest machines, and the most where it is a range."""
+    ends = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    if ends is None:
+        number = int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else value
+        return integer(least=1, most=NODES_MAX, example=_NODES)(number), None
+    fewest, most = int(ends[1]), int(ends[2])
+    if not 2 <= fewest <= most <= NODES_MAX:
         raise BadValue(
-            f"{shown(value)} is a range of machines, and spotd starts a fixed number", hint="write nodes = 4"
+            f"{shown(value)} is no range of several machines: from 2, up to {NODES_MAX}", hint=f"write {_NODES}"
         )
-    return integer(least=1, most=NODES_MAX, example="nodes = 4")(value)
+    return fewest, most if most > fewest else None
+
+
+def _shown_nodes(spec: model.JobSpec) -> int | str | None:
+    wanted = spec.resources
+    if wanted.nodes_max:
+        return wanted.nodes_words
+    return None if wanted.nodes == 1 else wanted.nodes
 
 
 def _speeds(table: Table, key: str) -> tuple[model.GpuSpeed, ...]:
@@ -256,8 +271,8 @@ KEYS: Final = (
     JobKey("resources.gpu_count", _one(integer(least=1, most=_COUNT_MAX, example="gpu_count = 1")),
            "--gpu-count", "N", "GPUs per machine, with --min-vram.", type=int,
            show=lambda spec: None if spec.resources.gpu else spec.resources.gpu_count or None),
-    JobKey("nodes", _one(_nodes), "--nodes", "N", "Machines that run the command together.", type=int,
-           field="resources.nodes", show=lambda spec: None if spec.resources.nodes == 1 else spec.resources.nodes),
+    JobKey("nodes", _one(_nodes), "--nodes", "N", "Machines that run the command together; 2..4 for a range.",
+           field="resources.nodes", show=_shown_nodes),
     JobKey("image", _one(text(length_max=512, example=_IMAGE, pattern=r"[A-Za-z0-9][A-Za-z0-9._:/@-]*",
                               rule="is not the name of a container image")),
            "--image", "IMAGE", "Container image.", missing=f"write {_IMAGE}"),

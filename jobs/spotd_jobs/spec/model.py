@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -26,6 +26,10 @@ class GpuAlternative:
     count: int
 
 
+SIZES_TRIED: Final = 8
+"""Of a range that is wider, the next number that is tried is half of the one before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Hard requirements on a machine. Sizes in decimal megabytes and gigabytes."""
@@ -35,7 +39,9 @@ class Resources:
     gpu_count: int = 1
     """GPUs per machine where `min_vram` is given instead of names; 0 for a job without a GPU."""
     nodes: int = 1
-    """Machines that reach each other and run the command together."""
+    """Machines that reach each other and run the command together; of a range the fewest."""
+    nodes_max: int | None = None
+    """The most of a range; absent: so many as `nodes` says, and no others."""
     disk_gb: int = 10
     cpus: int | None = None
     memory_mb: int | None = None
@@ -49,6 +55,24 @@ class Resources:
     """With `auto`: spot alone until the job has waited so long for it."""
     rent_after: timedelta | None = None
     """Own machines alone until the job has waited so long for one; absent: as `[own]` of the config says."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many machines the job takes, the most first; of a wide range not each number is tried."""
+        found = [self.nodes_max or self.nodes]
+        is_wide = found[0] - self.nodes > SIZES_TRIED
+        while found[-1] > self.nodes:
+            found.append(max(self.nodes, found[-1] // 2 if is_wide else found[-1] - 1))
+        return tuple(found)
+
+    def of(self, nodes: int) -> Resources:
+        """Return the same for exactly so many machines."""
+        return replace(self, nodes=nodes, nodes_max=None)
+
+    @property
+    def nodes_words(self) -> str:
+        """`2..4` of a range, else the number."""
+        return f"{self.nodes}..{self.nodes_max}" if self.nodes_max else str(self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,9 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         if last in tables[name]:
             part, field = key.place
             parts[part][field] = key.read(tables[name], last)
-    own = parts[""]
+    own, wanted = parts[""], parts["resources"]
+    if wanted.get("nodes"):
+        wanted["nodes"], wanted["nodes_max"] = wanted["nodes"]
     _refuse_contradictions(tables, parts)
     if problems:
         raise SpecError(source, problems)

@@ -280,7 +280,7 @@ def _where(attempt: Attempt) -> str:
     place = f" ({offer.region})" if offer.region else ""
     resumed = f", resumed from {attempt.resumed_from}" if attempt.resumed_from else ""
     host = offer.host_id or offer.offer_id
-    machine = machine_words(offer.gpu, offer.gpu_count)
+    machine = machine_words(offer.gpu, offer.gpu_count, offer.nodes)
     return f"attempt {attempt.id.number} on {machine} at {offer.provider} {host}{place}{resumed}"
 
 

@@ -21,7 +21,7 @@ from spotd.core.checkpoints import FALLBACKS, borrowed, unprotected_words
 from spotd.core.deadlines import due_words
 from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
-from spotd.core.domain.jobs import Chain, Checkpoint, Job
+from spotd.core.domain.jobs import Chain, Checkpoint, Job, sized
 from spotd.core.domain.market import MarketSnapshot, Quote
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import JobState
@@ -100,6 +100,8 @@ def outlook(job: Job, world: World, market: MarketSnapshot, now: datetime) -> Pl
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
     catalogue = CandidateCatalogue(world, market, now)
+    chosen = None if verdict is None or verdict.best is None else verdict.best.offer.nodes
+    job = sized(job, chosen or spec.resources.nodes)
     offers = catalogue.list_for(catalogue.key_of(job))
     request_counts: Counter[str] = Counter(offers.mismatches)
     fitting: list[tuple[Quote, str]] = []

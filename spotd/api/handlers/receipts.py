@@ -221,6 +221,7 @@ def _line(item: Attempt, sums: CostSums, now: datetime) -> schemas.AttemptCostRe
         host=offer.host_id or offer.offer_id,
         gpu=offer.gpu,
         gpu_count=offer.gpu_count,
+        nodes=offer.nodes,
         market=market_word(item.quote),
         effective_usd_h=as_usd(item.quote.price.total),
         on_demand_usd_h=usd(item.quote.on_demand),

@@ -211,6 +211,7 @@ def attempt_response(item: Attempt, now: datetime) -> schemas.AttemptResponse:
         market=market_word(item.quote),
         gpu=offer.gpu,
         gpu_count=offer.gpu_count,
+        nodes=offer.nodes,
         effective_usd_h=as_usd(item.quote.price.total),
         ceiling_usd_gpu_h=as_usd(item.ceiling_now),
         on_demand_usd_h=usd(item.quote.on_demand),
@@ -289,6 +290,7 @@ def job_response(
         host=None if machine is None else machine.host_id or machine.offer_id,
         gpu=gpu,
         gpu_count=count,
+        nodes=next((item.quote.offer.nodes for item in shown if machine is not None and item.id == machine.id), 1),
         attempt=view.attempts_made,
         attempts=[attempt_response(item, now) for item in shown],
         effective_usd_h=None if machine is None else as_usd(machine.price),
@@ -337,7 +339,8 @@ def _array_response(task: ArrayTask) -> schemas.ArrayTaskResponse:
 def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int]:
     if machine is not None:
         return machine.gpu, machine.gpu_count
-    name, _, number = view.gpu_wanted.partition(",")[0].rpartition(":")
+    first = view.gpu_wanted.partition(",")[0].rpartition(" x ")[2]
+    name, _, number = first.rpartition(":")
     return name or None, int(number) if number.isdecimal() else 1
 
 
@@ -395,6 +398,7 @@ def quote_response(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: st
         interruption=offer.interruption.value,
         gpu=offer.gpu,
         gpu_count=offer.gpu_count,
+        nodes=offer.nodes,
         gpu_vram_gb=None if offer.gpu_vram_mb is None else round(offer.gpu_vram_mb / 1000, 1),
         reliability=offer.reliability,
         effective_usd_h=as_usd(price.total),

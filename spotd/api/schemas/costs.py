@@ -24,6 +24,7 @@ class AttemptCostResponse(Spending):
     host: str
     gpu: str
     gpu_count: int
+    nodes: int
     market: str
     effective_usd_h: float
     on_demand_usd_h: float | None
@@ -218,6 +219,7 @@ class QuoteResponse(TypedDict):
     interruption: str
     gpu: str
     gpu_count: int
+    nodes: int
     gpu_vram_gb: float | None
     reliability: float | None
     effective_usd_h: float

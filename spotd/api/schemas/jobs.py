@@ -160,6 +160,7 @@ class AttemptResponse(Spending):
     market: str
     gpu: str
     gpu_count: int
+    nodes: int
     effective_usd_h: float
     ceiling_usd_gpu_h: float
     on_demand_usd_h: float | None
@@ -226,7 +227,8 @@ class JobResponse(Spending):
     """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
 
     `gpu` and `gpu_count` are what the job asks for while it has no machine (its first alternative); `gpu_wanted` has
-    every alternative, as `RTX_4090:4, L40S:4`.
+    every alternative, as `RTX_4090:4, L40S:4`, and `2..4 x L40S:4` where several machines are wanted. `nodes` machines
+    have the GPUs of `gpu_count` together.
     `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
     `gpus` is empty without a machine, and where its image has no `nvidia-smi`.
     `uncompared_usd` of `spent_usd` is compared with nothing: no on-demand price was known, or the job failed.
@@ -248,6 +250,7 @@ class JobResponse(Spending):
     host: str | None
     gpu: str | None
     gpu_count: int
+    nodes: int
     attempt: int
     attempts: list[AttemptResponse]
     effective_usd_h: float | None

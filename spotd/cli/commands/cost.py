@@ -106,7 +106,7 @@ _SUMS: Final = (
     *("corrected_usd", "spent_usd", "estimated", "uncompared_usd", "on_demand_usd", "saved_usd"),
 )
 _ATTEMPT_KEYS: Final = (
-    *("attempt", "provider", "host", "gpu", "gpu_count", "market", "effective_usd_h", "on_demand_usd_h"),
+    *("attempt", "provider", "host", "gpu", "gpu_count", "nodes", "market", "effective_usd_h", "on_demand_usd_h"),
     *("started_at", "ended_at", "reason", "seconds", "gpu_usd", "disk_usd", "traffic_usd", "fee_usd", "free_usd"),
     *("egress_usd", "corrected_usd", "spent_usd", "estimated", "on_demand_usd", "uploaded_bytes", "restored_bytes"),
 )

@@ -63,7 +63,12 @@ _DOUBLINGS_MAX: Final = 20
 
 def pool_subject(offer: Offer) -> str:
     """Name what cools down where an offer finds no place: several machines may lack it at once where one has it."""
-    return str(offer.pool) if offer.nodes == 1 else f"{offer.nodes} at once of {offer.pool}"
+    return str(offer.pool) if offer.nodes == 1 else f"{at_once_words(offer.nodes)}{offer.pool}"
+
+
+def at_once_words(nodes: int) -> str:
+    """Return how the name begins of what cools down for so many machines at once."""
+    return f"{nodes} at once of "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -468,6 +468,12 @@ MARGIN_PERCENT: Final = 10
 GROWTH_PERCENT: Final = 50
 """A disk that was full is followed by one that is larger by so much."""
 DISK_GB_MAX: Final = 1_000_000
+
+
+def sized(job: Job, nodes: int) -> Job:
+    """Return the job as if it asked for exactly so many machines, where it accepts a range of them."""
+    wanted = job.spec.resources
+    return job if wanted.nodes_max is None else replace(job, spec=replace(job.spec, resources=wanted.of(nodes)))
 
 
 def disk_gb_for(job: Job, checkpoint_bytes: int | None = None) -> int:

@@ -19,7 +19,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.core.domain.cooldowns import EVERYWHERE, CooldownScope, cooling_until, pool_subject, pressed_until
+from spotd.core.domain.cooldowns import (
+    EVERYWHERE,
+    CooldownScope,
+    at_once_words,
+    cooling_until,
+    pool_subject,
+    pressed_until,
+)
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, Quote, gang_of, resolve_gpu
@@ -58,6 +65,8 @@ from spotd_providers.contract.values import (
 
 ANOTHER_KIND: Final = "another GPU or count"
 """Why an offer was passed over."""
+POOLS_ASKED: Final = 2
+"""Of a range of machines, each number is asked for in so many pools: each refusal costs the time of a call."""
 
 
 class CandidateCatalogue:
@@ -124,6 +133,11 @@ class CandidateCatalogue:
                 continue
             self._offer_indexes.append((rules, provider_offers))
             self.size += provider_offers.offer_index.size
+
+    def is_scarce(self, nodes: int) -> bool:
+        """Whether so many pools refused so many machines at once that fewer are asked for before another pool is."""
+        refused = (name for _, scope, name in self._cooling if scope is CooldownScope.POOL)
+        return sum(name.startswith(at_once_words(nodes)) for name in refused) >= POOLS_ASKED
 
     @contextmanager
     def pressed(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.jobs import GB, Job, bytes_within
+from spotd.core.domain.jobs import GB, Job, bytes_within, sized
 from spotd.core.domain.market import NOTHING, MarketSnapshot, Quote
 from spotd.core.domain.world import ONE, World
 from spotd.core.experience import PPM
@@ -44,10 +44,11 @@ _HOUR: Final = timedelta(hours=1)
 
 def cost_words(job: Job, world: World, market: MarketSnapshot, now: datetime) -> tuple[str, ...]:
     """Return what the job is expected to cost on the best of each kind of machine, and what that rests on."""
+    item = world.counting_attempt(job.id)
+    job = job if item is None else sized(job, item.quote.offer.nodes)
     catalogue = CandidateCatalogue(world, market, now)
     offers = catalogue.list_for(catalogue.key_of(job))
     left = remaining_work(job)
-    item = world.counting_attempt(job.id)
     running = () if item is None else _running_words(job, item, left, now)
     best = list(_best_of_each_kind(job, catalogue, offers, world))
     if not best:
@@ -89,7 +90,7 @@ def _compared_words(
     parts: list[str] = []
     for quote, expected, fits in best:
         kind = (quote.offer.gpu, quote.offer.gpu_count)
-        words = f"{machine_words(*kind)} at ${as_usd(quote.price.total):.2f}/h"
+        words = f"{machine_words(*kind, quote.offer.nodes)} at ${as_usd(quote.price.total):.2f}/h"
         if left is None:
             hour = MicroUsd(_work_hour(quote.price.total, expected))
             words += f" counts as {dollar_words(hour)} for an hour of work" + ("" if parts else " at speed 1.0")
@@ -190,7 +191,7 @@ def _running_words(job: Job, item: Attempt, left: RemainingWork | None, now: dat
     knows = speeds_of(job).is_known
     unknown = "" if knows else "; its speed is not known, so that it counts as one of speed 1.0"
     yield (
-        f"on its {machine_words(offer.gpu, offer.gpu_count)} at ${as_usd(total):.2f}/h"
+        f"on its {machine_words(offer.gpu, offer.gpu_count, offer.nodes)} at ${as_usd(total):.2f}/h"
         f" the rest takes {_hours(going_on)} and about {_dollars(cost)}{unknown}"
     )
 

@@ -52,7 +52,7 @@ def test_ls_json_is_the_promised_job_object(stocked: Ctl) -> None:
     body = json.loads(stocked("ls", "-o", "json").out)
     assert body["schema"] == 1
     promised = (
-        "id name state reason provider host gpu gpu_count attempt attempts effective_usd_h spent_usd estimated "
+        "id name state reason provider host gpu gpu_count nodes attempt attempts effective_usd_h spent_usd estimated "
         "on_demand_usd saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer "
         "gpus uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage moves submitted_by "
         "gpu_wanted failure"

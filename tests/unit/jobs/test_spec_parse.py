@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotd_jobs.spec.codec import spec_from_json, spec_to_json
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
@@ -151,6 +152,18 @@ def test_a_job_may_run_on_several_machines() -> None:
     assert "nodes" not in job_file(one)
 
 
+@pytest.mark.parametrize(
+    ("text", "fewest", "most", "again"),
+    [("2..4", 2, 4, "2..4"), (" 2 .. 64 ", 2, 64, "2..64"), ("3..3", 3, None, 3), ("4", 4, None, 4)],
+)
+def test_machines_may_be_a_range(text: str, fewest: int, most: int | None, again: object) -> None:
+    made = parse_job(least(nodes=text, checkpoint={"saved_by": "first"}), "job.toml")
+    assert (made.resources.nodes, made.resources.nodes_max) == (fewest, most)
+    assert job_file(made)["nodes"] == again
+    assert parse_job(least(**job_file(made)), "job.toml").resources == made.resources
+    assert spec_from_json(spec_to_json(made)) == made
+
+
 def test_vram_may_stand_in_place_of_names() -> None:
     data = {**LEAST, "resources": {"min_vram": "40GB", "gpu_count": 2}}
     resources = parse_job(data, "x").resources
@@ -259,7 +272,14 @@ BAD: list[Any] = [
     pytest.param({"nodes": -1}, "nodes", "-1 is not between", "nodes = 4", id="nodes negative"),
     pytest.param({"nodes": 65}, "nodes", "65 is not between", "nodes = 4", id="nodes many"),
     pytest.param({"nodes": math.nan}, "nodes", "whole number", "nodes = 4", id="nodes nan"),
-    pytest.param({"nodes": "2..4"}, "nodes", "is a range of machines", "nodes = 4", id="nodes range"),
+    pytest.param({"nodes": "1..4"}, "nodes", "no range of several machines: from 2", '"2..4"', id="nodes from one"),
+    pytest.param({"nodes": "0..4"}, "nodes", "no range of several machines", '"2..4"', id="nodes from none"),
+    pytest.param({"nodes": "4..2"}, "nodes", "no range of several machines", '"2..4"', id="nodes backwards"),
+    pytest.param({"nodes": "2..65"}, "nodes", "up to 64", '"2..4"', id="nodes range many"),
+    pytest.param({"nodes": "2.."}, "nodes", "whole number", '"2..4"', id="nodes open range"),
+    pytest.param({"nodes": "-2..4"}, "nodes", "whole number", '"2..4"', id="nodes range negative"),
+    pytest.param({"nodes": "2..1e308"}, "nodes", "whole number", '"2..4"', id="nodes range of floats"),
+    pytest.param({"nodes": "2..4"}, "checkpoint.saved_by", "is missing", 'saved_by = "first"', id="range who saves"),
     pytest.param({"nodes": 4}, "checkpoint.saved_by", "is missing", 'saved_by = "first"', id="nodes who saves"),
     pytest.param({"checkpoint": {"saved_by": "first"}}, "checkpoint.saved_by", "several", "nodes = 4", id="saved by"),
     pytest.param(
