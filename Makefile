@@ -41,7 +41,7 @@ test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
 	@echo "running the tests; long stories are 'make lengthy', longer swarms 'make swarm'"
 	@$(BIN)/python -m pytest -n 4 $(SPREAD) --durations=25 --durations-min=1 -m "not lengthy and not slow and not system" $(ARGS)
 
-system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Slurm, PostgreSQL (those that lack one are skipped)
+system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Slurm, docker, PostgreSQL (those that lack one are skipped)
 	@$(BIN)/python -m pytest -m system $(ARGS)
 	@$(BIN)/python -m tests.system.engines.postgres $(BIN)/python -m pytest -m quick tests/unit/store
 

@@ -110,7 +110,7 @@ def calibration(machines: Sequence[BilledMachine], fee_ppm: int) -> Calibration:
     near = _without_outliers(points)
     fit = _fit(near)
     left_out = len(points) - len(near)
-    why = _why_undetermined(near, fit, left_out, len(points))
+    why = _what_is_missing(near, fit, left_out, len(points))
     if fit is None or why:
         words = f"the bills of {count} machines cannot tell a fee from a cost of each start: {why} to suggest anything"
         return Calibration(machines=count, booked=booked, billed=billed, sentence=words)
@@ -177,7 +177,7 @@ def _without_outliers(points: Sequence[_Point]) -> list[_Point]:
     ]
 
 
-def _why_undetermined(near: Sequence[_Point], fit: _Fit | None, left_out: int, count: int) -> str:
+def _what_is_missing(near: Sequence[_Point], fit: _Fit | None, left_out: int, count: int) -> str:
     """Return why the bills do not determine both figures, empty where they do: with each of them and without one."""
     if left_out * LEFT_OUT_MAX > count:
         return "too uncertain"

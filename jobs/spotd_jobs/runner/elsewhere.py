@@ -189,7 +189,7 @@ class ListedRun(_ElsewhereRun):
             remove(self._tree)
             remove(self._listed)
             remove(self._place)
-        self._arrived = self._read_arrived()
+        self._arrived = self._read_arrivals()
         self._complete = {"%d-%d" % place: size for place, (size, _) in self._arrived.items()}
 
     def fetch(self) -> None:
@@ -276,7 +276,7 @@ class ListedRun(_ElsewhereRun):
         chunk = load.chunk
         return b"%d %d %d %s\n" % (chunk["number"], chunk["first"], chunk["size"], chunk["sha256"].encode())
 
-    def _read_arrived(self) -> dict[tuple[int, int], tuple[int, str]]:
+    def _read_arrivals(self) -> dict[tuple[int, int], tuple[int, str]]:
         found = {}
         try:
             with open(self._listed, encoding="ascii", errors="replace") as stream:

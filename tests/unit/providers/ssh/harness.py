@@ -174,9 +174,9 @@ class SshHarness(Harness):
         raise NotApplicable("own hosts send no bill: what is booked is your price by time")
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool], *, patience_s: float = 20) -> None:
     """Wait for processes of this computer, which no virtual time moves."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > until:
             raise TimeoutError("the condition never came true")
