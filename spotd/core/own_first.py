@@ -90,7 +90,7 @@ class OwnFirst:
     ) -> None:
         self._builder = builder
         self._world = world
-        self._seen = market.seen
+        self._seen, self._sellers = market.seen, market.by_provider
         self._time_to_wait = time_to_wait
         self._words: dict[JobId, str] = {}
         policy = world.policy
@@ -176,6 +176,9 @@ class OwnFirst:
         policy, now = self._world.policy, self._builder.now
         for name in self._own_providers(job.spec.resources):
             if policy.words_against_image(policy.providers[name], job.spec.image):
+                continue
+            seller = self._sellers.get(name)
+            if seller is not None and seller.words_against_nodes(job.spec.resources.nodes):
                 continue
             held = self._held.get(name, {})
             kinds = {kind: at for kind, at in self._seen.get(name, {}).items() if now - at <= EXPECTED_FOR}

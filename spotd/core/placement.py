@@ -180,15 +180,23 @@ class JobPlacement:
             self._choose(self._with_most_machines(job))
 
     def _with_most_machines(self, job: Job) -> Job:
-        """Return the job with as many machines of its range as it could have now; with the fewest if none could."""
-        wanted = job.spec.resources
-        for nodes in wanted.sizes if wanted.nodes_max else ():
+        """Return the job with as many machines of its range as it could have now; with the fewest if none could.
+
+        While it waits for own machines, fewer of those come before more that are rented.
+        """
+        fewest = sized(job, job.spec.resources.nodes)
+        if fewest is job:
+            return job
+        own = self.own_first.wait(fewest, self.catalogue, begins=False)
+        for nodes in job.spec.resources.sizes:
             other = sized(job, nodes)
+            if own is not None and self.own_first.wait(other, self.catalogue, begins=False) is None:
+                continue
             if machines_in_use_limit(self, other) is not None or self.catalogue.is_scarce(nodes):
                 continue
             if self._could_start(other) is not None:
                 return other
-        return sized(job, wanted.nodes)
+        return fewest
 
     def _takes_over(self, job: Job, gate: TurnWait | None) -> bool:
         """Whether the job gets a machine that waits for one; that has its place among the machines in use already."""

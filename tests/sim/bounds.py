@@ -16,7 +16,7 @@ from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.values import MicroUsdPerHour, cost
 from tests.sim.bills import ALL_STATED_AFTER, BILLS_READ_WITHIN
 from tests.sim.hazards import PLANNED, Hazard
-from tests.sim.machines import BOOT, gpus_of, nodes_of
+from tests.sim.machines import BOOT, gpus_of, most_nodes_of, nodes_of
 from tests.sim.money import job_of
 from tests.sim.plans import longest_wait
 from tests.sim.process import DOWN, KEY_REFUSED
@@ -160,7 +160,7 @@ def late(result: Result) -> Iterator[str]:
     done_at = last_done(result)
     rounds = max((rounds_of(result, gpus) for gpus in wanted(result)), default=0)
     slots = result.daemon.world.policy.machines_max // max(
-        (nodes_of(j.spec) for j, _ in result.submitted.values()), default=1
+        (most_nodes_of(j.spec) for j, _ in result.submitted.values()), default=1
     )
     rounds = max(rounds, -(-len(result.submitted) // slots))
     longest = max((w.need for _, w in result.submitted.values()), default=timedelta(0)) + BOOT

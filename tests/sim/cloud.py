@@ -134,6 +134,8 @@ class Cloud(Nature):
         self.refuses: LaunchFailure | None = None
         """Why every launch is refused."""
         self.closed: dict[str, LaunchFailure] = {}
+        self.room: dict[str, int] = {}
+        """How many machines a host gives at once, where that is fewer than a job may ask for."""
         """Hosts that refuse each launch, and why."""
         self.leap = 0
         """By which factor the prices of the next page are too high, or too low if it is negative."""
@@ -276,6 +278,8 @@ class Cloud(Nature):
             raise Refused(self.refuses)
         if host.name in self.closed:
             raise Refused(self.closed[host.name])
+        if offer.nodes > self.room.get(host.name, offer.nodes):
+            raise Refused
         if self._is_busy(host) or self.rng.random() < self.faults.refuse_launch or host.price * offer.nodes > price_max:
             raise Refused
         task = replace(task, disk_gb=task.disk_gb * offer.nodes)

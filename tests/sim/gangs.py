@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 GANGS_FROM: Final = 7_000_000
 """The first seed of these worlds."""
+RANGES_FROM: Final = 7_500_000
+"""From this one on some jobs accept a range of machines, beside every hazard of all other worlds."""
 LARGEST: Final = 4
 ENDED_AFTER: Final = timedelta(minutes=2)
 """From the loss of one of several machines to the end of all of them by their provider."""
 LOST_PER_HOUR: Final = 0.6
+ROOMS_PER_HOUR: Final = 1.0
 
 
 def with_gangs(shape: Shape, seed: int) -> Shape:
@@ -34,7 +37,8 @@ def with_gangs(shape: Shape, seed: int) -> Shape:
     limits = {**shape.limits}
     if "machines_max" in limits:
         limits["machines_max"] = Random(f"gangs of {seed}").randint(LARGEST, 3 * LARGEST)
-    return replace(shape, hazards=shape.hazards | {Hazard.GANGS}, limits=limits)
+    ranges = {Hazard.RANGES} if seed >= RANGES_FROM else set()
+    return replace(shape, hazards=shape.hazards | {Hazard.GANGS} | ranges, limits=limits)
 
 
 class Gangs:
@@ -51,8 +55,22 @@ class Gangs:
             if self.weather.shape.faults:
                 started, listed = self.luck.choice([0.0, 0.1, 0.3]), self.luck.choice([0.0, 0.1, 0.3])
                 cloud.faults = replace(cloud.faults, half_started=started, half_listed=listed)
-        if self.weather.shape.faults:
+        has_ranges = Hazard.RANGES in self.weather.shape.hazards
+        if self.weather.shape.faults or has_ranges:
             self.weather.often(LOST_PER_HOUR, self.lose_some, self.luck)
+        if has_ranges:
+            self.draw_room()
+            self.weather.often(ROOMS_PER_HOUR, self.draw_room, self.luck)
+
+    def draw_room(self) -> None:
+        """How many machines each host gives at once from now on."""
+        for cloud in self.weather.clouds:
+            cloud.room = {host.name: self.luck.choice([1, 2, 3, LARGEST, LARGEST]) for host in cloud.hosts}
+
+    def rest(self) -> None:
+        """Each host gives as many as anybody asks for."""
+        for cloud in self.weather.clouds:
+            cloud.room = {}
 
     def lose_some(self) -> None:
         """One machine, or two, of a gang that runs."""

@@ -32,6 +32,11 @@ FORGOTTEN_AFTER = timedelta(minutes=5)
 FOREIGN = 4
 
 
+def most_nodes_of(spec: JobSpec) -> int:
+    """Return how many machines one attempt of the job has at most."""
+    return spec.resources.nodes_max or spec.resources.nodes
+
+
 def nodes_of(spec: JobSpec) -> int:
     """How many machines it runs on at once."""
     return spec.resources.nodes

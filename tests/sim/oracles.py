@@ -27,6 +27,7 @@ from tests.sim.money import (
     effective,
     expired_too_soon,
     job_of,
+    matched,
     paid_for_nothing,
     spending,
 )
@@ -341,6 +342,18 @@ def machines_max(result: Result) -> Iterator[str]:
                 yield f"{call.key} was bought while {call.alive_before} machines lived, {most} are allowed"
 
 
+def gang_sizes(result: Result) -> Iterator[str]:
+    """Each launch is of as many machines as its job accepts, and its attempt was agreed for just as many."""
+    for cloud in result.clouds:
+        for call in cloud.launch_calls:
+            wanted = result.submitted[job_of(call.key)][0].spec.resources
+            if not wanted.nodes <= call.nodes <= (wanted.nodes_max or wanted.nodes):
+                yield f"{call.key} was bought with {call.nodes} machines, {wanted.nodes_words} were asked for"
+    for attempt, machine, _ in matched(result):
+        if attempt.quote.offer.nodes != machine.offer.nodes:
+            yield f"{attempt.key} has {machine.offer.nodes} machines, {attempt.quote.offer.nodes} were agreed"
+
+
 CHECKS: Final = (
     said_by_the_core,
     forgotten_machines,
@@ -357,6 +370,7 @@ CHECKS: Final = (
     cancels_lost,
     late,
     machines_max,
+    gang_sizes,
     launches_bounded,
     rows_bounded,
     ambiguous_cost,

@@ -136,6 +136,8 @@ class OwnRecord:
         now, count = self._daemon.now, gpus_of(job.spec)
         for name in policy.own_providers:
             rules = policy.providers[name]
+            if job.spec.resources.nodes > 1 and not self._daemon.clouds[name].trade.gangs:
+                continue
             if rules.unusable or (job.spec.resources.providers and name not in job.spec.resources.providers):
                 continue
             page = self._pages.get(name)

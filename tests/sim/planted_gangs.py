@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
 from spotd.core import author, enforcement, metering
 from spotd.core.domain.attempts import Attempt
+from spotd_jobs.spec.model import Resources
 from tests.sim.hazards import Hazard
 from tests.sim.planted import Bug, patched
 from tests.sim.worlds import Shape
@@ -38,6 +40,19 @@ def counts_a_gang_as_one() -> AbstractContextManager[None]:
     )
 
 
+def buys_fewer_than_asked() -> AbstractContextManager[None]:
+    """Takes a number below the range where no more can be had."""
+
+    def wrong(wanted: Resources) -> tuple[int, ...]:
+        return tuple(range(wanted.nodes_max or wanted.nodes, max(1, wanted.nodes - 1) - 1, -1))
+
+    return patched((Resources, "sizes", property(wrong)))
+
+
+RANGES_OF_FEW: Final = replace(GANGS_OF_FEW, hazards=frozenset({Hazard.GANGS, Hazard.RANGES}))
 GANGS: Mapping[str, Bug] = {
     "count a gang as one machine": Bug(patch=counts_a_gang_as_one, rule=("machines_max",), shape=GANGS_OF_FEW),
+    "buy fewer machines than the range has": Bug(
+        patch=buys_fewer_than_asked, rule=("gang_sizes",), shape=RANGES_OF_FEW
+    ),
 }

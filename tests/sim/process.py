@@ -386,7 +386,7 @@ class BidCalls(CloudCalls):
         cloud, fee = self._cloud, self._cloud.fee_ppm
         m = cloud.machines.get(ref.instance_id)
         if m is not None:
-            self._daemon.orders.note_call(m.key, m.offer, price, m.task.disk_gb, former=m.bid)
+            self._daemon.orders.note_call(m.key, m.offer, price, m.task.disk_gb // m.offer.nodes, former=m.bid)
 
         def effect() -> None:
             if cloud.down:

@@ -20,7 +20,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
-from tests.sim.gangs import GANGS_FROM, with_gangs
+from tests.sim.gangs import GANGS_FROM, RANGES_FROM, with_gangs
 from tests.sim.harsh import HARSH_FROM, harsh
 from tests.sim.hazards import ALONE, LATER, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
@@ -65,6 +65,10 @@ OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
+    if seed >= RANGES_FROM:
+        number = seed - RANGES_FROM
+        bases = (_short(seed), harsh(seed), with_own(_short(seed), seed), with_reuse(REUSE_FROM + number))
+        return with_gangs(bases[number % len(bases)], seed)
     if seed >= GANGS_FROM:
         return with_gangs(_short(seed), seed)
     if seed >= OWN_FROM:

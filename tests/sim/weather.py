@@ -155,6 +155,7 @@ class Weather:
     def calm(self) -> None:
         """Faults stop, everything comes back, prices fall below every ceiling."""
         self.is_calm = True
+        self.gangs.rest()
         for cloud in self.clouds:
             cloud.faults, cloud.down = Faults(), False
         self.store(up=True)

@@ -107,12 +107,13 @@ def job(
     retries: int = 1,
     gpus: int = 1,
     nodes: int = 1,
+    nodes_max: int | None = None,
 ) -> Job:
     spec = JobSpec(
         name=f"job{number}",
         run=("true",),
         image="scratch",
-        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=gpus),), nodes=nodes),
+        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=gpus),), nodes=nodes, nodes_max=nodes_max),
         price=PriceLimit(per_gpu_hour=ceiling),
         job_budget=budget,
         priority=priority,
@@ -159,6 +160,7 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
     errors = rng.choice([0, 0, 0, 1, 2]) if shape.faults else 0
     gpus = luck.choice(GPU_COUNTS) if Hazard.GPUS in shape.hazards else 1
     nodes = luck.choice((1, 2, 4)) if Hazard.GANGS in shape.hazards else 1
+    most = luck.choice((None, nodes + 1, 4, 4)) if Hazard.RANGES in shape.hazards and nodes == 2 else None
     made = job(
         number,
         ceiling=rng.randint(500_000, 1_500_000),
@@ -168,6 +170,7 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
         retries=rng.choice([1, 2]),
         gpus=gpus,
         nodes=nodes,
+        nodes_max=most,
     )
     if shape.watched:
         made = replace(made, spec=replace(made.spec, watchdog=WATCHDOG))

@@ -418,3 +418,42 @@ def test_a_job_with_a_deadline_leaves_its_own_machine_for_no_spot_machine(rent_a
     plan = decide(world, shown(offer("o2", price=20_000)), NOW)
     stops = [one.stop is not None for one in plan.attempts.values()] or [False]
     assert stops == [rent_after == timedelta(0)]
+
+
+@pytest.mark.parametrize(("starts", "expected"), [(0, SHOP), (2, SHOP), (3, None)])
+def test_own_machines_that_start_no_several_at_once_are_not_waited_for(
+    starts: int, expected: ProviderName | None
+) -> None:
+    several = wanting()
+    several = replace(several, spec=replace(several.spec, resources=replace(several.spec.resources, nodes=3)))
+    market = shown(RENTED)
+    sellers = {
+        SHOP: replace(market.by_provider[SHOP], no_gangs=""),
+        HOME: replace(market.by_provider[HOME], no_gangs="" if starts else "no", nodes_max=max(1, starts)),
+    }
+    plan = decide(alone(several), replace(market, by_provider=sellers), NOW)
+    assert taken(plan) == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize("starts", [2, 3, 4])
+def test_fewer_own_machines_of_a_range_come_before_more_rented_ones(starts: int) -> None:
+    ranged = wanting()
+    wanted = replace(ranged.spec.resources, nodes=2, nodes_max=4)
+    ranged = replace(ranged, spec=replace(ranged.spec, resources=wanted))
+
+    def selling(*offers: Offer, at: datetime = NOW) -> MarketSnapshot:
+        market = shown(*offers, at=at)
+        sellers = {
+            SHOP: replace(market.by_provider[SHOP], no_gangs=""),
+            HOME: replace(market.by_provider[HOME], no_gangs="", nodes_max=starts),
+        }
+        return replace(market, by_provider=sellers)
+
+    (item,) = decide(alone(ranged), selling(RENTED, titan()), NOW).attempts.values()
+    assert (item.provider, item.quote.offer.nodes) == (HOME, starts)
+    waits = decide(alone(ranged), selling(RENTED), NOW)
+    assert taken(waits) == []
+    assert waits.verdicts[FIRST].kind is VerdictKind.OWN
+    later = NOW + 3 * HOUR
+    (item,) = decide(applied(alone(ranged), waits), selling(RENTED, at=later), later).attempts.values()
+    assert (item.provider, item.quote.offer.nodes) == (SHOP, 4)
