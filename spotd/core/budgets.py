@@ -6,6 +6,11 @@ checkpoint that is under way at that moment, and the one that it saves at the st
 largest that is kept, and nothing is known of the first. As long as spent plus set aside stays within a budget, stopping
 everything at that moment keeps the budget; when it no longer does, that moment has come. A stop uploads once more only
 where that fits: it does not if the first checkpoint was larger than the budget bears.
+
+What is set aside stops with the proof of the end, and with nothing less. So a launch without an answer counts although
+it was given up, a machine whose end was accepted until a list lacks it, one that is out of reach beyond its lease, and
+a machine of ours that no attempt owns. Its time that is booked nowhere counts beside what it takes to end it, but no
+more than a day of it. One that ends itself when its lease is over counts no longer than a day beyond the last proof.
 """
 
 from __future__ import annotations
@@ -16,14 +21,24 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.attempts import Attempt, MachineState, StopOrder
 from spotd.core.domain.cooldowns import EVERYWHERE, Cooldown, CooldownScope
-from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, IntentKind, JobId, terminate_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import VerdictKind, World
-from spotd.core.metering import day_start, is_past_lease, job_spent, spent_in_month, spent_on_day
+from spotd.core.metering import (
+    UNSEEN_MAX,
+    day_start,
+    is_past_lease,
+    job_spent,
+    metered_until,
+    outlives,
+    spent_in_month,
+    spent_on_day,
+    stray_cost,
+)
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import (
     dollar_words,
@@ -50,11 +65,60 @@ BUDGET_NOISE: Final = 100
 
 
 def committed(world: World, item: Attempt, now: datetime) -> MicroUsd:
-    """Return what is set aside to end this machine safely; nothing for one that can compute no more."""
-    if not item.machine.may_compute or is_past_lease(item, now):
+    """Return what is set aside for this machine; nothing once its end is proved."""
+    return MicroUsd(_aside_to_end(world, item, now) + _unproven(world, item, now))
+
+
+def _aside_to_end(world: World, item: Attempt, now: datetime) -> MicroUsd:
+    """Return what it takes to end the machine safely, be it that it is found only then."""
+    if not item.machine.may_compute and _unbooked_since(world, item, now) is None:
+        return MicroUsd(0)
+    if _is_given_up(world, item, now):
         return MicroUsd(0)
     job = world.jobs[item.id.job]
     return MicroUsd(cost(_rate(item), _billed_to_end(world, item, now)) + _traffic_to_end(job, item))
+
+
+def _unproven(world: World, item: Attempt, now: datetime, start: datetime | None = None) -> MicroUsd:
+    """Return what the machine may have cost that is booked nowhere, optionally since `start`: of a day at most."""
+    since = _unbooked_since(world, item, now)
+    if since is None or _is_given_up(world, item, now):
+        return MicroUsd(0)
+    until = now if now - since < UNSEEN_MAX else since + UNSEEN_MAX
+    return cost(_rate(item), max(timedelta(0), until - max(since, start or since)))
+
+
+def _is_given_up(world: World, item: Attempt, now: datetime) -> bool:
+    """Whether the machine must have ended itself a day ago or more, so that it is not counted on."""
+    since = _unbooked_since(world, item, now)
+    if since is None or item.meter.since is not None:
+        return is_past_lease(item, now)
+    return outlives(item, world.jobs[item.id.job], world.policy) is not None and now - since > UNSEEN_MAX
+
+
+def _unbooked_since(world: World, item: Attempt, now: datetime) -> datetime | None:
+    """Since when the machine of an attempt that is over may have been billed and is not booked; `None` where it is.
+
+    Of one of an attempt that counts, a list decides first, as after hours of sleep: its time is booked once it is seen.
+    """
+    if item.machine is MachineState.GONE or item.state.counts:
+        return None
+    if item.meter.since is not None:
+        until = metered_until(item.meter, now)
+        return until if until < now else None
+    if item.outcome_unknown and item.ref is None:
+        return item.intended_at if item.ended_at is None or not item.meter.settled else item.ended_at
+    order = None if item.ref is None else world.intents.get(terminate_intent_id(item.ref))
+    return None if order is None or not order.is_open else order.accepted_at
+
+
+def _strays(world: World, now: datetime, start: datetime) -> int:
+    """Return what machines of ours without an attempt have cost since then and may cost until they are ended."""
+    return sum(
+        stray_cost(stray, now + world.policy.commit_horizon, start)
+        for stray in world.intents.values()
+        if stray.kind is IntentKind.TERMINATE and stray.attempt is None and stray.is_open
+    )
 
 
 def _billed_to_end(world: World, item: Attempt, now: datetime) -> timedelta:
@@ -102,15 +166,32 @@ class _BudgetOfAll(NamedTuple):
     period: str
     limit: MicroUsd
     spent: MicroUsd
+    unproven: int
+    """What machines may have cost besides whose end is not proved."""
     until: str
+
+    @property
+    def used(self) -> int:
+        return self.spent + self.unproven
+
+    @property
+    def words(self) -> str:
+        return _spending_words(self.period, self.limit, self.spent, self.unproven)
 
 
 def _budgets_of_all(world: World, now: datetime) -> Iterator[_BudgetOfAll]:
     day, month = world.policy.budget_day, world.policy.budget_month
+    today = now.astimezone(UTC).date()
+
+    def unproven(start: datetime) -> int:
+        return _strays(world, now, start) + sum(_unproven(world, i, now, start) for i in world.attempts.values())
+
     if day is not None:
-        yield _BudgetOfAll(VerdictKind.BUDGET_DAY, "day", day, spent_on_day(world, now), "midnight UTC")
+        besides = unproven(day_start(today))
+        yield _BudgetOfAll(VerdictKind.BUDGET_DAY, "day", day, spent_on_day(world, now), besides, "midnight UTC")
     if month is not None:
-        yield _BudgetOfAll(VerdictKind.BUDGET_MONTH, "month", month, spent_in_month(world, now), "the 1st")
+        besides = unproven(day_start(today.replace(day=1)))
+        yield _BudgetOfAll(VerdictKind.BUDGET_MONTH, "month", month, spent_in_month(world, now), besides, "the 1st")
 
 
 class BudgetGuard:
@@ -128,12 +209,16 @@ class BudgetGuard:
         self._committed = 0
         self._promised = 0
         self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
+        self._ending_by_job: defaultdict[JobId, int] = defaultdict(int)
+        """Of the former, what is of machines that are over and whose end is not proved."""
         # Without any budget nothing is held against what is set aside, which would be most of a decision's cost.
         is_limited = bool(self._budgets) or any(job.budget is not None for job in world.jobs.values())
         for item in world.attempts.values() if is_limited else ():
-            aside = committed(world, item, now)
+            aside = _aside_to_end(world, item, now)
             self._committed += aside
-            self._committed_by_job[item.id.job] += aside
+            of_job = aside + _unproven(world, item, now)
+            self._committed_by_job[item.id.job] += of_job
+            self._ending_by_job[item.id.job] += 0 if item.state.counts else of_job
             self._promised += aside + still_to_run(world, item, now)
         self._to_save: dict[AttemptId, int] = {}
         """What each save at a stop costs that may still come."""
@@ -142,8 +227,8 @@ class BudgetGuard:
     def shortage(self) -> tuple[VerdictKind, str] | None:
         """Return the budget that would be broken unless every machine is stopped now."""
         for one in self._budgets:
-            if one.spent + self._committed > one.limit:
-                return one.kind, _spending_words(one.period, one.limit, one.spent)
+            if one.used + self._committed > one.limit:
+                return one.kind, one.words
         return None
 
     def job_shortage(self, job: Job) -> str:
@@ -154,7 +239,7 @@ class BudgetGuard:
         total = job_spent(self._world, job, self._now)
         if total + self._committed_by_job[job.id] <= budget:
             return ""
-        return _spending_words("job", budget, total)
+        return _spending_words("job", budget, total, self._ending_by_job[job.id])
 
     def carries_save(self, item: Attempt) -> bool:
         """Whether every budget carries the save of this machine, which is stopped in this decision.
@@ -166,7 +251,7 @@ class BudgetGuard:
         save = save_cost(job, item.quote.offer)
         if save <= cost(_rate(item), MINUTE):
             return True
-        rooms = [one.limit - one.spent - self._to_end() for one in self._budgets] if self.shortage() else []
+        rooms = [one.limit - one.used - self._to_end() for one in self._budgets] if self.shortage() else []
         if job.budget is not None:
             rooms.append(job.budget - job_spent(self._world, job, self._now) - self._to_end(job.id))
         if any(save > room for room in rooms):
@@ -178,7 +263,8 @@ class BudgetGuard:
         """Return what it takes to end all machines, or those of the job, with the saves that are promised."""
         total = 0
         for item in self._world.attempts.values():
-            if job in {None, item.id.job} and committed(self._world, item, self._now):
+            if job in {None, item.id.job} and _aside_to_end(self._world, item, self._now):
+                total += _unproven(self._world, item, self._now) if job is not None else 0
                 total += cost(_rate(item), _saving_time(self._world, item))
                 is_former = item.stop is not None and item.stop.ordered_at < self._now
                 total += _traffic_to_end(self._world.jobs[item.id.job], item) if is_former else 0
@@ -189,18 +275,18 @@ class BudgetGuard:
         needed = self._needed(job, quote, quote.price.total)
         budget = job.budget
         if budget is not None:
-            total = job_spent(self._world, job, self._now)
-            if total + needed > budget:
-                why = f"{_spending_words('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
-                why += f"{_traffic_words(job, quote)}; waits for a lower price"
+            total, ending = job_spent(self._world, job, self._now), self._ending_by_job[job.id]
+            if total + ending + needed > budget:
+                why = f"{_spending_words('job', budget, total, ending)}; a launch needs ${as_usd(needed):.4f} more"
+                why += f" to be of use{_traffic_words(job, quote)}; waits for a lower price"
                 return VerdictKind.BUDGET_JOB, f"{why}, or for spotctl budget {job.name} +USD", None
         for one in self._budgets:
-            why = _spending_words(one.period, one.limit, one.spent)
+            why = one.words
             begins = _begins_anew(_subject(one.kind, one.limit), self._now)
             if self.is_held(one.kind, one.limit):
                 why += f", and machines were stopped for it; waits for {one.until}, or for a larger budget"
                 return one.kind, why, begins if needed <= one.limit else None
-            if one.spent + self._promised + needed > one.limit:
+            if one.used + self._promised + needed > one.limit:
                 why = f"{why}, ${as_usd(self._promised):.4f} promised"
                 if words := _traffic_words(job, quote):
                     why = f"{why}; a launch needs ${as_usd(needed):.4f}{words}"
@@ -218,7 +304,7 @@ class BudgetGuard:
             if total + more > job.budget:
                 return False
         for one in self._budgets:
-            if self.is_held(one.kind, one.limit) or one.spent + self._promised + more > one.limit:
+            if self.is_held(one.kind, one.limit) or one.used + self._promised + more > one.limit:
                 return False
         self._committed += more
         self._promised += more
@@ -228,9 +314,9 @@ class BudgetGuard:
     def lacking(self, job: Job, quote: Quote) -> int | None:
         """Return how much must be freed for this launch; `None` where nothing that is freed would admit it."""
         needed = self._needed(job, quote, quote.price.total)
-        if any(self.is_held(one.kind, one.limit) or one.spent + needed > one.limit for one in self._budgets):
+        if any(self.is_held(one.kind, one.limit) or one.used + needed > one.limit for one in self._budgets):
             return None
-        return max((one.spent + self._promised + needed - one.limit for one in self._budgets), default=0)
+        return max((one.used + self._promised + needed - one.limit for one in self._budgets), default=0)
 
     def freed_by(self, item: Attempt) -> int:
         """Return what is promised for this machine and not spent when it saves and stops now."""
@@ -334,8 +420,9 @@ def _subject(kind: VerdictKind, limit: MicroUsd) -> str:
     return f"{'day' if kind is VerdictKind.BUDGET_DAY else 'month'}:{limit}"
 
 
-def _spending_words(what: str, budget: MicroUsd, total: MicroUsd) -> str:
-    return f"${as_usd(total):.4f} of the {what}'s {dollar_words(budget)} is spent"
+def _spending_words(what: str, budget: MicroUsd, total: MicroUsd, besides: int = 0) -> str:
+    words = f"${as_usd(total):.4f} of the {what}'s {dollar_words(budget)} is spent"
+    return f"{words}, ${as_usd(besides):.4f} is kept for machines whose end is not proved" if besides else words
 
 
 # Launches and raised bids that a provider's prepaid balance could not carry, which wait until money was added.

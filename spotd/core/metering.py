@@ -55,11 +55,15 @@ def spent(attempt: Attempt, now: datetime) -> MicroUsd:
     return MicroUsd(attempt.meter.settled + accrued(attempt.meter, now))
 
 
-def stray_cost(intent: Intent, until: datetime) -> MicroUsd:
-    """Return what a machine without an attempt has cost up to this instant, its fee, disk and traffic left out."""
+def stray_cost(intent: Intent, until: datetime, start: datetime | None = None) -> MicroUsd:
+    """Return what a machine without an attempt has cost up to this instant, its fee, disk and traffic left out.
+
+    Args:
+        start: what it has cost before that is left out.
+    """
     if intent.stray_since is None:
         return MicroUsd(0)
-    return cost(intent.stray_rate, until - intent.stray_since)
+    return cost(intent.stray_rate, max(timedelta(0), until - max(intent.stray_since, start or intent.stray_since)))
 
 
 def on_demand_spent(attempt: Attempt, now: datetime) -> MicroUsd:

@@ -150,7 +150,7 @@ def broken_rules(world: World) -> tuple[BrokenRule, ...]:
         if n > 1
     ]
     ended = {t.key for t in world.intents.values() if t.kind is IntentKind.TERMINATE}
-    taken = Counter(a.ref for a in world.attempts.values() if a.ref is not None and a.machine_key is not None)
+    taken = Counter((a.ref, a.machine_key is not None) for a in world.attempts.values() if a.ref is not None)
     others = [
         BrokenRule(job=identity.job, sentence=f"attempt {identity.number} of job {identity.job} {problem}")
         for identity, problem in sorted(
@@ -161,14 +161,17 @@ def broken_rules(world: World) -> tuple[BrokenRule, ...]:
     return (*doubled, *others)
 
 
-def _problems(world: World, item: Attempt, ended: set[AttemptKey], taken: Counter[InstanceRef]) -> Iterator[str]:
+def _problems(
+    world: World, item: Attempt, ended: set[AttemptKey], taken: Counter[tuple[InstanceRef, bool]]
+) -> Iterator[str]:
     job = world.jobs.get(item.id.job)
     if job is None:
         yield "has no job"
         return
     if item.state is AttemptState.ENDING and item.ref is not None and item.carried_key not in ended:
         yield "is over but no order ends its machine"
-    if item.ref is not None and taken[item.ref] > (item.machine_key is not None):
+    is_next = item.machine_key is not None
+    if item.ref is not None and (taken[item.ref, True] > is_next or taken[item.ref, False] > 1):
         yield "has the machine of another attempt"
     if job.attempts_made < item.id.number:
         yield "is not counted by its job"

@@ -9,10 +9,10 @@ from typing import Final
 
 from spotd.core.bids import is_kept, is_older_than_waking, keep_outbid
 from spotd.core.billing import charge_unseen, last_lived
-from spotd.core.domain.attempts import Attempt, HostStatus, StopOrder
+from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId, IntentState
 from spotd.core.domain.states import AttemptState, EndReason, require_rows
-from spotd.core.kernel.listed import STOPPED
+from spotd.core.kernel.listed import STOPPED, is_outdated
 from spotd.core.kernel.loss_evidence import (
     LossEvidence,
     is_missing_for_long,
@@ -140,7 +140,8 @@ def end_halted(case: Case) -> None:
     item, mine = case.item, case.mine
     if mine is None:
         return
-    if item.stop is not None and item.bidding.held_since is not None and not _is_newer(case.listing, item.stop):
+    listed_at = None if case.listing is None else case.listing.at
+    if item.stop and item.bidding.held_since and not (listed_at and listed_at > item.stop.ordered_at):
         case.builder.list_again(item.provider)  # it may have woken since the list
         watch_clocks(case)
         return
@@ -203,15 +204,9 @@ def watch_clocks(case: Case) -> None:
 
 def _is_end_accepted(builder: PlanBuilder, item: Attempt, listing: Listing | None) -> bool:
     """Whether a list begun after the provider accepted the end shows it; one list may be wrong."""
-    if item.ref is None:
-        return True
     intent = builder.end_order(item)
-    accepted_at = None if intent is None else intent.accepted_at
-    return listing is not None and accepted_at is not None and listing.at > accepted_at
-
-
-def _is_newer(listing: Listing | None, order: StopOrder) -> bool:
-    return listing is not None and listing.at > order.ordered_at
+    is_accepted = intent is not None and intent.accepted_at is not None
+    return item.ref is None or (is_accepted and not is_outdated(builder, item, listing))
 
 
 def _is_unanswerable(case: Case) -> bool:
@@ -323,7 +318,8 @@ def _is_confirmed(
 ) -> bool:
     """Whether something beside the row says so; that it is gone, only an end that its provider has accepted."""
     if mine.state is InstanceState.GONE:
-        return _is_end_answered(builder, item)
+        intent = builder.end_order(item)
+        return intent is not None and intent.accepted_at is not None
     if not item.state.counts:
         return True
     if _is_other_market(item, mine):
@@ -331,12 +327,6 @@ def _is_confirmed(
     if report is not None and report.exit_reason is not None:
         return True
     return evidence.is_silent(item) and not evidence.is_shared(item)
-
-
-def _is_end_answered(builder: PlanBuilder, item: Attempt) -> bool:
-    """Whether its provider has accepted the end of the machine, which a row that states it as gone then confirms."""
-    intent = builder.end_order(item)
-    return intent is not None and intent.accepted_at is not None
 
 
 def _withdraw(builder: PlanBuilder, item: Attempt) -> None:

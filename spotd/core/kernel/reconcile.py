@@ -144,9 +144,11 @@ def _pick(
 ) -> Instance | None:
     """Return the machine of this attempt among those that carry its key; the others are doubles and are ended.
 
-    The machine of another attempt that counts is none, whatever key a row gives it.
+    The machine of another attempt is none, whatever key a row gives it, but for the former one of a handover.
     """
-    found = tuple(i for i in found if owned.get(i.ref, item.id) == item.id)
+    is_new = bool(found) and item.ref is None and item.machine_key is None
+    others = {a.ref for a in builder.attempts() if a.id != item.id} if is_new else set()
+    found = tuple(i for i in found if owned.get(i.ref, item.id) == item.id and i.ref not in others)
     if item.ref is not None:
         chosen = next((i for i in found if i.ref == item.ref), None)
     else:

@@ -1,0 +1,243 @@
+"""Money for machines whose end is not proved: it counts in every budget until it is, and no more than a day of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pytest
+
+from spotd.core.budgets import BudgetGuard, committed
+from spotd.core.decide import decide
+from spotd.core.domain.attempts import MachineState
+from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, Meter
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import VerdictKind, World
+from spotd.core.metering import UNSEEN_MAX, job_spent
+from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, MicroUsd, MicroUsdPerHour, cost
+from tests.unit.core.builders import NOW, SHOP, job, market, offer, world_with
+
+FIRST: Final = AttemptId(job=job().id, number=1)
+HOUR: Final = timedelta(hours=1)
+
+
+def given_up(ago: timedelta) -> World:
+    """A launch that was sent so long ago, and given up without an answer."""
+    return world_with(
+        AttemptState.ENDING,
+        ref=None,
+        outcome_unknown=True,
+        machine=MachineState.EXPECTED,
+        meter=Meter(),
+        end_reason=EndReason.LAUNCH_UNKNOWN,
+        intended_at=NOW - ago,
+    )
+
+
+def accepted(ago: timedelta) -> World:
+    """A machine whose end was accepted so long ago, and that no list shows as gone."""
+    world = world_with(AttemptState.ENDING, machine=MachineState.HALTED, meter=Meter(settled=MicroUsd(70_000)))
+    intents = {i: replace(t, accepted_at=NOW - ago) for i, t in world.intents.items()}
+    return replace(world, intents=intents)
+
+
+def beyond_its_lease(ago: timedelta) -> World:
+    """A machine that is to be ended, whose lease was over so long ago, and that nothing has shown since."""
+    world = world_with(AttemptState.ENDING)
+    [item] = world.attempts.values()
+    meter = replace(item.meter, since=min(NOW - 2 * HOUR, NOW - ago), until=NOW - ago)
+    intents = {i: replace(t, state=IntentState.OPEN, accepted_at=None) for i, t in world.intents.items()}
+    return replace(world, attempts={FIRST: replace(item, meter=meter)}, intents=intents)
+
+
+Unproven = Callable[[timedelta], World]
+unproven = pytest.mark.parametrize("unproven", [given_up, accepted, beyond_its_lease])
+
+
+def owed(world: World, span: timedelta) -> int:
+    [item] = world.attempts.values()
+    return cost(item.quote.price.total, span)
+
+
+def to_end(world: World) -> int:
+    [item] = world.attempts.values()
+    return owed(world, world.policy.commit_horizon + world.jobs[item.id.job].spec.checkpoint.stop_grace)
+
+
+@unproven
+@pytest.mark.parametrize("hours", [0.1, 1, 5, 23.9])
+def test_the_time_that_is_booked_nowhere_is_kept_beside_what_its_end_takes(unproven: Unproven, hours: float) -> None:
+    world = unproven(hours * HOUR)
+    [item] = world.attempts.values()
+    assert committed(world, item, NOW) == pytest.approx(owed(world, hours * HOUR) + to_end(world), abs=2)
+
+
+@unproven
+def test_a_machine_that_ends_itself_counts_for_a_day_beyond_the_last_proof(unproven: Unproven) -> None:
+    for ago, is_counted in (
+        (timedelta(days=1), True),
+        (timedelta(days=1, seconds=1), False),
+        (400 * UNSEEN_MAX, False),
+    ):
+        world = unproven(ago)
+        [item] = world.attempts.values()
+        kept = committed(world, item, NOW)
+        assert kept == (pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2) if is_counted else 0)
+
+
+@pytest.mark.parametrize("unproven", [given_up, accepted])
+@pytest.mark.parametrize("ago", [timedelta(days=1), timedelta(days=3), timedelta(days=400)])
+def test_what_nothing_but_an_order_ends_counts_until_its_end_is_proved_and_for_no_more_than_a_day(
+    unproven: Unproven, ago: timedelta
+) -> None:
+    world = unproven(ago)
+    rules = {name: replace(one, ends_itself=False) for name, one in world.policy.providers.items()}
+    world = replace(world, policy=replace(world.policy, providers=rules))
+    [item] = world.attempts.values()
+    assert committed(world, item, NOW) == pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2)
+
+
+@pytest.mark.parametrize("state", [AttemptState.INTENDED, AttemptState.RUNNING])
+def test_what_counts_is_looked_for_first_after_hours_that_nobody_watched(state: AttemptState) -> None:
+    world = world_with(state, intended_at=NOW - 8 * HOUR)
+    [item] = world.attempts.values()
+    meter = replace(item.meter, until=None if item.meter.since is None else NOW - 7 * HOUR)
+    assert committed(world, replace(item, meter=meter), NOW) == pytest.approx(to_end(world), abs=2)
+
+
+@unproven
+@pytest.mark.parametrize("ahead", [timedelta(seconds=1), timedelta(hours=8), datetime(9999, 1, 1, tzinfo=UTC) - NOW])
+def test_a_date_in_the_future_makes_no_time(unproven: Unproven, ahead: timedelta) -> None:
+    world = unproven(-ahead)
+    [item] = world.attempts.values()
+    kept = committed(world, item, NOW)
+    assert kept == 0 or kept == pytest.approx(to_end(world), abs=2)
+
+
+@unproven
+def test_nothing_is_kept_once_its_end_is_proved(unproven: Unproven) -> None:
+    world = unproven(5 * HOUR)
+    [item] = world.attempts.values()
+    assert committed(world, replace(item, machine=MachineState.GONE), NOW) == 0
+
+
+def limited(world: World, *, day: int | None = None, month: int | None = None, own: int | None = None) -> World:
+    policy = replace(
+        world.policy,
+        budget_day=None if day is None else MicroUsd(day),
+        budget_month=None if month is None else MicroUsd(month),
+    )
+    jobs = {i: replace(one, budget_set=None if own is None else MicroUsd(own)) for i, one in world.jobs.items()}
+    return replace(world, policy=policy, jobs=jobs)
+
+
+def refusal(world: World, owner: Job) -> VerdictKind | None:
+    quote = world.attempts[FIRST].quote
+    found = BudgetGuard(world, NOW).refusal(owner, quote)
+    return None if found is None else found[0]
+
+
+@unproven
+def test_no_budget_carries_a_launch_beside_what_is_kept_until_that_is_proved(unproven: Unproven) -> None:
+    world = unproven(5 * HOUR)
+    other = job(2)
+    world = replace(world, jobs={**world.jobs, other.id: other})
+    gone = replace(world, attempts={FIRST: replace(world.attempts[FIRST], machine=MachineState.GONE)})
+    enough = owed(world, 4 * HOUR)
+    for limits, kind in (({"day": enough}, VerdictKind.BUDGET_DAY), ({"month": enough}, VerdictKind.BUDGET_MONTH)):
+        assert refusal(limited(world, **limits), other) is kind
+        settled = limited(gone, **limits)
+        spent = settled.attempts[FIRST].meter
+        assert spent.settled <= 70_000
+        assert refusal(replace(settled, attempts={FIRST: replace(gone.attempts[FIRST], meter=Meter())}), other) is None
+
+
+@pytest.mark.parametrize("unproven", [given_up, accepted, beyond_its_lease])
+def test_the_budget_of_its_own_job_carries_no_other_launch_beside_it(unproven: Unproven) -> None:
+    world = unproven(5 * HOUR)
+    world = limited(world, own=job_spent(world, world.jobs[FIRST.job], NOW) + owed(world, 5 * HOUR))
+    owner = world.jobs[FIRST.job]
+    assert refusal(world, owner) is VerdictKind.BUDGET_JOB
+    words = BudgetGuard(world, NOW).refusal(owner, world.attempts[FIRST].quote)
+    assert words is not None
+    assert "is kept for machines whose end is not proved" in words[1]
+    proved = replace(world, attempts={})
+    assert BudgetGuard(proved, NOW).refusal(owner, world.attempts[FIRST].quote) is None
+
+
+def test_what_runs_is_stopped_before_what_is_not_proved_breaks_the_budget() -> None:
+    lost = given_up(5 * HOUR)
+    running = world_with(AttemptState.RUNNING)
+    [item] = running.attempts.values()
+    other = replace(job(2, attempts_made=1), state=running.jobs[FIRST.job].state)
+    second = AttemptId(job=other.id, number=1)
+    item = replace(
+        item, id=second, key=AttemptKey("spotd-lab-j2-1"), ref=InstanceRef(provider=SHOP, instance_id=InstanceId("m2"))
+    )
+    world = replace(
+        lost, jobs={**lost.jobs, other.id: other}, attempts={**lost.attempts, second: item}, intents=lost.intents
+    )
+    both = limited(world, day=owed(lost, 5 * HOUR))
+    plan = decide(both, market(offer(), at=NOW), NOW)
+    stop = plan.attempts[second].stop
+    assert stop is not None
+    assert stop.reason is EndReason.BUDGET_PAUSED
+    without = limited(replace(world, attempts={second: item}), day=owed(lost, 5 * HOUR))
+    assert second not in decide(without, market(offer(), at=NOW), NOW).attempts
+
+
+def orphan(since: datetime | None, **changes: Any) -> World:
+    world = replace(world_with(AttemptState.RUNNING), attempts={})
+    stray = Intent(
+        id=IntentId("end-a-stray"),
+        kind=IntentKind.TERMINATE,
+        provider=SHOP,
+        key=AttemptKey("spotd-lab-j9-1"),
+        state=IntentState.OPEN,
+        created_at=NOW,
+        attempt=None,
+        stray_since=since,
+        stray_rate=MicroUsdPerHour(1_000_000),
+    )
+    return replace(world, intents={stray.id: replace(stray, **changes)})
+
+
+SINCE_MIDNIGHT: Final = NOW - NOW.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+@pytest.mark.parametrize(
+    ("since", "day", "month"),
+    [
+        pytest.param(NOW - HOUR, 1.0, 1.0, id="an hour ago"),
+        pytest.param(NOW - timedelta(days=2), SINCE_MIDNIGHT / HOUR, 36.0, id="two days ago, in the month before"),
+        pytest.param(datetime(1970, 1, 1, tzinfo=UTC), SINCE_MIDNIGHT / HOUR, 36.0, id="1970"),
+        pytest.param(NOW + 8 * HOUR, 0.0, 0.0, id="in the future"),
+        pytest.param(None, 0.0, 0.0, id="not known"),
+    ],
+)
+def test_a_machine_that_no_attempt_owns_counts_in_day_and_month_until_it_is_gone(
+    since: datetime | None, day: float, month: float
+) -> None:
+    owner, quote = job(2), world_with(AttemptState.RUNNING).attempts[FIRST].quote
+    horizon = orphan(NOW).policy.commit_horizon / HOUR
+    plenty = 10**12
+
+    def kept(**limits: int) -> float:
+        """How much more than without it is needed, by the words against a launch."""
+        world, free = limited(orphan(since), **limits), limited(replace(orphan(since), intents={}), **limits)
+        needed = BudgetGuard(world, NOW).lacking(owner, quote)
+        alone = BudgetGuard(free, NOW).lacking(owner, quote)
+        assert needed is not None
+        assert alone is not None
+        return (needed - alone) / 1_000_000
+
+    is_known = since is not None and since < NOW + timedelta(hours=1)
+    assert kept(day=plenty) == pytest.approx(day + (horizon if is_known else 0), abs=0.001)
+    assert kept(month=plenty) == pytest.approx(month + (horizon if is_known else 0), abs=0.001)
+    done = orphan(since, state=IntentState.DONE)
+    assert BudgetGuard(limited(done, day=plenty), NOW).lacking(owner, quote) == BudgetGuard(
+        limited(replace(done, intents={}), day=plenty), NOW
+    ).lacking(owner, quote)
