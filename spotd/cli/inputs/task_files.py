@@ -1,7 +1,7 @@
 """Task files of SkyPilot and dstack as job files of spotd: the part that all three share, and what is left out.
 
 Theory. A key is read, ignored with a sentence, or refused with a sentence; none is dropped silently. What is ignored
-changes nothing of what the job computes (a label, an idle time); what would change it (several nodes, a service) is
+changes nothing of what the job computes (a label, an idle time); what would change it (a service, a TPU) is
 refused. Values of secrets in such a file are not read: they are taken from the environment, as those of a job file.
 Pure: the tables come from `read_yaml`, in which every value is the text that was written.
 """
@@ -22,9 +22,12 @@ _CLOUDS: Final = {
 """Names of clouds there, by the provider that they are here."""
 _CHECKPOINTS: Final = re.compile(r"checkpoint|ckpt|outputs?\b", re.IGNORECASE)
 _TPU: Final = re.compile(r"tpu|v[0-9][a-z]*-[0-9]", re.IGNORECASE)
-_SEVERAL: Final = (
-    "a task file does not say which of the nodes saves: give it one node, or write a job file with nodes and saved_by"
-)
+_GANG: Final[Mapping[str, str]] = {
+    "SKYPILOT_NUM_NODES": "$SPOTD_NODES", "SKYPILOT_NODE_RANK": "$SPOTD_NODE_RANK",
+    "SKYPILOT_NODE_IPS": "$SPOTD_NODE_IPS", "DSTACK_NODES_NUM": "$SPOTD_NODES", "DSTACK_NODES_IPS": "$SPOTD_NODE_IPS",
+    "DSTACK_NODE_RANK": "$SPOTD_NODE_RANK", "DSTACK_MASTER_NODE_IP": "$MASTER_ADDR",
+}  # fmt: skip
+"""Variables there that differ between the machines of a job, by the value here, in words of the shell."""
 _MARKET: Final = (
     "is not given, and absent there means on-demand; here it means spot where sold: --market on-demand changes it"
 )
@@ -127,7 +130,7 @@ def _read_sky(task: TaskFile, data: Tables) -> None:
     readers: Mapping[str, Callable[[TaskFile, Any], None]] = {
         "name": _nothing,
         "workdir": _workdir,
-        "num_nodes": _one_node,
+        "num_nodes": _nodes,
         "resources": _sky_resources,
         "envs": _env,
         "secrets": _secrets,
@@ -247,7 +250,7 @@ def _read_dstack(task: TaskFile, data: Tables) -> None:
     readers: Mapping[str, Callable[[TaskFile, Any], None]] = {
         "type": _nothing,
         "name": _nothing,
-        "nodes": _one_node,
+        "nodes": _nodes,
         "image": lambda task, value: task.put("image", _text(value)),
         "python": lambda task, _: task.ignore("python", "the image has its own Python: give --image"),
         "nvcc": lambda task, _: task.ignore("nvcc", "the image has its own compiler: give --image"),
@@ -269,10 +272,12 @@ def _read_dstack(task: TaskFile, data: Tables) -> None:
         task.refuse("commands", "is missing", "a job needs a command")
     if "spot_policy" not in data:
         task.ignore("spot_policy", _MARKET)
-    count = _count_of((_table(task.job.get("resources")) or {}).get("gpu"))
+    resources = _table(task.job.get("resources")) or {}
+    count = str(resources.get("gpu_count") or _count_of(resources.get("gpu")))
     _provide(task, data, "DSTACK_", {
         "DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0", "DSTACK_MASTER_NODE_IP": "127.0.0.1",
-        "DSTACK_GPUS_NUM": count, "DSTACK_GPUS_PER_NODE": count,
+        "DSTACK_NODES_IPS": "127.0.0.1",
+        "DSTACK_GPUS_NUM": str(int(count) * int(task.job.get("nodes", 1))), "DSTACK_GPUS_PER_NODE": count,
     })  # fmt: skip
 
 
@@ -383,9 +388,12 @@ def _walk(
             task.ignore(f"{prefix}{key}", ignored.get(key, "not known here"))
 
 
-def _one_node(task: TaskFile, value: Any) -> None:
-    if _text(value) not in ("", "1"):
-        task.refuse("nodes" if task.tool == "dstack" else "num_nodes", f"is {_text(value)}", _SEVERAL)
+def _nodes(task: TaskFile, value: Any) -> None:
+    words = _text(value)
+    if re.fullmatch(r"[0-9]{1,9}", words) is None:
+        task.refuse("nodes", f"{words} is no number", "write a whole number") if words else None
+    elif words != "1":
+        task.put("nodes", int(words))
 
 
 def _workdir(task: TaskFile, value: Any) -> None:
@@ -437,12 +445,17 @@ def _data(task: TaskFile, key: str, target: str, source: str, *, is_written: boo
 
 
 def _provide(task: TaskFile, data: Tables, prefix: str, values: Mapping[str, str]) -> None:
-    """Give the variables of the other tool that the commands use, with the values of a single machine."""
+    """Give the variables of the other tool that the commands use; those of a gang's machine by the command's shell."""
     text = str(data)
     used = {name: value for name, value in values.items() if re.search(rf"{name}\b", text)}
+    others = sorted(set(re.findall(rf"\b{prefix}[A-Z_]+", text)) - used.keys())
+    if "nodes" in task.job:
+        own = [f'export {name}="{_GANG[name]}"' for name in used if name in _GANG]
+        used = {name: value for name, value in used.items() if name not in _GANG}
+        *shell, script = task.job.get("run") or ["bash", "-c", ""]
+        task.put("run", [*shell, "\n".join([*own, script])])
     if used:
         task.put("env", {**used, **(_table(task.job.get("env")) or {})})
-    others = sorted(set(re.findall(rf"\b{prefix}[A-Z_]+", text)) - used.keys())
     if others:
         task.ignore(", ".join(others), "variables that the other tool sets, and spotd does not")
 

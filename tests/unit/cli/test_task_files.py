@@ -77,6 +77,17 @@ READ: dict[str, dict[str, Any]] = {
     },
     "ds-files": {"data": [{"source": "./set", "path": "data"}, {"source": ".", "path": "repo"}],
                  "resources.min_vram": "1GB", "resources.gpu_count": None, "resources.disk": "200GB"},
+    "sky-several-nodes": {
+        "nodes": 2, "env": None, "resources.gpu": ["A100:8"],
+        "run": [*BASH, 'export SKYPILOT_NUM_NODES="$SPOTD_NODES"\ntorchrun --nnodes=$SKYPILOT_NUM_NODES train.py'],
+    },
+    "ds-nodes": {
+        "nodes": 2, "resources.gpu_count": 8, "env.DSTACK_GPUS_NUM": "16",
+        "run": [
+            *BASH,
+            'export DSTACK_MASTER_NODE_IP="$MASTER_ADDR"\nset -e\ntorchrun --master-addr=$DSTACK_MASTER_NODE_IP',
+        ],
+    },
     "ds-cpu": {"resources.cpus": 4, "resources.memory": "16GB", "resources.gpu": None},
 }  # fmt: skip
 IGNORED = {
@@ -94,11 +105,9 @@ IGNORED = {
     "ds-files": ["working_dir", "registry_auth", "fleets", "spot_policy"],
 }  # fmt: skip
 REFUSED = {
-    "sky-several-nodes": ["num_nodes"],
     "sky-service": ["service"],
     "sky-tpu": ["resources.accelerators"],
     "sky-git": ["workdir", "resources.accelerators"],
-    "ds-nodes": ["nodes"],
     "ds-service": ["type"],
     "ds-devenv": ["type"],
     "ds-tpu": ["resources.gpu"],
@@ -134,7 +143,8 @@ def test_what_is_no_job_of_spotd_is_refused_with_a_sentence(name: str) -> None:
 @pytest.mark.parametrize("name", READ)
 def test_what_was_read_is_a_job_that_the_parser_takes(name: str) -> None:
     path = next(TASKS.glob(f"{name}.*"))
-    flags = {} if "image" in task(name).job else {"image": "python:3.12"}
+    flags: dict[str, Any] = {} if "image" in task(name).job else {"image": "python:3.12"}
+    flags |= {"checkpoint": {"saved_by": "first"}} if "nodes" in task(name).job else {}
     spec = read_draft(str(path), flags).check()
     assert isinstance(spec, JobSpec)
 
@@ -149,13 +159,26 @@ def test_flags_go_over_the_file_and_what_is_missing_is_asked_for_as_a_flag(capsy
     assert list(refused.value.rows) == [("--image: is missing", f"give --image: {path} names none")]
 
 
-def test_several_nodes_are_refused_in_a_sentence() -> None:
+def test_several_nodes_are_a_job_of_several_machines_once_it_is_said_which_of_them_saves() -> None:
+    path = str(TASKS / "sky-several-nodes.yaml")
+    spec = read_draft(path, {"image": "me", "checkpoint": {"saved_by": "first"}}).check()
+    assert spec.resources.nodes == 2
     with pytest.raises(CommandFailed) as refused:
-        read_draft(str(TASKS / "sky-several-nodes.yaml"), {})
-    assert refused.value.message == "this SkyPilot task is no job of spotd"
+        read_draft(path, {"image": "me"}).check()
     [(sentence, hint)] = refused.value.rows
-    assert sentence.endswith("sky-several-nodes.yaml: num_nodes is 2")
-    assert hint.startswith("a task file does not say which of the nodes saves")
+    assert "several machines run the command" in sentence
+    assert "--saved-by" in hint
+
+
+@pytest.mark.parametrize("words", ["1", "", "one", "-2", "2..4", "0", "99999999999", "nan"])
+def test_a_number_of_nodes_that_is_none_is_refused_and_one_node_is_an_ordinary_job(words: str, tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(f"resources: {{accelerators: A100}}\nnum_nodes: {words}\nrun: true\n")
+    if words in ("1", ""):
+        assert read_draft(str(path), {"image": "me"}).check().resources.nodes == 1
+        return
+    with pytest.raises(CommandFailed):
+        read_draft(str(path), {"image": "me", "checkpoint": {"saved_by": "first"}}).check()
 
 
 def test_no_value_of_a_secret_is_taken_from_the_file() -> None:
