@@ -229,7 +229,8 @@ class GoogleApi(RestApi[GoogleCloud]):
         if kind is None or zone not in _zones() or not types or not set(types) <= {"PREEMPTION", "PRICE"}:
             raise RestRefusal(400, "Invalid value for field 'instanceProperties'", code="invalid")
         now = self.cloud.clock.now()
-        interval = {"startTime": _instant(now - timedelta(days=1)), "endTime": _instant(now)}
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)  # the past stays as it is while time passes
+        interval = {"startTime": _instant(midnight - timedelta(days=1)), "endTime": _instant(midnight)}
         answer: Row = {"machineType": name, "location": f"zones/{zone}"}
         if "PREEMPTION" in types:
             rate = self.cloud.quirks.preemption_rate

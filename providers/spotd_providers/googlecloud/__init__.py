@@ -1,0 +1,1 @@
+"""Google Cloud: Spot and on-demand virtual machines with GPUs."""

@@ -1,0 +1,266 @@
+"""Machine types of zones as offers: their GPUs, what they are put together from, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from spotd_providers.contract.gpus import canonical
+from spotd_providers.contract.values import (
+    NO_GPU,
+    Interruption,
+    Market,
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerHour,
+    Offer,
+    OfferId,
+    PoolId,
+    QuotaId,
+    Rejected,
+)
+from spotd_providers.googlecloud.prices import MONTH_HOURS, SSD, Part, PriceTable
+from spotd_providers.googlecloud.wire import PROVIDER, GoogleSettings, last_part
+from spotd_providers.kit.shapes import Lenient, Row, row_or_reason
+from spotd_providers.kit.vm_market import Id, row_name
+
+SSD_GB: Final = 375
+IMAGE_GB: Final = 50
+"""What a machine image takes where it does not say so."""
+STORAGE_MONTH_HOURS: Final = 720
+_GPUS: Final[Mapping[str, tuple[str, int]]] = {
+    "nvidia-gb200": ("GB200", 186),
+    "nvidia-b200": ("B200_SXM", 180),
+    "nvidia-h200-141gb": ("H200_SXM", 141),
+    "nvidia-h100-mega-80gb": ("H100_SXM", 80),
+    "nvidia-h100-80gb": ("H100_SXM", 80),
+    "nvidia-a100-80gb": ("A100_SXM_80", 80),
+    "nvidia-tesla-a100": ("A100_SXM_40", 40),
+    "nvidia-l4": ("L4", 24),
+    "nvidia-rtx-pro-6000": ("RTX_PRO_6000_SE", 96),
+    "nvidia-tesla-t4": ("T4", 16),
+    "nvidia-tesla-v100": ("V100_16", 16),
+}
+"""Canonical GPU and its memory in GB by Google's type of accelerator."""
+_ATTACHED: Final = {
+    "nvidia-tesla-t4": ((1, 48, 312), (2, 48, 312)),
+    "nvidia-tesla-v100": tuple((n, 12 * n, 78 * n) for n in (1, 2, 4, 8)),
+}
+"""How many GPUs may be attached to a type of N1, with the most vCPUs and GB of memory that it may have then."""
+_SSD_GB: Final = {"a2-ultragpu": 375, "a3-highgpu": 750, "a3-megagpu": 750}
+"""GB of local SSD for each GPU that come with a type and are billed, where the type does not state them."""
+_FAMILIES: Final = {"a3-megagpu": "a3plus", "a3-ultragpu": "a3ultra"}
+_SPOT_ONLY: Final = ("a4x-*", "a4-*", "a3-ultragpu-*", "a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
+_HYPERDISK: Final = ("a4x-*", "a4-*", "a3-ultragpu-*")
+ARM: Final = ("a4x-*", "t2a-*", "c4a-*", "n4a-*")
+
+
+class _Accelerator(Row):
+    guestAcceleratorType: str  # noqa: N815 - Google's own name
+    guestAcceleratorCount: Annotated[int, Field(gt=0, le=64)]  # noqa: N815 - Google's own name
+
+
+class _Deprecated(Row):
+    state: Annotated[str | None, Lenient] = None
+
+
+class _Bundled(Row):
+    partitionCount: Annotated[int, Field(ge=0, le=64)]  # noqa: N815 - Google's own name
+
+
+class MachineTypeRow(Row):
+    """A type of machine in a zone."""
+
+    name: Id
+    guestCpus: Annotated[int, Field(gt=0, lt=10_000)]  # noqa: N815 - Google's own name
+    memoryMb: Annotated[int, Field(gt=0, lt=100_000_000)]  # noqa: N815 - Google's own name
+    accelerators: list[_Accelerator] = Field(default_factory=list)
+    deprecated: Annotated[_Deprecated | None, Lenient] = None
+    architecture: Annotated[str | None, Lenient] = None
+    bundledLocalSsds: Annotated[_Bundled | None, Lenient] = None  # noqa: N815 - Google's own name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoogleKind:
+    """A type with its GPUs. `attached`: they are ordered beside it."""
+
+    row: MachineTypeRow
+    zone: str
+    accelerator: str = ""
+    count: int = 0
+    attached: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name}+{self.count}x{self.accelerator}" if self.attached else self.row.name
+
+    @property
+    def region(self) -> str:
+        return self.zone.rpartition("-")[0]
+
+    @property
+    def gpu(self) -> str:
+        """The canonical GPU, Google's own name where there is none."""
+        known, _ = _GPUS.get(self.accelerator, ("", 0))
+        return (known or canonical(PROVIDER, self.accelerator)) if self.count else NO_GPU
+
+    def parts(self, table: PriceTable) -> list[tuple[Part, int, int]]:
+        """Return what the machine is put together from; a GPU that is priced as a slice holds all else."""
+        bundled, family = self.row.bundledLocalSsds, self.row.name.rpartition("-")[0]
+        ssd_gb = self.count * _SSD_GB.get(family, 0) if bundled is None else bundled.partitionCount * SSD_GB
+        ssd = [(SSD, ssd_gb, MONTH_HOURS)] if ssd_gb else []
+        if any((self.region, is_spot, f"slice {self.accelerator}") in table.nanos for is_spot in (True, False)):
+            return [(f"slice {self.accelerator}", self.count, 1), *ssd]
+        family = _FAMILIES.get(family, family.partition("-")[0])
+        gpus = [(f"gpu {self.accelerator}", self.count, 1)] if self.count else []
+        return [(f"core {family}", self.row.guestCpus, 1), (f"ram {family}", self.row.memoryMb, 1024), *gpus, *ssd]
+
+
+def kinds_of(
+    rows: Iterable[Any], zone: str, attachable: frozenset[str], settings: GoogleSettings
+) -> tuple[list[GoogleKind], list[Rejected]]:
+    """Return the types of a zone that the settings name, each with its GPUs, and those that cannot be used."""
+    kinds: list[GoogleKind] = []
+    bad: list[Rejected] = []
+    for raw in rows:
+        name = row_name(raw, "name")
+        is_gpu, is_cpu = (_fits(name, patterns) for patterns in (settings.machine_types, settings.cpu_types))
+        if not is_gpu and not is_cpu and name != "unreadable":
+            continue
+        row = row_or_reason(MachineTypeRow, raw, offer_id=f"{name}:{zone}")
+        if isinstance(row, Rejected):
+            bad.append(row)
+            continue
+        reason = _why_not(row)
+        if reason:
+            bad.append(Rejected(offer_id=f"{name}:{zone}", reason=reason))
+        elif row.accelerators:
+            one = row.accelerators[0]
+            kinds.append(
+                GoogleKind(row=row, zone=zone, accelerator=one.guestAcceleratorType, count=one.guestAcceleratorCount)
+            )
+        else:
+            kinds += _with_attached(row, zone, attachable) if is_gpu else []
+            kinds += [GoogleKind(row=row, zone=zone)] if is_cpu else []
+    return kinds, bad
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns)
+
+
+def _why_not(row: MachineTypeRow) -> str:
+    if row.deprecated is not None and row.deprecated.state in ("DEPRECATED", "OBSOLETE", "DELETED"):
+        return f"Google calls the type {row.deprecated.state.lower()}"
+    if (row.architecture or "").upper() == "ARM64" or _fits(row.name, ARM):
+        return "an ARM machine"
+    if len(row.accelerators) > 1:
+        return "several kinds of accelerators in one machine"
+    if any(one.guestAcceleratorType.endswith("-vws") for one in row.accelerators):
+        return "a workstation's GPU with a licence of its own"
+    return ""
+
+
+def _with_attached(row: MachineTypeRow, zone: str, attachable: frozenset[str]) -> list[GoogleKind]:
+    if not row.name.startswith("n1-"):
+        return []
+    return [
+        GoogleKind(row=row, zone=zone, accelerator=accelerator, count=count, attached=True)
+        for accelerator, limits in _ATTACHED.items()
+        if accelerator in attachable
+        for count, cpus_max, gb_max in limits
+        if row.guestCpus <= cpus_max and row.memoryMb <= gb_max * 1024
+    ]
+
+
+def disk_type_of(type_name: str, settings: GoogleSettings) -> str:
+    return settings.disk_type or ("hyperdisk-balanced" if _fits(type_name, _HYPERDISK) else "pd-balanced")
+
+
+def offers_of(
+    kinds: Sequence[GoogleKind],
+    table: PriceTable,
+    settings: GoogleSettings,
+    *,
+    markets: Iterable[Market],
+    image_gb: int,
+    scores: Mapping[tuple[str, str], tuple[int | None, int | None]],
+) -> tuple[list[Offer], list[Rejected]]:
+    """Return an offer for each type and market whose parts have prices; `scores` by type and zone."""
+    offers: list[Offer] = []
+    bad: list[Rejected] = []
+    for kind in kinds:
+        prices = {is_spot: table.price(kind.region, kind.parts(table), is_spot=is_spot) for is_spot in (True, False)}
+        for market in markets:
+            is_spot = market is Market.SPOT
+            price, number = prices[is_spot], offer_id(kind, market)
+            if not is_spot and _fits(kind.row.name, _SPOT_ONLY):
+                bad.append(Rejected(offer_id=number, reason="Google sells this type as Spot or reserved only"))
+            elif isinstance(price, str):
+                bad.append(Rejected(offer_id=number, reason=price))
+            else:
+                found = _offer(kind, market, price, table, settings, image_gb)
+                on_demand = prices[False]
+                score, hazard = scores.get((kind.name, kind.zone), (None, None)) if is_spot else (None, None)
+                known = on_demand if isinstance(on_demand, int) else None
+                offers.append(replace(found, on_demand_price=known, capacity_score=score, hazard_ppm=hazard))
+    return offers, bad
+
+
+def offer_id(kind: GoogleKind, market: Market) -> OfferId:
+    return OfferId(f"{kind.name}:{kind.zone}:{market}")
+
+
+def disk_price(kind: GoogleKind, table: PriceTable, settings: GoogleSettings) -> MicroUsdPerGbMonth:
+    """Return what the boot disk costs by the price list, else by the settings."""
+    listed = table.price(kind.region, [(f"disk {disk_type_of(kind.row.name, settings)}", 1, 1)], is_spot=False)
+    return MicroUsdPerGbMonth(listed if isinstance(listed, int) else settings.disk_usd_per_gb_month)
+
+
+def _offer(
+    kind: GoogleKind, market: Market, price: MicroUsdPerHour, table: PriceTable, settings: GoogleSettings, image_gb: int
+) -> Offer:
+    _, vram_gb = _GPUS.get(kind.accelerator, ("", 0))
+    is_spot = market is Market.SPOT
+    disk = disk_price(kind, table, settings)
+    address = settings.address_usd_per_h if settings.external_ip else 0
+    metric = kind.accelerator.removeprefix("nvidia-").removeprefix("tesla-").replace("-", "_").upper() or "CPUS"
+    return Offer(
+        provider=PROVIDER,
+        offer_id=offer_id(kind, market),
+        pool=PoolId(f"{kind.name}:{kind.zone}"),
+        quotas=(QuotaId(f"{kind.region} {'Spot ' if is_spot else ''}{metric}"),),
+        market=market,
+        interruption=Interruption.NOTICE if is_spot else Interruption.NEVER,
+        gpu=kind.gpu,
+        gpu_count=kind.count,
+        gpu_vram_mb=vram_gb * 1024 or None,
+        gpu_price=price,
+        storage_price=disk,
+        storage_fixed=MicroUsdPerHour(address + -(-disk * image_gb // STORAGE_MONTH_HOURS)),
+        upload_price=MicroUsdPerGb(settings.egress_usd_per_gb),
+        region=kind.zone,
+        cpus=float(kind.row.guestCpus),
+        memory_mb=kind.row.memoryMb,
+        duration_max=settings.max_run,
+        extra={
+            "type": kind.row.name,
+            "zone": kind.zone,
+            "name": kind.name,
+            **({"accelerator": kind.accelerator} if kind.attached else {}),
+        },
+    )
+
+
+def zones_of(row: Any, settings: GoogleSettings) -> tuple[str, list[str]]:
+    """Return the name of a region and its zones; an empty name for one that is not asked for."""
+    name = row.get("name") if isinstance(row, dict) else None
+    if name not in settings.regions:
+        return "", []
+    zones = row.get("zones")
+    found = [last_part(one) for one in zones[:20]] if isinstance(zones, list) else []
+    return str(name), sorted({one for one in found if one.startswith(f"{name}-")})
