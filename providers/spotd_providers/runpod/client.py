@@ -27,6 +27,7 @@ from spotd_providers.runpod.wire import (
     GpuRow,
     PodPage,
     PodRow,
+    SshKeys,
     gpu_rows,
     running_low,
     used_up,
@@ -165,6 +166,11 @@ class RunpodClient(RestClient):
         params: dict[str, str | int] = {"bucketSize": "hour", "startTime": _zulu(since), "endTime": _zulu(until)}
         value = await self.ask("GET", "/v2/billing/pods", what="billing", params=params)
         return as_model(BillingPage, value, who=WHO, what="billing")
+
+    async def ssh_keys(self) -> int:
+        """Return how many public keys the account has for its pods."""
+        value = await self.ask("GET", "/v2/account/ssh-keys", what="list of ssh keys")
+        return len(as_model(SshKeys, value, who=WHO, what="list of ssh keys").keys)
 
     async def greeting(self) -> HttpAnswer:
         """Send the cheapest call that needs the key; its answer is used for the `Date` header."""

@@ -60,6 +60,7 @@ _KEY: Final = "create a key with read and write access at console.runpod.io/user
 _ANSWERS: Final = "check the network, at base_url and at RunPod's status page; the key was not judged"
 _CATALOGUE: Final = "RunPod's catalogue does not answer; see its status page"
 _SCOPES: Final = "give the key read and write access to pods and read access to billing"
+_SSH_KEY: Final = "add your public key at console.runpod.io/user/settings, which pods that start afterwards get"
 NO_BALANCE: Final = "RunPod's REST API states no balance and no spend limit; see console.runpod.io/user/billing"
 
 
@@ -189,6 +190,11 @@ class RunpodProvider(ProviderTemplate):
             await self._client.billing(now - timedelta(days=1), now)
             return "can read charges"
 
+        async def ssh_keys() -> str:
+            if count := await self._client.ssh_keys():
+                return "one public key for pods" if count == 1 else f"{count} public keys for pods"
+            raise Unavailable("the account has no public key, so no pod starts an ssh server")
+
         async def greet() -> tuple[HttpAnswer, list[CheckLine]]:
             return await self._client.greeting(), await _creates(self._client)
 
@@ -199,6 +205,7 @@ class RunpodProvider(ProviderTemplate):
                 *found[1],
                 Check(name="market", ask=market, hint=_CATALOGUE, refused=_SCOPES),
                 Check(name="billing", ask=billing, hint=_SCOPES),
+                *([Check(name="ssh keys", ask=ssh_keys, hint=_SSH_KEY)] if self._settings.direct_ssh else []),
                 CheckLine(name="balance", ok=True, detail=NO_BALANCE),
             ),
             accepted="accepted, can list pods",

@@ -93,6 +93,10 @@ class PodRow(Row):
     started_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="startedAt")
 
 
+class SshKeys(Row):
+    keys: list[Any]
+
+
 class Pagination(Row):
     has_next: bool | None = Field(default=None, alias="hasNextPage")
     cursor: str | None = Field(default=None, alias="nextCursor")

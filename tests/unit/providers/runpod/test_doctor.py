@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,12 @@ from tests.unit.providers.runpod.harness import RunpodHarness, open_harness
 REFUSED = Canned(status=403, body=b'{"title": "Forbidden", "status": 403, "detail": "no permission"}')
 
 
-def lines_of(folder: Path, prepare: Callable[[RunpodHarness], None]) -> dict[str, CheckLine]:
+def lines_of(folder: Path, prepare: Callable[[RunpodHarness], None], **settings: Any) -> dict[str, CheckLine]:
     async def asked(h: RunpodHarness) -> dict[str, CheckLine]:
         async with h.opened() as provider:
             return {line.name: line for line in await provider.check()}
 
-    with open_harness(folder) as h:
+    with open_harness(folder, **settings) as h:
         prepare(h)
         return asyncio.run(asked(h))
 
@@ -61,3 +62,14 @@ def test_what_is_wrong_is_one_line_with_the_way_out(
     assert [name for name, one in lines.items() if not one.ok] == [line]
     assert detail in lines[line].detail
     assert hint in lines[line].hint
+
+
+def test_with_direct_ssh_an_account_without_a_public_key_is_named(tmp_path: Path) -> None:
+    line = lines_of(tmp_path / "none", lambda h: None, direct_ssh=True)["ssh keys"]
+    assert (line.ok, "no public key" in line.detail, "add your public key" in line.hint) == (False, True, True)
+
+    def add(h: RunpodHarness) -> None:
+        h.cloud.belongings.ssh_keys.append("ssh-ed25519 AAAA me")
+
+    line = lines_of(tmp_path / "one", add, direct_ssh=True)["ssh keys"]
+    assert (line.ok, line.detail) == (True, "one public key for pods")
