@@ -22,7 +22,7 @@ from spotd_jobs.wire.client.web import CLOCK, as_epoch, as_text, steady
 # Early warnings: where they come from, and how the job learns of them.
 #
 # Sources: SIGTERM to the runner, an order in the grant, `$SPOTD_HOME/notice` (written by the machine's owner), and
-# the AWS instance metadata service. A *rebalance* recommendation only asks for a checkpoint; all others end the
+# the metadata service of the cloud. A *rebalance* recommendation only asks for a checkpoint; all others end the
 # attempt.
 
 
@@ -31,6 +31,8 @@ _IMDS_TIMEOUT_S = 2.0
 _IMDS_TOKEN_S = 21600
 _STALE_S = 600.0
 _NOTICE_S = 120.0
+_SOFT_OFF_S = 30.0
+_GOOGLE = "/computeMetadata/v1"
 
 
 class Notice(NamedTuple):
@@ -153,6 +155,39 @@ class ImdsWatch:
         return status, body
 
 
+class GoogleWatch(ImdsWatch):
+    """The same for a Google machine, whose base URL ends in `/computeMetadata/v1`.
+
+    A preemption has no time of its own. It comes two minutes ahead, or thirty seconds: these count.
+    """
+
+    def _ask_both(self) -> bool:
+        if self._word("/instance/preempted") == "TRUE":
+            self._on_notice(Notice("imds", "spot preemption", CLOCK.now() + _SOFT_OFF_S))
+            return True
+        if not self._rebalance_seen and self._word("/instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
+            self._rebalance_seen = True
+            self._on_rebalance("maintenance of the host in about an hour")
+        return False
+
+    def _word(self, path: str) -> str:
+        headers = {"Metadata-Flavor": "Google"}
+        status, _, body = web.request("GET", self._base + path, headers, None, _IMDS_TIMEOUT_S)
+        if status == 404:
+            return ""
+        if status != 200:
+            raise web.error_of(status)
+        return body.decode("ascii", "replace").strip()
+
+
+def metadata_watch(
+    base_url: str, on_notice: Callable[[Notice], None], on_rebalance: Callable[[str], None]
+) -> ImdsWatch:
+    """Return the watch for the cloud that this base URL is of."""
+    kind = GoogleWatch if base_url.rstrip("/").endswith(_GOOGLE) else ImdsWatch
+    return kind(base_url, on_notice, on_rebalance)
+
+
 def _time_of(action: dict[str, Any]) -> float:
     """When the machine is taken; as soon as AWS ever takes one where the announcement does not state it legibly."""
     try:
@@ -262,7 +297,7 @@ class ShutdownWatch:
         self._watch_file = bool(settings.get("file", True))
         base = imds_url(settings.get("imds"))
         if base:
-            ImdsWatch(base, self._on_imds, self._on_rebalance).start()
+            metadata_watch(base, self._on_imds, self._on_rebalance).start()
 
     def poll(self) -> Stop | None:
         """Return the reason to stop, if there is one by now."""

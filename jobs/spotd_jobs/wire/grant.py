@@ -345,7 +345,8 @@ class NoticeSources(WireModel):
     """Where early warnings come from, besides SIGTERM and orders.
 
     Attributes:
-        imds: base URL of the AWS instance metadata service, asked every few seconds; `None`: nothing is asked.
+        imds: base URL of the machine's metadata service, asked every few seconds; `None`: nothing is asked. That of
+            AWS has no path, that of Google ends in `/computeMetadata/v1`.
         file: `$SPOTD_HOME/notice` is watched.
     """
 

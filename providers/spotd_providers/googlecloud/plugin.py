@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -24,14 +23,11 @@ from spotd_providers.contract.errors import (
 from spotd_providers.contract.provider import PriceHistoryPage, Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
-    Billing,
     Capability,
     Instance,
-    InstanceId,
     InstanceRef,
     InstanceState,
     LaunchRequest,
-    Listing,
     Loss,
     Market,
     OfferPage,
@@ -71,15 +67,11 @@ from spotd_providers.kit.rest import Meaning, RestClient, RestRefused
 from spotd_providers.kit.shapes import listed_reasons, row_or_none
 from spotd_providers.kit.template import Check, bound
 from spotd_providers.kit.text import key_of, last_lines
-from spotd_providers.kit.vm_market import SCRIPT_BYTES_MAX, VmMarket, missing_powers, user_data
+from spotd_providers.kit.vm_causes import CausedEnds
+from spotd_providers.kit.vm_market import SCRIPT_BYTES_MAX, missing_powers, user_data
 
 OPERATION_WITHIN: Final = timedelta(seconds=35)
 OPERATION_WAIT: Final = timedelta(seconds=2)
-CAUSES_ASKED_MAX: Final = 10
-"""Machines whose operations one list asks about; the next one goes on."""
-CAUSE_WITHIN: Final = timedelta(minutes=10)
-"""How long an operation may be missing in the log."""
-GONE_SHOWN: Final = timedelta(hours=1)
 NO_LOGIN: Final = "Google Cloud takes a login only in the metadata, which every process of the machine may read"
 _ONCE: Final = """#!/bin/sh
 begun=${SPOTD_HOME:-/opt/spotd}/begun
@@ -102,7 +94,7 @@ _MISSING: Final[Mapping[Power, str]] = {
 }
 
 
-class GoogleProvider(VmMarket):
+class GoogleProvider(CausedEnds):
     """The requests that are Google's own."""
 
     name = PROVIDER
@@ -122,10 +114,7 @@ class GoogleProvider(VmMarket):
         self._catalogue = Catalogue(compute, billing, project, settings, services)
         self._base = self._catalogue.path
         self.list_path = f"{self._base}/aggregated/instances?maxResults=1"  # type: ignore[misc] # names the project
-        self._zones: dict[InstanceId, str] = {}
         self._announced: dict[str, datetime] = {}
-        self._causes: dict[InstanceId, Loss | None] = {}
-        self._gone: dict[InstanceId, Instance] = {}
         self._asks_notice = settings.notice
 
     async def account(self) -> str:
@@ -173,13 +162,8 @@ class GoogleProvider(VmMarket):
         bound(self._announced)
         return self._announced.setdefault(name, self._services.clock.now())
 
-    def _own(self, instance: Instance) -> None:
-        super()._own(instance)
-        self._zones[instance.ref.instance_id] = instance.ref.scope
-        bound(self._zones)
-
     def _path(self, ref: InstanceRef) -> str:
-        zone = ref.scope or self._zones.get(ref.instance_id, "")
+        zone = ref.scope or self._scopes.get(ref.instance_id, "")
         if not zone or self.ids.fullmatch(zone) is None:
             raise rejected(WHO, "ref", "it names no zone")
         return f"{self._base}/zones/{zone}/instances/{ref.instance_id}"
@@ -212,63 +196,11 @@ class GoogleProvider(VmMarket):
         self._note_end(ref)
         return False if await self._client.ask_or_absent("DELETE", path, what="an end") is None else None
 
-    async def _listing(self, wanted: AttemptKey | None) -> Listing:
-        """Add the machines that went away within the last hour, with the reason."""
-        listing = await super()._listing(wanted)
-        now = self._services.clock.now()
-        for number, one in list(self._gone.items()):
-            age = now - (one.ended_at or now)
-            if age > GONE_SHOWN:
-                del self._gone[number]
-            elif one.loss is None and age <= CAUSE_WITHIN:
-                self._gone[number] = replace(one, loss=await self._cause(one.ref))
-        gone = tuple(one for one in self._gone.values() if wanted in (None, one.key))
-        return replace(listing, instances=(*listing.instances, *gone))
-
-    async def _is_absent(self, number: InstanceId) -> bool:
-        key, is_absent = self._alive[number], await super()._is_absent(number)
-        if is_absent and number not in self._asked_to_end:
-            ref = reference(number, self._zones.get(number, ""))
-            ended_at = self._services.clock.now()
-            self._gone[number] = Instance(
-                ref=ref, key=key, state=InstanceState.GONE, billing=Billing.NOTHING, ended_at=ended_at
-            )
-            bound(self._gone)
-        return is_absent
-
-    async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """Say of machines that end or stopped, and not by us, why they do."""
-        found, left = [], CAUSES_ASKED_MAX
-        for one in instances:
-            goes = one.state in (InstanceState.ENDING, InstanceState.PAUSED)
-            if goes and one.loss is None and one.ref.instance_id not in self._asked_to_end and left:
-                left -= one.ref.instance_id not in self._causes
-                one = await self._with_cause(one)
-            found.append(one)
-        return tuple(found)
-
-    async def _with_cause(self, one: Instance) -> Instance:
-        loss = await self._cause(one.ref)
-        if loss is Loss.SELF and one.state is InstanceState.PAUSED:
-            said = await self._complaint(one.ref, lambda: self._console(one.ref))
-            if said:
-                return replace(one, loss=Loss.IMAGE_ERROR, detail=said)
-        return replace(one, loss=loss)
-
-    async def _cause(self, ref: InstanceRef) -> Loss | None:
-        """Return why a machine went away by the log of operations; `None` where that does not say, or not yet."""
-        number = ref.instance_id
-        if self._causes.get(number) is None:
-            query = query_of(filter=f'targetLink eq ".*{number}$"')
-            path = f"{self._base}/zones/{ref.scope or self._zones.get(number, '')}/operations{query}"
-            try:
-                rows = (await self._client.ask("GET", path, what="the log of operations", attempts=1)).get("items")
-            except ProviderError as exc:
-                self._services.log.warning(self._event("cause_unknown"), machine=number, detail=str(exc))
-                return None
-            self._causes[number] = cause_in(rows if isinstance(rows, list) else [], number)
-            bound(self._causes)
-        return self._causes[number]
+    async def _ask_cause(self, ref: InstanceRef) -> Loss | None:
+        query = query_of(filter=f'targetLink eq ".*{ref.instance_id}$"')
+        path = f"{self._base}/zones/{ref.scope or self._scopes.get(ref.instance_id, '')}/operations{query}"
+        rows = (await self._client.ask("GET", path, what="the log of operations", attempts=1)).get("items")
+        return cause_in(rows if isinstance(rows, list) else [], ref.instance_id)
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the last lines of the serial port, without anything that resembles a secret."""

@@ -230,6 +230,35 @@ def test_a_spot_interruption_is_read_with_a_token_and_its_time(monkeypatch: pyte
         assert 60 < seen[0].at - time.time() < 121
 
 
+def test_a_preemption_at_google_is_read_with_its_header_and_is_half_a_minute_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutdown, "_IMDS_EVERY_S", 0.02)
+    said = {"/instance/preempted": b"FALSE", "/instance/maintenance-event": b"NONE"}
+    seen: list[shutdown.Notice] = []
+    advised: list[str] = []
+
+    def answer(request: Request) -> Answer:
+        if request.headers.get("metadata-flavor") != "Google":
+            return Answer(403)
+        path = request.path.removeprefix("/computeMetadata/v1")
+        # Every now and then the service is not there.
+        return Answer(503) if len(server.requests) % 5 == 0 else Answer(200, said[path])
+
+    with Server(answer) as server:
+        shutdown.metadata_watch(server.url + "/computeMetadata/v1/", seen.append, advised.append).start()
+        until(lambda: len(server.requests) > 6, "a few questions")
+        assert (seen, advised) == ([], [])
+        said["/instance/maintenance-event"] = b"TERMINATE_ON_HOST_MAINTENANCE\n"
+        until(lambda: advised, "the maintenance")
+        said["/instance/preempted"] = b"TRUE"
+        until(lambda: seen, "the preemption")
+    assert advised == ["maintenance of the host in about an hour"]
+    assert seen[0].source == "imds"
+    assert seen[0].at is not None
+    assert 10 < seen[0].at - time.time() < 31
+
+
 @pytest.mark.parametrize("when", [{"time": "soon"}, {"time": ""}, {"time": "99999-99-99"}, {}], ids=str)
 def test_an_interruption_without_a_legible_time_is_two_minutes_away(
     when: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

