@@ -32,6 +32,7 @@ DSTACK: Final = Client(package="dstack", version="0.22.5", also=("httpx==0.28.1"
 """With the clients that it has written for itself and rents real machines with; and with gpuhunt."""
 PRIME: Final = Client(package="prime", version="0.18.0")
 VERDA: Final = Client(package="verda", version="1.25.0")
+AZURE: Final = Client(package="azure-mgmt-compute", version="39.0.0")
 VASTAI: Final = Client(package="vastai", version="1.9.1")
 
 

@@ -87,6 +87,20 @@ _AWS_ROWS: Final[Mapping[str, Mapping[str, int]]] = {
     "RTX_PRO_4500": _sizes("g7", _G7_LIKE),
 }
 
+_AZURE_SIZES: Final[Mapping[str, str]] = {
+    r"NC\d+ads_A100_v4": "A100_PCIE_80",
+    r"ND\d+asr_(A100_)?v4": "A100_SXM_40",
+    r"ND\d+amsr?_A100_v4": "A100_SXM_80",
+    r"NC\d+(ads|adis)_H100_v5": "H100_NVL",
+    r"ND\d+isr?_(noIB_)?H100_v5": "H100_SXM",
+    r"ND\d+isr_H200_v5": "H200_SXM",
+    r"ND\d+\w*_MI300X_v5": "MI300X",
+    r"NC\d+as_T4_v3": "T4",
+    r"NC\d+r?s_v3": "V100_16",
+    r"ND40rs_v2": "V100_32",
+    r"NV\d+adm?s_A10_v5": "A10",
+}
+
 
 def _values(cell: str) -> tuple[str, ...]:
     return tuple(cell.split(";")) if cell else ()
@@ -214,6 +228,12 @@ def gpu_info(name: str) -> GpuInfo | None:
 def aws_gpus(instance_type: str) -> tuple[str, int] | None:
     """Return the canonical id and number of GPUs in an EC2 type; `None` for types without whole GPUs in the table."""
     return _AWS_TYPES.get(instance_type)
+
+
+def azure_gpu(size: str) -> GpuInfo | None:
+    """Return the GPU of an Azure size, which no field of Azure's states; `None` for a size in no pattern."""
+    known = (gpu for sizes, gpu in _AZURE_SIZES.items() if re.fullmatch(f"Standard_{sizes}", size, re.IGNORECASE))
+    return next((_BY_ID[gpu] for gpu in known), None)
 
 
 def matches(requested: frozenset[str], offered: str) -> bool:

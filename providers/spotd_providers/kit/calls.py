@@ -193,6 +193,13 @@ async def all_pages(
         token = following
 
 
+def own_path(link: Any, base_url: str) -> str:
+    """Return path and query of a link to this very server; empty for one to elsewhere, which must get no key."""
+    parts, own = urlsplit(link if isinstance(link, str) else ""), urlsplit(base_url)
+    is_own = (parts.scheme, parts.netloc.lower()) == (own.scheme, own.netloc.lower())
+    return f"{parts.path}?{parts.query}" if is_own and parts.path.startswith("/") else ""
+
+
 # Several places that are asked at once, of which some may be silent.
 
 

@@ -102,6 +102,7 @@ class RequestOptions(TypedDict, total=False):
     """The parts of a request besides its method and path; `timeout_s` replaces the client's own."""
 
     json_body: Any
+    form: Mapping[str, str] | None
     params: Mapping[str, str | int] | None
     headers: Mapping[str, str] | None
     timeout_s: float | None
@@ -149,6 +150,7 @@ class Http:
                     method,
                     path,
                     json=options.get("json_body"),
+                    data=options.get("form"),
                     params=options.get("params"),
                     headers=options.get("headers"),
                     timeout=timeout,

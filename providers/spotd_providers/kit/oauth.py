@@ -12,7 +12,7 @@ import anyio
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Clock, Services
 from spotd_providers.kit.calls import Rest
-from spotd_providers.kit.http import AnswerLost, Http, open_http
+from spotd_providers.kit.http import AnswerLost, Http, RequestOptions, open_http
 from spotd_providers.kit.rest import READ_TIMEOUT_S, Dialect, RestClient
 from spotd_providers.kit.shapes import decode_or_none
 
@@ -23,12 +23,16 @@ TOKEN_LIFE_MAX: Final = timedelta(hours=12)
 class Tokens:
     """Bearer tokens for the pair of client id and secret, fetched when one is about to run out or was refused."""
 
-    def __init__(self, http: Http, path: str, pair: tuple[str, str], *, who: str, clock: Clock) -> None:
+    def __init__(
+        self, http: Http, path: str, pair: tuple[str, str], *, who: str, clock: Clock, scope: str | None = None
+    ) -> None:
         self._http = http
         self._path = path
         self._who = who
         self._clock = clock
-        self._body = {"grant_type": "client_credentials", "client_id": pair[0], "client_secret": pair[1]}
+        body = {"grant_type": "client_credentials", "client_id": pair[0], "client_secret": pair[1]}
+        # The standard asks for a form; who names no scope was seen to take JSON.
+        self._sent: RequestOptions = {"json_body": body} if scope is None else {"form": {**body, "scope": scope}}
         self._token = ""
         self._left = Rest(clock)
         self._one = anyio.Lock()
@@ -39,7 +43,7 @@ class Tokens:
             if self._token and self._left.left() > timedelta(0) and not (refused and self._token == before):
                 return self._token
             try:
-                answer = await self._http.send("POST", self._path, json_body=self._body)
+                answer = await self._http.send("POST", self._path, **self._sent)
             except AnswerLost as exc:
                 raise Unavailable(f"{self._who}'s answer to a request for a token was lost") from exc
             said = decode_or_none(answer.body, who=self._who)
@@ -58,9 +62,21 @@ class Tokens:
 
 @asynccontextmanager
 async def open_with_tokens(
-    base_url: str, dialect: Dialect, services: Services, *, client_id: str, path: str, key_hint: str
+    base_url: str,
+    dialect: Dialect,
+    services: Services,
+    *,
+    client_id: str,
+    path: str,
+    key_hint: str,
+    login_url: str | None = None,
+    scope: str | None = None,
 ) -> AsyncIterator[RestClient]:
     """Open the client of one account, whose requests carry a token that `path` gives.
+
+    Args:
+        login_url: where that path is, if not at `base_url`.
+        scope: what the token is for; with one, the pair is sent as a form.
 
     Raises:
         AuthFailed: there is no pair; `key_hint` says which settings name it.
@@ -68,7 +84,7 @@ async def open_with_tokens(
     if not services.credential or not client_id:
         raise AuthFailed(f"{dialect.who} needs a pair of client id and secret: {key_hint}")
     headers, pair = {"accept": "application/json"}, (client_id, services.credential)
-    async with open_http(base_url, headers=headers, timeout_s=READ_TIMEOUT_S) as keys:
-        tokens = Tokens(keys, path, pair, who=dialect.who, clock=services.clock)
+    async with open_http(login_url or base_url, headers=headers, timeout_s=READ_TIMEOUT_S) as keys:
+        tokens = Tokens(keys, path, pair, who=dialect.who, clock=services.clock, scope=scope)
         async with open_http(base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=tokens) as http:
             yield RestClient(http, dialect, clock=services.clock, rng=services.rng)

@@ -173,6 +173,15 @@ def fastapi_problem(body: Any) -> RefusalWords | None:
     return RefusalWords(text=said) if isinstance(said, str) and said else None
 
 
+def error_problem(body: Any) -> RefusalWords | None:
+    """Return the words of `{"error": {"code", "message", "suggestion"}}`; a code is a word, and the others may lack."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not isinstance(error.get("code"), str):
+        return None
+    said = [text for text in (error.get("message"), error.get("suggestion")) if isinstance(text, str) and text]
+    return RefusalWords(code=error["code"], text=" ".join(said))
+
+
 def meaning_in(text: str, table: Mapping[tuple[str, ...], Meaning]) -> Meaning | None:
     """Return what a sentence means by the first words of a table that it holds; `None` for one that holds none."""
     said = text.lower()
@@ -276,7 +285,15 @@ class RestClient:
         """
         return self.judge_purchase(await self.send_purchase(method, path, body, key=key), key=key)
 
-    async def send_purchase(self, method: str, path: str, body: Mapping[str, Any], *, key: AttemptKey) -> HttpAnswer:
+    async def send_purchase(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        key: AttemptKey,
+        headers: Mapping[str, str] | None = None,
+    ) -> HttpAnswer:
         """Send one purchase, once, and after the one before where these are paced; `judge_purchase` judges its answer.
 
         Raises:
@@ -293,7 +310,8 @@ class RestClient:
             await self._turn(PURCHASE)
             self._is_buying = True
             try:
-                return await self._http.send(method, path, json_body=dict(body), timeout_s=self._dialect.buy_timeout_s)
+                timeout_s = self._dialect.buy_timeout_s
+                return await self._http.send(method, path, json_body=dict(body), headers=headers, timeout_s=timeout_s)
             except AnswerLost as exc:
                 raise OutcomeUnknown(f"{who}'s answer to a purchase was lost", key=key) from exc
             finally:

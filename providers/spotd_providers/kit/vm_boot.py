@@ -99,6 +99,7 @@ def boot_script(
     container: str,
     has_gpu: bool,
     bytes_max: int,
+    beside: str = "",
     before_end: str = "",
     end: str = _END,
     docker: DockerRun = DockerRun(),
@@ -109,6 +110,7 @@ def boot_script(
         container: `docker`, or `none` to run the start script on the machine itself.
         has_gpu: wait for the driver of all of the machine's GPUs, and give docker all of them.
         bytes_max: what the provider takes.
+        beside: shell lines of the provider's own that start what runs beside the job.
         before_end: shell lines of the provider's own, run when the job is over and before the machine shuts down.
         end: the shell command that ends the machine, where it must not shut down.
 
@@ -119,7 +121,7 @@ def boot_script(
     while mark in start_script:
         mark += "_"
     head, watchdog, driver, run = (part.replace(_END, end) for part in (_HEAD, _WATCHDOG, _GPU, _DOCKER))
-    parts = [head % {"mark": mark, "script": start_script.rstrip("\n")}, watchdog]
+    parts = [head % {"mark": mark, "script": start_script.rstrip("\n")}, watchdog, beside]
     if container == "docker":
         if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
             raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")

@@ -181,8 +181,9 @@ def user_data(
     script_bytes_max: int = SCRIPT_BYTES_MAX,
     user_data_bytes_max: int = 2 * SCRIPT_BYTES_MAX,
     key_chars_max: int = NAME_CHARS_MAX,
+    beside: str = "",
 ) -> str:
-    """Build the script of a machine's first boot.
+    """Build the script of a machine's first boot; `beside` is as in `boot_script`.
 
     Raises:
         RequestRejected: it can not be asked for.
@@ -195,6 +196,7 @@ def user_data(
             container=container,
             has_gpu=request.offer.gpu_count > 0,
             bytes_max=user_data_bytes_max,
+            beside=beside,
         )
     except ValueError as exc:
         raise rejected(who, "image", str(exc)) from exc
@@ -244,6 +246,14 @@ class VmMarket(ProviderTemplate):
         """Return the lines of the doctor that only this market has."""
         return ()
 
+    def _at(self, path: str) -> str:
+        """Return one of these paths as the API takes it."""
+        return path
+
+    def _leftover(self, raw: Any) -> Any:
+        """Return a row of what may be left, in the words of `Leftover`."""
+        return raw
+
     def _is_left(self, _what: str, _one: Leftover, _state: InstanceState | None) -> bool:
         """Whether this is of no use any more; the state is that of the machine of its name, `None` for none."""
         return _state is None
@@ -262,7 +272,8 @@ class VmMarket(ProviderTemplate):
         """Check key, clock, market and money, one line each."""
 
         async def greet() -> HttpAnswer:
-            answer, _ = await self._client.answer("GET", self.list_path, what=f"the list of {self.machine}s")
+            path = self._at(self.list_path)
+            answer, _ = await self._client.answer("GET", path, what=f"the list of {self.machine}s")
             return answer
 
         async def market() -> str:
@@ -347,9 +358,9 @@ class VmMarket(ProviderTemplate):
         """
         found: set[tuple[str, str]] = set()
         for path, what in self.leftovers.items():
-            answer = await self._client.ask_or_absent("GET", path, what=f"the list of {what}s")
+            answer = await self._client.ask_or_absent("GET", self._at(path), what=f"the list of {what}s")
             for raw in (answer or {}).get("rows") or ():
-                one = row_or_none(Leftover, raw)
+                one = row_or_none(Leftover, self._leftover(raw))
                 key = None if one is None else key_of(one.name, self._services.install)
                 if one is not None and key is not None and self._is_left(what, one, states.get(key)):
                     found.add((path, one.id))
@@ -415,12 +426,15 @@ class VmMarket(ProviderTemplate):
     async def _purchase(self, path: str, body: Mapping[str, Any], request: LaunchRequest) -> Mapping[str, Any]:
         """Send the purchase; a refusal in no known words is of the offer, if that is not on sale any more."""
         try:
-            answer = await self._client.buy("POST", path, body, key=request.key)
+            return await self._client.buy("POST", path, body, key=request.key)
         except RestRefused as exc:
-            if exc.meaning in (Meaning.ABSENT, Meaning.REJECTED) and not await self._is_sold(request):
-                raise OfferGone(f"{self.who} does not sell {request.offer.offer_id} now: {exc}") from exc
-            raise exc.of_purchase() from exc
-        return answer
+            raise await self._purchase_refusal(exc, request) from exc
+
+    async def _purchase_refusal(self, exc: RestRefused, request: LaunchRequest) -> ProviderError:
+        """Return the leaf of the contract for a purchase that was refused so."""
+        if exc.meaning in (Meaning.ABSENT, Meaning.REJECTED) and not await self._is_sold(request):
+            return OfferGone(f"{self.who} does not sell {request.offer.offer_id} now: {exc}")
+        return exc.of_purchase()
 
     def _new_machine(self, answer: Mapping[str, Any], request: LaunchRequest) -> Instance:
         """Return the new machine that the answer to a purchase names.

@@ -35,7 +35,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.boundary import ApiSettings
 from spotd_providers.kit.http import HttpAnswer
-from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords
+from spotd_providers.kit.rest import Dialect, Meaning, error_problem
 from spotd_providers.kit.shapes import Lenient, Row, Rows, distinct_rows, row_or_none, row_or_reason
 from spotd_providers.kit.text import quote_safely
 from spotd_providers.kit.vm_market import Id, Ip, VmSettings
@@ -72,15 +72,6 @@ class LambdaSettings(ApiSettings, VmSettings):
 # Lambda's words.
 
 
-def problem_of(body: Any) -> RefusalWords | None:
-    """Return the words of Lambda's envelope `{"error": {"code", "message", "suggestion"}}`."""
-    error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or not isinstance(error.get("code"), str):
-        return None
-    said = [text for text in (error.get("message"), error.get("suggestion")) if isinstance(text, str) and text]
-    return RefusalWords(code=error["code"], text=" ".join(said))
-
-
 def object_of(_answer: HttpAnswer, body: Any) -> Any:
     """Return what is in Lambda's envelope; a list as `rows`."""
     data = body.get("data") if isinstance(body, dict) else None
@@ -89,7 +80,7 @@ def object_of(_answer: HttpAnswer, body: Any) -> Any:
 
 DIALECT: Final = Dialect(
     who=WHO,
-    problem_of=problem_of,
+    problem_of=error_problem,
     object_of=object_of,
     codes={
         "instance-operations/launch/insufficient-capacity": Meaning.NO_CAPACITY,

@@ -1,0 +1,1 @@
+"""Azure: Spot and on-demand virtual machines, by the Resource Manager API."""
