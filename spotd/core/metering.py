@@ -219,7 +219,10 @@ def _charge(
 UNSEEN_MAX: Final = timedelta(hours=24)
 """Beyond its lease, a machine whose end cannot be confirmed holds its slot and its money for so long."""
 FIRST_LIST_WITHIN: Final = timedelta(seconds=30)
-"""For so long after its provider can be reached, the end of a machine that nothing proves waits for a list."""
+"""For so long after its provider can be reached, the end of a machine that nothing proves waits for a list.
+
+A process that is started again and again waits each time, but none does a day after the machine was proved.
+"""
 
 
 def lease_and_save(job: Job, policy: Policy) -> timedelta:
@@ -257,7 +260,7 @@ def needs_list(world: World, intent: Intent, since: datetime, now: datetime) -> 
     until = None if item is None else item.meter.until
     if item is None or until is None or until > now or (item.missing_since is not None and item.missing_since > until):
         return False
-    return timedelta(0) <= now - since < FIRST_LIST_WITHIN
+    return now - until < UNSEEN_MAX and timedelta(0) <= now - since < FIRST_LIST_WITHIN
 
 
 def is_past_lease(item: Attempt, now: datetime) -> bool:

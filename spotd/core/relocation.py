@@ -164,7 +164,8 @@ class Relocation:
 
     def _judge_bid(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
-        if self._policy.raise_bids and not self._policy.launches_paused and may_change(item, self._builder):
+        may_follow = self._policy.raise_bids and not self._policy.launches_paused
+        if may_follow and not hold_is_over(item, self._policy, self._now) and may_change(item, self._builder):
             sold = self._placement.market.by_provider.get(item.provider)
             if sold is not None and sold.changes_bids:
                 self._follow_floor(job, item)

@@ -159,6 +159,7 @@ class ProviderSupervisor:
             self._log.warning("provider.not_open", provider=one.name, error=last_error)
         self.entries[one.name] = replace(entry, last_error=last_error)
         self._offer_cache.offers_failed(one.name, last_error, at=self._clock.now())
+        self._offer_cache.machines_failed(one.name, last_error, at=self._clock.now())
         self._tried[one.name].set()
         raise _NotOpen(last_error)
 

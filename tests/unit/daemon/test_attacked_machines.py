@@ -264,6 +264,29 @@ async def test_a_provider_that_is_taken_out_of_the_config_and_put_back(tmp_path:
         assert back.job(name).spent == pytest.approx(first.billed() + second.billed(), rel=0.03)
 
 
+@pytest.mark.parametrize("later", [40 * MINUTE, DAY + 40 * MINUTE], ids=["soon", "a day after its proof"])
+async def test_the_end_of_a_machine_that_no_list_shows_waits_half_a_minute_and_not_for_ever(
+    tmp_path: Path, later: timedelta
+) -> None:
+    rig = rig_of(tmp_path, offers=[HERE])
+    hosts, shop = Hosts(rig, tmp_path), market(rig)
+    async with at_work(rig, hosts):
+        name = await rig.submit()
+        await first_runs(rig, name)
+        shop.always["terminate"] = Unavailable("not now")
+        await rig.cancel(name)
+        await rig.until(lambda: rig.job(name).state is JobState.CANCELLED)
+    sleep_of_the_computer(rig, later)
+    shop.always = {"instances": Unavailable("for ever")}
+    again = rig.reborn()
+    begun = again.clock.now()
+    async with at_work(again, hosts):
+        await again.until(lambda: not shop.not_gone())
+    waited = again.clock.now() - begun
+    assert (waited >= timedelta(seconds=30)) is (later < DAY)
+    assert waited <= 2 * MINUTE
+
+
 async def test_a_cancel_a_move_and_a_preemption_of_one_machine_end_it_once(tmp_path: Path) -> None:
     rig = rig_of(tmp_path, offers=[HERE], moves_max=2, machines_max=1)
     hosts, shop = Hosts(rig, tmp_path), market(rig)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from spotd.api.requests import JobQuery
+from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys, recovery_survey
 from spotd.daemon.recovery_survey import NOT_DONE, RecoverySurvey
 from spotd.store import Store
-from spotd_jobs.objects.api import StoreUnavailable
+from spotd_jobs.objects.api import ObjectStore, StoreUnavailable
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.sim.records import Records
 from tests.unit.core.builders import INSTALL, NOW, world_with
@@ -353,6 +355,30 @@ def test_a_record_of_a_clock_that_was_set_since_is_as_old_as_the_store_shows(
     [one] = found.unknown
     assert one.record is not None
     assert one.record.intended_at == NOW + off_now - age
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_record_that_was_copied_after_its_machine_had_saved_keeps_its_date(*, copied: bool) -> None:
+    """Else nine hours of a machine that runs would never be booked."""
+    records = Records()
+    world = world_with(AttemptState.RUNNING)
+    [item] = world.attempts.values()
+    second = AttemptId(job=item.id.job, number=2)
+    launched, written = NOW - timedelta(hours=10), NOW - timedelta(hours=1)
+    records.now = lambda: written
+    key = attempt_key(INSTALL, second.job, 2)
+    recovery_survey.use_number(records.store, replace(item, id=second, key=key, intended_at=launched))
+    records.now = lambda: NOW
+    saved_at = launched + timedelta(minutes=20) if copied else written + timedelta(minutes=5)
+    saved = Checkpoint(name="s", attempt=2, step=1, bytes=1, at=saved_at, manifest_key="k", sha256="0" * 64)
+
+    def read(_store: ObjectStore, attempt: Attempt, _job: Job, _now: datetime) -> HostStatus | None:
+        return HostStatus(attempt=second, read_at=NOW, checkpoints=(saved,)) if attempt.id == second else None
+
+    [found] = recovery_survey.survey_all(records.store, world, NOW, read)
+    [one] = found.unknown
+    assert one.record is not None
+    assert one.record.intended_at == (launched if copied else written)
 
 
 @pytest.mark.parametrize("minutes", [-9, 0, 9])

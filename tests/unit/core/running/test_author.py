@@ -296,7 +296,7 @@ def releasing(**changes: Any) -> World:
 
 GIVEN_UP: Final = VERDICTS[MachineVerdict.RELEASE].lapses or timedelta(0)
 OUT_OF_REACH: dict[str, tuple[dict[str, Any], bool]] = {
-    "the store": ({"store_away": "does not answer"}, False),
+    "the store": ({"store_away": "does not answer"}, True),
     "its provider": ({"away": {SHOP: "does not answer"}}, True),
     "its provider, listed long ago": ({"away": {SHOP: "no key"}, "listed_at": NOW - timedelta(hours=9)}, True),
     "a list that was not asked for again": ({"listed_at": NOW - LIST_IS_RECENT}, False),
@@ -318,6 +318,28 @@ def test_a_release_waits_for_what_every_stop_of_a_machine_that_may_run_needs(
     shift = {"listed_at": over - (NOW - away["listed_at"])} if "listed_at" in away else {}
     found = stops(decide(world, facts(at=over, **away | shift), over))
     assert found == ([EndReason.OUTBID] if lapses else []), "it is given up as a silent machine, if it was asked for"
+
+
+def test_a_provider_that_left_the_config_keeps_no_held_machine_beyond_that() -> None:
+    world = releasing()
+    world = replace(world, policy=replace(world.policy, providers={}))
+    over = NOW - MINUTE + GIVEN_UP
+    unknown = replace(facts(), readings=Readings())
+    assert stops(decide(world, unknown, over - timedelta(microseconds=1))) == []
+    assert stops(decide(world, unknown, over)) == [EndReason.OUTBID]
+
+
+def test_no_bid_is_raised_for_a_machine_that_is_to_be_released() -> None:
+    """It would wake at the higher bid, and be stopped."""
+    world = releasing()
+    [item] = world.attempts.values()
+    world = replace(world, policy=replace(world.policy, raise_bids=True))
+    floor = MicroUsdPerHour(item.quote.price.gpu + 10_000)
+    for over, raised in ((False, 1), (True, 0)):
+        since = NOW - world.policy.hold_max + (MINUTE if not over else -MINUTE)
+        held = replace(item, bidding=replace(item.bidding, held_since=since, floor=floor))
+        plan = decide(replace(world, attempts={held.id: held}), facts(store_away="does not answer"), NOW)
+        assert len([one for one in plan.intents.values() if one.kind is IntentKind.CHANGE_BID]) == raised
 
 
 def test_nothing_is_stopped_before_its_provider_has_listed_its_machines_since_the_start() -> None:
