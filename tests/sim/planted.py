@@ -231,7 +231,7 @@ def paused_is_gone() -> AbstractContextManager[None]:
 
 
 def nothing_is_promised() -> AbstractContextManager[None]:
-    return patched((budgets, "committed", lambda _world, _item, _now: MicroUsd(0)))
+    return patched((budgets, "_aside_to_end", lambda _world, _item, _now: MicroUsd(0)))
 
 
 def bids_without_limit() -> AbstractContextManager[None]:
