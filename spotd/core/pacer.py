@@ -264,7 +264,7 @@ class Pacer:
         """Write one event when the deadline starts to slip."""
         seen = ahead.seen
         is_late, is_short = ahead.slack_s < 0, bool(barred) and ahead.slack_s < reserve_s(seen)
-        if job.pacing.is_slipping or not (is_late or is_short):
+        if self._builder.job(job.id).pacing.is_slipping or not (is_late or is_short):
             return
         self._put(job, replace(self._builder.job(job.id).pacing, is_slipping=True))
         state = _late_words(ahead) if is_late else f"only {hours_words(ahead.slack_s)} of slack are left"

@@ -161,6 +161,30 @@ def test_what_runs_is_compared_with_as_many_machines_as_it_has() -> None:
     assert item.stop.detail.startswith("3 machines with 1 x RTX_4090 at shop/host-o2 for $0.6000 per hour instead of")
 
 
+def test_a_job_that_left_its_machines_for_cheaper_ones_gets_as_many_as_it_had() -> None:
+    """Four at another place would cost more than the three that were left."""
+    rules = shop_policy().providers[SHOP]
+    policy = shop_policy(moves_max=3, providers={SHOP: rules, OTHER: replace(rules, name=OTHER)})
+    small, dear = selling(offer("o2", price=200_000), nodes_max=3), replace(offer(price=390_000), provider=OTHER)
+    large = selling(dear)
+    both = MarketSnapshot(by_provider={**small.by_provider, OTHER: replace(large.by_provider[SHOP], provider=OTHER)})
+    world = replace(running_on(3), policy=policy)
+    world = applied(world, decide(world, both, NOW))
+    (item,) = world.attempts.values()
+    assert item.stop is not None
+    over = replace(
+        item, state=AttemptState.ENDED, ended_at=NOW, machine=MachineState.GONE, end_reason=EndReason.MIGRATED
+    )
+    owner = replace(world.jobs[JobId("j1")], state=JobState.RECOVERING)
+    world = replace(world, attempts={item.id: over}, jobs={owner.id: owner})
+    plan = decide(world, both, NOW)
+    [next_] = [one for one in plan.attempts.values() if one.state.counts]
+    assert (next_.provider, next_.quote.offer.nodes) == (SHOP, 3)
+    world = replace(world, jobs={owner.id: replace(owner, moves=replace(owner.moves, claim=None))})
+    [next_] = [one for one in decide(world, both, NOW).attempts.values() if one.state.counts]
+    assert (next_.provider, next_.quote.offer.nodes) == (OTHER, 4), "without that it gets as many as it can"
+
+
 @pytest.mark.parametrize("had", [2, 3, 4])
 def test_the_next_attempt_may_have_another_size(had: int) -> None:
     world = running_on(had)
