@@ -46,7 +46,7 @@ from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.template import Check, bound
 from spotd_providers.kit.text import last_lines
 from spotd_providers.kit.vm_boot import doorless_ssh_key
-from spotd_providers.kit.vm_lost import ListsLost
+from spotd_providers.kit.vm_causes import CausedEnds
 from spotd_providers.kit.vm_market import missing_powers, user_data
 
 SCRIPT_BYTES_MAX: Final = 48_000
@@ -74,7 +74,7 @@ del _POWERS[Power.LOGS]
 _PRICES: Final = Dialect(who="Azure's price list", problem_of=lambda _: None, penalty=timedelta(seconds=3))
 
 
-class AzureProvider(ListsLost):
+class AzureProvider(CausedEnds):
     """The requests that are Azure's own."""
 
     name = PROVIDER
@@ -100,6 +100,7 @@ class AzureProvider(ListsLost):
         self._bare, self._settings = bare, settings
         self._market = AzureMarket(client, prices, settings, services)
         self._operations: dict[InstanceId, str] = {}
+        self._is_spot: dict[InstanceId, bool] = {}
 
     async def account(self) -> str:
         """Return the subscription and group: a key of others would make every machine appear gone."""
@@ -124,7 +125,7 @@ class AzureProvider(ListsLost):
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
         row = row_or_none(AzureVmRow, raw)
-        return None if row is None else wire.as_instance(row, key, ended_by_us=row.id in self._asked_to_end)
+        return None if row is None else wire.as_instance(row, key)
 
     async def _page(self, token: str | None) -> Page:
         return await self._market.list_page(token or self._at(self.list_path), f"the list of {self.machine}s")
@@ -146,14 +147,14 @@ class AzureProvider(ListsLost):
                     ended = replace(one, state=InstanceState.ENDING, detail="")
                     found[number] = ended if raw is None else self._machine(raw, one.key) or one
                 elif one.loss is Loss.PROVISION_FAILED:
-                    found[number] = await self._with_cause(one)
+                    found[number] = await self._with_failure(one)
             except AuthFailed:
                 raise
             except ProviderError:
                 break  # what Azure does not answer for one it does not answer for the next, and the list may not wait
-        return tuple(found)
+        return await super()._explain(tuple(found))
 
-    async def _with_cause(self, one: Instance) -> Instance:
+    async def _with_failure(self, one: Instance) -> Instance:
         path = self._operations.get(one.ref.instance_id)
         said = {} if path is None else await self._client.ask("GET", path, what="how a launch went", attempts=1)
         if not isinstance(said.get("error"), dict):
@@ -162,12 +163,14 @@ class AzureProvider(ListsLost):
         loss = Loss.NO_CAPACITY if cause.meaning is Meaning.NO_CAPACITY else one.loss
         return replace(one, loss=loss, detail=str(cause))
 
-    async def _farewell(self, ref: InstanceRef, key: AttemptKey) -> Instance:
-        """Return a spot machine that is gone: evicted, unless the activity log says that somebody deleted it.
+    async def _ask_cause(self, ref: InstanceRef) -> Loss | None:
+        """Return `PREEMPTED` for a spot machine, unless the activity log says that it was deleted and not evicted.
 
         The log is minutes late. One whose deletion no row shows was deleted by its eviction policy.
         """
-        since = (self._services.clock.now() - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if not self._is_spot.get(ref.instance_id):
+            return None
+        since = (self._services.clock.now() - timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
         uri = f"{self._settings.group}/providers{self._path(ref)}"
         query = quote(f"eventTimestamp ge '{since}' and resourceUri eq '{uri}'", safe="")
         where = f"{self._settings.subscription}/providers/Microsoft.Insights/eventtypes/management/values"
@@ -178,14 +181,13 @@ class AzureProvider(ListsLost):
             rows = None  # this right is optional
         said = repr([row.get("operationName") for row in (rows or ())[:200] if isinstance(row, dict)]).lower()
         is_deleted = "evictspotvm" not in said and "/virtualmachines/delete" in said
-        return Instance(
-            ref=ref,
-            key=key,
-            state=InstanceState.GONE,
-            market=Market.SPOT,
-            loss=None if is_deleted else Loss.PREEMPTED,
-            detail="it was deleted, says Azure's activity log" if is_deleted else wire.EVICTED,
-        )
+        return None if is_deleted else Loss.PREEMPTED
+
+    def _own(self, instance: Instance) -> None:
+        super()._own(instance)
+        if instance.market is not None:
+            self._is_spot[instance.ref.instance_id] = instance.market is Market.SPOT
+            bound(self._is_spot)
 
     async def _buy(self, request: LaunchRequest) -> Instance:
         body = self._body(request)

@@ -189,10 +189,9 @@ _POWER: Final = {
 }
 _MARKETS: Final = {"spot": Market.SPOT, "low": Market.SPOT, "regular": Market.ON_DEMAND}
 UNREAD: Final = "Azure did not say yet whether it runs"
-EVICTED: Final = "Azure evicted it"
 
 
-def as_instance(row: AzureVmRow, key: AttemptKey, *, ended_by_us: bool) -> Instance:
+def as_instance(row: AzureVmRow, key: AttemptKey) -> Instance:
     """Translate one machine; of a list that shows no power state, `detail` is `UNREAD`."""
     said = row.properties or _Properties()
     word, power = (said.provisioning or "").lower(), said.said("PowerState")[0].lower()
@@ -214,9 +213,6 @@ def as_instance(row: AzureVmRow, key: AttemptKey, *, ended_by_us: bool) -> Insta
         detail = UNREAD
     else:
         detail = f"Azure calls its state {quote_safely(power or word)!r}"
-    is_taken = state is InstanceState.ENDING or power.startswith("deallocat")
-    if is_taken and market is Market.SPOT and not ended_by_us:
-        loss, detail = Loss.PREEMPTED, EVICTED
     return Instance(
         ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(row.id)),
         key=key,

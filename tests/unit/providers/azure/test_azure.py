@@ -292,24 +292,35 @@ def test_an_on_demand_machine_is_not_bought_at_a_price_that_rose(tmp_path: Path)
 # Why machines went, what they leave, and what they say.
 
 
-def test_an_evicted_machine_is_shown_as_preempted_and_one_that_somebody_deleted_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("may_read", [True, False])
+def test_an_evicted_machine_is_shown_as_preempted_and_one_that_somebody_deleted_is_not(
+    may_read: bool, tmp_path: Path
+) -> None:
     async def story(h: AzureHarness, provider: AzureProvider) -> None:
-        offer = await _cheapest(h, provider)
-        evicted, deleted, ended = [(await provider.launch(h.request(offer))).instance for _ in range(3)]
+        spot, on_demand = await _cheapest(h, provider), await _cheapest(h, provider, Market.ON_DEMAND)
+        evicted, deleted, ended, other = [
+            (await provider.launch(h.request(one))).instance for one in (spot, spot, spot, on_demand)
+        ]
         await h.settle()
         assert {one.state for one in (await provider.instances()).instances} == {InstanceState.RUNNING}
         h.preempt(evicted.ref.instance_id)
-        h.cloud.end_by_itself(h.vm(deleted.ref.instance_id).machine_id)
+        for one in (deleted, other):
+            h.cloud.end_by_itself(h.vm(one.ref.instance_id).machine_id)
         h.cloud.quirks.log_lag = timedelta(0)
+        if not may_read:
+            h.cloud.quirks.refused_paths.add("microsoft.insights")
         await provider.terminate(ended.ref)
         await h.settle()
-        shown = {one.ref: (one.state, one.loss) for one in (await provider.instances()).instances}
+        await provider.instances()
+        listing = await provider.instances()
+        shown = {one.ref: (one.state, one.loss) for one in listing.instances}
         assert shown == {
             evicted.ref: (InstanceState.GONE, Loss.PREEMPTED),
-            deleted.ref: (InstanceState.GONE, None),
+            deleted.ref: (InstanceState.GONE, None if may_read else Loss.PREEMPTED),
+            other.ref: (InstanceState.GONE, None),
         }
         assert await provider.find(evicted.key) == ()
-        await h.advance(timedelta(minutes=31))
+        await h.advance(timedelta(minutes=61))
         assert (await provider.instances()).instances == ()
 
     play(tmp_path, story)
@@ -446,7 +457,7 @@ def test_states_are_those_of_the_reference(
     raw = {"id": "x", "properties": {"provisioningState": provisioning, "instanceView": {"statuses": statuses}}}
     row = row_or_none(AzureVmRow, raw)
     assert row is not None
-    one = as_instance(row, AttemptKey("spotd-lab-j-1"), ended_by_us=False)
+    one = as_instance(row, AttemptKey("spotd-lab-j-1"))
     assert (one.state, one.billing) == (state, billing)
 
 
@@ -484,7 +495,7 @@ def judge_machine(raw: Any) -> None:
     if isinstance(read, dict) and read["id"] == MACHINE["name"]:
         row = row_or_none(AzureVmRow, read)
         assert row is not None, "a machine of ours whose row is damaged is lost"
-        one = as_instance(row, AttemptKey("spotd-lab-j0b-1"), ended_by_us=False)
+        one = as_instance(row, AttemptKey("spotd-lab-j0b-1"))
         assert one.state is not InstanceState.GONE
         assert one.price is None
 
