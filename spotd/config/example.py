@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -83,14 +83,24 @@ def _provider_lines(plugin: ProviderPlugin, *, default: bool) -> Iterator[str]:
 def _fields(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     for name, field in fields.items():
         yield from _comment(field.description or "")
-        value = field.get_default(call_default_factory=True, validated_data={})
-        spelled = None if value is None or value is PydanticUndefined else _toml(value)
+        spelled = spell_default(field)
         if spelled is not None:
             yield f"{name} = {spelled}"
         elif field.examples:
             yield f"# {name} = {_toml(field.examples[0])}"
         else:
             yield f"# {name} ="
+
+
+def spell_default(field: FieldInfo) -> str | None:
+    """Return the default of a key as a user writes it; `None` where there is none, or no short form of it."""
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None or value is PydanticUndefined:
+        return None
+    for one in field.metadata:
+        if isinstance(one, PlainSerializer) and isinstance(value, int):  # dollars, which are kept as micro-dollars
+            value = TypeAdapter(Annotated[Any, one]).dump_python(value)
+    return _toml(value)
 
 
 def _comment(text: str) -> Iterator[str]:

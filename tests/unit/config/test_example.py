@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.example import example_text
 from spotd.config.load import load, understand
@@ -28,6 +30,19 @@ def test_the_example_is_a_config_that_works_and_equals_the_defaults() -> None:
     enabled = [provider for provider in loaded.config.providers if provider.common.enabled]
     assert [provider.name for provider in enabled] == ["local"]
     assert enabled[0].settings == defaults.config.providers[0].settings
+
+
+@pytest.mark.parametrize("name", sorted(InstalledPlugins().bundled()))
+def test_what_stands_in_the_section_of_a_provider_are_its_defaults(name: str) -> None:
+    """In units as well: dollars that are kept as micro-dollars stood there a million times too high."""
+    data = tomllib.loads(COMMITTED.read_text(encoding="utf-8"))["providers"][name]
+    model = InstalledPlugins().load(name).settings_model
+    written = {key: value for key, value in data.items() if key in model.model_fields}
+    read = model.model_validate(written)
+    for key in written:
+        field = model.model_fields[key]
+        if not field.is_required():
+            assert getattr(read, key) == field.get_default(call_default_factory=True, validated_data={}), key
 
 
 def test_every_key_is_there_and_each_commented_one_is_right_once_uncommented() -> None:

@@ -88,8 +88,7 @@ def config() -> str:
 def _keys(fields: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, field in fields.items():
-        value = field.get_default(call_default_factory=True, validated_data={})
-        spelled = None if value is None or field.is_required() else example._toml(value)
+        spelled = example.spell_default(field)
         rows.append((f"`{name}`", f"`{spelled}`" if spelled else "", _plain(field.description or "")))
     return rows
 
