@@ -407,7 +407,7 @@ class Billing(CloudCalls):
 
     def __init__(self, cloud: Cloud, grants: Grants) -> None:
         super().__init__(cloud, grants)
-        self.capabilities = {Power.BILLING: Capability(available=True)}
+        self.capabilities = {**self.capabilities, Power.BILLING: Capability(available=True)}
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         try:
