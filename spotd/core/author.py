@@ -226,7 +226,7 @@ class MachineVerdicts:
         readings = self._market.readings
         if readings is None:
             return ""
-        if readings.store_away and not all(self._is_overdue(item, VERDICTS[verdict]) for item in machines):
+        if readings.store_away:
             away = f"the checkpoint store does not take the order: {readings.store_away}"
         else:
             awaited = (item for item in machines if not self._is_given_up(item, VERDICTS[verdict]))
@@ -254,22 +254,19 @@ class MachineVerdicts:
         wanted = sum(other.spec.resources.nodes for other in others)
         return f"{others[0].spec.name} waits for its place of [budget] machines" if others and wanted >= left else ""
 
-    def _is_overdue(self, item: Attempt, row: VerdictRow) -> bool:
-        """Whether the end of a held machine was put off for longer than its provider, or the store, may be away."""
-        held_since = item.bidding.held_since
-        if row.lapses is None or Need.READINGS in row.needs or held_since is None:
+    def _is_given_up(self, item: Attempt, row: VerdictRow) -> bool:
+        """Whether a held machine was waited for longer than its provider may take to answer, and does not.
+
+        One that is not in the config any more is asked by nobody.
+        """
+        held_since, readings, name = item.bidding.held_since, self._market.readings, item.provider
+        if row.lapses is None or Need.READINGS in row.needs or held_since is None or readings is None:
             return False
         due = held_since + self._world.policy.hold_max + row.lapses
         if self._builder.now < due:
             self._builder.wake(due)
-        return self._builder.now >= due
-
-    def _is_given_up(self, item: Attempt, row: VerdictRow) -> bool:
-        """Whether a held machine is overdue, and its provider does not answer or is not in the config any more."""
-        readings, name = self._market.readings, item.provider
-        is_away = name not in self._world.policy.providers or name in self._ends_nothing
-        is_away = is_away or (readings is not None and bool(readings.away.get(name)))
-        return is_away and self._is_overdue(item, row)
+            return False
+        return bool(readings.away.get(name)) or name in self._ends_nothing or name not in self._world.policy.providers
 
     def _provider_away(self, provider: ProviderName) -> str:
         readings = self._market.readings

@@ -209,7 +209,7 @@ class Pacer:
             ahead = replace(ahead, on_demand=None, seen=replace(ahead.seen, on_demand=None))
         if is_auto:
             is_up = ahead.seen.zones[0].is_up
-            self._put(job, with_spot(job.pacing, now, is_up=is_up, recoveries=job.recoveries))
+            self._put(job, with_spot(self._builder.job(job.id).pacing, now, is_up=is_up, recoveries=job.recoveries))
         self._note(job, ahead, barred)
         return ahead
 

@@ -19,8 +19,8 @@ from spotd.core.budgets import BudgetGuard, PrepaidGuard, traffic_of_a_run
 from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import pause_left
-from spotd.core.domain.intents import AttemptId, JobId
-from spotd.core.domain.jobs import Job, MachineVerdict, disk_gb_for, sized, target_words
+from spotd.core.domain.intents import JobId
+from spotd.core.domain.jobs import Job, disk_gb_for, sized, target_words
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import RENTING, TAKING, PassedOver, Verdict, VerdictKind, World, launch_rows
@@ -190,9 +190,7 @@ class JobPlacement:
             return job
         own = self.own_first.wait(fewest, self.catalogue, begins=False)
         claim = job.moves.claim
-        left = None if claim is None else self.world.attempts.get(AttemptId(job=job.id, number=claim.attempt))
-        is_move = claim is not None and claim.verdict is MachineVerdict.MOVE
-        first = () if left is None or not is_move else (left.quote.offer.nodes,)
+        first = () if claim is None or not claim.nodes else (claim.nodes,)
         for nodes in (*first, *job.spec.resources.sizes):
             other = sized(job, nodes)
             if own is not None and self.own_first.wait(other, self.catalogue, begins=False) is None:

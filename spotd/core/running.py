@@ -262,6 +262,7 @@ def claim_of(verdict: MachineVerdict, job: Job, target: Offer | None, rate: int,
         provider="" if target is None else target.provider,
         subject="" if target is None else subject_of(target),
         market=_MARKETS.get(verdict),
+        nodes=0 if target is None else target.nodes,
         rate=MicroUsdPerHour(rate),
     )
 

@@ -252,13 +252,16 @@ def survey_all(objects: ObjectStore, world: World, now: datetime, read: HostRead
         counting = next((a for a in world.attempts_of(job.id) if a.state.counts), None)
         status = None if counting is None else read(objects, counting, job, now)
         checkpoints = () if status is None else status.checkpoints
-        saved = _checkpoints(objects, world.policy, job, unknown, now, read)
-        first = {one.attempt: one.at for one in sorted(saved, key=lambda one: one.at, reverse=True)}
+        oldest = [replace(one, record=_not_after(one.record, numbers[one.number] + ahead)) for one in unknown]
+        saved = _checkpoints(objects, world.policy, job, oldest, now, read)
+        copied = {one.attempt for one in saved if numbers.get(one.attempt, one.at) - one.at > WRITTEN_WITHIN}
         found.append(
             Survey(
                 job=job.id,
                 unknown=[
-                    replace(one, record=_dated(one.record, numbers[one.number] + ahead, first.get(one.number), now))
+                    replace(one, record=_dated(one.record, numbers[one.number] + ahead, now))
+                    if one.number not in copied
+                    else one
                     for one in unknown
                 ],
                 checkpoints=(*checkpoints, *saved),
@@ -287,23 +290,23 @@ def _store_now(objects: ObjectStore, policy: Policy, now: datetime) -> datetime:
         return now  # it may only be read: its clock is taken to be right
 
 
-def _dated(
-    record: LaunchRecord | None, written_at: datetime, saved_at: datetime | None, now: datetime
-) -> LaunchRecord | None:
+def _not_after(record: LaunchRecord | None, written_at: datetime) -> LaunchRecord | None:
+    """Return the record with a date before which its host did nothing, whichever clock was wrong."""
+    return None if record is None else replace(record, intended_at=min(record.intended_at, written_at))
+
+
+def _dated(record: LaunchRecord | None, written_at: datetime, now: datetime) -> LaunchRecord | None:
     """Return the record with the date that its age by the store's clock gives it, unless its own agrees with that.
 
     A record is written right before its launch. The clock of this computer may have been set since, in either
     direction: that moves every date of the state and none in the store, and no such date may make hours that are
-    booked. Where its host saved before, the object is a copy, as of a bucket that was copied, and its own date counts.
-
-    Args:
-        saved_at: the first checkpoint of its machine, by the clock of its host.
+    booked. It is not asked for where its host saved before the object was written, by its own clock: that object is a
+    copy, as of a bucket that was copied, and its own date counts.
     """
     if record is None:
         return None
     is_near = abs(record.intended_at - written_at) <= WRITTEN_WITHIN
-    is_copy = saved_at is not None and written_at - saved_at > WRITTEN_WITHIN
-    return replace(record, intended_at=min(record.intended_at if is_near or is_copy else written_at, now))
+    return replace(record, intended_at=min(record.intended_at if is_near else written_at, now))
 
 
 def used_numbers(objects: ObjectStore, job: JobId) -> set[int]:

@@ -158,6 +158,7 @@ class Claim:
     Attributes:
         attempt: the newest of the job at that time.
         provider, subject, market: of the machine that it is to get; see `running.claims`.
+        nodes: how many machines at once it is to get, 0 where that is not known.
         rate: per hour of the machine that was left, 0 where that was another job's.
     """
 
@@ -167,6 +168,7 @@ class Claim:
     provider: str = ""
     subject: str = ""
     market: Market | None = None
+    nodes: int = 0
     rate: MicroUsdPerHour = FREE
 
 

@@ -340,8 +340,9 @@ EIGHT: Final = timedelta(hours=8)
 
 @pytest.mark.parametrize("off_now", [timedelta(0), -EIGHT, EIGHT], ids=["right now", "behind now", "ahead now"])
 @pytest.mark.parametrize("off_then", [timedelta(0), -EIGHT, EIGHT], ids=["right then", "behind then", "ahead then"])
+@pytest.mark.parametrize("saves", [True, False])
 def test_a_record_of_a_clock_that_was_set_since_is_as_old_as_the_store_shows(
-    off_then: timedelta, off_now: timedelta
+    off_then: timedelta, off_now: timedelta, *, saves: bool
 ) -> None:
     """World 97016: a machine of 13 minutes was booked for 8 hours before it."""
     records, age = Records(), 3 * EIGHT + timedelta(minutes=1)
@@ -351,7 +352,15 @@ def test_a_record_of_a_clock_that_was_set_since_is_as_old_as_the_store_shows(
     records.now = lambda: NOW - age
     recovery_survey.use_number(records.store, replace(second, intended_at=NOW - age + off_then))
     records.now = lambda: NOW
-    [found] = recovery_survey.survey_all(records.store, world, NOW + off_now, lambda *_: None)
+    saved_at = NOW - age + timedelta(minutes=20)
+    saved = Checkpoint(name="s", attempt=2, step=1, bytes=1, at=saved_at, manifest_key="k", sha256="0" * 64)
+
+    def read(_store: ObjectStore, attempt: Attempt, _job: Job, _now: datetime) -> HostStatus | None:
+        lifted = replace(saved, at=max(saved_at, attempt.intended_at))  # as manifests are read
+        is_there = saves and attempt.id == second.id
+        return HostStatus(attempt=second.id, read_at=NOW, checkpoints=(lifted,)) if is_there else None
+
+    [found] = recovery_survey.survey_all(records.store, world, NOW + off_now, read)
     [one] = found.unknown
     assert one.record is not None
     assert one.record.intended_at == NOW + off_now - age

@@ -107,6 +107,17 @@ def test_a_job_that_takes_spot_only_never_gets_on_demand_and_is_warned_once(choi
     assert [e for e in again.events if e.kind == "job.slipping"] == []
 
 
+@pytest.mark.parametrize("choice", [MarketChoice.AUTO, MarketChoice.SPOT])
+def test_a_job_of_a_range_of_machines_is_warned_once_however_many_numbers_are_tried(choice: MarketChoice) -> None:
+    owner = job(**_due(21, market=choice))
+    gangs = replace(owner.spec.resources, nodes=2, nodes_max=4)
+    owner = replace(owner, spec=replace(owner.spec, resources=gangs))
+    dear = market(_sold(price=9_000_000))
+    sold = replace(dear, by_provider={name: replace(one, no_gangs="") for name, one in dear.by_provider.items()})
+    plan = decide(_world(owner), sold, NOW)
+    assert [e.kind for e in plan.events].count("job.slipping") == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "policy", "words"),
     [

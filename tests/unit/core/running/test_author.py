@@ -296,7 +296,7 @@ def releasing(**changes: Any) -> World:
 
 GIVEN_UP: Final = VERDICTS[MachineVerdict.RELEASE].lapses or timedelta(0)
 OUT_OF_REACH: dict[str, tuple[dict[str, Any], bool]] = {
-    "the store": ({"store_away": "does not answer"}, True),
+    "the store": ({"store_away": "does not answer"}, False),
     "its provider": ({"away": {SHOP: "does not answer"}}, True),
     "its provider, listed long ago": ({"away": {SHOP: "no key"}, "listed_at": NOW - timedelta(hours=9)}, True),
     "a list that was not asked for again": ({"listed_at": NOW - LIST_IS_RECENT}, False),
