@@ -72,6 +72,7 @@ def test_a_job_moves_for_a_clear_saving_and_says_every_figure() -> None:
         attempt=1,
         provider="shop",
         subject="spot host-o2",
+        nodes=1,
         rate=MicroUsdPerHour(400_000),
     )
     assert (replace(moves, claim=None), moves.claim) == (MOVED, claim)
