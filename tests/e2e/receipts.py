@@ -13,18 +13,30 @@ from spotd_providers.local.hosts import Segment
 ROUNDED_USD: Final = 0.0001
 """Each part of a price is rounded up, and each change of it once more."""
 
+BILLED_BY: Final = {
+    "aws": (timedelta(minutes=1), False),
+    "gcp": (timedelta(minutes=1), False),
+    "verda": (timedelta(minutes=10), True),
+}
+"""The unit of a bill, and whether it is only the first one that is billed whole."""
+
 
 def bill_usd(spans: Iterable[Segment]) -> float:
     return sum(span.amount(span.end or span.start) for span in spans) / MICRO
 
 
-def least_usd(provider: str, spans: Iterable[Segment]) -> float:
-    """What a bill has beyond its ledger: EC2 bills a minute of each machine that ran at least, at its first price."""
+def beyond_usd(provider: str, spans: Iterable[Segment]) -> float:
+    """What a bill has beyond its ledger, at the first price of a machine that ran.
+
+    EC2 and Google bill a minute of each at least, Verda each of ten minutes that has begun.
+    """
     ran = [span for span in spans if span.compute and not span.paused]
-    if provider != "aws" or not ran:
+    if provider not in BILLED_BY or not ran:
         return 0.0
+    unit, is_repeated = BILLED_BY[provider]
     time = sum(((span.end or span.start) - span.start for span in ran), timedelta())
-    return cost(ran[0].compute, max(timedelta(0), timedelta(minutes=1) - time)) / MICRO
+    units = -(-time // unit) if is_repeated else 1
+    return cost(ran[0].compute, max(timedelta(0), units * unit - time)) / MICRO
 
 
 def by_attempt(spans: Iterable[Segment]) -> dict[str, list[Segment]]:
@@ -53,7 +65,7 @@ def disagreements(
                 continue
             # What the owner of a bucket asks is on no bill of a provider.
             spent = line["spent_usd"] - line.get("egress_usd", 0)
-            differs = spent + line["free_usd"] - bill_usd(own) - least_usd(line.get("provider", ""), own)
+            differs = spent + line["free_usd"] - bill_usd(own) - beyond_usd(line.get("provider", ""), own)
             paid = (span.compute + span.storage for span in own)
             rate = max([line["effective_usd_h"], *(price / MICRO for price in paid)])
             bound = ROUNDED_USD + (0 if line["billed_usd"] is not None else rate * unseen_s / 3600)

@@ -15,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.s3 import S3Store
-from spotd_jobs.wire.manifest_document import parse_manifest
-from tests.e2e.clouds import GPUS, KIND, Clouds, three_clouds
+from tests.e2e.clouds import GPUS, KIND, Clouds, newest_complete, three_clouds
 from tests.e2e.harness import FINAL, LEAVES_AT_ONCE, straight_sha256, training_folder, until
 from tests.e2e.test_bucket import store_keys, store_section
 from tests.fakes.aws import ZONES
@@ -27,7 +25,6 @@ from tests.fakes.vastai import Ask
 
 pytestmark = pytest.mark.e2e
 BALLAST = 12_000_000
-MANIFEST_BYTES_MAX = 1 << 20
 
 
 @pytest.mark.timeout(600)
@@ -94,7 +91,7 @@ class Course:
 
     def kill_one(self, *, in_restore: bool) -> None:
         cloud, machine, attempt = until(self._next_machine, what="the next machine", within=180, every=0.05)
-        wanted = "restore" if in_restore and self._newest() is not None else "upload"
+        wanted = "restore" if in_restore and newest_complete(self._store, self._job) is not None else "upload"
         pieces = self._rng.randint(7, 12)  # a checkpoint is three, and an older one must be there to be wrong
         kind = until(
             lambda: self._in_restore(cloud, machine) if wanted == "restore" else self._in_upload(attempt, pieces),
@@ -104,7 +101,7 @@ class Course:
         )
         self._kill(cloud, machine)
         self._killed = attempt
-        self._complete[attempt] = self._newest()
+        self._complete[attempt] = newest_complete(self._store, self._job)
         self.kinds[kind] += 1
         self.clouds[cloud] += 1
 
@@ -136,8 +133,7 @@ class Course:
         return "upload" if sum(1 for _ in self._store.list(prefix)) >= pieces else None
 
     def _home(self, cloud: str, machine: str) -> Path:
-        fakes = {"vast": self._found.vast, "aws": self._found.aws, "runpod": self._found.runpod}
-        return fakes[cloud].machines.home(machine)
+        return self._found.clouds[cloud].machines.home(machine)
 
     def _kill(self, cloud: str, machine: str) -> None:
         if cloud == "vast":
@@ -146,23 +142,6 @@ class Course:
             self._found.aws.interrupt(machine, notice=False)
         else:
             self._found.runpod.lose_host(machine)
-
-    def _newest(self) -> str | None:
-        """What the newest manifest whose chunks are all there names. No machine writes while this looks."""
-        prefix = f"jobs/{self._job}/attempts/"
-        keys = {info.key for info in self._store.list(prefix)}
-        best: tuple[int, int, str] | None = None
-        for key in keys:
-            if "/checkpoints/" not in key:
-                continue
-            try:
-                manifest = parse_manifest(self._store.get(key, bytes_max=MANIFEST_BYTES_MAX))
-            except ObjectMissing:
-                continue  # an older one that is not kept any longer
-            if manifest.chunk_sizes().keys() <= keys:
-                found = (manifest.attempt, manifest.serial, manifest.name)
-                best = found if best is None else max(best, found)
-        return None if best is None else best[2]
 
 
 def _names_below(folder: Path) -> list[str]:
