@@ -9,8 +9,9 @@ where that fits: it does not if the first checkpoint was larger than the budget 
 
 What is set aside stops with the proof of the end, and with nothing less. So a launch without an answer counts although
 it was given up, a machine whose end was accepted until a list lacks it, one that is out of reach beyond its lease, and
-a machine of ours that no attempt owns. Its time that is booked nowhere counts beside what it takes to end it, but no
-more than a day of it. One that ends itself when its lease is over counts no longer than a day beyond the last proof.
+a machine of ours that no attempt owns. Its time that is booked nowhere is *unproven*, of a day at most: it refuses
+launches beside what is set aside, and stops nothing, since the next list may prove that there was none. One that ends
+itself when its lease is over counts no longer than a day beyond the last proof.
 """
 
 from __future__ import annotations
@@ -112,13 +113,21 @@ def _unbooked_since(world: World, item: Attempt, now: datetime) -> datetime | No
     return None if order is None or not order.is_open else order.accepted_at
 
 
-def _strays(world: World, now: datetime, start: datetime) -> int:
-    """Return what machines of ours without an attempt have cost since then and may cost until they are ended."""
-    return sum(
-        stray_cost(stray, now + world.policy.commit_horizon, start)
-        for stray in world.intents.values()
-        if stray.kind is IntentKind.TERMINATE and stray.attempt is None and stray.is_open
-    )
+def _strays(world: World, now: datetime, start: datetime) -> tuple[int, str]:
+    """Return what machines of ours without an attempt have cost since then and may cost until they are ended.
+
+    With it the key of one that no list can prove to be gone, so that it counts no more than a day after it was found.
+    """
+    total, lost = 0, ""
+    for stray in world.intents.values():
+        if stray.kind is IntentKind.TERMINATE and stray.attempt is None and stray.is_open:
+            rules, until = world.policy.providers.get(stray.provider), now + world.policy.commit_horizon
+            is_lost = rules is None or rules.is_other_account(stray.account)
+            proven = stray.accepted_at or (stray.created_at if is_lost else until)
+            amount = stray_cost(stray, until if until - proven < UNSEEN_MAX else proven + UNSEEN_MAX, start)
+            total += amount
+            lost = stray.key if is_lost and amount else lost
+    return total, lost
 
 
 def _billed_to_end(world: World, item: Attempt, now: datetime) -> timedelta:
@@ -169,6 +178,8 @@ class _BudgetOfAll(NamedTuple):
     unproven: int
     """What machines may have cost besides whose end is not proved."""
     until: str
+    lost: str
+    """The key of a machine without an attempt that no list can prove to be gone; mostly empty."""
 
     @property
     def used(self) -> int:
@@ -176,22 +187,25 @@ class _BudgetOfAll(NamedTuple):
 
     @property
     def words(self) -> str:
-        return _spending_words(self.period, self.limit, self.spent, self.unproven)
+        words = _spending_words(self.period, self.limit, self.spent, self.unproven)
+        return f"{words} (spotctl forget {self.lost} gives one up that cannot be listed)" if self.lost else words
 
 
 def _budgets_of_all(world: World, now: datetime) -> Iterator[_BudgetOfAll]:
     day, month = world.policy.budget_day, world.policy.budget_month
     today = now.astimezone(UTC).date()
 
-    def unproven(start: datetime) -> int:
-        return _strays(world, now, start) + sum(_unproven(world, i, now, start) for i in world.attempts.values())
+    def of_all(kind: VerdictKind, limit: MicroUsd, spent: MicroUsd, start: datetime, until: str) -> _BudgetOfAll:
+        strays, lost = _strays(world, now, start)
+        besides = strays + sum(_unproven(world, i, now, start) for i in world.attempts.values())
+        period = "day" if kind is VerdictKind.BUDGET_DAY else "month"
+        return _BudgetOfAll(kind, period, limit, spent, besides, until, lost)
 
     if day is not None:
-        besides = unproven(day_start(today))
-        yield _BudgetOfAll(VerdictKind.BUDGET_DAY, "day", day, spent_on_day(world, now), besides, "midnight UTC")
+        yield of_all(VerdictKind.BUDGET_DAY, day, spent_on_day(world, now), day_start(today), "midnight UTC")
     if month is not None:
-        besides = unproven(day_start(today.replace(day=1)))
-        yield _BudgetOfAll(VerdictKind.BUDGET_MONTH, "month", month, spent_in_month(world, now), besides, "the 1st")
+        first = day_start(today.replace(day=1))
+        yield of_all(VerdictKind.BUDGET_MONTH, month, spent_in_month(world, now), first, "the 1st")
 
 
 class BudgetGuard:
@@ -211,14 +225,15 @@ class BudgetGuard:
         self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
         self._ending_by_job: defaultdict[JobId, int] = defaultdict(int)
         """Of the former, what is of machines that are over and whose end is not proved."""
+        self._unproven_by_job: defaultdict[JobId, int] = defaultdict(int)
         # Without any budget nothing is held against what is set aside, which would be most of a decision's cost.
         is_limited = bool(self._budgets) or any(job.budget is not None for job in world.jobs.values())
         for item in world.attempts.values() if is_limited else ():
             aside = _aside_to_end(world, item, now)
             self._committed += aside
-            of_job = aside + _unproven(world, item, now)
-            self._committed_by_job[item.id.job] += of_job
-            self._ending_by_job[item.id.job] += 0 if item.state.counts else of_job
+            self._committed_by_job[item.id.job] += aside
+            self._unproven_by_job[item.id.job] += _unproven(world, item, now)
+            self._ending_by_job[item.id.job] += 0 if item.state.counts else aside
             self._promised += aside + still_to_run(world, item, now)
         self._to_save: dict[AttemptId, int] = {}
         """What each save at a stop costs that may still come."""
@@ -227,8 +242,8 @@ class BudgetGuard:
     def shortage(self) -> tuple[VerdictKind, str] | None:
         """Return the budget that would be broken unless every machine is stopped now."""
         for one in self._budgets:
-            if one.used + self._committed > one.limit:
-                return one.kind, one.words
+            if one.spent + self._committed > one.limit:
+                return one.kind, _spending_words(one.period, one.limit, one.spent)
         return None
 
     def job_shortage(self, job: Job) -> str:
@@ -239,7 +254,7 @@ class BudgetGuard:
         total = job_spent(self._world, job, self._now)
         if total + self._committed_by_job[job.id] <= budget:
             return ""
-        return _spending_words("job", budget, total, self._ending_by_job[job.id])
+        return _spending_words("job", budget, total)
 
     def carries_save(self, item: Attempt) -> bool:
         """Whether every budget carries the save of this machine, which is stopped in this decision.
@@ -251,7 +266,7 @@ class BudgetGuard:
         save = save_cost(job, item.quote.offer)
         if save <= cost(_rate(item), MINUTE):
             return True
-        rooms = [one.limit - one.used - self._to_end() for one in self._budgets] if self.shortage() else []
+        rooms = [one.limit - one.spent - self._to_end() for one in self._budgets] if self.shortage() else []
         if job.budget is not None:
             rooms.append(job.budget - job_spent(self._world, job, self._now) - self._to_end(job.id))
         if any(save > room for room in rooms):
@@ -264,7 +279,6 @@ class BudgetGuard:
         total = 0
         for item in self._world.attempts.values():
             if job in {None, item.id.job} and _aside_to_end(self._world, item, self._now):
-                total += _unproven(self._world, item, self._now) if job is not None else 0
                 total += cost(_rate(item), _saving_time(self._world, item))
                 is_former = item.stop is not None and item.stop.ordered_at < self._now
                 total += _traffic_to_end(self._world.jobs[item.id.job], item) if is_former else 0
@@ -275,7 +289,8 @@ class BudgetGuard:
         needed = self._needed(job, quote, quote.price.total)
         budget = job.budget
         if budget is not None:
-            total, ending = job_spent(self._world, job, self._now), self._ending_by_job[job.id]
+            total = job_spent(self._world, job, self._now)
+            ending = self._ending_by_job[job.id] + self._unproven_by_job[job.id]
             if total + ending + needed > budget:
                 why = f"{_spending_words('job', budget, total, ending)}; a launch needs ${as_usd(needed):.4f} more"
                 why += f" to be of use{_traffic_words(job, quote)}; waits for a lower price"
@@ -300,8 +315,8 @@ class BudgetGuard:
         span = _horizon(self._world, job) + useful_run(job, item.quote.offer, self._world.policy)
         more = cost(MicroUsdPerHour(max(0, rate - _rate(item))), span)
         if job.budget is not None:
-            total = job_spent(self._world, job, self._now) + self._committed_by_job[job.id]
-            if total + more > job.budget:
+            aside = self._committed_by_job[job.id] + self._unproven_by_job[job.id]
+            if job_spent(self._world, job, self._now) + aside + more > job.budget:
                 return False
         for one in self._budgets:
             if self.is_held(one.kind, one.limit) or one.used + self._promised + more > one.limit:
@@ -312,11 +327,17 @@ class BudgetGuard:
         return True
 
     def lacking(self, job: Job, quote: Quote) -> int | None:
-        """Return how much must be freed for this launch; `None` where nothing that is freed would admit it."""
+        """Return how much must be freed for this launch; `None` where nothing that is freed would admit it.
+
+        A launch that the proof of an end may admit waits for that instead.
+        """
         needed = self._needed(job, quote, quote.price.total)
-        if any(self.is_held(one.kind, one.limit) or one.used + needed > one.limit for one in self._budgets):
-            return None
-        return max((one.used + self._promised + needed - one.limit for one in self._budgets), default=0)
+        lacking = [(one, one.used + self._promised + needed - one.limit) for one in self._budgets]
+        for one, more in lacking:
+            is_short = self.is_held(one.kind, one.limit) or one.used + needed > one.limit
+            if is_short or (one.unproven and more > 0):
+                return None
+        return max((more for _, more in lacking), default=0)
 
     def freed_by(self, item: Attempt) -> int:
         """Return what is promised for this machine and not spent when it saves and stops now."""

@@ -20,14 +20,15 @@ from spotd.core.domain.intents import (
     sums_of,
     terminate_intent_id,
 )
-from spotd.core.domain.jobs import HOSTS_MAX, Job, RunTotals
+from spotd.core.domain.jobs import HOSTS_MAX, Job, RunTotals, hourly_within
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import AttemptState, EndKind, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.pricing import PPM, dollar_words, halted_rate, moved_cost
-from spotd_providers.contract.values import Instance, Loss, MicroUsd, MicroUsdPerHour, as_usd, cost
+from spotd_providers.contract.values import Instance, InstanceState, Loss, MicroUsd, MicroUsdPerHour, as_usd, cost
 
 _TICK: Final = timedelta(microseconds=1)
+STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
 
 
 def metered_until(meter: Meter, now: datetime) -> datetime:
@@ -64,6 +65,19 @@ def stray_cost(intent: Intent, until: datetime, start: datetime | None = None) -
     if intent.stray_since is None:
         return MicroUsd(0)
     return cost(intent.stray_rate, max(timedelta(0), until - max(intent.stray_since, start or intent.stray_since)))
+
+
+def with_listed_price(stray: Intent, row: Instance, at: datetime) -> Intent:
+    """Return the order to end a machine without an attempt with its price, as the list of this instant states it.
+
+    A price that rises may be a wrong row: it is believed from a second list on. One that halts costs less, and ran.
+    """
+    rate, first, price = stray.stray_rate, stray.stray_rose_at, MicroUsdPerHour(hourly_within(row.price or 0))
+    if price > rate > 0 and (first is None or at <= first):
+        first = first or at
+    elif price > rate or (price and row.state not in STOPPED):
+        rate, first = price, None
+    return replace(stray, stray_rate=rate, stray_rose_at=first)
 
 
 def on_demand_spent(attempt: Attempt, now: datetime) -> MicroUsd:

@@ -285,6 +285,7 @@ BUNDLED: Final = Schema(
         "0015": "f22a464d38b50426",
         "0016": "d9e49ab53043280c",
         "0017": "f4a12a1882b83dea",
+        "0018": "15f3c9ea5e2b34db",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -188,6 +188,8 @@ class Intent:
     """Of a machine that no attempt owns: what it costs per hour, as listed when its end was first owed."""
     stray_since: datetime | None = None
     """Of the same: when it was made, as far as it is known."""
+    stray_rose_at: datetime | None = None
+    """Of the same: the listing of then states a higher price, which a second one has to state, too."""
 
     @property
     def is_open(self) -> bool:

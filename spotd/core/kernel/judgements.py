@@ -12,7 +12,7 @@ from spotd.core.billing import charge_unseen, last_lived
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId, IntentState
 from spotd.core.domain.states import AttemptState, EndReason, require_rows
-from spotd.core.kernel.listed import STOPPED, is_outdated
+from spotd.core.kernel.listed import is_outdated
 from spotd.core.kernel.loss_evidence import (
     LossEvidence,
     is_missing_for_long,
@@ -22,7 +22,7 @@ from spotd.core.kernel.loss_evidence import (
     settle_until_missing,
     watch_timeouts,
 )
-from spotd.core.metering import lease_and_save
+from spotd.core.metering import STOPPED, lease_and_save
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Loss
 

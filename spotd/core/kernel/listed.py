@@ -22,13 +22,12 @@ from spotd.core.billing import (
 )
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, terminate_intent_id
-from spotd.core.domain.jobs import hourly_within
 from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import is_own_key
 from spotd.core.domain.states import AttemptState, require_rows
 from spotd.core.host_reports import note_notice
 from spotd.core.kernel.quarantine import in_words
-from spotd.core.metering import free_of, stray_cost
+from spotd.core.metering import STOPPED, free_of, stray_cost, with_listed_price
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, listed_rate, metered_rate, on_demand_rate
 from spotd.core.todays_terms import note_ceiling
@@ -51,8 +50,6 @@ _UNBILLED: Final[Mapping[Billing, Callable[[Quote], MicroUsdPerHour]]] = {
     Billing.NOTHING: lambda _: MicroUsdPerHour(0),
 }
 """What a machine costs of which not everything is billed, whatever its state."""
-
-STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
 
 
 def _in_account(builder: PlanBuilder, item: Attempt, account: str) -> Attempt:
@@ -220,7 +217,7 @@ def _end_again(builder: PlanBuilder, item: Attempt) -> None:
     was_halted = item.meter.rate <= halted_rate(item.quote) < metered_rate(item.quote)  # not known of a free machine
     if was_halted and intent is not None and intent.state is IntentState.OPEN:
         # It bills in full again, so an order that waits for its turn to be repeated waits no longer.
-        builder.put_intent(replace(intent, not_before=None))
+        builder.put_intent(replace(intent, not_before=None, accepted_at=None))
         _bill_again(builder, item.id, intent.accepted_at)
         builder.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
     elif intent is None or not intent.is_open:
@@ -294,7 +291,7 @@ def _end_if_orphan(builder: PlanBuilder, instance: Instance, kept: Collection[In
         return  # however its label reads now, the machine of an attempt that counts is no stray
     if builder.policy.identity_sure:
         builder.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
-        _note_listed(builder, instance)
+        note_stray(builder, instance)
 
 
 def _settle(builder: PlanBuilder, intent: Intent, seen: Listing | None) -> None:
@@ -319,14 +316,15 @@ def _settle(builder: PlanBuilder, intent: Intent, seen: Listing | None) -> None:
         builder.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
 
 
-def _note_listed(builder: PlanBuilder, instance: Instance) -> None:
+def note_stray(builder: PlanBuilder, instance: Instance) -> None:
     """Keep what the listing shows of a machine whose end is owed: its account, its price, and since when it exists."""
     intent = builder.intent(terminate_intent_id(instance.ref))
     if intent is None or not intent.is_open or intent.attempt is not None:
         return
     since = intent.stray_since or min(max(instance.created_at or builder.now, builder.now - UNSEEN_MAX), builder.now)
-    rate = MicroUsdPerHour(hourly_within(max(intent.stray_rate, instance.price or 0)))
     rules = builder.policy.providers.get(intent.provider)
     account = intent.account if rules is None else rules.account or intent.account
-    if (since, rate, account) != (intent.stray_since, intent.stray_rate, intent.account):
-        builder.put_intent(replace(intent, stray_since=since, stray_rate=rate, account=account))
+    at = builder.listed_at.get(intent.provider, builder.now)
+    noted = with_listed_price(replace(intent, stray_since=since, account=account), instance, at)
+    if noted != intent:
+        builder.put_intent(noted)

@@ -330,7 +330,8 @@ def _record_unsaved_end(builder: PlanBuilder, end: Intent, item: Attempt) -> Non
 
 
 def _accept(builder: PlanBuilder, intent: Intent, item: Attempt | None, at: datetime) -> None:
-    builder.put_intent(replace(intent, state=IntentState.ACCEPTED, accepted_at=at, tries=intent.tries + 1, error=""))
+    first = intent.accepted_at or at  # a process that starts repeats the order, whose machine no list has shown since
+    builder.put_intent(replace(intent, state=IntentState.ACCEPTED, accepted_at=first, tries=intent.tries + 1, error=""))
     if item is not None and item.ref == intent.ref and item.machine is not MachineState.GONE:
         builder.set_rate(item.id, MicroUsdPerHour(0), None, at=at)
         builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.HALTED))

@@ -32,9 +32,10 @@ from spotd.core.handover import take_from_former
 from spotd.core.host_reports import absorb, exited
 from spotd.core.kernel.judgements import Case, as_unknown, is_doubted, judge
 from spotd.core.kernel.launch_calls import follow_terms, record_instance
-from spotd.core.kernel.listed import STOPPED, end_orphans, is_outdated, record
+from spotd.core.kernel.listed import end_orphans, is_outdated, note_stray, record
 from spotd.core.kernel.loss_evidence import InstancesByKey, LossEvidence, held_back, instances_by_key
 from spotd.core.kernel.quarantine import contain, guarded, in_words, quarantine
+from spotd.core.metering import STOPPED
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, MicroUsdPerHour, ProviderName
 
@@ -159,6 +160,7 @@ def _pick(
             builder.owe_termination(
                 other.ref, other.key, None, why=f"a second machine carries the key of attempt {item.id.number}"
             )
+            note_stray(builder, other)
     return chosen
 
 

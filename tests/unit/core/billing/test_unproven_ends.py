@@ -13,12 +13,21 @@ from spotd.core.budgets import BudgetGuard, committed
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, Meter
-from spotd.core.domain.jobs import Job
+from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.metering import UNSEEN_MAX, job_spent
-from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, MicroUsd, MicroUsdPerHour, cost
-from tests.unit.core.builders import NOW, SHOP, job, market, offer, world_with
+from spotd.core.pricing import needs_of, quote
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstanceId,
+    InstanceRef,
+    MicroUsd,
+    MicroUsdPerGb,
+    MicroUsdPerHour,
+    cost,
+)
+from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy, world_with
 
 FIRST: Final = AttemptId(job=job().id, number=1)
 HOUR: Final = timedelta(hours=1)
@@ -135,8 +144,7 @@ def limited(world: World, *, day: int | None = None, month: int | None = None, o
 
 
 def refusal(world: World, owner: Job) -> VerdictKind | None:
-    quote = world.attempts[FIRST].quote
-    found = BudgetGuard(world, NOW).refusal(owner, quote)
+    found = BudgetGuard(world, NOW).refusal(owner, world.attempts[FIRST].quote)
     return None if found is None else found[0]
 
 
@@ -168,25 +176,83 @@ def test_the_budget_of_its_own_job_carries_no_other_launch_beside_it(unproven: U
     assert BudgetGuard(proved, NOW).refusal(owner, world.attempts[FIRST].quote) is None
 
 
-def test_what_runs_is_stopped_before_what_is_not_proved_breaks_the_budget() -> None:
-    lost = given_up(5 * HOUR)
-    running = world_with(AttemptState.RUNNING)
-    [item] = running.attempts.values()
-    other = replace(job(2, attempts_made=1), state=running.jobs[FIRST.job].state)
-    second = AttemptId(job=other.id, number=1)
+def beside(lost: World, *, same_job: bool = False, **changes: Any) -> World:
+    """The same world with a machine of another job that runs, or with the next one of the same job."""
+    running = world_with(AttemptState.RUNNING, **changes)
+    [item], [owner] = running.attempts.values(), running.jobs.values()
+    other = owner if same_job else replace(job(2, attempts_made=1), state=owner.state, checkpoints=owner.checkpoints)
     item = replace(
-        item, id=second, key=AttemptKey("spotd-lab-j2-1"), ref=InstanceRef(provider=SHOP, instance_id=InstanceId("m2"))
+        item,
+        id=AttemptId(job=other.id, number=2 if same_job else 1),
+        key=AttemptKey(f"spotd-lab-{other.id}-{2 if same_job else 1}"),
+        ref=InstanceRef(provider=SHOP, instance_id=InstanceId("m2")),
     )
-    world = replace(
-        lost, jobs={**lost.jobs, other.id: other}, attempts={**lost.attempts, second: item}, intents=lost.intents
+    return replace(
+        lost, jobs={**lost.jobs, other.id: replace(other, attempts_made=2)}, attempts={**lost.attempts, item.id: item}
     )
-    both = limited(world, day=owed(lost, 5 * HOUR))
-    plan = decide(both, market(offer(), at=NOW), NOW)
-    stop = plan.attempts[second].stop
+
+
+def stops(world: World) -> list[EndReason]:
+    return [a.stop.reason for a in decide(world, market(offer(), at=NOW), NOW).attempts.values() if a.stop is not None]
+
+
+@unproven
+@pytest.mark.parametrize("budget", ["day", "month", "own"])
+def test_what_is_not_proved_stops_no_machine_and_holds_no_budget(unproven: Unproven, budget: str) -> None:
+    """As after hours of sleep: the first list may prove that all of them are gone."""
+    world = beside(unproven(8 * HOUR), same_job=budget == "own")
+    spent = sum(job_spent(world, owner, NOW) for owner in world.jobs.values())
+    [lost, item] = world.attempts.values()
+    enough = spent + 2 * (to_end(unproven(HOUR)) + cost(item.quote.price.total, HOUR))
+    short = limited(world, **{budget: enough})
+    assert spent + committed(short, lost, NOW) + committed(short, item, NOW) > enough
+    plan = decide(short, market(offer(), at=NOW), NOW)
+    assert not stops(short)
+    assert not plan.cooldowns
+    assert stops(limited(world, **{budget: spent})) == [
+        EndReason.OVER_BUDGET if budget == "own" else EndReason.BUDGET_PAUSED
+    ]
+
+
+SAVED: Final = Checkpoint(
+    name="step-1",
+    attempt=1,
+    step=1,
+    bytes=20_000_000_000,
+    at=NOW - HOUR,
+    manifest_key="manifest-1",
+    sha256="0" * 64,
+)
+
+
+@pytest.mark.parametrize("rate", [1, 2_000_000_000, 10**12])
+def test_what_a_machine_without_an_attempt_may_cost_stops_nothing_and_forbids_no_save(rate: int) -> None:
+    dear = replace(offer(), upload_price=MicroUsdPerGb(10_000))
+    agreed = quote(dear, needs_of(job(), shop_policy()), 1_000_000, NOW)
+    world = beside(orphan(NOW - 5 * HOUR, stray_rate=MicroUsdPerHour(rate)), quote=agreed, ceiling=10**10)
+    world = replace(world, jobs={i: replace(one, checkpoints=(SAVED,)) for i, one in world.jobs.items()})
+    assert not stops(limited(world, day=50_000_000))
+    [item] = world.attempts.values()
+    spent = job_spent(world, world.jobs[item.id.job], NOW)
+    plan = decide(limited(world, day=spent + 400_000), market(offer(), at=NOW), NOW)
+    stop = plan.attempts[item.id].stop
     assert stop is not None
     assert stop.reason is EndReason.BUDGET_PAUSED
-    without = limited(replace(world, attempts={second: item}), day=owed(lost, 5 * HOUR))
-    assert second not in decide(without, market(offer(), at=NOW), NOW).attempts
+    assert stop.flush
+
+
+def test_no_machine_is_stopped_for_a_launch_that_waits_for_the_proof_of_an_end() -> None:
+    world, owner = orphan(NOW - 5 * HOUR), job(2)
+    agreed = world_with(AttemptState.RUNNING).attempts[FIRST].quote
+    assert BudgetGuard(limited(world, day=10_000_000), NOW).lacking(owner, agreed) == pytest.approx(
+        -4_900_000, abs=90_000
+    )
+    world = beside(orphan(NOW - 5 * HOUR, stray_rate=MicroUsdPerHour(10_000)))
+    needed = BudgetGuard(limited(replace(world, intents={}), day=10**9), NOW).lacking(owner, agreed)
+    assert needed is not None
+    short = limited(world, day=10**9 + needed)
+    assert BudgetGuard(short, NOW).refusal(owner, agreed) is not None
+    assert BudgetGuard(short, NOW).lacking(owner, agreed) is None
 
 
 def orphan(since: datetime | None, **changes: Any) -> World:
@@ -221,15 +287,15 @@ SINCE_MIDNIGHT: Final = NOW - NOW.replace(hour=0, minute=0, second=0, microsecon
 def test_a_machine_that_no_attempt_owns_counts_in_day_and_month_until_it_is_gone(
     since: datetime | None, day: float, month: float
 ) -> None:
-    owner, quote = job(2), world_with(AttemptState.RUNNING).attempts[FIRST].quote
+    owner, agreed = job(2), world_with(AttemptState.RUNNING).attempts[FIRST].quote
     horizon = orphan(NOW).policy.commit_horizon / HOUR
     plenty = 10**12
 
     def kept(**limits: int) -> float:
         """How much more than without it is needed, by the words against a launch."""
         world, free = limited(orphan(since), **limits), limited(replace(orphan(since), intents={}), **limits)
-        needed = BudgetGuard(world, NOW).lacking(owner, quote)
-        alone = BudgetGuard(free, NOW).lacking(owner, quote)
+        needed = BudgetGuard(world, NOW).lacking(owner, agreed)
+        alone = BudgetGuard(free, NOW).lacking(owner, agreed)
         assert needed is not None
         assert alone is not None
         return (needed - alone) / 1_000_000
@@ -238,6 +304,42 @@ def test_a_machine_that_no_attempt_owns_counts_in_day_and_month_until_it_is_gone
     assert kept(day=plenty) == pytest.approx(day + (horizon if is_known else 0), abs=0.001)
     assert kept(month=plenty) == pytest.approx(month + (horizon if is_known else 0), abs=0.001)
     done = orphan(since, state=IntentState.DONE)
-    assert BudgetGuard(limited(done, day=plenty), NOW).lacking(owner, quote) == BudgetGuard(
+    assert BudgetGuard(limited(done, day=plenty), NOW).lacking(owner, agreed) == BudgetGuard(
         limited(replace(done, intents={}), day=plenty), NOW
-    ).lacking(owner, quote)
+    ).lacking(owner, agreed)
+
+
+@pytest.mark.parametrize("days", [0, 1, 2, 30, 400])
+def test_one_that_no_list_can_prove_to_be_gone_counts_for_a_day_at_most(days: int) -> None:
+    found = NOW - days * timedelta(days=1)
+    seen = orphan(found - HOUR, created_at=found, account="a")
+    owner, agreed = job(2), world_with(AttemptState.RUNNING).attempts[FIRST].quote
+
+    def elsewhere(account: str) -> World:
+        rules = {n: replace(one, account=account) for n, one in seen.policy.providers.items()}
+        return replace(seen, policy=replace(seen.policy, providers=rules))
+
+    def kept(world: World) -> tuple[float, str]:
+        guard = BudgetGuard(limited(world, month=1), NOW)
+        why = guard.refusal(owner, agreed)
+        assert why is not None
+        plenty = 10**12
+        more = BudgetGuard(limited(world, month=plenty), NOW).lacking(owner, agreed)
+        alone = BudgetGuard(limited(replace(world, intents={}), month=plenty), NOW).lacking(owner, agreed)
+        assert more is not None
+        assert alone is not None
+        return (more - alone) / 1_000_000, why[1]
+
+    horizon = seen.policy.commit_horizon / HOUR
+    hours = 1.0 + min(24.0, 24.0 * days + horizon)
+    bounded = hours if days < 2 else max(0.0, 36.0 - 24.0 * (days - 1))
+    [stray] = seen.intents.values()
+    accepted_then = replace(seen, intents={stray.id: replace(stray, state=IntentState.ACCEPTED, accepted_at=found)})
+    for world in (replace(seen, policy=replace(seen.policy, providers={})), elsewhere("b")):
+        amount, words = kept(world)
+        assert amount == pytest.approx(bounded, abs=0.01)
+        assert ("spotctl forget spotd-lab-j9-1" in words) is (amount > 0)
+    assert kept(accepted_then)[0] == pytest.approx(bounded, abs=0.01)
+    listable, words = kept(elsewhere("a"))
+    assert listable == pytest.approx(min(24.0 * days + 1, 36.0) + horizon, abs=0.01)
+    assert "spotctl forget" not in words

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from spotd.core.domain.intents import IntentState
 from spotd.core.domain.plan import applied
+from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.kernel.listed import UNSEEN_MAX
-from spotd.core.kernel.outcomes import terminate_accepted
+from spotd.core.kernel.outcomes import after_restart, terminate_accepted, terminate_failed
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import stray_cost
 from spotd.store import Store
 from spotd_providers.contract.values import InstanceState, MicroUsdPerHour, cost
-from tests.unit.core.builders import MINUTE, NOW, instance, listing, shop_policy
+from tests.unit.core.builders import MINUTE, NOW, instance, listing, shop_policy, world_with
 
 EMPTY = World(policy=shop_policy(), jobs={}, attempts={}, intents={})
 RATE = MicroUsdPerHour(400_000)
@@ -105,3 +107,62 @@ def test_a_stray_machine_that_is_still_listed_is_not_settled_whatever_else_is_li
     assert applied(world, reconcile(world, listing(alive, at=at), {}, at)).intents[intent.id].is_open
     gone, other = replace(alive, state=InstanceState.GONE), instance(InstanceState.RUNNING, ident="m9", key="theirs")
     assert [e.kind for e in reconcile(world, listing(gone, other, at=at), {}, at).events] == ["machine.gone"]
+
+
+HIGH = MicroUsdPerHour(2_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("prices", "believed"),
+    [
+        pytest.param([RATE, HIGH], RATE, id="one wrong row"),
+        pytest.param([RATE, HIGH, HIGH], HIGH, id="two lists"),
+        pytest.param([RATE, HIGH, RATE, HIGH], RATE, id="never two in a row"),
+        pytest.param([HIGH, RATE], RATE, id="the first was wrong"),
+        pytest.param([RATE, None, 0], RATE, id="stated no more"),
+        pytest.param([RATE, HIGH, None, HIGH], HIGH, id="with a row without a price between"),
+        pytest.param([10**30, RATE], RATE, id="beyond what a machine can cost"),
+    ],
+)
+def test_a_higher_price_of_a_stray_is_believed_from_a_second_list_on(prices: list[int | None], believed: int) -> None:
+    world = EMPTY
+    for step, price in enumerate(prices):
+        at = NOW + step * MINUTE
+        stated = None if price is None else MicroUsdPerHour(price)
+        row = replace(instance(InstanceState.RUNNING, key="spotd-lab-lost-3"), price=stated)
+        for _ in range(3):  # a list that is judged again is no second one
+            world = applied(world, reconcile(world, listing(row, at=at), {}, at))
+    (intent,) = world.intents.values()
+    assert intent.stray_rate == believed
+
+
+def test_a_stray_that_is_paused_ran_at_the_price_of_before() -> None:
+    world = stray()
+    row = replace(instance(InstanceState.PAUSED, key="spotd-lab-lost-3"), price=MicroUsdPerHour(1_000))
+    world = applied(world, reconcile(world, listing(row, at=NOW + MINUTE), {}, NOW + MINUTE))
+    (intent,) = world.intents.values()
+    assert intent.stray_rate == RATE
+
+
+def test_a_second_machine_of_an_attempt_counts_until_it_is_gone() -> None:
+    world = world_with(AttemptState.RUNNING)
+    double = replace(instance(InstanceState.RUNNING, ident="m8"), price=RATE)
+    for hours in range(7):
+        at = NOW + timedelta(hours=hours)
+        plan = reconcile(world, listing(instance(InstanceState.RUNNING), double, at=at), {}, at)
+        world = applied(world, plan)
+        if owed := [i for i in world.intents.values() if i.attempt is None]:
+            world = applied(world, terminate_failed(world, owed[0].id, "it does not answer", at))
+    (intent,) = (i for i in world.intents.values() if i.attempt is None)
+    assert (intent.stray_since, intent.stray_rate) == (double.created_at, RATE)
+    assert stray_cost(intent, NOW + timedelta(hours=6)) == cost(RATE, timedelta(hours=6, minutes=10))
+
+
+def test_an_end_that_a_new_process_orders_again_was_accepted_at_first() -> None:
+    world = applied(stray(), terminate_accepted(stray(), next(iter(stray().intents)), NOW + MINUTE))
+    world = applied(world, after_restart(world, NOW + timedelta(hours=5)))
+    (intent,) = world.intents.values()
+    assert intent.state is IntentState.OPEN
+    world = applied(world, terminate_accepted(world, intent.id, NOW + timedelta(hours=5, minutes=1)))
+    (intent,) = world.intents.values()
+    assert (intent.state, intent.accepted_at) == (IntentState.ACCEPTED, NOW + MINUTE)

@@ -14,9 +14,9 @@ from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.kernel.listed import STOPPED
 from spotd.core.kernel.outcomes import REFUSES_FIRST, LaunchFailure, launch_refused, launch_unknown
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.metering import STOPPED
 from spotd.core.pricing import halted_rate
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market, MicroUsdPerHour
 from tests.cases import every
