@@ -302,9 +302,10 @@ def hung(result: Result) -> Iterator[str]:
             [*([rules.no_progress] if rules.no_progress else []), *([rules.window] if rules.min_gpu_util else [])]
         )
         may = PREPARATION * limit + policy.save_allowance + timedelta(minutes=15) + 10 * result.daemon.pace
-        paused = sum((b - a for (_, a), (b, _) in pairwise(m.spans)), timedelta(0))
-        if (m.died or result.ended_at) - m.hung_at - paused > may:
-            yield f"{m.key} hung from {m.hung_at} to {m.died}"
+        spans = m.spans if m.died is not None else [*m.spans, (m.since, result.ended_at)]
+        for start, end in spans:  # where it woke, the command began anew
+            if end - max(m.hung_at, start) > may:
+                yield f"{m.key} hung from {max(m.hung_at, start)} to {end}"
 
 
 RULES: Final = (
