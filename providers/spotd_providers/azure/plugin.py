@@ -38,7 +38,7 @@ from spotd_providers.contract.values import (
     Power,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
-from spotd_providers.kit.calls import Page, own_path
+from spotd_providers.kit.calls import Page, all_pages, own_path
 from spotd_providers.kit.http import Http, open_http
 from spotd_providers.kit.oauth import open_with_tokens
 from spotd_providers.kit.rest import READ_TIMEOUT_S, Dialect, Meaning, RestClient, RestRefused
@@ -138,7 +138,7 @@ class AzureProvider(CausedEnds):
         return row
 
     async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """Read the power state of each machine that is made, and why one failed: a list shows neither."""
+        """Read the power state of each machine that is made or failed, and why: a list shows neither."""
         found = list(instances)
         for number, one in enumerate(found[:STATES_READ_MAX]):
             try:
@@ -146,8 +146,8 @@ class AzureProvider(CausedEnds):
                     raw = await self._row(one.ref)
                     ended = replace(one, state=InstanceState.ENDING, detail="")
                     found[number] = ended if raw is None else self._machine(raw, one.key) or one
-                elif one.loss is Loss.PROVISION_FAILED:
-                    found[number] = await self._with_failure(one)
+                if found[number].loss is Loss.PROVISION_FAILED:
+                    found[number] = await self._with_failure(found[number])
             except AuthFailed:
                 raise
             except ProviderError:
@@ -156,7 +156,10 @@ class AzureProvider(CausedEnds):
 
     async def _with_failure(self, one: Instance) -> Instance:
         path = self._operations.get(one.ref.instance_id)
-        said = {} if path is None else await self._client.ask("GET", path, what="how a launch went", attempts=1)
+        try:
+            said = {} if path is None else await self._client.ask("GET", path, what="how a launch went", attempts=1)
+        except ProviderError:
+            return one  # the reason is optional: an operation expires, or may not be read
         if not isinstance(said.get("error"), dict):
             return one
         cause = wire.failure_of(said["error"])
@@ -305,7 +308,13 @@ class AzureProvider(CausedEnds):
             if isinstance(said, dict)
             else [True]
         )
-        return None if any(held) else {"id": raw.get("id"), "name": key or raw.get("name")}
+        name = raw.get("name")
+        known = key or (wire.key_by_name(name, self._services.install) if isinstance(name, str) else None)
+        return None if any(held) else {"id": raw.get("id"), "name": known}
+
+    async def _left(self, path: str, what: str) -> Sequence[Any]:
+        rows, _ = await all_pages(lambda token: self._market.list_page(token or self._at(path), what))
+        return rows
 
     async def _discard(self, path: str, number: str) -> None:
         what, where = self.leftovers[path], self._at(f"{path}/{quote(number, safe='')}")

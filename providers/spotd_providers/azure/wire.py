@@ -148,6 +148,13 @@ def name_of(key: str) -> str:
     return key.lower().replace(".", "-")
 
 
+def key_by_name(name: str, install: str) -> str:
+    """Return the key whose machine has this name, of those of an install; the name itself where there is none."""
+    identity, dash, rest = name.lower().removeprefix(f"spotd-{install}-").partition("-")
+    found = f"spotd-{install}.{identity}-{rest}"
+    return found if dash and "-" in rest and name_of(found) == name.lower() else name.lower()
+
+
 def flat(raw: Any) -> Any:
     """Return a row of Azure's with its name as its id: names are unique in a group, and compare without their case."""
     if not isinstance(raw, dict):
@@ -192,14 +199,19 @@ UNREAD: Final = "Azure did not say yet whether it runs"
 
 
 def as_instance(row: AzureVmRow, key: AttemptKey) -> Instance:
-    """Translate one machine; of a list that shows no power state, `detail` is `UNREAD`."""
+    """Translate one machine; of a list that shows no power state, `detail` is `UNREAD`.
+
+    A failed update leaves a machine that runs in the state Failed, so a list's Failed says nothing by itself.
+    """
     said = row.properties or _Properties()
     word, power = (said.provisioning or "").lower(), said.said("PowerState")[0].lower()
     market = _MARKETS.get((said.priority or "").lower())
     state, billing, detail, loss = InstanceState.UNKNOWN, Billing.UNKNOWN, "", None
     if word == "deleting":
         state = InstanceState.ENDING
-    elif word in ("failed", "canceled") and power != "running":
+    elif word in ("succeeded", "updating", "failed", "canceled") and said.statuses is None:
+        detail = UNREAD
+    elif word in ("failed", "canceled") and power not in ("starting", "running"):
         state, loss, detail = InstanceState.PAUSED, Loss.PROVISION_FAILED, "Azure could not make it"
         code, text = said.said("ProvisioningState")
         loss = Loss.NO_CAPACITY if code.rpartition("/")[2] in CAPACITY else loss

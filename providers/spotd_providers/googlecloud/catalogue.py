@@ -24,6 +24,8 @@ from spotd_providers.kit.shapes import Instant, Lenient, Row, row_or_none
 TYPES_KEPT: Final = timedelta(hours=6)
 PRICES_KEPT: Final = timedelta(hours=2)
 """List prices change at most daily."""
+LAUNCH_PRICES_WITHIN: Final = timedelta(minutes=5)
+"""How old the prices may be by which a launch is judged."""
 SCORES_KEPT: Final = timedelta(hours=1)
 ASKED_MAX: Final = 24
 """Pools whose advice one poll asks for; the next one goes on."""
@@ -41,9 +43,11 @@ class Kept(Generic[T]):
         self._found: list[T] = []
         self._fresh = Rest(clock)
 
-    async def get(self) -> T:
+    async def get(self, *, within: timedelta | None = None) -> T:
+        """Return what the last read found, or read anew where that is old, or older than `within`."""
         async with self._one:
-            if not self._found or self._fresh.left() <= timedelta(0):
+            old = timedelta(0) if within is None else self._span - within
+            if not self._found or self._fresh.left() <= old:
                 self._found = [await self._read()]
                 self._fresh = Rest(self._clock)
                 self._fresh.take(self._span)
@@ -99,7 +103,7 @@ class Catalogue:
 
         Regions are read each time, so that a market that does not answer is not taken for one that does.
         """
-        regions = await self.regions()
+        regions, whole = await self.regions()
         zones = [zone for own in regions.values() for zone in own]
         answers, failed = await ask_each(zones, str, lambda zone: self._types_in(zone).get())
         for zone, exc in failed.items():
@@ -107,7 +111,7 @@ class Catalogue:
         kinds = [kind for zone in zones if zone in answers for kind in answers[zone][0]]
         bad = [one for zone in zones if zone in answers for one in answers[zone][1]]
         bad += [Rejected(offer_id=one, reason="no such region") for one in self._settings.regions if one not in regions]
-        return kinds, bad, not failed
+        return kinds, bad, whole and not failed
 
     def forget_types(self, zone: str) -> None:
         """Let the types of a zone be read anew: one was not there."""
@@ -121,10 +125,10 @@ class Catalogue:
     async def region_rows(self) -> list[Any]:
         return await every_row(self._compute, f"{self.path}/regions", "the list of regions")
 
-    async def regions(self) -> dict[str, list[str]]:
-        """Return the zones of the regions."""
+    async def regions(self) -> tuple[dict[str, list[str]], bool]:
+        """Return the zones of the regions, and whether these are all that there are."""
         found = [zones_of(row, self._settings) for row in await self.region_rows()]
-        return {name: zones for name, zones in found if name}
+        return {name: zones for name, zones, _ in found if name}, all(whole for _, _, whole in found)
 
     async def _read_types(self, zone: str) -> tuple[list[GoogleKind], list[Rejected]]:
         path = f"{self.path}/zones/{zone}"
@@ -134,14 +138,8 @@ class Catalogue:
         return await judge_apart(lambda: kinds_of(rows, zone, attachable, self._settings), rows=len(rows))
 
     async def _attachable(self, path: str) -> frozenset[str]:
-        """Return the accelerators of a zone; where Google does not list them, none is attached."""
-        try:
-            rows = await every_row(self._compute, f"{path}/acceleratorTypes", "the list of accelerators")
-        except AuthFailed:
-            raise
-        except ProviderError as exc:
-            self._services.log.warning("gcp.accelerators_unknown", detail=str(exc))
-            return frozenset()
+        """Return the accelerators that a zone lists."""
+        rows = await every_row(self._compute, f"{path}/acceleratorTypes", "the list of accelerators")
         return frozenset(str(one.get("name")) for one in rows if isinstance(one, dict))
 
     async def _read_prices(self) -> PriceTable:

@@ -32,6 +32,7 @@ SSD_GB: Final = 375
 IMAGE_GB: Final = 50
 """What a machine image takes where it does not say so."""
 STORAGE_MONTH_HOURS: Final = 720
+ZONES_MAX: Final = 20
 _GPUS: Final[Mapping[str, tuple[str, int]]] = {
     "nvidia-gb200": ("GB200", 186),
     "nvidia-b200": ("B200_SXM", 180),
@@ -256,11 +257,12 @@ def _offer(
     )
 
 
-def zones_of(row: Any, settings: GoogleSettings) -> tuple[str, list[str]]:
-    """Return the name of a region and its zones; an empty name for one that is not asked for."""
+def zones_of(row: Any, settings: GoogleSettings) -> tuple[str, list[str], bool]:
+    """Return the name of a region, its zones, and whether these are all; an empty name for one not asked for."""
     name = row.get("name") if isinstance(row, dict) else None
-    if name not in settings.regions:
-        return "", []
+    if not isinstance(name, str) or name not in settings.regions:
+        return "", [], isinstance(name, str)
     zones = row.get("zones")
-    found = [last_part(one) for one in zones[:20]] if isinstance(zones, list) else []
-    return str(name), sorted({one for one in found if one.startswith(f"{name}-")})
+    said = zones if isinstance(zones, list) else []
+    found = [one for one in map(last_part, said[:ZONES_MAX]) if one.startswith(f"{name}-")]
+    return name, sorted(set(found)), 0 < len(found) == len(said)

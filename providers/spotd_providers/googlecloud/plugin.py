@@ -36,7 +36,7 @@ from spotd_providers.contract.values import (
     Rejected,
 )
 from spotd_providers.googlecloud.access import open_clients, project_of
-from spotd_providers.googlecloud.catalogue import Catalogue
+from spotd_providers.googlecloud.catalogue import LAUNCH_PRICES_WITHIN, Catalogue
 from spotd_providers.googlecloud.offers import disk_type_of, offers_of
 from spotd_providers.googlecloud.wire import (
     INSTALL_LABEL,
@@ -56,7 +56,6 @@ from spotd_providers.googlecloud.wire import (
     last_part,
     name_of,
     next_token,
-    purchase_error,
     query_of,
     reference,
     refusal_in,
@@ -150,7 +149,7 @@ class GoogleProvider(CausedEnds):
     # Machines.
 
     def _label(self, raw: Any) -> str | None:
-        return key_in(raw)
+        return key_in(raw, self._services.install)
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
         return as_instance(raw, key, notice=self._notice_of)
@@ -234,17 +233,20 @@ class GoogleProvider(CausedEnds):
         return Instance(ref=ref, key=request.key, state=InstanceState.PENDING)
 
     async def _require_price(self, request: LaunchRequest) -> None:
-        """Read the prices again where they are old: Google takes no limit.
+        """Read the prices again where they are older than some minutes: Google takes no limit.
 
         Raises:
             PriceMoved, OfferGone: by them the machine costs more than may be paid, or is not sold.
+            Unavailable: its zone was not read.
         """
         offer, extra = request.offer, request.offer.extra
-        kinds, _, _ = await self._catalogue.kinds()
+        kinds, _, whole = await self._catalogue.kinds()
         kind = next((one for one in kinds if (one.name, one.zone) == (extra["name"], extra["zone"])), None)
+        if kind is None and not whole:
+            raise Unavailable(f"{WHO} does not say whether it sells {offer.offer_id} now")
         if kind is None:
             raise OfferGone(f"{WHO} does not sell {offer.offer_id} now")
-        table = await self._catalogue.prices.get()
+        table = await self._catalogue.prices.get(within=LAUNCH_PRICES_WITHIN)
         price = table.price(kind.region, kind.parts(table), is_spot=offer.market is Market.SPOT)
         if isinstance(price, str):
             raise OfferGone(f"{WHO} states no price of {offer.offer_id} now: {price}")
@@ -327,7 +329,7 @@ class GoogleProvider(CausedEnds):
             ) from exc
         if raw is None:
             raise OutcomeUnknown(f"{WHO} says that {ref.instance_id} exists, and that it does not", key=request.key)
-        if key_of(key_in(raw), self._services.install) != request.key:
+        if key_of(self._label(raw), self._services.install) != request.key:
             raise rejected(WHO, "key", f"a machine of another owner is called {ref.instance_id}")
         return Instance(ref=ref, key=request.key, state=InstanceState.PENDING)
 
@@ -337,15 +339,15 @@ class GoogleProvider(CausedEnds):
             raw = await self._row(ref)
         except ProviderError as failure:
             return OutcomeUnknown(f"{exc}; whether a machine was left is unknown: {failure}", key=request.key)
-        if raw is not None and key_of(key_in(raw), self._services.install) == request.key:
+        if raw is not None and key_of(self._label(raw), self._services.install) == request.key:
             await self._undo(ref, request.key, str(exc))
-        if exc.meaning is Meaning.ABSENT:
+        if exc.meaning is Meaning.OFFER_GONE:
             self._catalogue.forget_types(ref.scope)
         if self._asks_notice and "preemptionnoticeduration" in exc.detail.lower():
             self._asks_notice = False
             self._services.log.warning(self._event("no_notice"), detail=exc.detail)
             return Unavailable(f"{WHO} takes no preemptionNoticeDuration; the next launch asks for none")
-        return purchase_error(exc)
+        return exc.of_purchase()
 
     # The doctor's lines.
 
@@ -354,7 +356,7 @@ class GoogleProvider(CausedEnds):
             return f"{last_part(self._settings.image)}, {await self._catalogue.image_gb.get()} GB"
 
         async def operations() -> str:
-            zones = [zone for own in (await self._catalogue.regions()).values() for zone in own]
+            zones = [zone for own in (await self._catalogue.regions())[0].values() for zone in own]
             if not zones:
                 raise Unavailable(f"{WHO} has no zones in {', '.join(self._settings.regions)}")
             path = f"{self._base}/zones/{zones[0]}/operations?maxResults=1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
@@ -9,7 +10,7 @@ from urllib.parse import urlencode
 
 from pydantic import Field, field_validator
 
-from spotd_providers.contract.errors import OfferGone, ProviderError, Unavailable
+from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import (
     AttemptKey,
     Billing,
@@ -121,9 +122,13 @@ class GoogleDialect(Dialect):
     def meaning(self, status: int, problem: RefusalWords | None, *, is_purchase: bool) -> Meaning:
         if problem is not None and NO_ROOM in problem.text:
             return Meaning.NO_CAPACITY
-        return super().meaning(status, problem, is_purchase=is_purchase)
+        found = super().meaning(status, problem, is_purchase=is_purchase)
+        # Anything else that does not exist, say the network or the machine image, is a fault of the settings.
+        is_type = found is Meaning.ABSENT and problem is not None and _TYPE.search(problem.text) is not None
+        return Meaning.OFFER_GONE if is_purchase and is_type else found
 
 
+_TYPE: Final = re.compile(r"\b(machine|accelerator|disk)Types/")
 DIALECT: Final = GoogleDialect(
     who=WHO,
     problem_of=problem_of,
@@ -142,6 +147,12 @@ DIALECT: Final = GoogleDialect(
         "alreadyExists": Meaning.REJECTED,
         "RESOURCE_ALREADY_EXISTS": Meaning.REJECTED,
         "PERMISSIONS_ERROR": Meaning.AUTH,
+        # What only operations say. A word that is not here is no fault of the request: `refusal_in`.
+        "INVALID_FIELD_VALUE": Meaning.REJECTED,
+        "INVALID_USAGE": Meaning.REJECTED,
+        "INTERNAL_ERROR": Meaning.UNAVAILABLE,
+        "RESOURCE_NOT_READY": Meaning.UNAVAILABLE,
+        "RESOURCE_OPERATION_RATE_EXCEEDED": Meaning.TOO_OFTEN,
     },
     interval=timedelta(seconds=0.05),
 )
@@ -151,11 +162,6 @@ _TWIN: Final = frozenset({"alreadyExists", "RESOURCE_ALREADY_EXISTS"})
 def is_twin(refused: RestRefused) -> bool:
     """Whether a launch was refused because a machine has its name."""
     return refused.code in _TWIN or refused.status == 409
-
-
-def purchase_error(refused: RestRefused) -> ProviderError:
-    """Return the leaf for a refused purchase; what it names and does not exist (a type) is not on sale."""
-    return OfferGone(str(refused)) if refused.meaning is Meaning.ABSENT else refused.of_purchase()
 
 
 async def every_row(
@@ -214,13 +220,19 @@ def label_of(key: str) -> str:
     return key.replace(".", "_")
 
 
-def key_in(raw: Any) -> str | None:
-    """Return what a row says of its owner: its label, else its name; `None` for a row that may be anybody's."""
+def key_in(raw: Any, install: str) -> str | None:
+    """Return the key in a row's label if its name is that key's: a copy of our labels makes no machine ours.
+
+    A row without such a label is a stranger's, by its name; `None` for one that may be anybody's, or is named as ours.
+    """
     labels = raw.get("labels") if isinstance(raw, dict) else None
     if not isinstance(raw, dict) or not isinstance(labels, dict | None) or not isinstance(raw.get("name"), str):
         return None
-    said = (labels or {}).get(KEY_LABEL, raw["name"])
-    return said.replace("_", ".") if isinstance(said, str) else None
+    name, said = raw["name"], (labels or {}).get(KEY_LABEL)
+    key = said.replace("_", ".") if isinstance(said, str) else None
+    if key is not None and name_of(key) == name:
+        return key
+    return None if name.startswith(f"spotd-{install}-") else name
 
 
 class _Scheduling(Row):
@@ -306,7 +318,8 @@ def refusal_in(answer: Mapping[str, Any], operation: OperationRow) -> RestRefuse
     first = faults[0] if faults else _Fault()
     problem = RefusalWords(code=first.code or "", text=first.message or first.code or "the operation failed")
     meaning = DIALECT.meaning(400, problem, is_purchase=True)
-    return RestRefused(WHO, status=400, meaning=meaning, problem=problem)
+    known = meaning is not Meaning.REJECTED or problem.code in DIALECT.codes
+    return RestRefused(WHO, status=400, meaning=meaning if known else Meaning.NO_CAPACITY, problem=problem)
 
 
 _CAUSES: Final[Mapping[str, Loss]] = {

@@ -42,6 +42,7 @@ from spotd_providers.kit.text import quote_safely
 READ_TIMEOUT_S: Final = 30.0
 READS: Final = 3
 """How often a request that may be repeated is sent."""
+PENALTY: Final = timedelta(seconds=12)
 BUY_WAIT_MAX: Final = timedelta(seconds=15)
 """A purchase whose turn comes later than this is refused as too early: the daemon gives a launch 90 seconds."""
 _ANY: Final = "any call"
@@ -118,7 +119,7 @@ class Dialect:
     codes: Mapping[str, Meaning] = field(default_factory=dict)
     interval: timedelta = timedelta(0)
     buy_interval: timedelta = timedelta(0)
-    penalty: timedelta = timedelta(seconds=12)
+    penalty: timedelta = PENALTY
     text_of: Callable[[str], RefusalWords | None] = lambda _: None
     is_refusal: Callable[[Mapping[str, Any]], bool] = lambda _: False
     object_of: Callable[[HttpAnswer, Any], Any] = lambda _, body: body
@@ -215,6 +216,13 @@ class RestRefused(DefiniteRefusal):
                 return NoBalance(said)
             case Meaning.PRICE_MOVED:
                 return PriceMoved(said)
+            # These three only of a purchase that was accepted and failed later: nothing of it is wrong.
+            case Meaning.AUTH:
+                return AuthFailed(said)
+            case Meaning.TOO_OFTEN:
+                return RateLimited(said, retry_after=PENALTY)
+            case Meaning.UNAVAILABLE:
+                return Unavailable(said)
             case _:
                 return rejected(self.who, "request", self.detail or self.code or f"HTTP {self.status}")
 

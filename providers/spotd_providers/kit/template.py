@@ -182,7 +182,7 @@ class ProviderTemplate(ABC):
 
     async def _listing(self, wanted: AttemptKey | None) -> Listing:
         rows, whole = await self._rows(wanted)
-        found: dict[InstanceId, Instance] = {}
+        found: dict[InstanceRef, Instance] = {}  # a name may be there once in each scope
         rejected: list[Rejected] = []
         for raw in rows:
             if isinstance(raw, Rejected):
@@ -192,7 +192,7 @@ class ProviderTemplate(ABC):
             key = key_of(label, self._services.install)
             instance = None if key is None else self._machine(raw, key)
             if instance is not None:
-                found[instance.ref.instance_id] = instance
+                found[instance.ref] = instance
                 self._own(instance)
                 self._not_shown_yet.pop(instance.ref.instance_id, None)
             elif key is not None:

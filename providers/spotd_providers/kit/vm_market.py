@@ -62,6 +62,8 @@ NAME_CHARS_MAX: Final = 64
 SWEEP_EVERY: Final = timedelta(minutes=10)
 SWEPT_MAX: Final = 200
 """What one sweep deletes at most; the next one goes on."""
+FAILURES_MAX: Final = 5
+"""After so many refused deletions a sweep ends: the list waits for it. The next one begins with the others."""
 PAGE_ROWS: Final = 100
 UNSEEN_MAX: Final = 5
 """Pages of missing machines that are read for one list, which waits for them; the next one goes on."""
@@ -229,6 +231,7 @@ class VmMarket(ProviderTemplate):
         self._alive: dict[InstanceId, AttemptKey] = {}
         self._asked_to_end: dict[str, None] = {}
         self._left_before: set[tuple[str, str]] = set()
+        self._undeleted: set[tuple[str, str]] = set()
         self.capabilities: Mapping[Power, Capability] = all_but(missing)
 
     @abstractmethod
@@ -345,10 +348,7 @@ class VmMarket(ProviderTemplate):
         if self.leftovers and listing.complete and self._sweeps.left() <= timedelta(0):
             self._sweeps.take(SWEEP_EVERY)
             states = {one.key: one.state for one in listing.instances if one.state is not InstanceState.GONE}
-            try:
-                await self._sweep(states)
-            except ProviderError as exc:
-                self._services.log.warning(self._event("leftovers_unread"), reason=type(exc).__name__)
+            await self._sweep(states)
         return listing
 
     async def _sweep(self, states: Mapping[AttemptKey, InstanceState]) -> None:
@@ -358,16 +358,39 @@ class VmMarket(ProviderTemplate):
         """
         found: set[tuple[str, str]] = set()
         for path, what in self.leftovers.items():
-            answer = await self._client.ask_or_absent("GET", self._at(path), what=f"the list of {what}s")
-            for raw in (answer or {}).get("rows") or ():
+            try:
+                rows = await self._left(path, f"the list of {what}s")
+            except ProviderError as exc:
+                self._services.log.warning(self._event("leftovers_unread"), kind=what, reason=type(exc).__name__)
+                continue
+            for raw in rows:
                 one = row_or_none(Leftover, self._leftover(raw))
                 key = None if one is None else key_of(one.name, self._services.install)
                 if one is not None and key is not None and self._is_left(what, one, states.get(key)):
                     found.add((path, one.id))
-        for path, number in sorted(found & self._left_before)[:SWEPT_MAX]:
-            await self._discard(path, number)
-            found.discard((path, number))
+        # Those that refused before come last, so that a few of them keep no other one billed.
+        due = sorted(found & self._left_before, key=lambda one: (one in self._undeleted, one))
+        self._undeleted &= found
+        failures = 0
+        for path, number in due[:SWEPT_MAX]:
+            try:
+                await self._discard(path, number)
+            except ProviderError as exc:
+                self._undeleted.add((path, number))
+                kind, reason = self.leftovers[path], type(exc).__name__
+                self._services.log.warning(self._event("leftover_undeleted"), kind=kind, reason=reason)
+                failures += 1
+                if failures == FAILURES_MAX:
+                    break
+            else:
+                found.discard((path, number))
+                self._undeleted.discard((path, number))
         self._left_before = found
+
+    async def _left(self, path: str, what: str) -> Sequence[Any]:
+        """Return the rows of what may be left, of all pages."""
+        rows = (await self._client.ask_or_absent("GET", self._at(path), what=what) or {}).get("rows")
+        return rows if isinstance(rows, list) else ()
 
     async def _discard(self, path: str, number: str) -> None:
         """Delete one leftover, for good."""

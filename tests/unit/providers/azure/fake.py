@@ -289,7 +289,11 @@ class AzureApi(RestApi[AzureCloud]):
         found = [self._resource_row(request, one) for one in rows if kind is None or one.kind == _KINDS[kind.lower()]]
         if kind is None:
             found += [self._row(request, vm) for vm in self.cloud.listed() if vm.exists]
-        return {"value": found}
+        query = request.query_params
+        start = int(query.get("$skiptoken", "0"))
+        end = start + self.cloud.quirks.resource_rows
+        link = f"{self.cloud.base_url}{request.url.path}?{urlencode({**query, '$skiptoken': end})}"
+        return {"value": found[start:end], **({"nextLink": link} if end < len(found) else {})}
 
     def _resource_row(self, request: Request, one: AzureResource) -> dict[str, Any]:
         place = f"/subscriptions/{self.cloud.subscription}/resourceGroups/{self._group_of(request)}"

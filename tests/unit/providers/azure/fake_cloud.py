@@ -259,7 +259,14 @@ class AzureCloud(RestCloud[AzureQuirks, AzureVm]):
         )
         self._keep(vm, bills_now=False)
         nics = properties.get("networkProfile", {}).get("networkInterfaceConfigurations") or []
-        self._belong(vm, DISK, f"{name}_OsDisk_1", body=tags, price=usd(hourly), dies=disk.get("deleteOption"))
+        self._belong(
+            vm,
+            DISK,
+            disk.get("name") or f"{name}_OsDisk_1",
+            body=tags,
+            price=usd(hourly),
+            dies=disk.get("deleteOption"),
+        )
         for nic in nics:
             own = nic["properties"]
             self._belong(vm, NIC, f"{name}-{nic['name']}", body=nic.get("tags"), dies=own.get("deleteOption"))

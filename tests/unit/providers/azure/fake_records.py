@@ -49,7 +49,7 @@ class AzureQuirks(RestQuirks):
     Attributes:
         allocates: until the operation of a launch has failed, or the machine has its host and bills.
         capacity: what an allocation without capacity fails with; `capacity_at_once` refuses the request itself.
-        price_rows, list_rows: rows of a page. `breaks_list`: the second page of a list of machines fails.
+        price_rows, list_rows, resource_rows: rows of a page. `breaks_list`: the second page of machines fails.
         cores_spot, cores: quotas of vCPU in a region.
         log_lag: so late the activity log shows what happened.
         token_lives: so long; `expires_in_says` if the answer states something else.
@@ -73,6 +73,7 @@ class AzureQuirks(RestQuirks):
     price_rows: int = 1000
     list_rows: int = 50
     breaks_list: bool = False
+    resource_rows: int = 1000
     cores_spot: int = 100_000
     cores: int = 100_000
     log_lag: timedelta = timedelta(minutes=3)
@@ -103,9 +104,13 @@ class AzureVm(RestMachine):
     notice_at: datetime | None = None
     holds_place: bool = False
     fails: RestRefusal | None = None
+    provisioning: str = ""
+    """What its last change led to, where that is not what its status says."""
 
     @property
     def provisioning_state(self) -> str:
+        if self.provisioning and self.status == "running":
+            return self.provisioning
         if self.status in ("Failed", "Deleting"):
             return self.status
         return "Creating" if self.status in ("Creating", "starting") else "Succeeded"

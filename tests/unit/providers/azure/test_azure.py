@@ -19,6 +19,7 @@ from spotd_providers.contract.errors import (
     PriceMoved,
     ProviderError,
     QuotaExceeded,
+    RateLimited,
     RequestRejected,
     Unavailable,
 )
@@ -39,6 +40,7 @@ from tests.fakes.rest import RestRefusal
 from tests.unit.providers.azure.fake import BLOB_SECRET, AzureQuirks, some_sizes
 from tests.unit.providers.azure.fake_cloud import ADDRESS, DISK, NIC
 from tests.unit.providers.azure.fake_queries import price_rows
+from tests.unit.providers.azure.fake_records import AzureResource
 from tests.unit.providers.azure.fake_schema import sku_row
 from tests.unit.providers.azure.harness import AzureHarness, open_harness, play
 from tests.unit.providers.conformance.tiers import stories
@@ -246,7 +248,18 @@ def test_an_operation_that_is_not_allowed_is_judged_by_its_sentence(
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize(("code", "leaf"), [("AllocationFailed", NoCapacity), ("ImageNotFound", RequestRejected)])
+@pytest.mark.parametrize(
+    ("code", "leaf"),
+    [
+        ("AllocationFailed", NoCapacity),
+        ("AWordOfNextYear", NoCapacity),
+        ("ImageNotFound", RequestRejected),
+        ("Conflict", Unavailable),
+        ("AnotherOperationInProgress", Unavailable),
+        ("TooManyRequests", RateLimited),
+        ("AuthorizationFailed", AuthFailed),
+    ],
+)
 def test_a_machine_that_failed_to_be_made_is_ended_before_the_launch_says_why(
     code: str, leaf: type[ProviderError], tmp_path: Path
 ) -> None:
@@ -274,6 +287,42 @@ def test_a_machine_that_fails_late_says_why_in_lists(tmp_path: Path) -> None:
         assert (one.state, one.loss) == (InstanceState.PAUSED, Loss.NO_CAPACITY)
         assert "sufficient capacity" in one.detail
         await provider.terminate(made.instance.ref)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("word", ["Failed", "Canceled", "Updating"])
+def test_a_machine_that_runs_after_an_update_that_failed_is_not_ended(word: str, tmp_path: Path) -> None:
+    async def story(h: AzureHarness, provider: AzureProvider) -> None:
+        made = [(await provider.launch(h.request(await _cheapest(h, provider)))).instance for _ in range(2)]
+        await h.settle()
+        for one in made:
+            h.vm(one.ref.instance_id).provisioning = word
+        h.cloud.quirks.refused_paths.add(f"virtualmachines/{made[1].ref.instance_id}")
+        with pytest.raises(AuthFailed):
+            await provider.instances()
+        h.cloud.quirks.refused_paths.clear()
+        listing = await provider.instances()
+        assert {(one.state, one.loss) for one in listing.instances} == {(InstanceState.RUNNING, None)}
+
+    play(tmp_path, story)
+
+
+def test_a_reason_that_cannot_be_read_costs_no_list_and_no_later_machine(tmp_path: Path) -> None:
+    async def story(h: AzureHarness, provider: AzureProvider) -> None:
+        h.cloud.quirks.allocates = timedelta(minutes=2)
+        offer = await _cheapest(h, provider)
+        h.cloud.sell_out(offer.extra["size"], offer.extra["region"])
+        failed = (await provider.launch(h.request(offer))).instance
+        other = min((await provider.offers(h.query())).offers, key=lambda one: one.extra["size"] == offer.extra["size"])
+        runs = (await provider.launch(h.request(other))).instance
+        await h.settle()
+        for refuse in (lambda: h.cloud.quirks.refused_paths.add("/operations/"), h.cloud.quirks.refused_paths.clear):
+            refuse()
+            found = {one.ref: (one.state, one.loss) for one in (await provider.instances()).instances}
+            assert found[runs.ref] == (InstanceState.RUNNING, None)
+            assert found[failed.ref][0] is InstanceState.PAUSED
+            h.cloud.operations.clear()  # they expire
 
     play(tmp_path, story)
 
@@ -355,6 +404,56 @@ def test_what_a_machine_leaves_is_deleted_after_two_sweeps_and_nothing_else(tmp_
         owners = {h.cloud.rented[str(one.vm_id)].name for one in h.cloud.resources.values() if one.vm_id}
         assert owners == {"notebook"}
         assert h.cloud.resources, "the networks stay"
+
+    play(tmp_path, story)
+
+
+def test_a_leftover_that_refuses_its_deletion_keeps_no_other_one_billed(tmp_path: Path) -> None:
+    async def story(h: AzureHarness, provider: AzureProvider) -> None:
+        h.cloud.quirks.leaves = {DISK, NIC, ADDRESS}
+        names = []
+        for _ in range(7):
+            made = await provider.launch(h.request(await _cheapest(h, provider)))
+            await h.settle()
+            await provider.terminate(made.instance.ref)
+            await h.settle()
+            names.append(made.instance.ref.instance_id)
+        refusing = sorted(names)[:6]
+        h.cloud.quirks.refused_paths |= {f"disks/{one}" for one in refusing}
+        for _ in range(4):
+            await provider.instances()
+            await h.advance(timedelta(minutes=11))
+        left = {one.name for one in h.cloud.resources.values() if one.vm_id}
+        assert left == set(refusing)
+        h.cloud.quirks.refused_paths.clear()
+        await provider.instances()
+        assert not [one for one in h.cloud.resources.values() if one.vm_id]
+
+    play(tmp_path, story)
+
+
+def test_a_disk_without_a_tag_is_known_by_its_name_and_swept_from_every_page(tmp_path: Path) -> None:
+    async def story(h: AzureHarness, provider: AzureProvider) -> None:
+        h.cloud.quirks.leaves = {DISK}
+        offer = await _cheapest(h, provider)
+        for key in ("spotd-lab.7f3a-j0b-1", "spotd-lab-j0b-2"):
+            made = await provider.launch(h.request(offer, AttemptKey(key)))
+            await h.settle()
+            await provider.terminate(made.instance.ref)
+            await h.settle()
+        for one in h.cloud.resources.values():
+            if one.vm_id:
+                one.body["tags"] = {}
+        h.cloud.quirks.resource_rows = 1
+        for name in ("spotd-labor-j0b-1", "my-disk-j0b-1"):
+            h.cloud.resources[f"{DISK}/{name}".lower()] = AzureResource(
+                kind=DISK, name=name, region="westeurope", body={"tags": {}}
+            )
+        for _ in range(2):
+            await provider.instances()
+            await h.advance(timedelta(minutes=11))
+        left = {one.name for one in h.cloud.resources.values() if one.kind == DISK}
+        assert left == {"spotd-labor-j0b-1", "my-disk-j0b-1"}
 
     play(tmp_path, story)
 

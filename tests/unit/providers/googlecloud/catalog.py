@@ -120,6 +120,7 @@ class GoogleQuirks(RestQuirks):
         waits_cut: so many waits end before their operation is done.
         capacity_by: who says that there is nothing left: the `operation`, or the `insert` itself, with 503.
         capacity_code, quota_by: likewise, and the code in the operation.
+        silent_paths: ends of paths that answer 503. `attachable`: what every zone lists as types of accelerators.
         unreachable: zones whose machines are not listed, with a warning in their place.
         page_rows: rows of one page at most.
         advice_refused: status with which both calls for advice are refused; `None` where they answer.
@@ -137,6 +138,8 @@ class GoogleQuirks(RestQuirks):
     capacity_by: str = "operation"
     capacity_code: str = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
     quota_by: str = "insert"
+    silent_paths: set[str] = field(default_factory=set)
+    attachable: tuple[str, ...] = ()
     unreachable: set[str] = field(default_factory=set)
     page_rows: int | None = None
     advice_refused: int | None = None

@@ -82,6 +82,7 @@ class GoogleApi(RestApi[GoogleCloud]):
             PROJECT + "/aggregated/disks": {"GET": self._by_zone("disks", self._disks)},
             PROJECT + "/global/images/family/{family}": {"GET": self._image},
             ZONE + "/machineTypes": {"GET": self._in_zone(self._types)},
+            ZONE + "/acceleratorTypes": {"GET": self._in_zone(self._accelerators)},
             ZONE + "/machineTypes/{name}": {"GET": self._in_zone(self._types, is_one=True)},
             ZONE + "/instances": {"GET": self._in_zone(self._instances), "POST": self._insert},
             ZONE + "/instances/{name}": {"GET": self._show, "DELETE": self._delete},
@@ -126,6 +127,12 @@ class GoogleApi(RestApi[GoogleCloud]):
         if path.startswith(COMPUTE) and project not in (self.cloud.project, IMAGE_PROJECT):
             text = f"Required 'compute.projects.get' permission for 'projects/{project}'"
             raise RestRefusal(403, text, code="forbidden")
+        if any(path.endswith(one) for one in self.cloud.quirks.silent_paths):
+            raise RestRefusal(503, "Backend error", code="backendError")
+
+    def _accelerators(self, zone: str) -> list[Row]:
+        link = self._link(f"zones/{zone}")
+        return [{"kind": "compute#acceleratorType", "name": one, "zone": link} for one in self.cloud.quirks.attachable]
 
     def _token(self, request: Request, _: Row) -> Any:
         form = request.state.form

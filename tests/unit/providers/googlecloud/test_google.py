@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from spotd_providers.contract.errors import (
     AuthFailed,
     NoCapacity,
     NotSupported,
+    OfferGone,
     OutcomeUnknown,
     PriceMoved,
     ProviderError,
@@ -30,8 +32,14 @@ from spotd_providers.contract.values import (
     Offer,
     Power,
 )
-from spotd_providers.googlecloud.catalogue import hazard_of, past_prices, score_of
-from spotd_providers.googlecloud.offers import kinds_of, offers_of
+from spotd_providers.googlecloud.catalogue import (
+    LAUNCH_PRICES_WITHIN,
+    TYPES_KEPT,
+    hazard_of,
+    past_prices,
+    score_of,
+)
+from spotd_providers.googlecloud.offers import kinds_of, offers_of, zones_of
 from spotd_providers.googlecloud.plugin import GoogleProvider
 from spotd_providers.googlecloud.prices import price_table
 from spotd_providers.googlecloud.wire import GoogleSettings, as_instance, key_in
@@ -105,6 +113,68 @@ def test_a_name_that_another_owner_has_is_no_launch_of_ours(tmp_path: Path) -> N
     play(tmp_path, story)
 
 
+def test_a_copy_of_our_labels_is_no_machine_of_ours_and_a_lost_label_makes_the_list_incomplete(tmp_path: Path) -> None:
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        key = AttemptKey(f"spotd-{h.install}.ab12-j1-1")
+        made = (await provider.launch(h.request(await _an_offer(h, provider), key))).instance
+        labels = {"spotd-install": h.install, "spotd-key": key.replace(".", "_")}
+        h.cloud.add_foreign("my-copy", labels=labels)
+        listing = await provider.instances()
+        assert [one.ref for one in listing.instances] == [made.ref]
+        assert listing.complete
+        own = h.cloud.named(key.replace(".", "-")).body["labels"]
+        del own["spotd-key"]
+        listing = await provider.instances()
+        assert (listing.instances, listing.complete) == ((), False)
+        with pytest.raises(Unavailable):
+            await provider.find(key)
+
+    play(tmp_path, story)
+
+
+def test_one_name_in_two_zones_is_two_machines(tmp_path: Path) -> None:
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        key = h.key()
+        labels = {"spotd-install": h.install, "spotd-key": key}
+        zone = h.cloud.add_foreign(key, labels=labels).zone
+        page = await provider.offers(h.query())
+        other = next(one for one in page.offers if one.gpu == "L4" and one.extra["zone"] != zone)
+        made = (await provider.launch(h.request(other, key))).instance
+        assert {one.ref.scope for one in (await provider.instances()).instances} == {zone, made.ref.scope}
+        assert len(await provider.find(key)) == 2
+
+    play(tmp_path, story)
+
+
+OPERATIONS = {
+    "INTERNAL_ERROR": Unavailable,
+    "RESOURCE_NOT_READY": Unavailable,
+    "RATE_LIMIT_EXCEEDED": RateLimited,
+    "PERMISSIONS_ERROR": AuthFailed,
+    "QUOTA_EXCEEDED": QuotaExceeded,
+    "INVALID_FIELD_VALUE": RequestRejected,
+    "A_WORD_OF_NEXT_YEAR": NoCapacity,
+}
+
+
+@pytest.mark.parametrize(("code", "leaf"), OPERATIONS.items())
+def test_the_code_of_an_operation_that_failed_decides(code: str, leaf: type[ProviderError], tmp_path: Path) -> None:
+    def place(answer: Canned) -> Canned:
+        body = json.loads(answer.body)
+        body["error"]["errors"] = [{"code": code, "message": "it did not work"}]
+        return replace(answer, body=json.dumps(body).encode())
+
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        offer = await _an_offer(h, provider)
+        h.cloud.sell_out(offer.extra["type"])
+        h.faults.edit(Call.OTHER, place)
+        with pytest.raises(leaf):
+            await provider.launch(h.request(offer))
+        assert not h.live()
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("waits_cut", [0, 3])
 def test_an_operation_that_fails_seconds_later_is_the_launchs_refusal(waits_cut: int, tmp_path: Path) -> None:
     async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
@@ -148,6 +218,11 @@ REFUSALS: dict[str, tuple[RestRefusal, type[ProviderError]]] = {
     "permission": (RestRefusal(403, "Required 'compute.instances.create' permission", code="forbidden"), AuthFailed),
     "rate": (RestRefusal(403, "Rate limit", code="rateLimitExceeded"), RateLimited),
     "user rate": (RestRefusal(403, "Rate limit", code="userRateLimitExceeded"), RateLimited),
+    "type": (RestRefusal(404, "The resource 'zones/z/machineTypes/g9' was not found", code="notFound"), OfferGone),
+    "network": (
+        RestRefusal(404, "The resource 'global/networks/x' was not found", code="notFound"),
+        RequestRejected,
+    ),
     "invalid": (RestRefusal(400, "Invalid value for field 'x'", code="invalid"), RequestRejected),
     "backend": (RestRefusal(503, "Backend error", code="backendError"), OutcomeUnknown),
     "internal": (RestRefusal(500, "Internal", code="internalError"), OutcomeUnknown),
@@ -193,6 +268,67 @@ def test_the_price_list_is_read_again_before_a_launch(tmp_path: Path) -> None:
         assert h.launch_calls() == 0
 
     play(tmp_path, story)
+
+
+def test_a_launch_is_judged_by_prices_of_the_last_minutes(tmp_path: Path) -> None:
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        offer = await _an_offer(h, provider)
+        h.cloud.raise_price(offer.extra["type"], 1.01)
+        await h.advance(LAUNCH_PRICES_WITHIN)
+        with pytest.raises(PriceMoved):
+            await provider.launch(h.request(offer))
+        assert h.launch_calls() == 0
+
+    play(tmp_path, story)
+
+
+def test_a_zone_that_does_not_answer_says_nothing_of_what_it_sells(tmp_path: Path) -> None:
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        offer = await _an_offer(h, provider)
+        h.fake_clock.advance(TYPES_KEPT)
+        h.cloud.quirks.silent_paths = {f"/zones/{offer.extra['zone']}/machineTypes"}
+        with pytest.raises(Unavailable, match="does not say whether"):
+            await provider.launch(h.request(offer))
+        h.cloud.quirks.silent_paths = set()
+        h.cloud.kinds.pop(offer.extra["type"])
+        h.fake_clock.advance(TYPES_KEPT)
+        with pytest.raises(OfferGone):
+            await provider.launch(h.request(offer))
+
+    play(tmp_path, story)
+
+
+def test_accelerators_that_are_not_listed_once_are_not_missing_for_hours(tmp_path: Path) -> None:
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        h.cloud.quirks.silent_paths = {"/zones/us-central1-a/acceleratorTypes"}
+        page = await provider.offers(h.query())
+        assert not page.complete
+        assert not [one for one in page.offers if one.extra["zone"] == "us-central1-a"]
+        h.cloud.quirks.silent_paths = set()
+        page = await provider.offers(h.query())
+        assert page.complete
+        assert [one for one in page.offers if one.extra["zone"] == "us-central1-a"]
+
+    play(tmp_path, story, machine_types=("n1-*", "g2-*"))
+
+
+@pytest.mark.parametrize(
+    ("zones", "found", "whole"),
+    [
+        (["https://x/zones/us-central1-a"], ["us-central1-a"], True),
+        (["https://x/zones/us-central1-a", 7], ["us-central1-a"], False),
+        ("us-central1-a", [], False),
+        (None, [], False),
+        ([], [], False),
+        ([f"us-central1-{n}" for n in range(21)], 20, False),
+    ],
+)
+def test_odd_zones_of_a_region_are_not_all_that_there_are(zones: Any, found: Any, whole: bool) -> None:
+    name, read, is_whole = zones_of({"name": "us-central1", "zones": zones}, GoogleSettings())
+    assert (name, is_whole) == ("us-central1", whole)
+    assert read == found or len(read) == found
+    assert zones_of({"name": "mars-east1", "zones": zones}, GoogleSettings()) == ("", [], True)
+    assert zones_of({"name": 7, "zones": zones}, GoogleSettings()) == ("", [], False)
 
 
 def test_the_script_of_a_second_boot_ends_the_machine(tmp_path: Path) -> None:
@@ -431,7 +567,7 @@ def judge(skus: Any, types: Any, raw: Any, past: Any) -> None:
         assert type(offer.storage_fixed) is int
         if skus == SKUS and offer.extra["type"] in whole and offer.gpu_count in (1, 2):
             assert 10**5 < offer.gpu_price < 10**7
-    label, row = key_in(read(raw)), read(raw)
+    label, row = key_in(read(raw), "lab"), read(raw)
     found = as_instance(row, AttemptKey("spotd-lab-j0b-1"), notice=lambda _: None)
     if row.get("name") == MACHINE["name"] and row.get("zone") == MACHINE["zone"]:
         assert found is not None
