@@ -257,7 +257,7 @@ class MachineVerdicts:
     def _is_given_up(self, item: Attempt, row: VerdictRow) -> bool:
         """Whether a held machine was waited for longer than its provider may take to answer, and does not.
 
-        One that is not in the config any more is asked by nobody.
+        One that is not in the config any more is not asked.
         """
         held_since, readings, name = item.bidding.held_since, self._market.readings, item.provider
         if row.lapses is None or Need.READINGS in row.needs or held_since is None or readings is None:
