@@ -223,7 +223,7 @@ def label_of(key: str) -> str:
 def key_in(raw: Any, install: str) -> str | None:
     """Return the key in a row's label if its name is that key's: a copy of our labels makes no machine ours.
 
-    A row without such a label is a stranger's, by its name; `None` for one that may be anybody's, or is named as ours.
+    A row without such a label is not ours, by its name; `None` for one that may be anybody's, or is named as ours.
     """
     labels = raw.get("labels") if isinstance(raw, dict) else None
     if not isinstance(raw, dict) or not isinstance(labels, dict | None) or not isinstance(raw.get("name"), str):
