@@ -108,7 +108,9 @@ class AzureProvider(CausedEnds):
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every size with a GPU in the regions of the settings, for each market that is asked about."""
-        return await self._market.offers(query)
+        page = await self._market.offers(query)
+        self._note_prices(page.offers, "size")
+        return page
 
     def _at(self, path: str) -> str:
         return self._settings.at(path)
@@ -125,7 +127,10 @@ class AzureProvider(CausedEnds):
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
         row = row_or_none(AzureVmRow, raw)
-        return None if row is None else wire.as_instance(row, key)
+        if row is None:
+            return None
+        size = None if row.properties is None else row.properties.size
+        return self._priced(wire.as_instance(row, key), size, raw.get("location"))
 
     async def _page(self, token: str | None) -> Page:
         return await self._market.list_page(token or self._at(self.list_path), f"the list of {self.machine}s")

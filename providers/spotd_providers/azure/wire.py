@@ -167,6 +167,7 @@ class _Properties(Row):
     provisioning: Annotated[str | None, Lenient, Field(validation_alias="provisioningState")] = None
     priority: Annotated[str | None, Lenient] = None
     created_at: Annotated[Instant | None, Lenient, Field(validation_alias="timeCreated")] = None
+    size: Annotated[str | None, Lenient, Field(validation_alias=AliasPath("hardwareProfile", "vmSize"))] = None
     statuses: Annotated[list[Any] | None, Lenient, Field(validation_alias=AliasPath("instanceView", "statuses"))] = None
 
     def said(self, kind: str) -> tuple[str, str]:

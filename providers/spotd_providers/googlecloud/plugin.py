@@ -135,6 +135,7 @@ class GoogleProvider(CausedEnds):
             image_gb=await self._catalogue.image_gb.get(),
             scores=self._catalogue.scores,
         )
+        self._note_prices((one for one in offers if "accelerator" not in one.extra), "type")
         return OfferPage(offers=tuple(offers), rejected=listed_reasons([*odd, *bad]), complete=whole, at=at)
 
     async def price_history(self, since: datetime, *, after: str) -> PriceHistoryPage:
@@ -152,7 +153,12 @@ class GoogleProvider(CausedEnds):
         return key_in(raw, self._services.install)
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
-        return as_instance(raw, key, notice=self._notice_of)
+        instance = as_instance(raw, key, notice=self._notice_of)
+        if instance is None or not isinstance(raw, dict):
+            return instance
+        kind, place = (str(raw.get(name)).rpartition("/")[2] for name in ("machineType", "zone"))
+        is_attached = kind.startswith("n1-")  # the price of its GPUs is none of the type's
+        return instance if is_attached else self._priced(instance, kind, place)
 
     def _notice_of(self, name: str) -> datetime | None:
         """Return since when a machine that we did not end is seen to go away."""

@@ -1,4 +1,4 @@
-"""A market of virtual machines that forgets a machine at its end, and keeps a log of why it went.
+"""A market of virtual machines at list price that forgets a machine at its end, and keeps a log of why it went.
 
 A list shows such a machine for an hour more, as gone and with the cause, once its own page says that it does not exist.
 """
@@ -6,7 +6,7 @@ A list shows such a machine for an hour more, as gone and with the cause, once i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -22,6 +22,9 @@ from spotd_providers.contract.values import (
     InstanceState,
     Listing,
     Loss,
+    Market,
+    MicroUsdPerHour,
+    Offer,
     Power,
 )
 from spotd_providers.kit.rest import RestClient
@@ -43,6 +46,22 @@ class CausedEnds(VmMarket):
         self._scopes: dict[InstanceId, str] = {}
         self._causes: dict[InstanceId, Loss | None] = {}
         self._gone: dict[InstanceId, Instance] = {}
+        self._spot_prices: dict[tuple[str, str], MicroUsdPerHour] = {}
+
+    def _note_prices(self, offers: Iterable[Offer], kind: str) -> None:
+        """Keep what machines cost on the spot market, by what `extra` calls their type, and their place.
+
+        A list price holds for what runs, too, and no row of a machine states it.
+        """
+        for offer in offers:
+            if offer.market is Market.SPOT:
+                self._spot_prices[offer.extra[kind].lower(), offer.region.lower()] = offer.gpu_price
+
+    def _priced(self, instance: Instance, kind: object, place: object) -> Instance:
+        """Return a spot machine with its price by the newest list, where that is known."""
+        if instance.market is not Market.SPOT or not isinstance(kind, str) or not isinstance(place, str):
+            return instance
+        return replace(instance, price=self._spot_prices.get((kind.lower(), place.lower().replace(" ", ""))))
 
     @abstractmethod
     async def _ask_cause(self, ref: InstanceRef) -> Loss | None:

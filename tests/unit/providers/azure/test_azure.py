@@ -30,6 +30,7 @@ from spotd_providers.contract.values import (
     InstanceState,
     Loss,
     Market,
+    MicroUsdPerHour,
     Offer,
     OfferQuery,
 )
@@ -317,8 +318,8 @@ def test_a_reason_that_cannot_be_read_costs_no_list_and_no_later_machine(tmp_pat
         other = min((await provider.offers(h.query())).offers, key=lambda one: one.extra["size"] == offer.extra["size"])
         runs = (await provider.launch(h.request(other))).instance
         await h.settle()
-        for refuse in (lambda: h.cloud.quirks.refused_paths.add("/operations/"), h.cloud.quirks.refused_paths.clear):
-            refuse()
+        for refused in ({"/operations/"}, set[str]()):
+            h.cloud.quirks.refused_paths = refused
             found = {one.ref: (one.state, one.loss) for one in (await provider.instances()).instances}
             assert found[runs.ref] == (InstanceState.RUNNING, None)
             assert found[failed.ref][0] is InstanceState.PAUSED
@@ -334,6 +335,20 @@ def test_an_on_demand_machine_is_not_bought_at_a_price_that_rose(tmp_path: Path)
         with pytest.raises(PriceMoved):
             await provider.launch(h.request(offer))
         assert h.launch_calls() == 0
+
+    play(tmp_path, story)
+
+
+def test_a_spot_machine_that_runs_costs_what_the_newest_list_says(tmp_path: Path) -> None:
+    async def story(h: AzureHarness, provider: AzureProvider) -> None:
+        offer = await _cheapest(h, provider)
+        await provider.launch(h.request(offer, price_max=MicroUsdPerHour(2 * offer.gpu_price)))
+        [one] = (await provider.instances()).instances
+        assert one.price == offer.gpu_price
+        h.raise_price(offer, 1.5)
+        await provider.offers(h.query())
+        [one] = (await provider.instances()).instances
+        assert one.price == pytest.approx(1.5 * offer.gpu_price, abs=2)
 
     play(tmp_path, story)
 

@@ -282,6 +282,28 @@ def test_a_launch_is_judged_by_prices_of_the_last_minutes(tmp_path: Path) -> Non
     play(tmp_path, story)
 
 
+def test_a_spot_machine_that_runs_costs_what_the_newest_list_says(tmp_path: Path) -> None:
+    """Else a price that doubles is booked at half, and no ceiling sees it."""
+
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        offers = [await _an_offer(h, provider, market) for market in (Market.SPOT, Market.ON_DEMAND)]
+        keys = [(await provider.launch(h.request(one))).instance.key for one in offers]
+        h.raise_price(offers[0])
+        prices = {one.key: one.price for one in (await provider.instances()).instances}
+        assert prices == {keys[0]: offers[0].gpu_price, keys[1]: None}
+        await provider.offers(h.query())
+        prices = {one.key: one.price for one in (await provider.instances()).instances}
+        assert prices[keys[0]] == pytest.approx(2 * offers[0].gpu_price, abs=2)
+        row = {"name": "n", "machineType": "zones/z/machineTypes/n1-standard-4", "zone": "zones/z", "status": "RUNNING",
+               "scheduling": {"provisioningModel": "SPOT"}}  # fmt: skip
+        provider._spot_prices["n1-standard-4", "z"] = MicroUsdPerHour(1)
+        attached = provider._machine(row, AttemptKey(keys[0]))
+        assert attached is not None
+        assert attached.price is None, "its GPUs are attached to it, and are no part of the price of its type"
+
+    play(tmp_path, story)
+
+
 def test_a_zone_that_does_not_answer_says_nothing_of_what_it_sells(tmp_path: Path) -> None:
     async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
         offer = await _an_offer(h, provider)
