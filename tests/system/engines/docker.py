@@ -38,7 +38,7 @@ http: {{addr: "127.0.0.1:{port}"}}
 
 
 class NotHere(Exception):
-    """The engine, or the registry, does not start on this machine."""
+    """The engine, the registry or a container does not start on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,12 @@ def serve_docker(folder: Path) -> Iterator[Docker]:
         ),
     ):
         _image(folder / "image.tar")
-        made.run("import", str(folder / "image.tar"), made.image)
-        made.run("push", made.image)
+        try:
+            made.run("import", str(folder / "image.tar"), made.image)
+            made.run("push", made.image)
+            made.run("run", "--rm", "--network", "host", "--entrypoint", "/bin/sh", made.image, "-c", ":")
+        except (RuntimeError, subprocess.TimeoutExpired) as exc:
+            raise NotHere(f"the engine starts, and no container can: {exc}") from exc
         made.run("rmi", made.image)
         try:
             yield made
