@@ -10,7 +10,7 @@ from fractions import Fraction
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from spotd_jobs.spec import units
@@ -239,6 +239,11 @@ def _problem(detail: ErrorDetails, path: Sequence[str], model: type[BaseModel]) 
         return Problem(key=key, message=message, hint=hint or _SEE)
     if detail["type"] in ("literal_error", "enum"):
         return Problem(key=key, message=f"must be one of {context['expected']}", hint=_SEE)
+    if detail["type"] == "too_short":
+        message = f"has fewer entries than the {context['min_length']} that it needs"
+        return Problem(key=key, message=message, hint=_SEE)
+    if detail["type"] == "too_long":
+        return Problem(key=key, message=f"has more entries than {context['max_length']}", hint=_SEE)
     reason = detail["msg"].replace("Input should", "must", 1)
     message = _KINDS.get(detail["type"], reason[:1].lower() + reason[1:])
     return Problem(key=key, message=message, hint=_hint_for(model, detail["loc"]))
@@ -246,7 +251,8 @@ def _problem(detail: ErrorDetails, path: Sequence[str], model: type[BaseModel]) 
 
 def _hint_for(model: type[BaseModel], place: Sequence[str | int]) -> str:
     field = model.model_fields.get(str(place[0])) if len(place) == 1 else None
-    default = None if field is None else field.default
+    is_kept_otherwise = field is not None and any(isinstance(one, PlainSerializer) for one in field.metadata)
+    default = None if field is None or is_kept_otherwise else field.default  # dollars are kept as micro-dollars
     if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
         return f"the default is {default}"
     return _SEE
