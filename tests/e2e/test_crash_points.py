@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,9 @@ SCALE = 60.0
 RECONCILE = timedelta(minutes=3)
 WAITS = timedelta(minutes=15)
 """How long the machine of a job that is done waits for the next one."""
-HOSTS = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(12))
+ALONE = {"gpu": ["RTX_3090:1"], "disk": "10GB"}
+"""What one host has: a story that needs this machine and no other gets it whatever the stories before it did."""
+HOSTS = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(12)) + host("alone", 0.20, gpu="RTX_3090")
 SECRET = "hunter2-hunter2"
 
 P = CrashPoint
@@ -162,10 +165,12 @@ def launch_lost(scene: Scene) -> str:
 
 def taken_over(scene: Scene) -> str:
     """A job is done, and its machine goes on with the next one."""
-    lender = scene.person.submit(f"{scene.name}-lender", scene.once("true"), reuse=True)
+    changes: dict[str, Any] = {"reuse": True, "resources": ALONE}
+    lender = scene.person.submit(f"{scene.name}-lender", scene.once("true"), **changes)
     scene.person.sees_state(lender, "SUCCEEDED")
     scene.arm()
-    heir = scene.person.submit(scene.name, f"echo heir >> {scene.folder / 'runs'}", reuse=True)
+    # A cheaper host that comes back meanwhile would be bought instead, and rightly.
+    heir = scene.person.submit(scene.name, f"echo heir >> {scene.folder / 'runs'}", **changes)
     scene.person.sees_the_end(heir, "SUCCEEDED")
     kinds = [event["kind"] for event in scene.lab.events(lender)]
     assert "machine.handed_over" in kinds, kinds
