@@ -52,7 +52,15 @@ _ATTACHED: Final = {
     "nvidia-tesla-v100": tuple((n, 12 * n, 78 * n) for n in (1, 2, 4, 8)),
 }
 """How many GPUs may be attached to a type of N1, with the most vCPUs and GB of memory that it may have then."""
-_SSD_GB: Final = {"a2-ultragpu": 375, "a3-highgpu": 750, "a3-megagpu": 750}
+_SSD_GB: Final = {
+    "a2-highgpu": 0,
+    "a2-megagpu": 0,
+    "a2-ultragpu": 375,
+    "a3-highgpu": 750,
+    "a3-megagpu": 750,
+    "g2-standard": 0,
+    "g4-standard": 0,
+}
 """GB of local SSD for each GPU that come with a type and are billed, where the type does not state them."""
 _FAMILIES: Final = {"a3-megagpu": "a3plus", "a3-ultragpu": "a3ultra"}
 _SPOT_ONLY: Final = ("a4x-*", "a4-*", "a3-ultragpu-*", "a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
@@ -163,6 +171,8 @@ def _why_not(row: MachineTypeRow) -> str:
         return "several kinds of accelerators in one machine"
     if any(one.guestAcceleratorType.endswith("-vws") for one in row.accelerators):
         return "a workstation's GPU with a licence of its own"
+    if row.accelerators and row.bundledLocalSsds is None and row.name.rpartition("-")[0] not in _SSD_GB:
+        return "Google does not say how much local SSD comes with the type, which is billed"
     return ""
 
 

@@ -102,7 +102,7 @@ def some_kinds() -> list[Kind]:
         Kind(name="a3-highgpu-8g", cpus=208, memory_mb=1_916_928, gpus=8, ssd_gb=6000, free=both),
         Kind(name="a3-highgpu-1g", cpus=26, memory_mb=239_616, gpus=1, ssd_gb=750, free=spot),
         Kind(name="a3-megagpu-8g", cpus=208, memory_mb=1_916_928, gpus=8, ssd_gb=6000, free={(us, False): 2}),
-        Kind(name="a4-highgpu-8g", cpus=224, memory_mb=4_063_232, gpus=8, free={(us, True): 2}),
+        Kind(name="a4-highgpu-8g", cpus=224, memory_mb=4_063_232, gpus=8, ssd_gb=12_000, free={(us, True): 2}),
         Kind(name="g2-standard-4", cpus=4, memory_mb=16_384, gpus=1, free=both),
         Kind(name="g2-standard-24", cpus=24, memory_mb=98_304, gpus=2, free=both),
         Kind(name="n1-standard-8", cpus=8, memory_mb=30_720, free=both),

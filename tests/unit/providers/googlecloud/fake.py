@@ -198,6 +198,8 @@ class GoogleApi(RestApi[GoogleCloud]):
             if kind.gpus:
                 gpu = self.cloud.families[kind.family].gpu_type
                 row["accelerators"] = [{"guestAcceleratorType": gpu, "guestAcceleratorCount": kind.gpus}]
+            if kind.ssd_gb:
+                row["bundledLocalSsds"] = {"defaultInterface": "NVME", "partitionCount": kind.ssd_gb // 375}
             if kind.is_deprecated:
                 row["deprecated"] = {"state": "DEPRECATED"}
             rows.append(edited(row, self.cloud.quirks.edit_offer.get(kind.name, {})))

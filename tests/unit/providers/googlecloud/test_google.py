@@ -539,6 +539,37 @@ def test_gpus_are_attached_to_n1_where_google_lists_them() -> None:
     assert kinds_of([TYPE], "us-central1-a", frozenset(), settings) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("name", "accelerator", "stated", "ssd_gb"),
+    [
+        ("a4-highgpu-8g", "nvidia-b200", {"partitionCount": 32}, 12_000),
+        ("a4-highgpu-8g", "nvidia-b200", {"partitionCount": 0}, 0),
+        ("a4-highgpu-8g", "nvidia-b200", None, None),
+        ("a4-highgpu-8g", "nvidia-b200", {"partitionCount": "32 of them"}, None),
+        ("a3-ultragpu-8g", "nvidia-h200-141gb", None, None),
+        ("a3-ultragpu-8g", "nvidia-h200-141gb", {"partitionCount": 32}, 12_000),
+        ("a3-highgpu-8g", "nvidia-h100-80gb", None, 6_000),
+        ("g2-standard-96", "nvidia-l4", None, 0),
+    ],
+)
+def test_a_type_whose_local_ssd_is_not_known_is_not_offered_without_it(
+    name: str, accelerator: str, stated: Any, ssd_gb: int | None
+) -> None:
+    row: dict[str, Any] = {
+        "name": name, "guestCpus": 8, "memoryMb": 8_192,
+        "accelerators": [{"guestAcceleratorType": accelerator, "guestAcceleratorCount": 8}],
+    }  # fmt: skip
+    if stated is not None:
+        row["bundledLocalSsds"] = stated
+    kinds, rejected = kinds_of([row], "us-central1-a", frozenset(), GoogleSettings())
+    if ssd_gb is None:
+        assert kinds == []
+        assert ["local SSD" in one.reason for one in rejected] == [True]
+    else:
+        found = {part: count for part, count, _ in kinds[0].parts(price_table([], REGIONS))}
+        assert found.get("local ssd", 0) == ssd_gb
+
+
 def test_check_names_image_quotas_and_the_log_of_operations(tmp_path: Path) -> None:
     async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
         lines = {one.name: one for one in await provider.check()}
