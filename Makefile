@@ -62,7 +62,7 @@ frameworks: $(VENV)/.frameworks ## real checkpoints of real training frameworks,
 	@$(BIN)/python -m pytest --timeout=1800 tests/integration/frameworks $(ARGS)
 
 # Each client lives in an environment of its own in the user's cache: dstack wants other versions of what we use.
-clients: $(VENV)/.dev ## drive other people's clients against the fake clouds (installs azure-mgmt-compute, dstack, prime, vastai and verda)
+clients: $(VENV)/.dev ## drive other people's clients against the fake clouds (installs azure-mgmt-compute, dstack, openstacksdk, prime, vastai and verda)
 	@$(BIN)/python -m pytest --timeout=1800 tests/unit/providers/*/test_*_client.py $(ARGS)
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run

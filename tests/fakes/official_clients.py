@@ -31,6 +31,7 @@ class Client:
 DSTACK: Final = Client(package="dstack", version="0.22.5", also=("httpx==0.28.1",), install_seconds_max=600)
 """With the clients that it has written for itself and rents real machines with; and with gpuhunt."""
 PRIME: Final = Client(package="prime", version="0.18.0")
+OPENSTACK: Final = Client(package="openstacksdk", version="4.22.0")
 VERDA: Final = Client(package="verda", version="1.25.0")
 AZURE: Final = Client(package="azure-mgmt-compute", version="39.0.0")
 VASTAI: Final = Client(package="vastai", version="1.9.1")

@@ -236,18 +236,20 @@ class TokenSource(Protocol):
 
 
 class _ChangingToken(httpx.Auth):
-    """A bearer token that runs out. A request that is refused for it was not carried out, so it is sent once more."""
+    """A token that runs out. A request that is refused for it was not carried out, so it is sent once more."""
 
-    def __init__(self, tokens: TokenSource) -> None:
+    def __init__(self, tokens: TokenSource, header: str) -> None:
         self._tokens = tokens
+        self._header = header
+        self._before = "Bearer " if header == "authorization" else ""
 
     async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
         token = await self._tokens(refused=False)
         if token:
-            request.headers["authorization"] = f"Bearer {token}"
+            request.headers[self._header] = f"{self._before}{token}"
         answer = yield request
         if token and answer.status_code == 401:
-            request.headers["authorization"] = f"Bearer {await self._tokens(refused=True)}"
+            request.headers[self._header] = f"{self._before}{await self._tokens(refused=True)}"
             yield request
 
 
@@ -259,6 +261,7 @@ async def open_http(
     timeout_s: float = 20.0,
     tls: ssl.SSLContext | None = None,
     tokens: TokenSource | None = None,
+    key_header: str = "authorization",
 ) -> AsyncIterator[Http]:
     """Open a client for one base URL; `headers` (keys included) go with every request.
 
@@ -266,14 +269,15 @@ async def open_http(
 
     Args:
         tls: for a server whose authority is not one that everybody knows, or that asks for a certificate.
-        tokens: where the key is a bearer token that changes.
+        tokens: where the key is a token that changes.
+        key_header: what it travels in; it is a bearer token in the usual one.
     """
     async with httpx.AsyncClient(
         base_url=base_url,
         headers={"user-agent": USER_AGENT, "accept-encoding": "gzip", **(headers or {})},
         timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
         limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
-        auth=None if tokens is None else _ChangingToken(tokens),
+        auth=None if tokens is None else _ChangingToken(tokens, key_header),
         verify=_tls_context() if tls is None else tls,
         trust_env=httpx.URL(base_url).host not in ("127.0.0.1", "localhost", "::1"),
     ) as client:

@@ -1,0 +1,1 @@
+"""Any OpenStack cloud, as OVHcloud: servers at the prices that your own config states."""

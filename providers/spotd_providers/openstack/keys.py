@@ -1,0 +1,207 @@
+"""The way into an OpenStack cloud: tokens of Keystone, the catalogue that comes with them, and Nova's microversion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from random import Random
+from typing import Any, Final, Unpack
+
+import anyio
+
+from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
+from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import AttemptKey
+from spotd_providers.kit.boundary import safe_base_url
+from spotd_providers.kit.calls import Rest
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
+from spotd_providers.kit.oauth import TOKEN_LIFE_MAX, TOKEN_MARGIN
+from spotd_providers.kit.rest import RestClient
+from spotd_providers.kit.shapes import decode_or_none, is_small, parse_instant
+from spotd_providers.kit.text import quote_safely
+from spotd_providers.openstack.wire import DIALECT, WHO, OpenstackSettings
+
+SERVICES: Final = {
+    "compute": ("compute",),
+    "image": ("image",),
+    "network": ("network",),
+    "volume": ("block-storage", "volumev3", "volume"),
+}
+"""First parts of our paths, with the types that a catalogue may call them."""
+ROWS_MAX: Final = 500
+VERSION_KEPT: Final = timedelta(hours=6)
+OLDEST: Final = (2, 1)
+WANTED: Final = (2, 74)
+"""The newest version whose answers are known; a cloud that knows less gets its own newest."""
+_ROOT: Final = re.compile(r"(.*?/v2(?:\.\d+)?)(?:/.*)?")
+_NUMBER: Final = re.compile(r"2\.(\d{1,3})")
+
+
+class Keystone:
+    """Tokens for an application credential or a password, and where the services of one region answer."""
+
+    def __init__(self, http: Http, settings: OpenstackSettings, secret: str, clock: Clock) -> None:
+        self._http, self._settings, self._secret, self._clock = http, settings, secret, clock
+        self._token = ""
+        self._left = Rest(clock)
+        self._one = anyio.Lock()
+        self._urls: dict[str, str] = {}
+        self.region = settings.region
+        self.project = settings.project_id
+        self.credential = settings.credential_id
+
+    async def __call__(self, *, refused: bool) -> str:
+        before = self._token
+        async with self._one:
+            if not self._token or self._left.left() <= timedelta(0) or (refused and self._token == before):
+                await self._log_in()
+            return self._token
+
+    async def url(self, service: str) -> str:
+        """Return where a service answers, without a slash at its end.
+
+        Raises:
+            AuthFailed, Unavailable: there is no token, or the catalogue does not hold the service.
+        """
+        await self(refused=False)
+        if service not in self._urls:
+            raise Unavailable(f"{WHO}'s catalogue names no {service} service in region {self.region or '?'}")
+        return self._urls[service]
+
+    def has(self, service: str) -> bool:
+        """Whether the newest catalogue names a service."""
+        return service in self._urls
+
+    def _body(self) -> Mapping[str, Any]:
+        settings = self._settings
+        if settings.credential_id:
+            said = {"id": settings.credential_id, "secret": self._secret}
+            return {"auth": {"identity": {"methods": ["application_credential"], "application_credential": said}}}
+        user = {"name": settings.username, "domain": {"name": settings.domain}, "password": self._secret}
+        identity = {"methods": ["password"], "password": {"user": user}}
+        return {"auth": {"identity": identity, "scope": {"project": {"id": settings.project_id}}}}
+
+    async def _log_in(self) -> None:
+        try:
+            answer = await self._http.send("POST", "/v3/auth/tokens", json_body=self._body())
+        except AnswerLost as exc:
+            raise Unavailable(f"{WHO}'s answer to a request for a token was lost") from exc
+        body = decode_or_none(answer.body, who=WHO)
+        if answer.status in (400, 401, 403) and isinstance(body, dict) and "error" in body:
+            raise AuthFailed(f"{WHO} refused the credential ({answer.status})")
+        token = answer.headers.get("x-subject-token", "") if answer.status in (200, 201) else ""
+        said = body.get("token") if isinstance(body, dict) else None
+        if not token or not token.isascii() or not token.isprintable() or not isinstance(said, dict):
+            raise Unavailable(f"{WHO} answered {answer.status} to a request for a token, and no token")
+        self._urls = self._endpoints(said.get("catalog"))
+        project = said.get("project")
+        if isinstance(project, dict) and isinstance(project.get("id"), str):
+            self.project = project["id"]
+        self._token, self._left = token, Rest(self._clock)
+        span = self._life(said.get("expires_at"))
+        self._left.take(span - min(TOKEN_MARGIN, span / 4))
+
+    def _life(self, expires: Any) -> timedelta:
+        """Return how long a token holds; one that does not say so is kept for minutes."""
+        try:
+            span = parse_instant(expires) - self._clock.now()
+        except (ValueError, OverflowError):
+            return TOKEN_MARGIN * 2
+        return min(span, TOKEN_LIFE_MAX) if span > timedelta(0) else TOKEN_MARGIN * 2
+
+    def _endpoints(self, catalog: Any) -> dict[str, str]:
+        """Return the public endpoints of the region; a token is sent to none that would show it to others.
+
+        Raises:
+            Unavailable: no region is named where there are several, or the catalogue does not hold the one that is.
+        """
+        rows = [row for row in catalog[:ROWS_MAX] if isinstance(row, dict)] if isinstance(catalog, list) else []
+        found: dict[tuple[str, str], str] = {}
+        for row in rows:
+            ends = row.get("endpoints")
+            for end in ends[:ROWS_MAX] if isinstance(ends, list) else ():
+                if not is_small(end) or not isinstance(end, dict) or end.get("interface") != "public":
+                    continue
+                place, url = end.get("region_id", end.get("region")), end.get("url")
+                if isinstance(place, str) and isinstance(url, str) and isinstance(row.get("type"), str):
+                    found.setdefault((row["type"], place), url)
+        places = sorted({place for kind, place in found if kind == "compute"})
+        self.region = self._settings.region or (places[0] if len(places) == 1 else "")
+        if self.region not in places:
+            some = quote_safely(", ".join(places[:20])) or "none"
+            raise Unavailable(f"name one of the cloud's regions in providers.openstack.region: it has {some}")
+        urls: dict[str, str] = {}
+        for service, kinds in SERVICES.items():
+            url = next((found[kind, self.region] for kind in kinds if (kind, self.region) in found), None)
+            if url is None:
+                continue
+            try:
+                urls[service] = safe_base_url(url, example="https://...")
+            except ValueError as exc:
+                raise Unavailable(f"{WHO}'s catalogue names an address for {service} that is not safe") from exc
+        return urls
+
+
+class OpenstackClient(RestClient):
+    """Calls whose path begins with the service that is meant, as `/compute/servers`."""
+
+    def __init__(self, http: Http, keys: Keystone, *, clock: Clock, rng: Random) -> None:
+        super().__init__(http, DIALECT, clock=clock, rng=rng)
+        self.keys = keys
+        self._version: tuple[int, int] | None = None
+        self._version_kept = Rest(clock)
+
+    async def send(self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
+        url, headers = await self._place(path)
+        options["headers"] = {**(options.get("headers") or {}), **headers}
+        return await super().send(method, url, what=what, **options)
+
+    async def send_purchase(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        key: AttemptKey,
+        headers: Mapping[str, str] | None = None,
+    ) -> HttpAnswer:
+        url, more = await self._place(path)
+        return await super().send_purchase(method, url, body, key=key, headers={**(headers or {}), **more})
+
+    async def version(self) -> tuple[int, int]:
+        """Return the version of Nova's API that requests ask for: the newest that both know."""
+        if self._version is None or self._version_kept.left() <= timedelta(0):
+            url = await self.keys.url("compute")
+            root = _ROOT.fullmatch(url)
+            answer = await self._http.read("GET", f"{root[1] if root else url}/")
+            body = decode_or_none(answer.body, who=WHO)
+            said = body.get("version") if isinstance(body, dict) and answer.status == 200 else None
+            number = _NUMBER.fullmatch(str(said.get("version"))) if isinstance(said, dict) else None
+            if number is None and answer.status >= 500:
+                raise Unavailable(f"{WHO} answered {answer.status} to the question for its version")
+            self._version = OLDEST if number is None else min(WANTED, (2, max(1, int(number[1]))))
+            self._version_kept.take(VERSION_KEPT)
+        return self._version
+
+    async def _place(self, path: str) -> tuple[str, Mapping[str, str]]:
+        _, service, rest = path.split("/", 2)
+        url = await self.keys.url(service)
+        if service != "compute":
+            return f"{url}/{rest}", {}
+        major, minor = await self.version()
+        number = f"{major}.{minor}"
+        return f"{url}/{rest}", {
+            "openstack-api-version": f"compute {number}",
+            "x-openstack-nova-api-version": number,
+        }
+
+
+async def account_of(keys: Keystone) -> str:
+    """Return project and region: another one's list proves nothing of ours."""
+    try:
+        await keys(refused=False)
+    except ProviderError:
+        if not keys.project or not keys.region:
+            raise
+    return f"{keys.project or keys.credential} in {keys.region}"
