@@ -291,7 +291,8 @@ def test_the_doctor_names_a_wrong_setting(more: dict[str, Any], line: str, text:
     play(tmp_path, story, **more)
 
 
-def test_a_named_network_and_a_key_pair_are_in_the_launch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("newest_known", ["2.1", "2.96"])
+def test_a_named_network_and_a_key_pair_are_in_the_launch(newest_known: str, tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
         made = await _bought(h, provider)
         (server,) = h.cloud.rented.values()
@@ -299,7 +300,7 @@ def test_a_named_network_and_a_key_pair_are_in_the_launch(tmp_path: Path) -> Non
         address = await provider.shell(made.ref)
         assert (address.host, address.user) == ("203.0.113.21", "ubuntu")
 
-    play(tmp_path, story, network="Ext-Net", ssh_key="laptop")
+    play(tmp_path, story, OpenstackQuirks(microversion_max=newest_known), network="Ext-Net", ssh_key="laptop")
 
 
 @pytest.mark.parametrize(
@@ -399,6 +400,14 @@ def test_gpus_are_read_from_names_aliases_and_the_config() -> None:
         "gpu.big": ("L40S", 4, 4_000_000),
         "b3-8": ("CPU", 0, 50_000),
     }
+
+
+def test_a_size_that_is_no_multiple_of_its_family_is_not_guessed() -> None:
+    page = flavors_of([{**FLAVORS[0], "name": "h100-900"}]).rows
+    settings = OpenstackSettings(flavors=[{"name": "h100-900", "price": 1}])
+    offers, (odd,) = offers_of(page, settings, "GRA11")
+    assert offers == []
+    assert "does not say which GPUs" in odd.reason
 
 
 def judge(flavors: Any, raw: Any) -> None:
