@@ -382,6 +382,8 @@ class OpenstackProvider(CausedEnds):
             return f"{self._settings.network} is {await self._network()}"
 
         async def flavors() -> str:
+            if not self._settings.flavors:
+                raise Unavailable("no flavour has a price, so nothing is offered")
             page = await self.offers(OfferQuery())
             known = {*(one.offer_id for one in page.offers), *(one.offer_id for one in page.rejected)}
             if lacking := [one.name for one in self._settings.flavors if one.name not in known]:

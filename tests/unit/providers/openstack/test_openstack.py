@@ -276,6 +276,7 @@ def test_a_flavour_without_a_price_is_not_offered_and_the_doctor_says_so(tmp_pat
 @pytest.mark.parametrize(
     ("more", "line", "text"),
     [
+        ({"flavors": []}, "flavors", "no flavour has a price"),
         ({"flavors": [{"name": "h900", "price": 1}]}, "flavors", "no flavour h900"),
         ({"flavors": [{"name": "secret.gpu", "price": 1}]}, "flavors", "does not say which GPUs"),
         ({"image": "Windows"}, "image", "no active image"),
