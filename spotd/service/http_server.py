@@ -5,7 +5,9 @@ A daemon on PostgreSQL may be one of several. Nothing of its own begins before i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -56,6 +58,15 @@ def _import_uvicorn() -> None:
         sys.modules.pop("uvicorn.main", None)
 
 
+def is_failure(record: logging.LogRecord) -> bool:
+    """Whether a record of uvicorn is more than a request that the daemon's end cut short.
+
+    uvicorn writes such a request down with the traceback of a failed application, and before that how many there are.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError)
+
+
 async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
     """Answer requests until `closing` is set; those under way then get a moment to end.
 
@@ -84,6 +95,7 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
         timeout_graceful_shutdown=GRACE_S,
     )
     server = Server(config)
+    logging.getLogger("uvicorn.error").addFilter(is_failure)
     async with anyio.create_task_group() as group:
 
         async def close() -> None:
