@@ -2,16 +2,21 @@
 
 Theory. The leader is named in one row, with an epoch that grows by one each time that another process leads. The row
 has an expiry by the database's own clock; the leader moves it on every few seconds, over a connection of its own. Each
-write transaction begins by locking that row in the epoch that the process was given, FOR SHARE: a process that no
-longer leads finds no row, and a successor's UPDATE of it waits until the transaction is over. So no commit of an older
-epoch can follow one of a newer, whichever process was stopped, slept, or cut off from the database for however long.
-By its own steady clock a leader gives up after two thirds of the expiry, before a successor can begin.
+write transaction begins by an UPDATE of that row in the epoch that the process was given: a process that no longer
+leads finds no row, and a successor's UPDATE of it waits until the transaction is over. So no commit of an older epoch
+can follow one of a newer, whichever process was stopped, slept, or cut off from the database for however long. By its
+own steady clock a leader gives up after two thirds of the expiry, before a successor can begin.
+
+That UPDATE also counts the commits. A standby that is promoted, or a backup that is restored, may lack the last of
+them, while the row names the leader as before. What this process remembers is then not what the state holds: its own
+count is ahead of the row's, it stops to lead, and whichever process leads next reads everything anew.
 
 What this cannot stop is a call to a provider that is on its way as the lease ends. It follows the commit of its intent
 at once, so the successor finds an open intent and searches for the machine by its key.
 
-A commit whose answer is lost may have happened. PostgreSQL is asked by the number of the transaction what became of it;
-where that is not known in time, this process stops to lead and reads everything anew.
+A commit whose answer is lost may have happened. PostgreSQL is asked by the number of the transaction what became of it.
+A promoted standby may have given that number to another one, so the count of commits must say the same; where the two
+do not agree in time, this process stops to lead.
 
 Sources: the manual's chapters on explicit locking (row-level locks), on `pg_xact_status`, on libpq's keywords and on
 error codes.
@@ -41,7 +46,7 @@ from spotd.store.place import (
     StoreInUse,
     StoreUnsupported,
 )
-from spotd.store.tables import COUNTING_WHERE, METADATA
+from spotd.store.tables import COUNTING_WHERE, FENCE, METADATA
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -176,24 +181,33 @@ _MAKE_LEASE: Final = (
     # Two processes may come to an empty database at one moment.
     "SELECT pg_advisory_xact_lock(7305128)",
     """CREATE TABLE IF NOT EXISTS leader (id INTEGER PRIMARY KEY CHECK (id = 1), holder TEXT NOT NULL,
-    epoch BIGINT NOT NULL, expires TIMESTAMPTZ NOT NULL, words TEXT NOT NULL)""",
-    "INSERT INTO leader VALUES (1, '', 0, clock_timestamp(), '') ON CONFLICT DO NOTHING",
+    epoch BIGINT NOT NULL, expires TIMESTAMPTZ NOT NULL, words TEXT NOT NULL, commits BIGINT NOT NULL DEFAULT 0)""",
+    # ALTER TABLE locks out the leader, also where it has nothing to do.
+    """DO $$ BEGIN IF NOT EXISTS
+    (SELECT FROM pg_attribute WHERE attrelid = to_regclass('leader') AND attname = 'commits')
+    THEN ALTER TABLE leader ADD COLUMN commits BIGINT NOT NULL DEFAULT 0; END IF; END $$""",
+    # ON CONFLICT would wait for the transaction that the leader has under way.
+    "INSERT INTO leader SELECT 1, '', 0, clock_timestamp(), '' WHERE NOT EXISTS (SELECT FROM leader)",
 )
 _TAKE: Final = text(
     f"UPDATE leader SET holder = :me, epoch = epoch + 1, words = :words, "  # noqa: S608 - a constant of ours
-    f"expires = clock_timestamp() + interval '{LEASE_S} seconds' WHERE expires < clock_timestamp() RETURNING epoch"
+    f"expires = clock_timestamp() + interval '{LEASE_S} seconds' WHERE expires < clock_timestamp() "
+    "RETURNING epoch, commits"
 )
 _RENEW: Final = text(
     f"UPDATE leader SET expires = clock_timestamp() + interval '{LEASE_S} seconds' "  # noqa: S608 - as above
-    "WHERE holder = :me AND epoch = :epoch"
+    "WHERE holder = :me AND epoch = :epoch AND commits >= :commits"
 )
 _GIVE_BACK: Final = text("UPDATE leader SET expires = clock_timestamp() WHERE holder = :me AND epoch = :epoch")
 _WHO: Final = text("SELECT words, extract(epoch FROM expires - clock_timestamp()) FROM leader")
 _FENCE: Final = text(
-    "SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) FROM leader "
-    "WHERE id = 1 AND holder = :me AND epoch = :epoch FOR SHARE"
+    f"{FENCE} = commits + 1 WHERE id = 1 AND holder = :me AND epoch = :epoch "
+    "RETURNING commits, CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT)"
 )
-_FATE: Final = text("SELECT pg_xact_status(CAST(CAST(:xid AS TEXT) AS XID8))")
+_FATE: Final = text(
+    "SELECT pg_xact_status(CAST(CAST(:xid AS TEXT) AS XID8)), commits FROM leader WHERE holder = :me AND epoch = :epoch"
+)
+_BEHIND: Final = "the database lacks its last commits: a standby was promoted or a backup restored"
 
 
 def steady_s() -> float:
@@ -217,6 +231,7 @@ class Leadership:
         self._engine = open_postgres(place, statement_ms=LEASE_STATEMENT_MS)
         self._released = threading.Event()
         self._lost = ""
+        self._commits = self._xid = 0
         self._held_since = steady()
         try:
             self._epoch = self._take()
@@ -236,15 +251,16 @@ class Leadership:
                 connection.execute(text(statement))
             connection.commit()
             self._held_since = self._steady()
-            epoch = connection.execute(_TAKE, {"me": self._me, "words": words}).scalar()
-            if epoch is None:
+            taken = connection.execute(_TAKE, {"me": self._me, "words": words}).one_or_none()
+            if taken is None:
                 who, seconds = connection.execute(_WHO).one()
                 raise StoreInUse(
                     f"the state {self._place} is in use by {who}, whose lease lasts {max(0, int(seconds))} s more",
                     hint="this spotd waits and leads when that one stops",
                 )
             connection.commit()
-            return int(epoch)
+            self._commits = int(taken.commits)
+            return int(taken.epoch)
 
     @property
     def epoch(self) -> int:
@@ -265,33 +281,47 @@ class Leadership:
             hint="it stops and waits until it may lead again",
         )
 
-    def fence(self, connection: Connection) -> int:
-        """Hold the leader's row until the transaction is over; return the number of the transaction.
+    def begin(self, connection: Connection) -> None:
+        """Hold the leader's row until the transaction is over.
 
         Raises:
-            LeadershipLost: another process leads, or may.
+            LeadershipLost: another process leads, or may; or the state is not the one that this process wrote.
         """
         if self.is_lost:
             raise self.lose(self._lost)
-        xid = connection.execute(_FENCE, {"me": self._me, "epoch": self._epoch}).scalar()
-        if xid is None:
+        row = connection.execute(_FENCE, {"me": self._me, "epoch": self._epoch}).one_or_none()
+        if row is None:
             raise self.lose("another one took the lead")
-        return int(xid)
+        if row[0] != self._commits + 1:
+            raise self.lose(_BEHIND)
+        self._xid = int(row[1])
 
-    def require_committed(self, xid: int, error: exc.DBAPIError) -> None:
-        """Return when the transaction happened although its answer was lost.
+    def commit(self, connection: Connection) -> None:
+        """Commit what `begin` began.
 
         Raises:
-            Exception: ours for the error; the transaction did not happen.
             LeadershipLost: it is not known what became of it.
         """
+        try:
+            connection.commit()
+        except exc.DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            self._require_committed(error)
+        self._commits += 1
+
+    def _require_committed(self, error: exc.DBAPIError) -> None:
+        """Return when the transaction happened although its answer was lost; raise ours for the error if it did not."""
         begun = self._steady()
+        asked = {"xid": self._xid, "me": self._me, "epoch": self._epoch}
         while self._steady() - begun < FATE_S:
             with suppress(exc.DBAPIError), self._engine.connect() as connection:
-                fate = connection.execute(_FATE, {"xid": xid}).scalar()
-                if fate == "committed":
+                fate = connection.execute(_FATE, asked).one_or_none()
+                if fate is not None and fate[1] < self._commits:
+                    raise self.lose(_BEHIND) from error
+                if fate == ("committed", self._commits + 1):
                     return
-                if fate == "aborted":
+                if fate == ("aborted", self._commits):
                     raise translate_postgres(self._place, error.orig) from error
             if self._released.wait(FATE_PAUSE_S):
                 break
@@ -301,10 +331,11 @@ class Leadership:
         while not self._released.wait(RENEW_S) and not self.is_lost:
             asked = self._steady()
             with suppress(exc.DBAPIError), self._engine.connect() as connection:
-                renewed = connection.execute(_RENEW, {"me": self._me, "epoch": self._epoch}).rowcount
+                mine = {"me": self._me, "epoch": self._epoch, "commits": self._commits}
+                renewed = connection.execute(_RENEW, mine).rowcount
                 connection.commit()
                 if renewed == 0:
-                    self.lose("another one took the lead")
+                    self.lose(f"another one took the lead, or {_BEHIND}")
                 elif not self.is_lost:
                     self._held_since = asked
 
@@ -314,7 +345,9 @@ class Leadership:
             return
         self._released.set()
         self._thread.join(LEASE_STATEMENT_MS / 1000 + CONNECT_S)
-        with suppress(exc.DBAPIError), self._engine.connect() as connection:
-            connection.execute(_GIVE_BACK, {"me": self._me, "epoch": self._epoch})
-            connection.commit()
+        for _ in range(2):  # the first link may be one to a server that is gone
+            with suppress(exc.DBAPIError), self._engine.connect() as connection:
+                connection.execute(_GIVE_BACK, {"me": self._me, "epoch": self._epoch})
+                connection.commit()
+                break
         self._engine.dispose()

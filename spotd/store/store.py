@@ -392,7 +392,7 @@ class Store:
             raise InvariantBroken(NESTED)
         with self._turn.mine(), translated(self._place), self._engine.connect() as connection:
             try:
-                xid = self._begin(connection)
+                self._begin(connection)
                 self._at_point(StorePoint.BEGUN)
                 tx = Tx(self._place, connection, self._memory, self._known, self._at_point)
                 result = fn(tx)
@@ -400,7 +400,7 @@ class Store:
                 self._forget_later(changed)
                 if tx.spoiled:
                     raise InvariantBroken("a transaction went on after one of its plans was refused")
-                self._commit(connection, xid)
+                self._commit(connection)
                 # Once more: the reader may have remembered the former values in between.
                 self._forget_later(changed)
             except BaseException:
@@ -430,20 +430,18 @@ class Store:
                 with suppress(exc.DBAPIError):
                     connection.rollback()
 
-    def _begin(self, connection: Connection) -> int:
-        """Begin a transaction that writes; return its number where the database gives it one, else 0."""
-        if self._leads is not None:
-            return self._leads.fence(connection)
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        return 0
+    def _begin(self, connection: Connection) -> None:
+        """Begin a transaction that writes."""
+        if self._leads is None:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            self._leads.begin(connection)
 
-    def _commit(self, connection: Connection, xid: int) -> None:
-        try:
+    def _commit(self, connection: Connection) -> None:
+        if self._leads is None:
             connection.commit()
-        except exc.DBAPIError as error:
-            if self._leads is None or not error.connection_invalidated:
-                raise
-            self._leads.require_committed(xid, error)
+        else:
+            self._leads.commit(connection)
 
     def _forget_later(self, changed: frozenset[JobId]) -> None:
         if self._reader is not self._engine:

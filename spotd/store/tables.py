@@ -90,6 +90,8 @@ class Base(SQLModel, registry=registry(metadata=MetaData(naming_convention=_NAME
 
 
 METADATA: Final = Base.metadata
+FENCE: Final = "UPDATE leader SET commits"
+"""Begins the first statement of each transaction in PostgreSQL. It changes no row of the state."""
 
 
 def _table(

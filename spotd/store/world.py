@@ -39,6 +39,7 @@ from spotd.store.tables import (
     COOLDOWNS,
     DAY_COSTS,
     EXPERIENCE,
+    FENCE,
     IDS,
     INTENTS,
     JOBS,
@@ -171,7 +172,7 @@ class WorldMemory:
         event.listen(engine, "before_cursor_execute", self._count_write)
 
     def _count_write(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if not statement.startswith(("SELECT", "BEGIN")):
+        if not statement.startswith(("SELECT", "BEGIN", FENCE)):
             self._writes += 1
 
     def _mark_of(self, connection: Connection) -> tuple[object, int, int]:

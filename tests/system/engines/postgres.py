@@ -73,13 +73,43 @@ class Postgres:
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-t", str(_STOP_S), "-w", "stop")
 
+    def standby(self) -> Postgres:
+        """Start a copy of this server beside it that follows it, until it is cut off or promoted."""
+        other = Postgres(root=self.root.with_name("standby"), port=free_port())
+        make_root(other.root)
+        link = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "spotd")
+        self._run("pg_basebackup", *link, "-D", str(other.data), "-X", "stream", "-c", "fast", "-R")
+        with (other.data / "postgresql.conf").open("a") as config:
+            config.write(f"port={other.port}\nunix_socket_directories='{other.root}'\n")
+        other.start()
+        return other
+
+    def cut_off(self) -> None:
+        """Let this standby receive nothing more."""
+        self.sql("ALTER SYSTEM SET primary_conninfo = ''")
+        self.sql("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + _STOP_S
+        while self.sql("SELECT count(*) FROM pg_stat_wal_receiver") != "0" and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", str(self.data), "-t", str(_READY_S), "-w", "promote")
+
     def kill(self) -> None:
         """End it as a crash does. Its processes end with the postmaster within a moment."""
-        pid = int((self.data / "postmaster.pid").read_text().split()[0])
+        pid = self._pid()
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _STOP_S
         while _is_alive(pid) and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    def end(self) -> None:
+        """Stop it without a word to its clients, if a test has not killed it."""
+        if (self.data / "postmaster.pid").exists() and _is_alive(self._pid()):
+            self.stop("immediate")
+
+    def _pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().split()[0])
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         folder = programs()
@@ -110,6 +140,19 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
+def make_root(root: Path) -> None:
+    root.mkdir()
+    if os.geteuid() == 0:
+        shutil.chown(root, _USER, _USER)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 @contextmanager
 def running() -> Iterator[Postgres]:
     """Start a server in a folder of its own, which its user must be able to reach."""
@@ -121,12 +164,8 @@ def running() -> Iterator[Postgres]:
 
 @contextmanager
 def _running(root: Path) -> Iterator[Postgres]:
-    root.mkdir()
-    if os.geteuid() == 0:
-        shutil.chown(root, _USER, _USER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    make_root(root)
+    port = free_port()
     server = Postgres(root=root, port=port)
     server._run("initdb", "-D", str(server.data), "-A", "trust", "-U", "spotd", "-N")
     with (server.data / "postgresql.conf").open("a") as config:
@@ -137,7 +176,7 @@ def _running(root: Path) -> Iterator[Postgres]:
         server._run("createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "spotd", "spotd")
         yield server
     finally:
-        server.stop("immediate")
+        server.end()
 
 
 STATE_VARIABLE: Final = "SPOTD_TEST_STATE"

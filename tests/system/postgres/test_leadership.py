@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from spotd.store import LeadershipLost, StateUnavailable, Store, StoreInUse
+from spotd.store import LeadershipLost, StateUnavailable, Store, StoreInUse, parse_place
 from spotd.store import postgres as leading
 from tests.system.engines.postgres import Postgres
 from tests.waiting import until
@@ -104,6 +104,25 @@ def test_a_transaction_that_is_under_way_ends_before_another_process_leads(serve
         expire_later.join()
         with Store.open(url) as leader:
             assert word(leader) == "whole"
+
+
+def test_a_process_that_asks_for_the_lead_waits_for_no_transaction(url: str) -> None:
+    def ask(_tx: object) -> None:
+        with pytest.raises(StoreInUse):
+            leading.Leadership(place)
+
+    place = parse_place(url)
+    with Store.open(url) as leader:
+        leader.tx(ask)
+
+
+def test_a_leader_of_a_version_that_counted_no_commits_is_followed(server: Postgres, url: str) -> None:
+    with Store.open(url) as former:
+        put(former, "former")
+    server.sql(f"ALTER TABLE {url.rpartition('%3D')[2]}.leader DROP COLUMN commits")
+    with Store.open(url) as leader:
+        put(leader, "leader")
+        assert word(leader) == "leader"
 
 
 def test_a_server_that_crashes_and_comes_back_is_used_again(server: Postgres, url: str) -> None:

@@ -18,7 +18,7 @@ from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
 from spotd.store import Folding, Store, Tx
 from spotd.store.engine import StorePoint
-from spotd.store.tables import JOBS
+from spotd.store.tables import FENCE, JOBS
 from spotd.store.world import WorldMemory
 from tests.unit.store import values as v
 
@@ -48,7 +48,7 @@ def statements(store: Store, work: Callable[[], object]) -> list[str]:
     event.listen(store._engine, "before_cursor_execute", note)
     work()
     event.remove(store._engine, "before_cursor_execute", note)
-    return [one for one in sent if not one.startswith("BEGIN") and "FROM leader" not in one]
+    return [one for one in sent if not one.startswith(("BEGIN", FENCE))]
 
 
 @pytest.fixture
