@@ -127,10 +127,12 @@ class Keystone:
                 if isinstance(place, str) and isinstance(url, str) and isinstance(row.get("type"), str):
                     found.setdefault((row["type"], place), url)
         places = sorted({place for kind, place in found if kind == "compute"})
-        self.region = self._settings.region or (places[0] if len(places) == 1 else "")
-        if self.region not in places:
+        # Once known it stays: in another region each of our servers would appear gone.
+        region = self._settings.region or self.region or (places[0] if len(places) == 1 else "")
+        if region not in places:
             some = quote_safely(", ".join(places[:20])) or "none"
             raise Unavailable(f"name one of the cloud's regions in providers.openstack.region: it has {some}")
+        self.region = region
         urls: dict[str, str] = {}
         for service, kinds in SERVICES.items():
             url = next((found[kind, self.region] for kind in kinds if (kind, self.region) in found), None)

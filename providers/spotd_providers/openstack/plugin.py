@@ -143,18 +143,23 @@ class OpenstackProvider(CausedEnds):
             return None
         name = row.flavor_name or self._flavor_names.get(row.flavor_id or "", "")
         if key and not row.image:  # it boots from a volume
-            ids = [one.get("id") for one in (row.volumes or [])[:20] if isinstance(one, dict)]
+            listed = [one for one in (row.volumes or [])[:20] if isinstance(one, dict)]
+            # A volume that its server does not take along is somebody's data: it is neither named nor deleted.
+            ids = [one.get("id") for one in listed if one.get("delete_on_termination") is True]
             self._volumes.update({one: key for one in ids if isinstance(one, str) and one not in self._named})
             bound(self._volumes)
         return as_instance(row, key, self._settings.flavor(name))
 
     async def _page(self, token: str | None) -> Page:
-        return await self._marker_page("/compute/servers/detail", "servers", token)
+        # With a limit Nova leaves out the servers of a cell that is down, and the list appears whole.
+        return await self._marker_page("/compute/servers/detail", "servers", token, limit="")
 
-    async def _marker_page(self, path: str, name: str, token: str | None, *, query: str = "") -> Page:
+    async def _marker_page(
+        self, path: str, name: str, token: str | None, *, limit: str = f"&limit={PAGE_ROWS}", query: str = ""
+    ) -> Page:
         """Read one page of a list; the token of the next is the last row's id, if the answer says that there is one."""
         marker = f"&marker={quote(token, safe='')}" if token else ""
-        answer = await self._client.ask("GET", f"{path}?limit={PAGE_ROWS}{marker}{query}", what=f"the list of {name}")
+        answer = await self._client.ask("GET", f"{path}?{f'{limit}{marker}{query}'[1:]}", what=f"the list of {name}")
         rows, links = answer.get(name), answer.get(f"{name}_links", [])
         if not isinstance(rows, list) or not isinstance(links, list):
             raise Unavailable(f"{WHO}'s answer to the list of {name} is no list")

@@ -144,7 +144,9 @@ class OpenstackDialect(Dialect):
         if is_purchase and status in (400, 404) and "flavor" in text and "could not be found" in text:
             return Meaning.OFFER_GONE
         found = super().meaning(status, problem, is_purchase=is_purchase)
-        return Meaning.REJECTED if found is Meaning.ABSENT and _ROUTE in text else found
+        if found is Meaning.ABSENT and (problem is None or problem.code != "itemNotFound" or _ROUTE in text):
+            return Meaning.REJECTED  # a gateway's word about a path is no witness of an end
+        return found
 
 
 def object_of(answer: HttpAnswer, body: Any) -> Any:

@@ -297,7 +297,12 @@ class OpenstackApi(RestApi[OpenstackCloud]):
             "key_name": one.body.get("key_name"),
             "hostId": "9" * 56 if one.active_at else "",
             "OS-EXT-AZ:availability_zone": "nova",
-            "os-extended-volumes:volumes_attached": [{"id": volume_id} for volume_id in one.volume_ids],
+            "os-extended-volumes:volumes_attached": [
+                {"id": number, "delete_on_termination": self.cloud.volumes[number].dies_with_server}
+                if number in self.cloud.volumes
+                else {"id": number}
+                for number in one.volume_ids
+            ],
             "tenant_id": self.cloud.project,
         }
         if one.fault is not None:

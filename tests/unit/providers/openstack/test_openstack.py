@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,8 +21,10 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Loss, Market, Offer
+from spotd_providers.kit.http import Http
 from spotd_providers.kit.rest import Meaning
 from spotd_providers.kit.shapes import decode, row_or_none
+from spotd_providers.openstack.keys import Keystone
 from spotd_providers.openstack.plugin import OpenstackProvider
 from spotd_providers.openstack.wire import (
     DIALECT,
@@ -34,6 +36,7 @@ from spotd_providers.openstack.wire import (
     offers_of,
     problem_of,
 )
+from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.serve import Call
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.openstack import ADMIN_PASSWORD, OpenstackQuirks, refusal
@@ -329,14 +332,61 @@ def test_refusals_by_cause(status: int, text: str, kind: type[ProviderError], tm
 
 
 def test_an_overrun_limit_and_a_used_up_quota_differ() -> None:
-    def meaning(status: int, text: str) -> Meaning:
-        words = problem_of({"overLimit": {"code": status, "message": text}})
+    def meaning(status: int, text: str, code: str = "overLimit") -> Meaning:
+        words = problem_of({code: {"code": status, "message": text}})
         return DIALECT.meaning(status, words, is_purchase=True)
 
     assert meaning(413, "This request was rate-limited.") is Meaning.TOO_OFTEN
     assert meaning(413, "VolumeSizeExceedsAvailableQuota: exceeds quota") is Meaning.QUOTA
-    assert meaning(404, "The resource could not be found.") is Meaning.REJECTED
-    assert meaning(404, "Instance 7 could not be found.") is Meaning.ABSENT
+    assert meaning(404, "The resource could not be found.", "itemNotFound") is Meaning.REJECTED
+    assert meaning(404, "Instance 7 could not be found.", "itemNotFound") is Meaning.ABSENT
+    assert meaning(404, "Not Found", "error") is Meaning.REJECTED  # a gateway's, which knows of no server
+
+
+def test_a_region_once_known_is_not_left_for_another_one() -> None:
+    def catalog(place: str) -> list[Any]:
+        end = {"interface": "public", "region_id": place, "url": f"https://{place.lower()}.example/v2.1"}
+        return [{"type": "compute", "endpoints": [end]}]
+
+    clock = FakeClock()
+    keys = Keystone(cast(Http, None), OpenstackSettings(), "secret", clock)
+    assert keys._endpoints(catalog("A")) == {"compute": "https://a.example/v2.1"}
+    with pytest.raises(Unavailable, match="region"):
+        keys._endpoints(catalog("B"))
+    assert keys.region == "A"
+
+
+def test_a_volume_that_does_not_go_with_its_server_is_neither_named_nor_deleted(tmp_path: Path) -> None:
+    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
+        made = await _bought(h, provider, "hm.v100s")
+        (server,) = h.cloud.rented.values()
+        server.body["block_device_mapping_v2"][0]["delete_on_termination"] = False  # as its owner may set it
+        await provider.instances()
+        await provider.terminate(made.ref)
+        await h.settle()
+        for _ in range(3):
+            await h.advance(timedelta(minutes=11))
+            await provider.instances()
+        assert [one.name for one in h.cloud.volumes.values()] == [""]
+
+    play(tmp_path, story)
+
+
+def test_the_list_of_servers_asks_for_no_limit_which_would_hide_those_of_a_cell_that_is_down(tmp_path: Path) -> None:
+    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
+        asked: list[str] = []
+        real = provider._client.send
+
+        async def send(method: str, path: str, **options: Any) -> Any:
+            asked.append(path)
+            return await real(method, path, **options)
+
+        provider._client.send = send  # type: ignore[method-assign] # notes what is asked and asks it
+        await provider.instances()
+        lists = [path for path in asked if path.startswith("/compute/servers/detail")]
+        assert [path for path in lists if "limit=" not in path and "name=" not in path] == lists != []
+
+    play(tmp_path, story)
 
 
 def test_the_list_is_read_page_by_page(tmp_path: Path) -> None:
