@@ -286,6 +286,7 @@ BUNDLED: Final = Schema(
         "0016": "d9e49ab53043280c",
         "0017": "f4a12a1882b83dea",
         "0018": "15f3c9ea5e2b34db",
+        "0019": "16b6a3a3b646c314",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from spotd.core.calibration import BilledMachine
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import AttemptId, Charge, CostSums, Intent, JobId
-from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, Job
+from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, Job, PaceSample
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Experience, PastJob, UnreadableRow, World
@@ -76,6 +76,7 @@ from spotd.store.values import (
     COST_SUMS,
     INTENT,
     JOB,
+    PACES,
     duration_in,
     instant_in,
     instant_out,
@@ -183,6 +184,11 @@ class Reads:
     def past_jobs(self, ids: Iterable[JobId]) -> Mapping[JobId, PastJob]:
         """Return those of these jobs that are over, as others that wait for them see them."""
         return {i: past for i, past in load_past(self._connection, ids).items() if past.state.is_final}
+
+    def newest_paces(self, *, limit: int) -> tuple[tuple[PaceSample, ...], ...]:
+        """Return what the steps of the newest jobs show of machines, of those that show anything."""
+        query = select(JOBS.c.paces).where(JOBS.c.paces != "[]").order_by(desc(JOBS.c.submitted_at)).limit(limit)
+        return tuple(one.paces for one in kept(PACES.read, tables.fetch(self._connection, query)))
 
     def active_named(self, name: str) -> tuple[JobView, ...]:
         """Return the jobs of this name that are not final, newest first."""

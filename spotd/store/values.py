@@ -30,7 +30,7 @@ from spotd.core.domain.plan import Event
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.domain.world import PastJob, Record
 from spotd.core.notifications import Notification, Queued
-from spotd.store.views import AttemptView, JobView
+from spotd.store.views import AttemptView, JobPaces, JobView
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK: Final = timedelta(microseconds=1)
@@ -274,6 +274,7 @@ JOB: Final = RowMap(
     ColumnRules(words=_SENTENCES_OF_JOBS, nested_json=("chain", "moves"), without=("spec", "checkpoints")),
 )
 PAST_JOB: Final = RowMap(PastJob, ColumnRules(words=_SENTENCES_OF_JOBS))
+PACES: Final = RowMap(JobPaces)
 ATTEMPT: Final = RowMap(
     Attempt,
     ColumnRules(

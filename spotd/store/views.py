@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from spotd.core.domain.intents import AttemptId, CostSums, JobId, Meter
-from spotd.core.domain.jobs import ArrayTask, Checkpoint, Moves, Outputs, RunTotals
+from spotd.core.domain.jobs import ArrayTask, Checkpoint, Moves, Outputs, PaceSample, RunTotals
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.metering import accrued, closing_words, compared_cost, on_demand_accrued
@@ -102,6 +102,13 @@ class JobView:
         """Return what the same time would have cost on-demand, and its own cost where it is compared with nothing."""
         on_demand = MicroUsd(self.on_demand_settled + sum(a.on_demand_at(now) for a in self.open))
         return compared_cost(self.state, self.spent_at(now), on_demand)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPaces:
+    """What the steps of one job show of machines."""
+
+    paces: tuple[PaceSample, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,8 @@ class Offer:
         disk_gb_max: largest disk that can be asked for; `None` where there is no limit worth naming.
         capacity_score: 1 to 10, how likely the provider says a launch is to succeed now; `None` where it does not say.
         hazard_ppm: how many machines of this kind are taken away in a million hours, where somebody says; a prior.
+        speed_score: of a benchmark that the provider ran on this machine, more is faster; comparable with its other
+            offers alone.
         duration_max: how long this machine can be kept at most, where the provider says so.
         nodes: how many machines that reach each other are bought as one (`Power.GANG`). A provider offers 1; with more,
             `gpu_count`, all prices and what is billed are those of all of them, everything else is of each.
@@ -173,6 +175,7 @@ class Offer:
     duration_max: timedelta | None = None
     capacity_score: int | None = None
     hazard_ppm: int | None = None
+    speed_score: float | None = None
     nodes: int = 1
     extra: Mapping[str, str] = field(default_factory=dict)
 

@@ -156,6 +156,7 @@ def _offer(row: OfferRow, market: Market, gpu: str, on_demand: OnDemandPrices, u
         upload_mbps=row.inet_up,
         download_mbps=row.inet_down,
         duration_max=_duration(row),
+        speed_score=row.dlperf or None,
         extra=_extra(row),
     )
 

@@ -69,6 +69,7 @@ class OfferRow(Row):
     reliability: Measure | None = None
     inet_up: Measure | None = None
     inet_down: Measure | None = None
+    dlperf: Measure | None = None
     direct_port_count: Annotated[int, Field(lt=2**31)] | None = None
     hosting_type: Annotated[int, Field(lt=2**31)] | None = None
     verification: Text | None = None
@@ -176,6 +177,7 @@ _NICE_TO_KNOW: Final = frozenset(
         "reliability2",
         "inet_up",
         "inet_down",
+        "dlperf",
         "direct_port_count",
         "hosting_type",
     }

@@ -29,17 +29,19 @@ from spotd.core.checkpoints import unprotected_words
 from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId, Intent, JobId
 from spotd.core.domain.jobs import ArrayTask, Job, new_job
+from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.core.enforcement import used_up
 from spotd.core.metering import day_start
+from spotd.core.ranking.learnt_speeds import JOBS_READ, is_asked, learnt_speeds
 from spotd.core.requests import AGENT, ALLOW_HINT, day_problem, within_limits
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint
 from spotd.daemon.hosts.reader import with_job
 from spotd.store import JobView, Reads
-from spotd_jobs.spec.model import JobSpec, PriceLimit
+from spotd_jobs.spec.model import GpuSpeed, JobSpec, PriceLimit
 from spotd_jobs.spec.parse import ArrayIndexes, parse_array, task_names
 from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract.values import MicroUsd, ProviderName, as_usd
@@ -71,12 +73,20 @@ class SubmissionHandlers(DaemonAnswers):
         source = await plans.find_resume_source(self._context, resume_from)
         taken = () if source is None else await self._context.read(lambda reads: source.checkpoints(reads, world))
         now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
-        job = replace(new_job(PLAN_ID, spec, now), checkpoints=taken, chain=chain)
+        learnt = await self._learnt(spec, market)
+        job = replace(new_job(PLAN_ID, spec, now), checkpoints=taken, chain=chain, learnt=learnt)
         plans.require_feasible(job, world, market, now)
         plan = plans.outlook(job, world, market, now)
         if source is not None:
             plan["resume_from"] = plans.resume_source_response(source, taken[0])
         return plan
+
+    async def _learnt(self, spec: JobSpec, market: MarketSnapshot) -> tuple[GpuSpeed, ...] | None:
+        """Return how fast GPUs are by what others measured, for a job that is ranked by that."""
+        if not is_asked(spec):
+            return None
+        paces = await self._context.read(lambda reads: reads.newest_paces(limit=JOBS_READ))
+        return learnt_speeds(spec, paces, market)
 
     def _spec(self, draft: JobDraft) -> JobSpec:
         known = frozenset(self._context.providers)
@@ -139,7 +149,7 @@ class SubmissionHandlers(DaemonAnswers):
         source = await plans.find_resume_source(context, submission.resume_from)
         world, market, now = context.world(), context.offer_cache.snapshot(), context.clock.now()
         taken = () if source is None else await context.read(lambda reads: source.checkpoints(reads, world))
-        bare = new_job(PLAN_ID, spec, now)
+        bare = replace(new_job(PLAN_ID, spec, now), learnt=await self._learnt(spec, market))
         planned = replace(bare, checkpoints=taken)
         plans.require_feasible(planned, world, market, now)
         problem = used_up(world, market, bare, now, unspent=True)
@@ -158,7 +168,7 @@ class SubmissionHandlers(DaemonAnswers):
             require_free_names(world, set(names), "" if tasks is None else spec.name)
             chain = plans.find_chain(reads, spec.schedule.after, tuple(names), spec.name, by_agent=submission.agent)
             job = new_job(ids[0], spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
-            job = replace(job, chain=chain, submitted_by=AGENT if submission.agent else "")
+            job = replace(job, chain=chain, learnt=bare.learnt, submitted_by=AGENT if submission.agent else "")
             if source is not None:
                 job = replace(job, checkpoints=source.checkpoints(reads, world))
             jobs = [job] if tasks is None else tasks.of(job, ids, array_id)

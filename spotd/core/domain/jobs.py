@@ -10,7 +10,7 @@ from typing import Final
 from spotd.core.domain.intents import FREE, NOTHING, JobId
 from spotd.core.domain.market import Quote
 from spotd.core.domain.states import EndReason, JobState
-from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.spec.model import GpuSpeed, JobSpec
 from spotd_providers.contract.values import Market, MicroUsd, MicroUsdPerHour, Offer, as_usd
 
 # What connects a job with others: the jobs that come before it, what it reads of theirs, and its array.
@@ -310,6 +310,7 @@ class Job:
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended; what has no known on-demand price counts as its own cost.
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
+        learnt: the speed of one GPU of each kind as others measured it, by what was known at the job's submission.
         save_time: how long the upload of a checkpoint takes, as its hosts state, newer ones counting for more.
         paces: of its newest attempts, oldest first, one for each.
         outputs: what the attempt that succeeded left, `None` before one has.
@@ -351,6 +352,7 @@ class Job:
     totals: RunTotals = field(default_factory=RunTotals)
     pacing: Pacing = field(default_factory=Pacing)
     paces: tuple[PaceSample, ...] = ()
+    learnt: tuple[GpuSpeed, ...] | None = None
     save_time: timedelta | None = None
     stalls: int = 0
     chain: Chain | None = None

@@ -117,6 +117,8 @@ def _basis_words(left: RemainingWork | None, offers: RankedOffers) -> Iterator[s
         )
     elif speeds.measured:
         yield "the speed of machines was learnt from the job's own steps"
+    elif speeds.is_learnt:
+        yield "the speed of machines is that which earlier jobs and the markets' own benchmarks measured"
     if left is None:
         yield "how much of the job is left is not known: [work] time or steps states it"
     else:

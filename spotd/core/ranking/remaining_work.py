@@ -1,12 +1,15 @@
 """How much of a job one kind of machine does per hour, relative to a machine of speed 1.0.
 
-Theory. A *kind* of machine is a GPU and a count of it. Two sources know its speed, in this order:
+Theory. A *kind* of machine is a GPU and a count of it. Three sources know its speed, in this order:
 
 * `[speed]` of the job: throughput per GPU, so that a machine of four counts four times. A GPU that the table does not
   name counts like the slowest that it names.
 * The pace of the job's own steps, once it was measured on two kinds at least. A kind that was not measured counts like
   the slowest that was, so that nothing unknown is preferred for its speed. Machines are not trusted: one kind counts at
   most `SPREAD` times as fast as another, whatever their hosts stated.
+* What earlier jobs and the markets measured per GPU (`learnt_speeds`). It also says how fast the slowest kind of the
+  job's own pace is, so that the unit of work stays the same once that is known, and how fast those kinds are on which
+  the job has not run.
 
 Where neither knows anything, every machine counts as one of speed 1.0.
 """
@@ -45,12 +48,14 @@ class Speeds:
     """The speed of every kind of machine for one job, in millionths; equal values rank offers equally.
 
     Attributes:
-        per_gpu: as the job states it.
-        measured: of whole machines, by the pace of the job's own steps; empty where `per_gpu` is not.
+        per_gpu: as the job states it, or else as others measured it.
+        measured: of whole machines, by the pace of the job's own steps; empty where the job states speeds.
+        is_learnt: whether `per_gpu` is what others measured.
     """
 
     per_gpu: tuple[GpuSpeed, ...] = ()
     measured: tuple[tuple[Kind, int], ...] = ()
+    is_learnt: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -60,18 +65,18 @@ class Speeds:
         """Return the speed of a machine of this kind, in millionths; never 0."""
         if count <= 0:
             return PPM  # of machines without a GPU nothing is known
-        if self.per_gpu:
-            return max(1, _stated_ppm(self.per_gpu, gpu) * shares(count))
-        if self.measured:
-            found = dict(self.measured)
-            return found.get((gpu, count), min(found.values()))
-        return PPM
+        found = dict(self.measured)
+        if (gpu, count) in found:
+            return found[gpu, count]
+        if found and not (self.per_gpu and _exact_ppm(self.per_gpu, gpu)):
+            return min(found.values())
+        return max(1, _stated_ppm(self.per_gpu, gpu) * shares(count)) if self.per_gpu else PPM
 
     def knows(self, gpu: str, count: int) -> bool:
         """Whether the speed of this very kind is stated or measured."""
-        if self.per_gpu and count > 0:
-            return _exact_ppm(self.per_gpu, gpu) is not None
-        return any(kind == (gpu, count) for kind, _ in self.measured)
+        if any(kind == (gpu, count) for kind, _ in self.measured):
+            return True
+        return bool(self.per_gpu) and count > 0 and _exact_ppm(self.per_gpu, gpu) is not None
 
 
 UNKNOWN: Final = Speeds()
@@ -82,9 +87,9 @@ def speeds_of(job: Job) -> Speeds:
     """Return what is known of the speed of machines for this job."""
     if job.spec.speed:
         return Speeds(per_gpu=job.spec.speed)
-    if len(job.paces) < 2:
+    if len(job.paces) < 2 and not job.learnt:
         return UNKNOWN
-    return _speeds_of(job.paces)
+    return _speeds_of(job.paces, job.learnt or ())
 
 
 def machine_speed_ppm(job: Job, gpu: str, count: int) -> int:
@@ -106,12 +111,15 @@ def pace_of(sample: PaceSample) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _speeds_of(samples: tuple[PaceSample, ...]) -> Speeds:
+def _speeds_of(samples: tuple[PaceSample, ...], learnt: tuple[GpuSpeed, ...]) -> Speeds:
+    others = Speeds(per_gpu=learnt, is_learnt=bool(learnt))
     paces = paces_per_hour(samples)
     if len(paces) < 2:
-        return UNKNOWN
-    slowest = min(paces.values())
-    return Speeds(measured=tuple((kind, min(pace * PPM // slowest, SPREAD * PPM)) for kind, pace in paces.items()))
+        return others
+    slowest = min(paces, key=lambda kind: paces[kind])
+    least, pace_least = others.of(*slowest), paces[slowest]
+    found = ((kind, least * min(pace * PPM // pace_least, SPREAD * PPM) // PPM) for kind, pace in paces.items())
+    return replace(others, measured=tuple((kind, max(1, ppm)) for kind, ppm in found))
 
 
 def _stated_ppm(speeds: tuple[GpuSpeed, ...], gpu: str) -> int:

@@ -182,6 +182,7 @@ def _mend(row: values.Offer) -> dict[str, Any]:
         "duration_max": span_or_none(row.duration_max),
         "capacity_score": whole_or_none(row.capacity_score, low=1, high=values.CAPACITY_SCORE_MAX),
         "hazard_ppm": whole_or_none(row.hazard_ppm, low=0, high=10**9),
+        "speed_score": measure_or_none(row.speed_score, high=1e12),
     }
 
 

@@ -134,6 +134,7 @@ def assert_sane_offer(one: Offer) -> None:
         assert type(getattr(one, name)) is int
     for name in ("on_demand_price", "gpu_vram_mb", "memory_mb", "disk_gb_max", "capacity_score", "hazard_ppm"):
         assert getattr(one, name) is None or type(getattr(one, name)) is int
+    assert one.speed_score is None or (type(one.speed_score) in (int, float) and 0 <= one.speed_score <= 1e12)
     for name in ("offer_id", "pool", "gpu", "region"):
         assert getattr(one, name).encode() is not None
         assert len(getattr(one, name)) <= 256
@@ -622,6 +623,7 @@ def test_what_is_in_order_is_handed_on_as_it_is() -> None:
     whole = replace(
         BAD_OFFER, region="Texas, US", cpus=8, memory_mb=1000, reliability=0.99, cuda_max="12.4",
         on_demand_price=MicroUsdPerHour(5), extra={"ask": "7"}, duration_max=timedelta(days=3), capacity_score=9,
+        speed_score=98.4,
     )  # fmt: skip
     assert plain_offers(page(whole)).offers[0] is whole
 

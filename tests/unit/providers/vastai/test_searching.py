@@ -67,6 +67,15 @@ def test_only_the_market_that_is_wanted_is_searched(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("stated", "score"), [(196.8, 196.8), (0, None), (None, None), (-1.0, None), ("fast", None), (1e300, None)]
+)
+def test_an_offer_has_the_benchmark_of_its_machine_and_never_fails_by_it(stated: object, score: float | None) -> None:
+    rows = rows_of(GOOD, dlperf=stated)
+    [offer] = offers_of(rows, Market.SPOT, VastSettings(), on_demand=OnDemandPrices())[0]
+    assert offer.speed_score == score
+
+
 def test_every_filter_is_sent_to_vast() -> None:
     body = search_body(STRICT, 10, Market.SPOT)
     assert body["datacenter"] == {"eq": True}
