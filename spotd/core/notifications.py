@@ -11,13 +11,13 @@ from enum import StrEnum
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from spotd.core.budgets import current_balance, spending_rate
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import EndKind, EndReason
 from spotd.core.domain.world import World
 from spotd.core.metering import spent, spent_in_month, spent_on_day
+from spotd.core.prepaid import current_balance, spending_rate
 from spotd.core.pricing import dollar_words, span_words
 from spotd.core.schedule import open_spans
 from spotd.words import clean

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from spotd.core.author import MachineVerdicts
-from spotd.core.budgets import BudgetGuard, PrepaidGuard, traffic_of_a_run
+from spotd.core.budgets import BudgetGuard, traffic_of_a_run
 from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import pause_left
@@ -30,6 +30,7 @@ from spotd.core.metering import is_left_to_provider, lease_and_save
 from spotd.core.own_first import OwnFirst
 from spotd.core.pacer import Pacer, words_of_expiry
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.prepaid import PrepaidGuard
 from spotd.core.pricing import most_frequent_first, per_gpu_words, quote_words, span_words
 from spotd.core.ranking.candidates import (
     CandidateCatalogue,

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from spotd.core.budgets import BudgetGuard, PrepaidGuard
+from spotd.core.budgets import BudgetGuard
 from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
@@ -30,6 +30,7 @@ from spotd.core.handover import (
 )
 from spotd.core.kernel.quarantine import in_words
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.prepaid import PrepaidGuard
 from spotd.core.pricing import gpu_price_limit, per_gpu_words, quote_words, span_words
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, is_admissible
 from spotd.core.starts import usual_start

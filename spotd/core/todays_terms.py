@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from spotd.core.budgets import BudgetGuard, PrepaidGuard
+from spotd.core.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job
@@ -22,6 +22,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.metering import machines_in_use
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.prepaid import PrepaidGuard
 from spotd.core.pricing import per_gpu_words, repriced, with_fee
 from spotd.core.ranking.candidates import ceiling_for, is_admissible, words_against_bid
 from spotd_providers.contract.values import MicroUsdPerGpuHour

@@ -25,7 +25,6 @@ from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.health import HealthHandlers
 from spotd.api.requests import utc_instant
 from spotd.api.schemas.answers import ProviderResponse
-from spotd.core.budgets import spending_rate
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, CostSums, IntentKind
 from spotd.core.domain.market import MarketSnapshot
@@ -33,6 +32,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndKind, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.metering import accrued, compared_cost, on_demand_accrued, spent, spent_in_month, spent_on_day
+from spotd.core.prepaid import spending_rate
 from spotd.core.pricing import PPM, Needs, total_per_hour
 from spotd.daemon.controllers import Controller
 from spotd.daemon.controllers import Metrics as ControllerFigures

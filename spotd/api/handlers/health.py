@@ -15,13 +15,13 @@ from spotd.api.handlers.render import usd
 from spotd.api.requests import instant, utc_text
 from spotd.api.responses import NotFound
 from spotd.api.schemas import answers
-from spotd.core.budgets import current_balance, spending_rate
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.market import ProviderOffers
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import ONE, World
 from spotd.core.experience import HostMemory, host_memories, host_of, records_of_host
 from spotd.core.metering import spent_in_month, spent_on_day
+from spotd.core.prepaid import current_balance, spending_rate
 from spotd.core.working_copy import forget_host
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import HourlyRate, ProviderEntry

@@ -59,8 +59,7 @@ def _follow_fee(builder: PlanBuilder, before: Attempt) -> None:
     attempt_id, item = before.id, at_todays_fee(before, builder.policy)
     if item is before:
         return
-    is_over = item.quote.price.per_gpu > item.ceiling_now
-    if is_over and item.over_ceiling_at is None:
+    if item.quote.price.per_gpu > item.ceiling_now and item.over_ceiling_at is None:
         item = replace(item, over_ceiling_at=builder.now)  # the next listing takes it back where that is not so
     builder.put_attempt(item)
     meter, halted = item.meter, halted_rate(before.quote)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.budgets import BALANCE_TTL, NO_BALANCE, PrepaidGuard, current_balance
 from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.market import MarketSnapshot, build_offer_index
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import VerdictKind, World
+from spotd.core.prepaid import BALANCE_TTL, NO_BALANCE, PrepaidGuard, current_balance
 from spotd.core.pricing import useful_run
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, ProviderName, cost
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
