@@ -64,6 +64,7 @@ from spotd_providers.vastai.offers import (
     search_body,
 )
 from spotd_providers.vastai.price_history import VastPriceHistory
+from spotd_providers.vastai.price_increases import PriceIncreases
 from spotd_providers.vastai.searching import OfferSearch, SearchResult
 from spotd_providers.vastai.wire import (
     BID,
@@ -97,7 +98,10 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.PRICE_HISTORY,
     missing={
         Power.CAPACITY_SCORES: "vast.ai lists only machines that can be rented now",
-        Power.NOTICES: "vast.ai stops an outbid machine without warning, so checkpoint regularly",
+        Power.NOTICES: (
+            "vast.ai stops an outbid machine without warning, so checkpoint regularly; only an end after an announced"
+            " price increase is known before"
+        ),
         Power.SHELL: (
             "spotd starts vast.ai machines without their ssh server, which not every image bears; use logs -f"
         ),
@@ -131,6 +135,7 @@ class VastProvider(VastPriceHistory, ProviderTemplate):
         """For log files, which lie on another host and are fetched without the key."""
         self._settings = settings
         self._searcher = OfferSearch(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
+        self._increases = PriceIncreases(client, services.clock)
         self._bought_at: dict[InstanceId, datetime] = {}
         self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
 
@@ -335,13 +340,14 @@ class VastProvider(VastPriceHistory, ProviderTemplate):
         return True
 
     async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """Work in what no row says: an empty account, and an image that cannot start our script."""
+        """Work in what no row says: an empty account, an image that cannot start our script, and an announced end."""
         if any(_stopped_somehow(i) for i in instances) and await self._is_out_of_credit():
             instances = tuple(
                 replace(i, loss=Loss.BALANCE, detail="the account has no credit left") if _stopped_somehow(i) else i
                 for i in instances
             )
-        return tuple([await self._explain_end(instance) for instance in instances])
+        explained = tuple([await self._explain_end(instance) for instance in instances])
+        return await self._increases.work_in(explained)
 
     async def _explain_end(self, instance: Instance) -> Instance:
         if instance.loss is not Loss.SELF:

@@ -339,6 +339,7 @@ class VastDialect(Dialect):
 SEARCH, SHOW, LIST, DESTROY = "search", "show instance", "list instances", "destroy"
 BID, LOGS, ACCOUNT, CHARGES = "change bid", "request logs", "account", "charges"
 METRICS: Final = "metrics"
+INCREASES: Final = "price increases"
 
 
 def _pace(interval_s: float, penalty_s: float, rest_max: timedelta = timedelta(minutes=4)) -> Pace:
@@ -369,6 +370,7 @@ DIALECT: Final = VastDialect(
         ACCOUNT: _pace(1.1, 1.1),
         CHARGES: _pace(1.1, 3.0),
         METRICS: _pace(3.1, 3.1),
+        INCREASES: _pace(2.1, 2.1),
     },
     buy_timeout_s=60.0,
 )

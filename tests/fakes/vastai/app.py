@@ -29,6 +29,7 @@ from tests.fakes.vastai.rows import ask_row, contract_row
 
 Handler = Callable[[Request, Any], Any]
 _LOG_LINES = 1000
+INCREASES = "/api/v0/instances/pending-price-increases/"
 
 
 def classify(request: RecordedRequest) -> Call:
@@ -40,6 +41,8 @@ def classify(request: RecordedRequest) -> Call:
         return Call.LAUNCH
     if path.startswith(("/api/v0/users/", "/api/v0/charges")):
         return Call.ACCOUNT
+    if path == INCREASES:
+        return Call.OTHER
     if path.startswith(("/api/v1/instances", "/api/v0/instances")) and request.method == "GET":
         return Call.LIST
     if path.startswith("/api/v0/instances/") and request.method == "DELETE":
@@ -61,6 +64,7 @@ class VastApi(FakeApi[VastCloud]):
             self._path("PUT", "/api/v0/asks/{ask:int}/", self._create, Route.CREATE),
             self._path("GET", "/api/v1/instances/", self._list, Route.LIST),
             self._path("GET", "/api/v0/instances/", self._old_list, Route.LIST),
+            self._path("GET", INCREASES, self._price_increases, Route.INCREASES),
             self._path("DELETE", "/api/v0/instances/", self._destroy_many, Route.DESTROY),
             self._path("GET", "/api/v0/instances/{id:int}/", self._show, Route.SHOW),
             self._path("PUT", "/api/v0/instances/{id:int}/", self._manage, Route.MANAGE, instance_key=True),
@@ -181,6 +185,10 @@ class VastApi(FakeApi[VastCloud]):
         return instances_page(
             [(contract, self._row(contract)) for contract in contracts], request.query_params, self.cloud.quirks
         )
+
+    def _price_increases(self, _: Request, __: Any) -> Any:
+        rows = self.cloud.price_increases
+        return {"success": True, "count": len(rows), "truncated": False, "pending_price_increases": rows}
 
     def _old_list(self, _: Request, __: Any) -> Any:
         raise said(410, "deprecated_endpoint", "This endpoint is deprecated, use /api/v1/instances/.")

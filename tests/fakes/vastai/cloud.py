@@ -47,6 +47,7 @@ class VastCloud(FakeCloud):
         self.past_usd: dict[str, float] = {"RTX 4090": 0.31, "H100 SXM": 1.9}
         """What a GPU-hour has cost, by the names of GPUs."""
         self.contracts: dict[int, Contract] = {}
+        self.price_increases: list[object] = []
         self._failures: dict[int, Failure] = {}
         self._contract_ids = count(27_000_001)
 

@@ -27,8 +27,8 @@ def remember_jobs(rig: Rig) -> None:
         PaceSample(attempt=n, gpu=gpu, gpu_count=1, steps=steps, span=hour)
         for n, gpu, steps in ((1, "H100_SXM", 200), (2, "RTX_4090", 100))
     )
-    for number in (7, 8):
-        rig.store.tx(lambda tx, number=number: tx.commit(plan(replace(some_job(number), paces=paces))))
+    jobs = [replace(some_job(number), paces=paces) for number in (7, 8)]
+    rig.store.tx(lambda tx: tx.commit(plan(*jobs)))
 
 
 async def test_a_job_with_work_has_what_was_learnt_in_its_plan_and_in_the_state(rig: Rig) -> None:
