@@ -171,6 +171,10 @@ Span = Annotated[timedelta, BeforeValidator(_span)]
 """The same of a duration."""
 
 
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
+_PLAIN: Final = re.compile(r"[!-~]+")
+
+
 def is_loopback(url: str) -> bool:
     """Whether this URL names this very computer."""
     host = (urlsplit(url).hostname or "").lower()
@@ -189,7 +193,8 @@ def safe_base_url(value: str, *, example: str) -> str:
         ValueError: it is no base URL, or would carry the key in the clear.
     """
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+    is_url = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+    if not is_url or parts.query or parts.fragment or "@" in parts.netloc or not _PLAIN.fullmatch(value):
         raise ValueError(f'write it like "{example}"')
     if parts.scheme == "http" and not is_loopback(value):
         raise ValueError("plain http would send the API key in the clear; use https")

@@ -47,6 +47,10 @@ CONNECTIONS_MAX: Final = 8
 USER_AGENT: Final = "spotd/0.1"
 _SECONDS: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
+_NOT_SENT: Final = (
+    httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL,
+)  # fmt: skip
+
 logging.getLogger("httpx").setLevel(logging.WARNING)
 logging.getLogger("httpcore").setLevel(logging.WARNING)
 
@@ -121,6 +125,18 @@ async def _unpack(response: httpx.Response, bytes_max: int) -> AsyncIterator[byt
     inflate.finish()
 
 
+def _host_of(url: str) -> str:
+    """Return the host of a URL, empty for a path.
+
+    Raises:
+        Unavailable: it is an address that cannot be called.
+    """
+    try:
+        return httpx.URL(url).host
+    except (httpx.InvalidURL, UnicodeError) as exc:
+        raise Unavailable("this address cannot be called") from exc
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
@@ -140,6 +156,7 @@ class Http:
             Unavailable: the request never left, so it had no effect.
             AnswerLost: it may have had its effect.
         """
+        _host_of(path)
         self.requests_sent += 1
         timeout_s = options.get("timeout_s")
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
@@ -167,7 +184,7 @@ class Http:
             raise AnswerLost(str(exc)) from exc
         except TimeoutError as exc:
             raise AnswerLost(f"no whole answer within {total_s:.0f} s") from exc
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol) as exc:
+        except _NOT_SENT as exc:
             raise Unavailable(f"cannot connect to {self._client.base_url.host}: {type(exc).__name__}") from exc
         except httpx.HTTPError as exc:
             raise AnswerLost(f"no whole answer: {type(exc).__name__}") from exc
@@ -183,6 +200,7 @@ class Http:
         Raises:
             Unavailable: there was no answer at all.
         """
+        _host_of(path)
         self.requests_sent += 1
         status, answer_headers, body = 0, dict[str, str](), bytearray()
         timeout = httpx.Timeout(STREAM_TOTAL_S, connect=CONNECT_TIMEOUT_S)
@@ -204,7 +222,7 @@ class Http:
                         body += chunk
         except BodyTooLarge:
             pass  # what was said before is enough
-        except httpx.HTTPError as exc:
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
             if not body:
                 raise Unavailable(f"no answer: {type(exc).__name__}") from exc
         if not status:
@@ -271,7 +289,11 @@ async def open_http(
         tls: for a server whose authority is not one that everybody knows, or that asks for a certificate.
         tokens: where the key is a token that changes.
         key_header: what it travels in; it is a bearer token in the usual one.
+
+    Raises:
+        Unavailable: the base URL is none.
     """
+    host = _host_of(base_url)
     async with httpx.AsyncClient(
         base_url=base_url,
         headers={"user-agent": USER_AGENT, "accept-encoding": "gzip", **(headers or {})},
@@ -279,6 +301,6 @@ async def open_http(
         limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
         auth=None if tokens is None else _ChangingToken(tokens, key_header),
         verify=_tls_context() if tls is None else tls,
-        trust_env=httpx.URL(base_url).host not in ("127.0.0.1", "localhost", "::1"),
+        trust_env=host not in ("127.0.0.1", "localhost", "::1"),
     ) as client:
         yield Http(client)

@@ -13,7 +13,7 @@ import anyio
 from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import AttemptKey
-from spotd_providers.kit.boundary import safe_base_url
+from spotd_providers.kit.boundary import is_loopback, safe_base_url
 from spotd_providers.kit.calls import Rest
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.oauth import TOKEN_LIFE_MAX, TOKEN_MARGIN
@@ -31,6 +31,10 @@ SERVICES: Final = {
 """First parts of our paths, with the types that a catalogue may call them."""
 ROWS_MAX: Final = 500
 VERSION_KEPT: Final = timedelta(hours=6)
+VERSION_AGAIN: Final = timedelta(minutes=5)
+"""After an answer that states no version, where one is known."""
+NOT_KNOWN: Final = 406
+"""The answer to a request in a version that Nova does not know."""
 OLDEST: Final = (2, 1)
 WANTED: Final = (2, 74)
 """The newest version whose answers are known; a cloud that knows less gets its own newest."""
@@ -47,6 +51,7 @@ class Keystone:
         self._left = Rest(clock)
         self._one = anyio.Lock()
         self._urls: dict[str, str] = {}
+        self._unsafe: frozenset[str] = frozenset()
         self.region = settings.region
         self.project = settings.project_id
         self.credential = settings.credential_id
@@ -65,13 +70,15 @@ class Keystone:
             AuthFailed, Unavailable: there is no token, or the catalogue does not hold the service.
         """
         await self(refused=False)
+        if service in self._unsafe:
+            raise Unavailable(f"{WHO}'s catalogue names an address for {service} that is not safe, so it is not called")
         if service not in self._urls:
             raise Unavailable(f"{WHO}'s catalogue names no {service} service in region {self.region or '?'}")
         return self._urls[service]
 
     def has(self, service: str) -> bool:
-        """Whether the newest catalogue names a service."""
-        return service in self._urls
+        """Whether the newest catalogue names a service, be it at an address that is not safe."""
+        return service in self._urls or service in self._unsafe
 
     def _body(self) -> Mapping[str, Any]:
         settings = self._settings
@@ -94,10 +101,13 @@ class Keystone:
         said = body.get("token") if isinstance(body, dict) else None
         if not token or not token.isascii() or not token.isprintable() or not isinstance(said, dict):
             raise Unavailable(f"{WHO} answered {answer.status} to a request for a token, and no token")
-        self._urls = self._endpoints(said.get("catalog"))
         project = said.get("project")
-        if isinstance(project, dict) and isinstance(project.get("id"), str):
-            self.project = project["id"]
+        number = project.get("id") if isinstance(project, dict) else None
+        # Once known it stays, as the region does: in another project each of our servers would appear gone.
+        if self.project and number != self.project:
+            raise Unavailable(f"{WHO}'s token is of another project than {self.project}, or of none")
+        self._urls, self._unsafe = self._endpoints(said.get("catalog"))
+        self.project = number if isinstance(number, str) else ""
         self._token, self._left = token, Rest(self._clock)
         span = self._life(said.get("expires_at"))
         self._left.take(span - min(TOKEN_MARGIN, span / 4))
@@ -110,8 +120,8 @@ class Keystone:
             return TOKEN_MARGIN * 2
         return min(span, TOKEN_LIFE_MAX) if span > timedelta(0) else TOKEN_MARGIN * 2
 
-    def _endpoints(self, catalog: Any) -> dict[str, str]:
-        """Return the public endpoints of the region; a token is sent to none that would show it to others.
+    def _endpoints(self, catalog: Any) -> tuple[dict[str, str], frozenset[str]]:
+        """Return the public endpoints of the region, and the services at addresses that would show a token to others.
 
         Raises:
             Unavailable: no region is named where there are several, or the catalogue does not hold the one that is.
@@ -134,15 +144,21 @@ class Keystone:
             raise Unavailable(f"name one of the cloud's regions in providers.openstack.region: it has {some}")
         self.region = region
         urls: dict[str, str] = {}
+        named: set[str] = set()
         for service, kinds in SERVICES.items():
-            url = next((found[kind, self.region] for kind in kinds if (kind, self.region) in found), None)
-            if url is None:
-                continue
-            try:
-                urls[service] = safe_base_url(url, example="https://...")
-            except ValueError as exc:
-                raise Unavailable(f"{WHO}'s catalogue names an address for {service} that is not safe") from exc
-        return urls
+            for url in (found[kind, region] for kind in kinds if (kind, region) in found):
+                named.add(service)
+                if self._is_safe(url):
+                    urls.setdefault(service, url.rstrip("/"))
+        return urls, frozenset(named - set(urls))
+
+    def _is_safe(self, url: str) -> bool:
+        """Whether a token may be sent there; in the clear only on this very computer, where Keystone is here, too."""
+        try:
+            safe_base_url(url, example="https://...")
+        except ValueError:
+            return False
+        return not url.lower().startswith("http:") or is_loopback(self._settings.base_url)
 
 
 class OpenstackClient(RestClient):
@@ -157,7 +173,9 @@ class OpenstackClient(RestClient):
     async def send(self, method: str, path: str, *, what: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
         url, headers = await self._place(path)
         options["headers"] = {**(options.get("headers") or {}), **headers}
-        return await super().send(method, url, what=what, **options)
+        answer = await super().send(method, url, what=what, **options)
+        self._note_version(answer)
+        return answer
 
     async def send_purchase(
         self,
@@ -169,22 +187,45 @@ class OpenstackClient(RestClient):
         headers: Mapping[str, str] | None = None,
     ) -> HttpAnswer:
         url, more = await self._place(path)
-        return await super().send_purchase(method, url, body, key=key, headers={**(headers or {}), **more})
+        said = {**(headers or {}), **more}
+        answer = await super().send_purchase(method, url, body, key=key, headers=said)
+        self._note_version(answer)
+        return answer
 
     async def version(self) -> tuple[int, int]:
-        """Return the version of Nova's API that requests ask for: the newest that both know."""
+        """Return the version of Nova's API that requests ask for: the newest that both know.
+
+        Raises:
+            Unavailable: Nova does not state its version, and none is known from before.
+        """
         if self._version is None or self._version_kept.left() <= timedelta(0):
-            url = await self.keys.url("compute")
-            root = _ROOT.fullmatch(url)
-            answer = await self._http.read("GET", f"{root[1] if root else url}/")
-            body = decode_or_none(answer.body, who=WHO)
-            said = body.get("version") if isinstance(body, dict) and answer.status == 200 else None
-            number = _NUMBER.fullmatch(str(said.get("version"))) if isinstance(said, dict) else None
-            if number is None and answer.status >= 500:
-                raise Unavailable(f"{WHO} answered {answer.status} to the question for its version")
-            self._version = OLDEST if number is None else min(WANTED, (2, max(1, int(number[1]))))
-            self._version_kept.take(VERSION_KEPT)
+            try:
+                self._version = await self._ask_version()
+                self._version_kept.take(VERSION_KEPT)
+            except Unavailable:
+                if self._version is None:
+                    raise
+                self._version_kept.take(VERSION_AGAIN)
         return self._version
+
+    async def _ask_version(self) -> tuple[int, int]:
+        url = await self.keys.url("compute")
+        root = _ROOT.fullmatch(url)
+        answer = await self._http.read("GET", f"{root[1] if root else url}/")
+        body = decode_or_none(answer.body, who=WHO)
+        said = body.get("version") if isinstance(body, dict) and answer.status == 200 else None
+        newest = said.get("version") if isinstance(said, dict) and isinstance(said.get("id"), str) else None
+        if newest == "":  # the first version, which knows no others
+            return OLDEST
+        number = _NUMBER.fullmatch(newest) if isinstance(newest, str) else None
+        if number is None:
+            raise Unavailable(f"{WHO} answered {answer.status} to the question for its version, and no version")
+        return min(WANTED, (2, max(1, int(number[1]))))
+
+    def _note_version(self, answer: HttpAnswer) -> None:
+        """Have the version asked for again after an answer by a Nova that no longer knows it."""
+        if answer.status == NOT_KNOWN:
+            self._version_kept = Rest(self._clock)
 
     async def _place(self, path: str) -> tuple[str, Mapping[str, str]]:
         _, service, rest = path.split("/", 2)

@@ -153,6 +153,7 @@ class OpenstackApi(RestApi[OpenstackCloud]):
             "network": f"{root}/network",
             "block-storage": f"{root}/volume/v3/{self.cloud.project}",
             "identity": f"{root}/v3",
+            **self.cloud.quirks.addresses,
         }
         names = {"compute": "nova", "image": "glance", "network": "neutron", "identity": "keystone"}
         return [
@@ -181,6 +182,9 @@ class OpenstackApi(RestApi[OpenstackCloud]):
     # Nova: versions and flavours.
 
     def _nova(self, request: Request, _: dict[str, Any]) -> Any:
+        if self.cloud.quirks.version_says is not None:
+            status, said = self.cloud.quirks.version_says
+            return as_json(said, status)
         row = _version("v2.1", self._root(request) + NOVA + "/")
         return {"version": {**row, "version": self.cloud.quirks.microversion_max, "min_version": "2.1"}}
 

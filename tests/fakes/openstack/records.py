@@ -47,6 +47,8 @@ class OpenstackQuirks(RestQuirks):
         many_networks: `auto` finds more than one network.
         console_missing: the hypervisor keeps no console.
         bare_404: an edge in front answers every route of Nova with 404 in no words of its own.
+        addresses: what the catalogue says in place of the address of a service, by its type.
+        version_says: what Nova's root answers in place of its version, with this status.
     """
 
     lingers: timedelta = timedelta(0)
@@ -66,6 +68,8 @@ class OpenstackQuirks(RestQuirks):
     many_networks: bool = False
     console_missing: bool = False
     bare_404: bool = False
+    addresses: dict[str, str] = field(default_factory=dict)
+    version_says: tuple[int, Any] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

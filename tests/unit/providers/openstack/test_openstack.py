@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -21,10 +21,8 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Loss, Market, Offer
-from spotd_providers.kit.http import Http
 from spotd_providers.kit.rest import Meaning
 from spotd_providers.kit.shapes import decode, row_or_none
-from spotd_providers.openstack.keys import Keystone
 from spotd_providers.openstack.plugin import OpenstackProvider
 from spotd_providers.openstack.wire import (
     DIALECT,
@@ -36,7 +34,6 @@ from spotd_providers.openstack.wire import (
     offers_of,
     problem_of,
 )
-from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.serve import Call
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.openstack import ADMIN_PASSWORD, OpenstackQuirks, refusal
@@ -341,19 +338,6 @@ def test_an_overrun_limit_and_a_used_up_quota_differ() -> None:
     assert meaning(404, "The resource could not be found.", "itemNotFound") is Meaning.REJECTED
     assert meaning(404, "Instance 7 could not be found.", "itemNotFound") is Meaning.ABSENT
     assert meaning(404, "Not Found", "error") is Meaning.REJECTED  # a gateway's, which knows of no server
-
-
-def test_a_region_once_known_is_not_left_for_another_one() -> None:
-    def catalog(place: str) -> list[Any]:
-        end = {"interface": "public", "region_id": place, "url": f"https://{place.lower()}.example/v2.1"}
-        return [{"type": "compute", "endpoints": [end]}]
-
-    clock = FakeClock()
-    keys = Keystone(cast(Http, None), OpenstackSettings(), "secret", clock)
-    assert keys._endpoints(catalog("A")) == {"compute": "https://a.example/v2.1"}
-    with pytest.raises(Unavailable, match="region"):
-        keys._endpoints(catalog("B"))
-    assert keys.region == "A"
 
 
 def test_a_volume_that_does_not_go_with_its_server_is_neither_named_nor_deleted(tmp_path: Path) -> None:
