@@ -1,38 +1,32 @@
-"""The HTTP API over an `OpenstackCloud`: Keystone at `/v3`, Nova, Glance, Neutron and Cinder below their own paths."""
+"""The HTTP APIs of the fake: Keystone at `/identity`, and Nova, Cinder, Glance and Neutron below each region."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotd_providers.testkit.serve import Call, Receive, RecordedRequest, Scope, Send
-from tests.fakes.openstack.cloud import OpenstackCloud, OpenstackServer, OpenstackVolume
+from spotd_providers.testkit.serve import Call, RecordedRequest
+from tests.fakes.openstack.cloud import OpenstackCloud
+from tests.fakes.openstack.compute import Compute
 from tests.fakes.openstack.records import (
-    ADMIN_PASSWORD,
-    FAULTS,
-    MICROVERSION_MIN,
-    OTHER_REGION,
-    REGION,
-    USER_DATA_CHARS_MAX,
-    Flavor,
-    refusal,
+    FAULT_NAMES,
+    PATH_NOT_FOUND,
+    REGIONS,
+    OpenstackImage,
+    OpenstackVolume,
+    cut_page,
+    not_found,
 )
-from tests.fakes.rest import Handler, RestApi, RestRefusal, as_json, edited, is_count, is_text
+from tests.fakes.rest import Handler, RestApi, RestRefusal, as_json
 
-NOVA: Final = "/compute/v2.1"
-_CREATE: Final = {
-    "name", "flavorRef", "imageRef", "networks", "key_name", "user_data", "config_drive", "availability_zone",
-    "security_groups", "metadata", "block_device_mapping_v2", "min_count", "max_count", "adminPass",
-}  # fmt: skip
-_OPEN: Final = ("/v3/auth/tokens", "/v3", "/", NOVA, "/image", "/network", "/volume")
-_UNAUTHORIZED: Final = "The request you have made requires authentication."
+UNAUTHORIZED: Final = "The request you have made requires authentication."
+_OPEN: Final = ("", "identity", "identity/v3", "identity/v3/auth/tokens")
+_OPEN_BELOW: Final = ("/compute", "/compute/v2.1", "/compute/v2", "/volume/v3", "/image", "/network")
 
 
 class OpenstackApi(RestApi[OpenstackCloud]):
@@ -40,443 +34,314 @@ class OpenstackApi(RestApi[OpenstackCloud]):
 
     base_path = ""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":  # the project may be in the path of Nova's and is in that of Cinder's
-            path = scope["path"].replace(f"/{self.cloud.project}", "")
-            scope = {**scope, "path": path.rstrip("/") or "/", "raw_path": path.encode()}
-        await super().__call__(scope, receive, send)
+    def __init__(self, cloud: OpenstackCloud) -> None:
+        self._compute = Compute(cloud)
+        self._service = ""
+        super().__init__(cloud)
 
     @staticmethod
     def classify(request: RecordedRequest) -> Call:
-        path = re.sub(r"/[0-9a-f]{32}(?=/|$)", "", request.path).rstrip("/")
-        if path == f"{NOVA}/flavors/detail":
+        parts = request.path.strip("/").split("/")
+        if len(parts) < 4 or parts[1] != "compute":
+            return Call.OTHER
+        if "flavors" in parts:
             return Call.OFFERS
-        if path == f"{NOVA}/limits":
+        if parts[-1] == "limits":
             return Call.ACCOUNT
-        if path.startswith(f"{NOVA}/servers"):
-            if path.endswith("/action"):
-                return Call.OTHER
-            return {"GET": Call.LIST, "POST": Call.LAUNCH, "DELETE": Call.TERMINATE}.get(request.method, Call.OTHER)
-        return Call.OTHER
+        if "servers" not in parts:
+            return Call.OTHER
+        if request.method == "DELETE" or (parts[-1] == "action" and b"forceDelete" in request.body):
+            return Call.TERMINATE
+        if request.method == "GET" and parts.index("servers") >= len(parts) - 2:
+            return Call.LIST
+        return Call.LAUNCH if request.method == "POST" and parts[-1] == "servers" else Call.OTHER
 
     def _routes(self) -> Mapping[str, Mapping[str, Handler]]:
-        return {
-            "/v3": {"GET": lambda request, _: {"version": _version("v3.14", self._root(request) + "/v3/")}},
-            "/v3/auth/tokens": {"POST": self._token},
-            NOVA: {"GET": self._nova},
-            f"{NOVA}/flavors/detail": {"GET": self._flavors},
-            f"{NOVA}/flavors/{{id}}": {"GET": self._flavor},
-            f"{NOVA}/servers/detail": {"GET": self._list},
-            f"{NOVA}/servers": {"POST": self._create},
-            f"{NOVA}/servers/{{id}}": {"GET": self._show, "DELETE": self._delete},
-            f"{NOVA}/servers/{{id}}/action": {"POST": self._act},
-            f"{NOVA}/limits": {"GET": self._limits},
-            f"{NOVA}/os-availability-zone": {
-                "GET": lambda *_: {"availabilityZoneInfo": [{"zoneName": "nova", "zoneState": {"available": True}}]}
-            },
-            "/image": {"GET": lambda request, _: self._versions(request, "v2.9", "/image/v2/")},
-            "/image/v2/images": {"GET": self._images},
-            "/network": {"GET": lambda request, _: self._versions(request, "v2.0", "/network/v2.0/")},
-            "/network/v2.0/networks": {"GET": self._networks},
-            "/volume/v3/volumes/detail": {"GET": self._volumes},
-            "/volume/v3/volumes/{id}": {"GET": self._volume, "PUT": self._name_volume, "DELETE": self._drop_volume},
+        cloud = self.cloud
+        identity: dict[str, dict[str, Handler]] = {
+            "/identity": {"GET": lambda *_: as_json({"versions": {"values": [self._identity()]}}, 300)},
+            "/identity/v3": {"GET": lambda *_: {"version": self._identity()}},
+            "/identity/v3/auth/tokens": {"POST": self._token},
+            "/identity/v3/auth/catalog": {"GET": lambda *_: {"catalog": self._catalogue()}},
         }
+        others: dict[str, dict[str, Handler]] = {
+            "/volume/v3": {"GET": lambda request, _: self._versions(request, "v3.0", "3.70")},
+            "/image": {"GET": lambda request, _: self._versions(request, "v2.9")},
+            "/network": {"GET": lambda request, _: self._versions(request, "v2.0")},
+            "/volume/v3/{project}/volumes": {"GET": self._volumes},
+            "/volume/v3/{project}/volumes/detail": {"GET": self._volumes},
+            "/volume/v3/{project}/volumes/{id}": {
+                "GET": lambda request, _: {"volume": _volume_row(_volume(cloud, request))},
+                "PUT": self._update_volume,
+                "DELETE": self._delete_volume,
+            },
+            "/image/v2/images": {"GET": self._images},
+            "/image/v2/images/{id}": {"GET": self._show_image},
+            "/network/v2.0/networks": {"GET": self._networks},
+        }
+        regional = {"/{region}" + path: one for path, one in (self._compute.routes() | others).items()}
+        both = {**identity, **regional}
+        return {**both, **{path + "/": one for path, one in both.items() if path.count("/") < 4}}
 
-    def _refused(self, no: RestRefusal) -> Response:
-        headers = no.headers
-        if no.code == "bare":
-            return Response("<html>404</html>", status_code=no.status, media_type="text/html")
-        if no.status == 401 or no.code == "error":
-            body: Any = {"error": {"code": no.status, "message": no.message, "title": "Unauthorized"}}
-        elif no.code == "NeutronError":
-            body = {"NeutronError": {"type": "BadRequest", "message": no.message, "detail": ""}}
-        else:
-            code = no.code if no.code in FAULTS.values() else FAULTS.get(no.status, "computeFault")
-            text = "The resource could not be found." if no.code == "not_found" else no.message
-            body = {code: {"code": no.status, "message": text}}
-        return as_json(body, no.status, headers)
+    def _answer(self, methods: Mapping[str, Handler] | None, request: Request, content: bytes) -> Response:
+        parts = request.url.path.strip("/").split("/")
+        self._service = next(
+            (one for one in ("identity", "compute", "volume", "image", "network") if one in parts[:2]), ""
+        )
+        if request.path_params.get("region", REGIONS[0]) not in REGIONS:
+            methods = None
+        if self._service == "compute" and self.cloud.quirks.bare_404:
+            return Response(PATH_NOT_FOUND, 404, media_type="text/html")
+        self._compute.version = None
+        answer = super()._answer(methods, request, content)
+        answer.headers["x-openstack-request-id"] = f"req-{self.cloud.uuid()}"
+        if self._service == "compute" and self._compute.version is not None and not self.cloud.quirks.legacy:
+            major, minor = self._compute.version
+            answer.headers["openstack-api-version"] = f"compute {major}.{minor}"
+            answer.headers["x-openstack-nova-api-version"] = f"{major}.{minor}"
+        return answer
 
-    # Keystone.
+    def _refused(self, refusal: RestRefusal) -> Response:
+        status, message, headers = refusal.status, refusal.message, refusal.headers
+        if status == 429 and self._service in ("compute", "volume"):
+            status = self.cloud.quirks.rate_limit_status
+        if refusal.code == "not_found" and refusal.message == "Not found":
+            return Response(PATH_NOT_FOUND, status, headers, media_type="text/html")
+        if status == 401 or self._service == "identity":
+            title = {401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}.get(status, "Bad Request")
+            return as_json({"error": {"code": status, "message": message, "title": title}}, status, headers)
+        if self._service == "network":
+            kind = refusal.code or "HTTPError"
+            return as_json({"NeutronError": {"type": kind, "message": message, "detail": ""}}, status, headers)
+        if self._service == "image":
+            return Response(
+                f"<html><body><h1>{status}</h1>{message}</body></html>", status, headers, media_type="text/html"
+            )
+        return as_json({FAULT_NAMES.get(status, "computeFault"): {"code": status, "message": message}}, status, headers)
 
-    def _root(self, request: Request) -> str:
-        return str(request.base_url).rstrip("/")
+    # --- Keystone -------------------------------------------------------------------------------------------------
 
     def _authenticate(self, request: Request) -> None:
-        if request.url.path in _OPEN:
+        path = request.url.path.strip("/")
+        if path in _OPEN or path.endswith(_OPEN_BELOW):
             return
-        if self.cloud.quirks.bare_404 and request.url.path.startswith(NOVA):
-            raise RestRefusal(404, "", code="bare")
-        expires = self.cloud.tokens.get(request.headers.get("x-auth-token", ""))
-        if expires is None or expires <= self.cloud.clock.now():
-            raise RestRefusal(401, _UNAUTHORIZED, code="error")
+        until, scoped = self.cloud.tokens.get(request.headers.get("x-auth-token", ""), (None, False))
+        if until is None or until <= self.cloud.clock.now():
+            where = f'Keystone uri="{self.cloud.base_url}/identity"'
+            raise RestRefusal(401, UNAUTHORIZED, headers={"www-authenticate": where})
+        if not scoped and self._service != "identity":
+            raise RestRefusal(403, "Policy doesn't allow this to be performed.")
 
-    def _token(self, request: Request, body: dict[str, Any]) -> Response:
+    def _identity(self) -> dict[str, Any]:
+        links = [{"rel": "self", "href": f"{self.cloud.base_url}/identity/v3/"}]
+        return {"id": "v3.14", "status": "stable", "updated": "2020-04-07T00:00:00Z", "links": links}
+
+    def _token(self, _: Request, body: dict[str, Any]) -> Response:
+        auth = _dict(body.get("auth"))
+        identity = _dict(auth.get("identity"))
+        methods = identity.get("methods")
+        cloud, now = self.cloud, self.cloud.clock.now()
+        if not isinstance(methods, list) or not methods:
+            raise RestRefusal(400, "'methods' is a required property")
+        if methods == ["application_credential"]:
+            given = _dict(identity.get("application_credential"))
+            right = (given.get("id"), given.get("secret")) == (cloud.credential_id, cloud.secret)
+            if "scope" in auth:
+                raise RestRefusal(401, "Application credentials cannot request a scope.")
+            scoped = True
+        elif methods == ["password"]:
+            user = _dict(_dict(identity.get("password")).get("user"))
+            by_name = user.get("name") == cloud.username and bool(_dict(user.get("domain")))
+            right = (user.get("id") == cloud.user_id or by_name) and user.get("password") == cloud.password
+            project = _dict(_dict(auth.get("scope")).get("project"))
+            scoped = "scope" in auth
+            named = project.get("name") == "spotd-project" and bool(_dict(project.get("domain")))
+            right = right and (not scoped or named or project.get("id") == cloud.project)
+        else:
+            right = scoped = False
+        if not right:
+            raise RestRefusal(401, UNAUTHORIZED)
+        name = f"gAAAAA-{cloud.uuid()}"
+        cloud.tokens[name] = (now + cloud.quirks.token_lives, scoped)
+        token: dict[str, Any] = {
+            "methods": methods,
+            "user": {"id": cloud.user_id, "name": cloud.username, "domain": {"id": "default", "name": "Default"}},
+            "audit_ids": ["3T2dc1CGQxyJsHdDu1xkcw"],
+            "issued_at": _instant(now),
+            "expires_at": cloud.quirks.expires_says or _instant(now + cloud.quirks.token_lives),
+            "is_domain": False,
+        }
+        if scoped:
+            token["project"] = {"id": cloud.project, "name": "spotd-project", "domain": token["user"]["domain"]}
+            token["roles"] = [{"id": "9fe2ff9ee4384b1894a90878d3e92bab", "name": "member"}]
+            if cloud.quirks.catalogue:
+                token["catalog"] = self._catalogue()
+        return as_json({"token": token}, 201, {"x-subject-token": name, "vary": "X-Auth-Token"})
+
+    def _catalogue(self) -> list[dict[str, Any]]:
         cloud, quirks = self.cloud, self.cloud.quirks
-        auth = body.get("auth") or {}
-        identity = auth.get("identity") or {}
-        match identity.get("methods"):
-            case ["application_credential"]:
-                said = identity.get("application_credential") or {}
-                is_right = (said.get("id"), said.get("secret")) == (cloud.credential_id, cloud.secret)
-                if "scope" in auth:
-                    raise RestRefusal(401, "Application credentials cannot request a scope.", code="error")
-            case ["password"]:
-                user = (identity.get("password") or {}).get("user") or {}
-                domain = user.get("domain") or {}
-                is_right = (user.get("name"), user.get("password")) == (cloud.username, cloud.password)
-                is_right = is_right and (domain.get("name"), domain.get("id")) in (("Default", None), (None, "default"))
-                if auth.get("scope") != {"project": {"id": cloud.project}}:
-                    raise RestRefusal(401, _UNAUTHORIZED, code="error")
-            case _:
-                raise RestRefusal(400, "'methods' is a required property", code="error")
-        if not is_right:
-            raise RestRefusal(401, _UNAUTHORIZED, code="error")
-        token, expires = f"fake-token-{cloud.uuid()}", cloud.clock.now() + quirks.token_lives
-        cloud.tokens[token] = expires
-        says = f"{expires:%Y-%m-%dT%H:%M:%S.%f}Z" if quirks.expires_says is None else quirks.expires_says
-        answer = {
-            "methods": identity["methods"],
-            "expires_at": says,
-            "issued_at": f"{cloud.clock.now():%Y-%m-%dT%H:%M:%S.%f}Z",
-            "user": {"id": "u-1", "name": cloud.username, "domain": {"id": "default", "name": "Default"}},
-            "project": {"id": cloud.project, "name": "lab", "domain": {"id": "default", "name": "Default"}},
-            "roles": [{"id": "r-1", "name": "member"}],
-            "catalog": self._catalog(self._root(request)),
+        compute = "/compute/v2" if quirks.legacy else "/compute/v2.1"
+        compute += f"/{cloud.project}" if quirks.project_in_url else ""
+        services = {
+            "identity": ("keystone", ""),
+            "compute": ("nova", compute),
+            quirks.volume_type: ("cinderv3", f"/volume/v3/{cloud.project}"),
+            "image": ("glance", "/image"),
+            "network": ("neutron", "/network"),
         }
-        return as_json({"token": answer}, 201, {"x-subject-token": token})
+        rows: list[dict[str, Any]] = []
+        for kind, (name, path) in services.items():
+            endpoints: list[dict[str, str]] = []
+            for region in REGIONS:
+                for interface in ("admin", "internal", "public"):
+                    host = cloud.base_url if interface == "public" else "http://controller.invalid:8774"
+                    url = f"{host}/{region}{path}" if path else f"{host}/identity"
+                    if interface == "public":
+                        url = quirks.addresses.get(kind, url)
+                    place = {"region": region, "region_id": region, "interface": interface}
+                    endpoints.append({"id": f"{len(rows)}{len(endpoints)}", "url": url, **place})
+            rows.append({"id": f"service-{len(rows)}", "type": kind, "name": name, "endpoints": endpoints})
+        return rows
 
-    def _catalog(self, root: str) -> list[Any]:
-        nova = f"{root}{NOVA}/{self.cloud.project}" if self.cloud.quirks.project_in_url else f"{root}{NOVA}"
-        urls = {
-            "compute": nova,
-            "image": f"{root}/image",
-            "network": f"{root}/network",
-            "block-storage": f"{root}/volume/v3/{self.cloud.project}",
-            "identity": f"{root}/v3",
-            **self.cloud.quirks.addresses,
-        }
-        names = {"compute": "nova", "image": "glance", "network": "neutron", "identity": "keystone"}
-        return [
-            {
-                "id": f"s-{kind}",
-                "type": kind,
-                "name": names.get(kind, "cinder"),
-                "endpoints": [
-                    {
-                        "id": f"e-{kind}-{face}-{place}",
-                        "interface": face,
-                        "region": place,
-                        "region_id": place,
-                        "url": at,
-                    }
-                    for place, at in ((REGION, url), (OTHER_REGION, "https://bhs5.invalid/"))
-                    for face in ("public", "internal")
-                ],
-            }
-            for kind, url in urls.items()
-        ]
+    def _versions(self, request: Request, version: str, most: str = "") -> Any:
+        path = request.url.path.strip("/") + ("" if most else f"/{version.split('.')[0]}")
+        links = [{"rel": "self", "href": f"{self.cloud.base_url}/{path}{'.0' if version == 'v2.0' else ''}/"}]
+        limits = {"version": most, "min_version": "3.0"} if most else {}
+        return {"versions": [{"id": version, "status": "CURRENT", "links": links, **limits}]}
 
-    def _versions(self, request: Request, number: str, path: str) -> Any:
-        return {"versions": [_version(number, self._root(request) + path)]}
-
-    # Nova: versions and flavours.
-
-    def _nova(self, request: Request, _: dict[str, Any]) -> Any:
-        if self.cloud.quirks.version_says is not None:
-            status, said = self.cloud.quirks.version_says
-            return as_json(said, status)
-        row = _version("v2.1", self._root(request) + NOVA + "/")
-        return {"version": {**row, "version": self.cloud.quirks.microversion_max, "min_version": "2.1"}}
-
-    def _micro(self, request: Request) -> tuple[int, ...]:
-        """The microversion that a request asks for.
-
-        Raises:
-            RestRefusal: Nova does not know it.
-        """
-        said = request.headers.get("x-openstack-nova-api-version", "")
-        kind, _, number = request.headers.get("openstack-api-version", "").partition(" ")
-        said = number if kind == "compute" else said
-        most = tuple(int(part) for part in self.cloud.quirks.microversion_max.split("."))
-        asked = most if said == "latest" else tuple(int(part) for part in (said or "2.1").split("."))
-        if not MICROVERSION_MIN <= asked <= most:
-            raise refusal(406, f"Version {said} is not supported by the API.")
-        return asked
-
-    def _flavor_row(self, kind: Flavor, micro: tuple[int, ...]) -> Any:
-        row = {
-            "id": kind.flavor_id,
-            "name": kind.name,
-            "vcpus": kind.vcpus,
-            "ram": kind.ram_mb,
-            "disk": kind.disk_gb,
-            "OS-FLV-EXT-DATA:ephemeral": 0,
-            "swap": "" if micro < (2, 75) else 0,
-            "rxtx_factor": 1.0,
-            "os-flavor-access:is_public": True,
-            "OS-FLV-DISABLED:disabled": kind.disabled,
-            "links": [],
-        }
-        if micro >= (2, 55):
-            row["description"] = None
-        if micro >= (2, 61):
-            row["extra_specs"] = {} if self.cloud.quirks.hides_extra_specs else dict(kind.extra_specs)
-        return edited(row, self.cloud.quirks.edit_offer.get(kind.name, {}))
-
-    def _flavors(self, request: Request, _: dict[str, Any]) -> Any:
-        micro = self._micro(request)
-        kinds, following = self._paged(request, list(self.cloud.flavors.values()), lambda one: one.flavor_id)
-        return {"flavors": [self._flavor_row(one, micro) for one in kinds], **_links("flavors", following)}
-
-    def _flavor(self, request: Request, _: dict[str, Any]) -> Any:
-        kind = self.cloud.flavors.get(request.path_params["id"])
-        if kind is None:
-            raise refusal(404, f"Flavor {request.path_params['id']} could not be found.")
-        return {"flavor": self._flavor_row(kind, self._micro(request))}
-
-    def _paged(self, request: Request, rows: Sequence[Any], name: Any) -> tuple[Sequence[Any], str]:
-        """The rows of the page that is asked for, and the URL of the next one."""
-        asked, marker = request.query_params.get("limit"), request.query_params.get("marker")
-        if asked is not None and not asked.isdecimal():
-            raise refusal(400, "limit param must be an integer")
-        size = min(int(asked or self.cloud.quirks.page_rows), self.cloud.quirks.page_rows)
-        names = [name(one) for one in rows]
-        if marker is not None and marker not in names:
-            raise refusal(400, f"marker [{marker}] not found")
-        begin = names.index(marker) + 1 if marker is not None else 0
-        page = rows[begin : begin + size]
-        if begin + size >= len(rows):
-            return page, ""
-        url = request.url.include_query_params(marker=name(page[-1]))
-        return page, str(url)
-
-    # Nova: servers.
-
-    def _list(self, request: Request, _: dict[str, Any]) -> Any:
-        micro, asked = self._micro(request), request.query_params
-        if self.cloud.quirks.breaks_page and "marker" in asked:
-            raise refusal(500, "Unexpected API Error.")
-        rows = list(reversed(self.cloud.listed()))
-        if "changes-since" in asked:
-            since = datetime.fromisoformat(asked["changes-since"])
-            ended = [one for one in self.cloud.rented.values() if one.updated_at and one.updated_at >= since]
-            rows = [*rows, *ended]
-        if "name" in asked:
-            rows = [one for one in rows if re.search(asked["name"], one.name)]
-        page, following = self._paged(request, rows, lambda one: one.machine_id)
-        return {"servers": [self._row(one, micro) for one in page], **_links("servers", following)}
-
-    def _known(self, request: Request) -> OpenstackServer:
-        one = self.cloud.known(request.path_params["id"])
-        if one is None:
-            raise refusal(404, f"Instance {request.path_params['id']} could not be found.")
-        return one
-
-    def _show(self, request: Request, _: dict[str, Any]) -> Any:
-        return {"server": self._row(self._known(request), self._micro(request))}
-
-    def _row(self, one: OpenstackServer, micro: tuple[int, ...]) -> Any:
-        flavor: dict[str, Any] = {"id": one.flavor.flavor_id, "links": []}
-        if micro >= (2, 47):
-            flavor = {"original_name": one.flavor.name, "vcpus": one.flavor.vcpus, "ram": one.flavor.ram_mb}
-            flavor |= {"disk": one.flavor.disk_gb, "ephemeral": 0, "swap": 0, "extra_specs": {}}
-        address = {"addr": "203.0.113.21", "version": 4, "OS-EXT-IPS:type": "fixed"}
-        row = {
-            "id": one.machine_id,
-            "name": one.name,
-            "status": one.status,
-            "OS-EXT-STS:vm_state": {"ACTIVE": "active", "BUILD": "building"}.get(one.status, "stopped"),
-            "OS-EXT-STS:task_state": one.task_state,
-            "OS-EXT-STS:power_state": 1 if one.status == "ACTIVE" else 0,
-            "created": _instant(one.launched_at),
-            "updated": _instant(one.updated_at or one.launched_at),
-            "OS-SRV-USG:launched_at": f"{one.active_at:%Y-%m-%dT%H:%M:%S}.000000" if one.active_at else None,
-            "OS-SRV-USG:terminated_at": None,
-            "flavor": flavor,
-            "image": {"id": one.body["imageRef"], "links": []} if one.body.get("imageRef") else "",
-            "metadata": one.metadata,
-            "addresses": {"Ext-Net": [address]} if one.active_at else {},
-            "accessIPv4": "",
-            "accessIPv6": "",
-            "key_name": one.body.get("key_name"),
-            "hostId": "9" * 56 if one.active_at else "",
-            "OS-EXT-AZ:availability_zone": "nova",
-            "os-extended-volumes:volumes_attached": [
-                {"id": number, "delete_on_termination": self.cloud.volumes[number].dies_with_server}
-                if number in self.cloud.volumes
-                else {"id": number}
-                for number in one.volume_ids
-            ],
-            "tenant_id": self.cloud.project,
-        }
-        if one.fault is not None:
-            row["fault"] = one.fault
-        if micro >= (2, 9):
-            row["locked"] = one.locked
-        if micro >= (2, 26):
-            row["tags"] = list(one.body.get("tags") or [])
-        return edited(row, self.cloud.quirks.edit_row.get(one.machine_id, {}))
-
-    def _create(self, request: Request, sent: dict[str, Any]) -> Response:
-        micro, body = self._micro(request), sent.get("server")
-        if not isinstance(body, dict):
-            raise refusal(400, "Invalid input for field/attribute server. Value: None.")
-        self._require_fields(body, micro)
-        flavor = self.cloud.flavors.get(body["flavorRef"])
-        if flavor is None:
-            raise refusal(self.cloud.quirks.unknown_flavor, f"Flavor {body['flavorRef']} could not be found.")
-        self._require_disk(body, flavor)
-        if body.get("key_name") not in (None, *self.cloud.keypairs):
-            raise refusal(400, "Invalid key_name provided.")
-        networks = body.get("networks")
-        if isinstance(networks, list) and any(one.get("uuid") not in self.cloud.networks for one in networks):
-            raise refusal(400, "Network could not be found.")
-        if networks in (None, "auto") and self.cloud.quirks.many_networks:
-            raise refusal(409, "Multiple possible networks found, use a Network ID to be more specific.")
-        one = self.cloud.create(body, flavor)
-        links = [{"rel": "self", "href": f"{self._root(request)}{NOVA}/servers/{one.machine_id}"}]
-        row = {"id": one.machine_id, "links": links, "OS-DCF:diskConfig": "MANUAL", "adminPass": ADMIN_PASSWORD}
-        return as_json({"server": row}, 202)
-
-    def _require_fields(self, body: dict[str, Any], micro: tuple[int, ...]) -> None:
-        known = _CREATE | ({"tags"} if micro >= (2, 52) else set()) | ({"description"} if micro >= (2, 19) else set())
-        if odd := sorted(set(body) - known):
-            raise refusal(400, f"Additional properties are not allowed ({odd[0]!r} was unexpected)")
-        metadata = body.get("metadata", {})
-        fits = {
-            "name": is_text(body.get("name")),
-            "flavorRef": is_text(body.get("flavorRef")),
-            "config_drive": isinstance(body.get("config_drive", True), bool),
-            "metadata": isinstance(metadata, dict) and all(is_text(one) for one in (*metadata, *metadata.values())),
-            "user_data": _is_user_data(body.get("user_data", "")),
-            "networks": _are_networks(body.get("networks"), micro),
-        }
-        if faults := [name for name, is_right in fits.items() if not is_right]:
-            raise refusal(400, f"Invalid input for field/attribute {faults[0]}.")
-
-    def _require_disk(self, body: dict[str, Any], flavor: Flavor) -> None:
-        disks, image_id = body.get("block_device_mapping_v2") or [], body.get("imageRef") or ""
-        for disk in disks:
-            if not is_count(disk.get("volume_size"), 1) or disk.get("source_type") != "image":
-                raise refusal(400, "Block Device Mapping is Invalid.")
-            image_id = disk.get("uuid")
-        image = self.cloud.images.get(image_id)
-        if image is None:
-            raise refusal(400, "Can not find requested image")
-        if not disks and flavor.disk_gb == 0:
-            raise refusal(400, "Only volume-backed servers are allowed for flavors with zero disk.")
-        if not disks and flavor.disk_gb < int(str(image["min_disk"])):
-            raise refusal(400, "Flavor's disk is too small for requested image.")
-
-    def _delete(self, request: Request, _: dict[str, Any]) -> Response:
-        self._micro(request)
-        self.cloud.delete(self._known(request))
-        return Response(status_code=204)
-
-    def _act(self, request: Request, body: dict[str, Any]) -> Response:
-        self._micro(request)
-        one = self._known(request)
-        match list(body):
-            case ["forceDelete"]:
-                self.cloud.delete(one, force=True)
-                return Response(status_code=202)
-            case ["os-getConsoleOutput"]:
-                if self.cloud.quirks.console_missing:
-                    raise refusal(404, "Unable to get console log, functionality not implemented.")
-                if one.active_at is None:
-                    raise refusal(409, f"Instance {one.machine_id} is not ready")
-                lines = (body["os-getConsoleOutput"] or {}).get("length") or 10_000
-                return as_json({"output": "\n".join(self.cloud.machines.console(one.machine_id, lines=int(lines)))})
-            case _:
-                raise refusal(400, f"There is no such action: {next(iter(body), '')}.")
-
-    def _limits(self, request: Request, _: dict[str, Any]) -> Any:
-        self._micro(request)
-        alive = [one for one in self.cloud.rented.values() if one.exists]
-        most = self.cloud.quirks.quota_gpus
-        return {
-            "limits": {
-                "rate": [],
-                "absolute": {
-                    "maxTotalInstances": 10 if most is None else most,
-                    "totalInstancesUsed": len(alive),
-                    "maxTotalCores": -1,
-                    "totalCoresUsed": sum(one.flavor.vcpus for one in alive),
-                    "maxTotalRAMSize": -1,
-                    "totalRAMUsed": sum(one.flavor.ram_mb for one in alive),
-                },
-            }
-        }
-
-    # Glance, Neutron and Cinder.
-
-    def _images(self, request: Request, _: dict[str, Any]) -> Any:
-        name = request.query_params.get("name")
-        rows = [
-            {"id": image_id, "status": "active", "visibility": "public", **image}
-            for image_id, image in self.cloud.images.items()
-            if name in (None, image["name"])
-        ]
-        return {"images": rows, "schema": "/v2/schemas/images", "first": "/v2/images"}
-
-    def _networks(self, request: Request, _: dict[str, Any]) -> Any:
-        name = request.query_params.get("name")
-        rows = self.cloud.networks.items()
-        found = [{"id": uuid, "name": called, "status": "ACTIVE"} for uuid, called in rows if name in (None, called)]
-        return {"networks": found}
+    # --- Cinder ---------------------------------------------------------------------------------------------------
 
     def _volumes(self, request: Request, _: dict[str, Any]) -> Any:
-        rows, following = self._paged(request, list(self.cloud.volumes.values()), lambda one: one.volume_id)
-        return {"volumes": [_volume_row(one) for one in rows], **_links("volumes", following)}
+        asked, region = request.query_params, request.path_params["region"]
+        wanted = {key: asked[key] for key in ("name", "status") if key in asked}
+        rows = [
+            _volume_row(one)
+            for one in sorted(self.cloud.volumes.values(), key=lambda one: (one.made_at, one.volume_id), reverse=True)
+            if one.region == region
+        ]
+        found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+        markers = [row["id"] for row in rows]
+        page, following = cut_page(request, [row["id"] for row in found], self.cloud.quirks.page_rows, markers)
+        found = [row for row in found if row["id"] in page]
+        if not request.url.path.endswith("/detail"):
+            found = [{key: row[key] for key in ("id", "name")} for row in found]
+        if following is None:
+            return {"volumes": found}
+        link = f"{self.cloud.base_url}{request.url.path}?{urlencode({**asked, 'marker': following})}"
+        return {"volumes": found, "volumes_links": [{"rel": "next", "href": link}]}
 
-    def _known_volume(self, request: Request) -> OpenstackVolume:
-        volume = self.cloud.volumes.get(request.path_params["id"])
-        if volume is None:
-            raise refusal(404, f"Volume {request.path_params['id']} could not be found.")
-        return volume
-
-    def _volume(self, request: Request, _: dict[str, Any]) -> Any:
-        return {"volume": _volume_row(self._known_volume(request))}
-
-    def _name_volume(self, request: Request, body: dict[str, Any]) -> Any:
-        volume = self._known_volume(request)
-        volume.name = body["volume"].get("name", volume.name)
+    def _update_volume(self, request: Request, body: dict[str, Any]) -> Any:
+        volume, wish = _volume(self.cloud, request), _dict(body.get("volume"))
+        volume.name = str(wish.get("name", volume.name))
+        volume.metadata = dict(wish.get("metadata", volume.metadata))
         return {"volume": _volume_row(volume)}
 
-    def _drop_volume(self, request: Request, _: dict[str, Any]) -> Response:
-        self.cloud.delete_volume(self._known_volume(request))
+    def _delete_volume(self, request: Request, _: dict[str, Any]) -> Response:
+        self.cloud.delete_volume(_volume(self.cloud, request).volume_id)
         return Response(status_code=202)
+
+    # --- Glance and Neutron ---------------------------------------------------------------------------------------
+
+    def _images(self, request: Request, _: dict[str, Any]) -> Any:
+        asked = request.query_params
+        rows = [
+            _image_row(one)
+            for one in sorted(self.cloud.images.values(), key=lambda one: (one.made_at, one.image_id), reverse=True)
+            if one.region == request.path_params["region"]
+            and asked.get("name", one.name) == one.name
+            and asked.get("status", one.status) == one.status
+            and (asked.get("os_hidden") == "true") == one.is_hidden
+        ]
+        most = min(self.cloud.quirks.page_rows, 25) if "limit" not in asked else self.cloud.quirks.page_rows
+        page, following = cut_page(request, [row["id"] for row in rows], most)
+        more = {"next": f"/v2/images?{urlencode({**asked, 'marker': following})}"} if following else {}
+        return {
+            "images": [row for row in rows if row["id"] in page],
+            "first": "/v2/images",
+            "schema": "/v2/schemas/images",
+            **more,
+        }
+
+    def _show_image(self, request: Request, _: dict[str, Any]) -> Any:
+        one = self.cloud.images.get(request.path_params["id"])
+        if one is None or one.region != request.path_params["region"]:
+            raise RestRefusal(404, f"No image found with ID {request.path_params['id']}")
+        return _image_row(one)
+
+    def _networks(self, request: Request, _: dict[str, Any]) -> Any:
+        asked = request.query_params
+        rows = [
+            {
+                "id": one.network_id,
+                "name": one.name,
+                "status": "ACTIVE",
+                "admin_state_up": True,
+                "router:external": one.is_external,
+                "shared": one.is_external,
+                "subnets": [one.network_id[::-1]],
+                "project_id": self.cloud.project,
+                "tenant_id": self.cloud.project,
+            }
+            for one in self.cloud.networks.values()
+            if one.region == request.path_params["region"]
+            and asked.get("name", one.name) == one.name
+            and asked.get("id", one.network_id) == one.network_id
+            and asked.get("router:external", str(one.is_external)).lower() == str(one.is_external).lower()
+        ]
+        return {"networks": rows}
+
+
+def _volume(cloud: OpenstackCloud, request: Request) -> OpenstackVolume:
+    one = cloud.volumes.get(request.path_params["id"])
+    if one is None or one.region != request.path_params["region"]:
+        raise not_found("Volume", request.path_params["id"])
+    return one
 
 
 def _volume_row(one: OpenstackVolume) -> dict[str, Any]:
-    attached = [{"server_id": one.server_id, "volume_id": one.volume_id}] if one.server_id else []
-    return {"id": one.volume_id, "name": one.name, "size": one.size, "status": one.status, "attachments": attached,
-            "metadata": one.metadata, "bootable": "true"}  # fmt: skip
+    attached = {"id": one.volume_id, "volume_id": one.volume_id, "server_id": one.server_id, "device": "/dev/vda"}
+    return {
+        "id": one.volume_id,
+        "name": one.name,
+        "status": one.status,
+        "size": one.size,
+        "bootable": "true",
+        "encrypted": False,
+        "multiattach": False,
+        "volume_type": "classic",
+        "availability_zone": "nova",
+        "description": "",
+        "metadata": one.metadata,
+        "attachments": [attached] if one.server_id else [],
+        "created_at": one.made_at.strftime("%Y-%m-%dT%H:%M:%S.%f"),
+        "updated_at": None,
+        "os-vol-tenant-attr:tenant_id": OpenstackCloud.project,
+    }
 
 
-def _version(number: str, url: str) -> dict[str, Any]:
-    return {"id": number, "status": "CURRENT", "links": [{"rel": "self", "href": url}]}
-
-
-def _links(kind: str, url: str) -> dict[str, Any]:
-    return {f"{kind}_links": [{"rel": "next", "href": url}]} if url else {}
+def _image_row(one: OpenstackImage) -> dict[str, Any]:
+    return {
+        "id": one.image_id,
+        "name": one.name,
+        "status": one.status,
+        "visibility": "public",
+        "min_disk": one.min_disk,
+        "min_ram": 0,
+        "size": 700_000_000,
+        "disk_format": "qcow2",
+        "container_format": "bare",
+        "os_hidden": one.is_hidden,
+        "protected": False,
+        "tags": [],
+        "created_at": one.made_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "updated_at": one.made_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "schema": "/v2/schemas/image",
+    }
 
 
 def _instant(at: datetime) -> str:
-    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _is_user_data(value: Any) -> bool:
-    if not isinstance(value, str) or len(value) > USER_DATA_CHARS_MAX:
-        return False
-    try:
-        base64.b64decode(value, validate=True)
-    except binascii.Error:
-        return False
-    return True
-
-
-def _are_networks(value: Any, micro: tuple[int, ...]) -> bool:
-    if micro >= (2, 37):
-        return value in ("auto", "none") or (isinstance(value, list) and bool(value))
-    return value is None or isinstance(value, list)
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

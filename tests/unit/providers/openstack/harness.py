@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,15 +54,15 @@ class OpenstackHarness(RestHarness):
     who = "OpenStack"
     runs = "ACTIVE"
     ends = "DELETED"
-    key_exchanges = frozenset({"/v3/auth/tokens"})
+    key_exchanges = frozenset({"/identity/v3/auth/tokens"})
 
     def settings(self) -> OpenstackSettings:
         return OpenstackSettings(
             **{
-                "base_url": self.served.url + "/v3",
+                "base_url": self.served.url + "/identity/v3",
                 "credential_id": self.cloud.credential_id,
                 "region": "GRA11",
-                "image": "Ubuntu 24.04 - NVIDIA docker",
+                "image": "Ubuntu 24.04",
                 "disk_price": "0.10",
                 "flavors": PRICED,
                 **self.more,
@@ -82,7 +83,7 @@ class OpenstackHarness(RestHarness):
                 gpu=GPUS[one.name],
                 gpu_count=one.gpus,
                 market=Market.SPOT if one.is_spot else Market.ON_DEMAND,
-                price=usd(one.usd),
+                price=usd(one.price),
             )
             for one in self.cloud.flavors.values()
             if one.name in GPUS and not one.disabled
@@ -98,11 +99,11 @@ class OpenstackHarness(RestHarness):
         self.cloud.flavors.clear()
 
     def vanish_offer(self, offer: Offer) -> None:
-        self.cloud.flavors.pop(offer.extra["flavor"])
+        self.cloud.flavors.pop(offer.extra["name"])
 
     def exhaust_capacity(self, offer: Offer) -> None:
         self.cloud.sell_out(offer.extra["name"])
-        self.cloud.quirks.schedules = self.cloud.quirks.schedules * 0
+        self.cloud.quirks.schedules = timedelta(0)
 
     def empty_balance(self) -> None:
         raise NotApplicable("OpenStack knows no money")

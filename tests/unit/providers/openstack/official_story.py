@@ -47,7 +47,7 @@ def main(url: str, key: str) -> dict[str, Any]:
     )
     compute = client.compute
     flavors = {one.name: one for one in compute.flavors(details=True, limit=2)}
-    image = max(client.image.images(name="Ubuntu 24.04 - NVIDIA docker"), key=lambda one: one.created_at)
+    image = max(client.image.images(name="Ubuntu 24.04"), key=lambda one: one.created_at)
     networks = [one.name for one in client.network.networks()]
     limits = compute.get_limits().absolute
     body = {

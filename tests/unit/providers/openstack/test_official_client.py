@@ -23,19 +23,20 @@ def test_the_official_client_logs_in_launches_reads_the_console_and_deletes(tmp_
     try:
         with serving(OpenstackApi(cloud)) as served, ticking(cloud):
             story, key = Path(__file__).with_name("official_story.py"), f"{cloud.credential_id}:{cloud.secret}"
-            seen = told_by(OPENSTACK, story, served.url + "/v3", key, home=tmp_path / "home")
+            seen = told_by(OPENSTACK, story, served.url + "/identity/v3", key, home=tmp_path / "home")
         first, second = cloud.rented.values()
+        image = cloud.image("Ubuntu 24.04").image_id
     finally:
         cloud.shut_down()
     assert seen["project"] == cloud.project
-    assert seen["flavors"] == {one.name: [one.vcpus, one.ram_mb, one.disk_gb] for one in some_flavors()}
+    assert seen["flavors"] == {one.name: [one.vcpus, one.ram, one.disk] for one in some_flavors()}
     assert seen["specs"] == {"pci_passthrough:alias": "a100-80:4"}
-    assert (seen["image"], seen["networks"], seen["limits"]) == ("i-0002", ["Ext-Net"], [10, 0])
+    assert (seen["image"], seen["networks"], seen["limits"]) == (image, ["private", "Ext-Net"], [50, 0])
     assert seen["made"][1] is True
     assert seen["running"] == ["l4-90", {"spotd-key": first.name}, None, None]
-    assert seen["address"] == ["203.0.113.21"]
+    assert seen["address"] == ["198.51.100.9"]
     assert (seen["found"], seen["missed"]) == ([True], [])
-    assert seen["no flavour"] == [404, "Flavor f-none could not be found."]
+    assert seen["no flavour"] == [400, "Flavor f-none could not be found."]
     assert seen["no image"] == [400, "Can not find requested image"]
     assert seen["console"] == "begun"
     assert seen["gone"][0] == 404

@@ -63,7 +63,7 @@ def test_a_launch_marks_its_server_twice_and_keeps_secrets_out_of_it(tmp_path: P
         (server,) = h.cloud.rented.values()
         assert server.name == server.metadata["spotd-key"] == made.key
         assert server.metadata["spotd-install"] == "lab"
-        assert (server.body["networks"], server.body["imageRef"]) == ("auto", "i-0002")
+        assert (server.body["networks"], server.body["imageRef"]) == ("auto", h.cloud.image("Ubuntu 24.04").image_id)
         assert server.script is not None
         assert not any(secret in server.script for secret in (h.cloud.secret, *h.cloud.tokens))
         assert ADMIN_PASSWORD not in str(h.log)
@@ -268,7 +268,7 @@ def test_a_flavour_without_a_price_is_not_offered_and_the_doctor_says_so(tmp_pat
         lines = {one.name: one for one in await provider.check()}
         assert all(line.ok for line in lines.values()), lines
         assert lines["flavors"].detail == "6 have a price; 3 without one are not offered"
-        assert lines["quota"].detail == "0 of 10 servers are there"
+        assert lines["quota"].detail == "0 of 50 servers are there"
 
     play(tmp_path, story)
 
@@ -297,9 +297,12 @@ def test_a_named_network_and_a_key_pair_are_in_the_launch(newest_known: str, tmp
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
         made = await _bought(h, provider)
         (server,) = h.cloud.rented.values()
-        assert (server.body["networks"], server.body["key_name"]) == ([{"uuid": "n-0001"}], "laptop")
+        assert (server.body["networks"], server.body["key_name"]) == (
+            [{"uuid": h.cloud.network("Ext-Net").network_id}],
+            "laptop",
+        )
         address = await provider.shell(made.ref)
-        assert (address.host, address.user) == ("203.0.113.21", "ubuntu")
+        assert (address.host, address.user) == ("198.51.100.9", "ubuntu")
 
     play(tmp_path, story, OpenstackQuirks(microversion_max=newest_known), network="Ext-Net", ssh_key="laptop")
 
