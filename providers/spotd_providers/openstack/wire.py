@@ -141,6 +141,8 @@ class OpenstackDialect(Dialect):
             return Meaning.QUOTA
         if status == 413:
             return Meaning.TOO_OFTEN
+        if is_purchase and status == 403 and any(what in text for what in ("external network", "zero disk")):
+            return Meaning.REJECTED  # it is what was asked for that is forbidden, and the key is good
         if is_purchase and status in (400, 404) and "flavor" in text and "could not be found" in text:
             return Meaning.OFFER_GONE
         found = super().meaning(status, problem, is_purchase=is_purchase)

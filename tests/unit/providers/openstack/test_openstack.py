@@ -314,6 +314,8 @@ def test_a_named_network_and_a_key_pair_are_in_the_launch(newest_known: str, tmp
         (403, "Policy doesn't allow os_compute_api:servers:create to be performed.", AuthFailed),
         (400, "Invalid key_name provided.", RequestRejected),
         (409, "Multiple possible networks found, use a Network ID to be more specific.", RequestRejected),
+        (403, "Only volume-backed servers are allowed for flavors with zero disk.", RequestRejected),
+        (403, "It is not allowed to create an interface on external network 7", RequestRejected),
         (404, "Flavor f-0001 could not be found.", OfferGone),
         (400, "Flavor f-0001 could not be found.", OfferGone),
         (500, "Unexpected API Error.", OutcomeUnknown),
