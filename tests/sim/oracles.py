@@ -275,6 +275,10 @@ def jobs_lost(result: Result) -> Iterator[str]:
             may |= {JobState.FAILED}
         if Hazard.REFUSALS in result.shape.hazards and end.reason.startswith("the image did not start: rejected"):
             may |= {JobState.FAILED}
+        if (
+            job.spec.resources.nodes_max or job.spec.resources.nodes
+        ) > 1 and "starts in a row failed, [retry] starts" in end.reason:
+            may |= {JobState.FAILED}  # one machine of four that is lost before its command runs is a failed start
         if end.state not in may:
             yield f"{identity} ended {end.state}: {end.reason}"
 

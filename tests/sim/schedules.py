@@ -14,6 +14,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason
 from spotd.core.enforcement import DWELL as VICTIM_DWELL
+from spotd.core.host_reports import AHEAD_MAX, LAPSES_AFTER
 from spotd.core.plan_builder import PREPARATION
 from spotd.core.relocation import DWELL, MARGIN_PERCENT
 from spotd_jobs.spec.model import Schedule, Window
@@ -302,6 +303,8 @@ def hung(result: Result) -> Iterator[str]:
             [*([rules.no_progress] if rules.no_progress else []), *([rules.window] if rules.min_gpu_util else [])]
         )
         may = PREPARATION * limit + policy.save_allowance + timedelta(minutes=15) + 10 * result.daemon.pace
+        if Hazard.LAPSES in result.shape.hazards:
+            may += AHEAD_MAX + LAPSES_AFTER  # what is about to be taken is left alone
         spans = m.spans if m.died is not None else [*m.spans, (m.since, result.ended_at)]
         for start, end in spans:  # where it woke, the command began anew
             if end - max(m.hung_at, start) > may:
