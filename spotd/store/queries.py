@@ -17,7 +17,6 @@ from sqlalchemy import (
     not_,
     or_,
     select,
-    text,
     true,
 )
 
@@ -37,6 +36,8 @@ from spotd.store.selects import (
     GROUPS,
     JOBS_BY_ID,
     OF_COST,
+    SERVER,
+    SETTINGS,
     active_named,
     begins_with,
     billed_machine_of,
@@ -97,10 +98,6 @@ from spotd_providers.contract.values import AttemptKey, MicroUsd, ProviderName
 C = TypeVar("C")
 AMBIGUOUS_MAX: Final = 10
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes", "chain"})
-_SERVER: Final = (
-    "SELECT s.system_identifier || '/' || d.oid || '/' || current_schema() "
-    "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()"
-)
 _NAMES: Final = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(IDS))
 _ATTEMPTS: Final = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(IDS)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
@@ -488,7 +485,13 @@ class Reads:
         """Return which database of which server this is, a copy of it being another one; empty for SQLite."""
         if self._place.url is None:
             return ""
-        return str(self._connection.execute(text(_SERVER)).scalar_one())
+        return str(self._connection.execute(SERVER).scalar_one())
+
+    def server_settings(self) -> Mapping[str, str]:
+        """Return what decides whether the server keeps a commit, by its own names; empty for SQLite."""
+        if self._place.url is None:
+            return {}
+        return dict(self._connection.execute(SETTINGS).tuples())
 
     def meta(self, key: str) -> str | None:
         """Return a fact about this state itself."""

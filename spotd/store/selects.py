@@ -20,6 +20,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
 )
 
 from spotd.core.calibration import BilledMachine
@@ -232,6 +233,14 @@ _FAILED_DAYS: Final = (
 """What is to be added to the sums of a day, as `_OF_FAILED` to others."""
 _NO_NAME: Final[ColumnElement[str]] = literal("")
 _HOST: Final = ATTEMPTS.c.provider + "/" + func.coalesce(ATTEMPTS.c.host_id, ATTEMPTS.c.offer_id)
+SERVER: Final = text(
+    "SELECT s.system_identifier || '/' || d.oid || '/' || current_schema() "
+    "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()"
+)
+SETTINGS: Final = text(
+    "SELECT name, setting FROM pg_settings"
+    " WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_standby_names')"
+)
 GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
     CostGrouping.JOB: by_attempts(ATTEMPT_COSTS.c.job_id, JOBS.c.name, JOBS, JOBS.c.id == ATTEMPT_COSTS.c.job_id),
     CostGrouping.DAY: select(

@@ -72,6 +72,19 @@ def mode_row(name: str, path: Path) -> CheckResponse:
     return row_of("daemon", name, str(path), ok=True)
 
 
+def server_row(settings: Mapping[str, str]) -> CheckResponse:
+    """Whether a server of PostgreSQL keeps what it has committed when it crashes, and when a standby is promoted."""
+    version = settings.get("server_version", "of an unknown version")
+    off = [name for name in ("fsync", "full_page_writes") if settings.get(name) == "off"]
+    if off:
+        detail = f"PostgreSQL {version} runs with {' and '.join(off)} off: a crash of its computer can lose the state"
+        return row_of("daemon", "postgresql", detail, ok=False, hint=f"set {off[0]} = on in its postgresql.conf")
+    standbys = settings.get("synchronous_standby_names")
+    waits = f"for the standbys {standbys}" if standbys else "for no standby"
+    hint = "" if standbys else "set synchronous_standby_names to lose no commit when a standby is promoted"
+    return row_of("daemon", "postgresql", f"{version}; commits wait for its disk and {waits}", ok=True, hint=hint)
+
+
 def filesystem_row(folder: Path, mounts: str) -> CheckResponse:
     """Whether the state lies on a disk of this computer: locks and shared memory do not hold across a network."""
     kind = filesystem_of(folder.resolve(), mounts)
@@ -185,6 +198,8 @@ class DoctorHandlers(DaemonAnswers):
         folder = context.facts.get("state_dir")
         if isinstance(folder, Path):
             rows.extend((mode_row("state folder", folder), filesystem_row(folder, mounts_text())))
+        if context.database.is_shared:
+            rows.append(server_row(await context.database.read(lambda reads: reads.server_settings())))
         rows.extend(await self._containment_rows())
         rows.append(await self._history_row())
         rows.extend(row for finding in context.findings for row in finding())

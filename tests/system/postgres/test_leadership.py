@@ -51,6 +51,13 @@ def test_one_process_leads_and_the_next_begins_where_it_ended(url: str) -> None:
         assert not second.is_lost
 
 
+def test_a_server_says_whether_it_keeps_commits(url: str) -> None:
+    with Store.open(url) as store:
+        found = store.read(lambda reads: reads.server_settings())
+    assert set(found) == {"server_version", "fsync", "full_page_writes", "synchronous_standby_names"}
+    assert int(found["server_version"].partition(".")[0]) >= 13
+
+
 def test_a_killed_leader_is_followed_within_its_lease(url: str) -> None:
     with subprocess.Popen([sys.executable, "-c", ALIVE, url], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row, row_of, with_way_out
+from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row, row_of, server_row, with_way_out
 from spotd.api.responses import ApiRefusal, ApiUnavailable, Invalid, NotFound
 from spotd_jobs.spec.problems import Problem
 from tests.unit.daemon.rig import Rig
@@ -32,6 +32,36 @@ def test_a_config_that_others_can_read_or_change_is_told_with_the_command_that_h
     row = config_row(path)
     assert row["ok"] is ok
     assert row["hint"] == (f"chmod {hint} {path}" if hint else "")
+
+
+SAFE = {"server_version": "16.4", "fsync": "on", "full_page_writes": "on", "synchronous_standby_names": ""}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ok", "detail", "hint"),
+    [
+        (SAFE, True, "16.4; commits wait for its disk and for no standby", "set synchronous_standby_names to"),
+        (
+            {**SAFE, "synchronous_standby_names": "ANY 1 (b)"},
+            True,
+            "16.4; commits wait for its disk and for the standbys ANY 1 (b)",
+            "",
+        ),
+        ({**SAFE, "fsync": "off"}, False, "PostgreSQL 16.4 runs with fsync off: a crash", "set fsync = on"),
+        (
+            {**SAFE, "fsync": "off", "full_page_writes": "off"},
+            False,
+            "PostgreSQL 16.4 runs with fsync and full_page_writes off",
+            "set fsync = on",
+        ),
+        ({}, True, "of an unknown version; commits wait", "set synchronous_standby_names"),
+    ],
+)
+def test_a_server_that_may_lose_commits_is_wrong(settings: dict[str, str], ok: bool, detail: str, hint: str) -> None:
+    row = server_row(settings)
+    assert row["ok"] is ok
+    assert row["detail"].startswith(detail)
+    assert row["hint"].startswith(hint)
 
 
 def test_a_state_folder_that_others_can_change_is_wrong(tmp_path: Path) -> None:
