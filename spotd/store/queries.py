@@ -491,7 +491,7 @@ class Reads:
         """Return what decides whether the server keeps a commit, by its own names; empty for SQLite."""
         if self._place.url is None:
             return {}
-        return dict(self._connection.execute(SETTINGS).tuples())
+        return {row.name: row.setting for row in self._connection.execute(SETTINGS)}
 
     def meta(self, key: str) -> str | None:
         """Return a fact about this state itself."""
