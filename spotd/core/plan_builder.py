@@ -197,6 +197,10 @@ class PlanBuilder(WorkingCopy):
         if same and same[-1].since is not None:
             self._cooldowns.append(replace(same[-1], until=min(same[-1].until, self.now), since=None, strikes=0))
 
+    def shorten(self, cooldown: Cooldown) -> None:
+        """Let a cool-down of the same refusal end sooner, since its cause was another one."""
+        self._cooldowns.append(cooldown)
+
     def set_rate(
         self,
         attempt: AttemptId,

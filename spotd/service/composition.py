@@ -45,6 +45,7 @@ from spotd.daemon.install import JobIds, new_identity, other_account_words, requ
 from spotd.daemon.job_records import JobRecords
 from spotd.daemon.lease_controller import LeaseController
 from spotd.daemon.log import Redactor
+from spotd.daemon.market.late_causes import CauseCheck
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder
 from spotd.daemon.market.supervisor import ProviderSupervisor
@@ -404,8 +405,9 @@ class _Daemon:
         self.bills = BillCheck(
             self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
         )
+        causes = CauseCheck(self.offer_cache.listings, commits=commits, clock=clock, log=logs.get("late-causes"))
         parts = (self.control_loop, self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
-        others = (dataset_garbage.controller, self.job_records.controller)
+        others = (dataset_garbage.controller, self.job_records.controller, causes.controller)
         self.controllers = [*(part.controller for part in parts), *others]
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)

@@ -160,7 +160,7 @@ class MetricsReader:
 def _ends_key(world: World) -> object:
     """Return what changes whenever an attempt ends: to count all that ever ended reads every one of them."""
     ends = frozenset((a.id, a.end_reason) for a in world.attempts.values())
-    return ends, frozenset((job.id, job.attempts_made) for job in world.jobs.values())
+    return ends, frozenset((job.id, job.attempts_made, job.totals.preemptions) for job in world.jobs.values())
 
 
 def _running(world: World) -> list[Attempt]:

@@ -9,7 +9,7 @@ from datetime import UTC, date, timedelta
 from functools import cache
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, Insert, Table, bindparam, delete, func, insert, not_, select, update
+from sqlalchemy import Connection, Insert, Table, bindparam, delete, func, insert, not_, or_, select, update
 from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 from sqlalchemy.dialects.sqlite import insert as insert_into_sqlite
 
@@ -327,7 +327,10 @@ def _state_of_job(stored: str) -> JobState:
 def _upsert_statement(table: Table, dialect: str) -> Insert:
     statement = _inserting(table, dialect)
     changed: dict[str, Any] = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
-    where = statement.excluded.until >= COOLDOWNS.c.until if table is COOLDOWNS else None
+    where = None
+    if table is COOLDOWNS:  # it may be prolonged, and cut short only where the same refusal had another cause
+        same = statement.excluded.since == COOLDOWNS.c.since
+        where = or_(statement.excluded.until >= COOLDOWNS.c.until, same)
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed, where=where)
 
 

@@ -39,7 +39,6 @@ from tests.sim.bills import Manner, charges
 from tests.sim.machines import (
     BOOT,
     FOREIGN,
-    FORGOTTEN_AFTER,
     STORAGE_PER_GB_MONTH,
     AccountDead,
     BidCall,
@@ -370,7 +369,7 @@ class Cloud(Nature):
         self._answer()
         if self.rng.random() < self.faults.fail_listing:
             raise CloudDown
-        self.fading = [m for m in self.fading if m.died is not None and self.now - m.died <= FORGOTTEN_AFTER]
+        self.forget_faded()
         known = [m for m in (*self.active.values(), *self.fading) if m.visible_at <= self.now]
         if self.rng.random() < self.faults.cut_listing:
             half = [self._shown(m) for m in known if self.rng.random() < 0.5]
@@ -469,7 +468,8 @@ class Cloud(Nature):
             host_id=m.host.offer.host_id,
             price=MicroUsdPerHour(self._gpu_price(m)),
             created_at=LONG_AGO if self.trade.born_long_ago else m.since,
-            loss=m.loss,
+            loss=m.loss if self.states_cause(m) else None,
+            ended_at=m.died if self.faults.cause_lag else None,
             notice_at=(m.notice_at or m.lapses_at) if m.alive else None,
             bid_floor=self._floor(m) if self.trade.states_floor else None,
         )

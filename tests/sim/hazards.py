@@ -131,6 +131,8 @@ class Hazard(StrEnum):
     """Machines of jobs that are done wait for the next one. Drawn in worlds of its own, beside all others."""
     GANGS = "gangs"
     """Jobs of several machines: some are lost or fall silent alone, start in part, or are listed in part."""
+    LATE_CAUSES = "late_causes"
+    """Lists say only minutes after a machine is gone that it was taken back. Drawn in no world but those of a test."""
     RANGES = "ranges"
     """Some of these accept a range of machines, and hosts give fewer at once than they offer, changing by the hour."""
 
@@ -165,7 +167,8 @@ OWN_MACHINES: Final = frozenset(
     }
 )
 """Drawn in worlds of their own, over all that other worlds may hold: see `own`."""
-READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES - {Hazard.REUSE, Hazard.GANGS, Hazard.RANGES}
+APART: Final = frozenset({Hazard.REUSE, Hazard.GANGS, Hazard.RANGES, Hazard.LATE_CAUSES})
+READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES - APART
 """What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""

@@ -81,6 +81,8 @@ class Faults:
     spike_per_hour: float = 0.0
     """The price of every host is twenty times as high until it moves next."""
     market_moves: bool = False
+    cause_lag: timedelta = timedelta(0)
+    """From when a machine is gone to when lists say why, at most; they show it for an hour then."""
     half_started: float = 0.0
     """A launch of several machines of which some never come: the provider ends all of them after a while."""
     half_listed: float = 0.0

@@ -96,6 +96,8 @@ class Mishaps:
             rates["overcharge_per_hour"] = 0.1
         if Hazard.SPIKES in self.hazards:
             rates["spike_per_hour"] = self.luck.choice([0.2, 1.0])
+        if Hazard.LATE_CAUSES in self.hazards:
+            rates["cause_lag"] = 12 * MINUTE
         if Hazard.HASTY in self.hazards:
             rates["slow_launch"] = 0.8
         cloud.faults = replace(cloud.faults, **rates)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from math import exp, sqrt
 from random import Random
+from zlib import crc32
 
 from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
@@ -25,6 +26,7 @@ from spotd_providers.contract.values import (
 from tests.sim.machines import (
     BOOT,
     CHECKPOINT_EVERY,
+    FORGOTTEN_AFTER,
     GB,
     HEARTBEAT,
     HOUR,
@@ -312,6 +314,16 @@ class Nature:
             self.active.pop(m.ref.instance_id, None)
             self.fading.append(m)
         self._note_rate(m)
+
+    def forget_faded(self) -> None:
+        """What is gone for long is on no list."""
+        shown_for = HOUR if self.faults.cause_lag else FORGOTTEN_AFTER
+        self.fading = [m for m in self.fading if m.died is not None and self.now - m.died <= shown_for]
+
+    def states_cause(self, m: Machine) -> bool:
+        """Whether a log says by now why the machine is gone; each is late by a time of its own."""
+        late = self.faults.cause_lag * (crc32(m.ref.instance_id.encode()) % 100) / 100
+        return m.died is None or self.now - m.died >= late
 
     def relist(self, host: Host) -> None:
         """The offer says what the host costs now."""

@@ -28,6 +28,7 @@ from spotd.daemon.grants.inputs import SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.market.guarded import guarded
+from spotd.daemon.market.late_causes import CauseCheck
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.price_recorder import BillCheck
 from spotd.store import StateError, Store
@@ -142,6 +143,7 @@ class Process:
             asks_store=daemon.records is not None,
         )
         self.control_loop.daemon = daemon
+        self.cause_check = CauseCheck(self.offer_cache.listings, commits=self.commits, clock=clock, log=log)
         self.listings: Mapping[ProviderName, Listing] = {}
         """What the newest cycle decides on."""
         self.clocks_behind: dict[AttemptId, timedelta] = {}
@@ -157,6 +159,8 @@ class Process:
         async with anyio.create_task_group() as group:
             group.start_soon(self.executor.run)
             group.start_soon(self.control_loop.controller.run)
+            if any(cloud.faults.cause_lag for cloud in self.daemon.clouds.values()):
+                group.start_soon(self.cause_check.controller.run)
             if self.bill_check is not None:
                 group.start_soon(self.bill_check.controller.run)
 

@@ -1,0 +1,196 @@
+"""An end that was taken for a loss becomes a preemption once its provider says so, in all that it had changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotd.core.domain.attempts import Attempt, StopOrder
+from spotd.core.domain.cooldowns import CooldownEnd, CooldownScope
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.plan import Plan, applied
+from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.world import ONE, Record, RecordId, RecordKind, World, faded
+from spotd.core.late_causes import CORRECTED_WITHIN, correct_end
+from spotd.core.plan_builder import PlanBuilder
+from spotd_providers.contract.values import HostId, Instance, InstanceState, Loss, Market, MicroUsd
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, world_with
+from tests.unit.core.checkpoints.test_found_late import saved
+
+TAKEN = replace(instance(InstanceState.GONE, loss=Loss.PREEMPTED), ended_at=NOW - timedelta(seconds=20))
+
+
+def running(*, host: str | None = "host-o1", job: dict[str, Any] | None = None, **changes: Any) -> World:
+    world = world_with(AttemptState.RUNNING, **changes)
+    ((number, item),) = world.attempts.items()
+    ((name, owner),) = world.jobs.items()
+    named = replace(item.quote.offer, host_id=None if host is None else HostId(host), market=Market.SPOT)
+    item = replace(item, quote=replace(item.quote, offer=named))
+    return replace(world, attempts={number: item}, jobs={name: replace(owner, **(job or {}))})
+
+
+def ended(world: World, reason: EndReason, detail: str = "") -> tuple[World, Plan, Job, Attempt]:
+    """The world after this end of its one attempt, with what the store would show of both."""
+    (item,) = world.attempts.values()
+    builder = PlanBuilder(world, NOW)
+    builder.machine_gone(item.id)
+    builder.end_attempt(item.id, reason, detail)
+    plan = builder.plan()
+    return applied(world, plan), plan, plan.jobs[item.id.job], plan.attempts[item.id]
+
+
+def lost(**changes: Any) -> tuple[World, Job, Attempt]:
+    world, _, owner, item = ended(running(**changes), EndReason.HOST_LOST, "the provider lists it no more")
+    return world, owner, item
+
+
+def correct(world: World, owner: Job, item: Attempt, row: Instance = TAKEN, now: datetime = NOW + MINUTE) -> Plan:
+    return correct_end(world, owner, (item,), item, row, now)
+
+
+def counts(records: dict[RecordId, Record], now: datetime) -> dict[RecordId, tuple[int, int]]:
+    """What is left of them, rounded as records are."""
+    left = {identity: faded(one, now) for identity, one in records.items()}
+    seconds = {i: (round(one.count / 100), round(one.span.total_seconds())) for i, one in left.items()}
+    return {i: found for i, found in seconds.items() if found != (0, 0)}
+
+
+def cooling(world: World, now: datetime) -> dict[tuple[CooldownScope, str], tuple[datetime, CooldownEnd]]:
+    newest = {(one.scope, one.subject): (one.until, one.ends) for one in world.cooldowns}
+    return {key: found for key, found in newest.items() if found[0] > now}
+
+
+@given(
+    spoke=st.booleans(),
+    ran=st.none() | st.integers(min_value=1, max_value=9),
+    has_saved=st.booleans(),
+    host=st.none() | st.just("host-o1"),
+    failed_starts=st.integers(min_value=0, max_value=3),
+    idle_launches=st.integers(min_value=0, max_value=6),
+    late=st.sampled_from([0, 1, 5, 59]),
+)
+def test_what_is_corrected_is_as_if_the_provider_had_said_it_at_once(
+    *,
+    spoke: bool,
+    ran: int | None,
+    has_saved: bool,
+    host: str | None,
+    failed_starts: int,
+    idle_launches: int,
+    late: int,
+) -> None:
+    world = running(
+        host=host,
+        running_at=None if ran is None or not spoke else NOW - ran * MINUTE,
+        heartbeat_seen_at=NOW - MINUTE if spoke else None,
+        job={
+            "failed_starts": failed_starts,
+            "idle_launches": idle_launches,
+            "checkpoints": (saved(1),) if has_saved and spoke else (),
+        },
+    )
+    now = NOW + late * MINUTE
+    right, _, owed, taken = ended(world, EndReason.PREEMPTED)
+    wrong, _, owner, item = ended(world, EndReason.HOST_LOST, "the provider lists it no more")
+    plan = correct(wrong, owner, item, now=now)
+    found = plan.jobs[owner.id]
+    if owner.state is owed.state:  # one that has failed meanwhile stays failed
+        assert replace(found, state_since=owed.state_since, ended_at=owed.ended_at) == owed
+    assert found.totals.preemptions == 1
+    assert plan.attempts[item.id] == replace(taken, end_detail="")
+    after = applied(wrong, plan)
+    assert counts(dict(after.experience), now) == counts(dict(right.experience), now)
+    assert cooling(after, now) == cooling(right, now)
+
+
+def test_a_silent_start_that_was_an_eviction_is_counted_against_neither_the_job_nor_the_host() -> None:
+    world, owner, item = lost(running_at=None, heartbeat_seen_at=None)
+    assert owner.failed_starts == 1
+    assert owner.not_before is not None
+    of_host = RecordId(kind=RecordKind.FAILED_STARTS, provider=SHOP, subject="host-o1")
+    assert world.experience[of_host].count == ONE
+    plan = correct(world, owner, item)
+    after = applied(world, plan)
+    assert after.experience.get(of_host, None) is None or after.experience[of_host].count < ONE // 1000
+    found = plan.jobs[owner.id]
+    assert (found.failed_starts, found.not_before, found.totals.preemptions) == (0, None, 1)
+    assert found.reason == "the provider took the machine back"
+    assert plan.attempts[item.id].end_reason is EndReason.PREEMPTED
+    (event,) = plan.events
+    assert event.kind == "attempt.corrected"
+    assert event.data == {"reason": "preempted"}
+    assert plan.charges == ()
+
+
+def test_its_host_cools_down_no_longer_than_one_that_was_taken_back() -> None:
+    world, owner, item = lost()
+    (cooldown,) = correct(world, owner, item).cooldowns
+    assert (cooldown.scope, cooldown.subject) == (CooldownScope.HOST, "host-o1")
+    assert (cooldown.until, cooldown.ends) == (NOW + world.policy.pool_cooldown, CooldownEnd.TIME)
+
+
+def test_a_correction_is_made_once() -> None:
+    world, owner, item = lost()
+    plan = correct(world, owner, item)
+    again = correct(applied(world, plan), plan.jobs[owner.id], plan.attempts[item.id])
+    assert again.is_empty
+
+
+STOP = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "row", "now"),
+    [
+        pytest.param({"end_reason": EndReason.DONE}, TAKEN, NOW + MINUTE, id="done"),
+        pytest.param({"end_reason": EndReason.USER_ERROR}, TAKEN, NOW + MINUTE, id="failed"),
+        pytest.param({"end_reason": EndReason.LEASE_EXPIRED}, TAKEN, NOW + MINUTE, id="lease expired"),
+        pytest.param({"stop": STOP}, TAKEN, NOW + MINUTE, id="stopped by us"),
+        pytest.param({"phase": "done"}, TAKEN, NOW + MINUTE, id="reported by its host"),
+        pytest.param({"launched_at": None}, TAKEN, NOW + MINUTE, id="never launched"),
+        pytest.param({}, TAKEN, NOW + CORRECTED_WITHIN + MINUTE, id="too late"),
+        pytest.param({}, TAKEN, NOW - MINUTE, id="a clock set back"),
+        pytest.param({}, replace(TAKEN, loss=None), NOW + MINUTE, id="without a cause"),
+        pytest.param({}, replace(TAKEN, loss=Loss.HOST_LOST), NOW + MINUTE, id="lost"),
+        pytest.param({}, replace(TAKEN, ended_at=NOW + MINUTE), NOW + 2 * MINUTE, id="taken after its end"),
+        pytest.param({}, replace(TAKEN, ended_at=None), NOW + MINUTE, id="taken nobody knows when"),
+        pytest.param({}, instance(InstanceState.GONE, loss=Loss.PREEMPTED, ident="m2"), NOW + MINUTE, id="another"),
+    ],
+)
+def test_nothing_else_is_corrected(attempt: dict[str, Any], row: Instance, now: datetime) -> None:
+    world, owner, item = lost()
+    assert correct(world, owner, replace(item, **attempt), row, now).is_empty
+
+
+def test_a_machine_that_a_list_showed_as_over_before_its_end_was_taken_before_it() -> None:
+    world, owner, item = lost(over_since=NOW - MINUTE)
+    plan = correct(world, owner, item, replace(TAKEN, ended_at=None))
+    assert plan.attempts[item.id].end_reason is EndReason.PREEMPTED
+
+
+def test_a_start_that_a_later_machine_has_made_good_is_not_taken_back_twice() -> None:
+    world, owner, item = lost(running_at=None, heartbeat_seen_at=None)
+    later = replace(item, id=replace(item.id, number=2), running_at=NOW, ended_at=NOW + 9 * MINUTE)
+    owner = replace(owner, failed_starts=1, attempts_made=3)  # of the third machine
+    plan = correct_end(world, owner, (item, later), item, TAKEN, NOW + 10 * MINUTE)
+    assert plan.jobs[owner.id].failed_starts == 1
+
+
+def test_what_the_provider_does_not_bill_is_credited_late_too() -> None:
+    world, owner, item = lost(launched_at=NOW - 10 * MINUTE)
+    rules = replace(world.policy.providers[SHOP], free_if_taken_within=timedelta(hours=1))
+    world = replace(world, policy=replace(world.policy, providers={SHOP: rules}))
+    assert owner.spent == item.meter.settled > 0
+    plan = correct(world, owner, item)
+    left = sum(charge.amount for charge in plan.charges)
+    assert left < 0
+    assert plan.jobs[owner.id].spent == owner.spent + left
+    assert plan.attempts[item.id].meter.settled == plan.jobs[owner.id].spent
+    assert [event.kind for event in plan.events] == ["attempt.corrected", "attempt.credited"]
+    billed = replace(item, bill=replace(item.bill, believed=MicroUsd(7)))
+    assert correct(world, owner, billed).charges == ()
