@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from random import Random
 from typing import Any, Final, Unpack
+from urllib.parse import quote
 
 import anyio
 
@@ -14,12 +15,13 @@ from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailab
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import AttemptKey
 from spotd_providers.kit.boundary import is_loopback, safe_base_url
-from spotd_providers.kit.calls import Rest
+from spotd_providers.kit.calls import Page, Rest
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.oauth import TOKEN_LIFE_MAX, TOKEN_MARGIN
 from spotd_providers.kit.rest import RestClient
 from spotd_providers.kit.shapes import decode_or_none, is_small, parse_instant
 from spotd_providers.kit.text import quote_safely
+from spotd_providers.kit.vm_market import row_name
 from spotd_providers.openstack.wire import DIALECT, WHO, OpenstackSettings
 
 SERVICES: Final = {
@@ -30,6 +32,7 @@ SERVICES: Final = {
 }
 """First parts of our paths, with the types that a catalogue may call them."""
 ROWS_MAX: Final = 500
+PAGE_ROWS: Final = 200
 VERSION_KEPT: Final = timedelta(hours=6)
 VERSION_AGAIN: Final = timedelta(minutes=5)
 """After an answer that states no version, where one is known."""
@@ -191,6 +194,18 @@ class OpenstackClient(RestClient):
         answer = await super().send_purchase(method, url, body, key=key, headers=said)
         self._note_version(answer)
         return answer
+
+    async def page(self, path: str, name: str, token: str | None, *, limit: str = f"limit={PAGE_ROWS}") -> Page:
+        """Read one page of a list; the token of the next is the last row's id, if the answer says that there is one."""
+        query = "&".join(one for one in (limit, f"marker={quote(token, safe='')}" if token else "") if one)
+        answer = await self.ask("GET", f"{path}?{query}" if query else path, what=f"the list of {name}")
+        rows, links = answer.get(name), answer.get(f"{name}_links", [])
+        if not isinstance(rows, list) or not isinstance(links, list):
+            raise Unavailable(f"{WHO}'s answer to the list of {name} is no list")
+        if not any(isinstance(one, dict) and one.get("rel") == "next" for one in links):
+            return rows, None if not links else ""
+        last = row_name(rows[-1], "id") if rows else ""
+        return rows, "" if last == "unreadable" else last
 
     async def version(self) -> tuple[int, int]:
         """Return the version of Nova's API that requests ask for: the newest that both know.

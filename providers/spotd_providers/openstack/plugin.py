@@ -1,9 +1,9 @@
 """Any OpenStack cloud as a spotd provider: the requests that are its own, and the descriptor.
 
 Names are not unique and a launch has no token against doubles. So a server carries its key twice, as its name and in
-its metadata, and only one that has both is ours; before a launch the name is searched for. A launch is accepted before
-a host is found: a server that got none is in ERROR, is ended, and counts as a refusal. Where a flavour has no disk, the
-server boots from a volume, which is given the key as its name once it is shown, so that it can be found and deleted.
+its metadata, and only one that has both is ours; a launch first reads the list for its key. It is accepted before a
+host is found: a server that got none is in ERROR, is ended, and counts as a refusal. Where a flavour has no disk, the
+server boots from a volume (`volumes`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
-from spotd_providers.contract.errors import AuthFailed, NoCapacity, PriceMoved, ProviderError, Unavailable
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoCapacity,
+    PriceMoved,
+    ProviderError,
+    RequestRejected,
+    Unavailable,
+)
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -38,15 +45,15 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page, Rest, all_pages, judge_apart, rejected
 from spotd_providers.kit.http import open_http
-from spotd_providers.kit.rest import READ_TIMEOUT_S
+from spotd_providers.kit.rest import READ_TIMEOUT_S, RestRefused
 from spotd_providers.kit.shapes import listed_reasons, row_or_none
 from spotd_providers.kit.template import Check, bound
-from spotd_providers.kit.text import begins_like_ours, key_of, last_lines
+from spotd_providers.kit.text import key_of, last_lines
 from spotd_providers.kit.vm_causes import CausedEnds
 from spotd_providers.kit.vm_market import Leftover, missing_powers, row_name, user_data
-from spotd_providers.openstack.keys import Keystone, OpenstackClient, account_of
+from spotd_providers.openstack.keys import NOT_KNOWN, Keystone, OpenstackClient, account_of
+from spotd_providers.openstack.volumes import BootVolumes
 from spotd_providers.openstack.wire import (
-    INSTALL_NAME,
     KEY_NAME,
     PROVIDER,
     WHO,
@@ -55,6 +62,7 @@ from spotd_providers.openstack.wire import (
     as_instance,
     flavors_of,
     label_of,
+    marks_of,
     newest,
     offers_of,
 )
@@ -62,11 +70,8 @@ from spotd_providers.openstack.wire import (
 SCRIPT_BYTES_MAX: Final = 40_000
 USER_DATA_BYTES_MAX: Final = 49_151
 """65,535 characters of base64."""
-PAGE_ROWS: Final = 200
 NAMES_KEPT: Final = timedelta(hours=1)
 FORCE_AFTER: Final = timedelta(minutes=5)
-NAMED_MAX: Final = 5
-"""Volumes that are given their name after one list, which waits for it; the next one goes on."""
 UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 NO_LOGIN: Final = "OpenStack takes a login only in the user data, which every process of the machine may read"
 _NO_SHELL: Final = "name your key pair in providers.openstack.ssh_key; machines that start afterwards have it"
@@ -101,8 +106,7 @@ class OpenstackProvider(CausedEnds):
         self._ids_kept = Rest(services.clock)
         self._is_spot: dict[InstanceId, bool] = {}
         self._ends: dict[InstanceId, Rest] = {}
-        self._volumes: dict[str, AttemptKey] = {}
-        self._named: dict[str, AttemptKey] = {}
+        self._boot_volumes = BootVolumes(client, services)
 
     async def account(self) -> str:
         """Return project and region: the list of others would make every server appear gone."""
@@ -111,7 +115,7 @@ class OpenstackProvider(CausedEnds):
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every flavour that the config states a price of; whether a host is free shows only at the launch."""
         at = self._services.clock.now()
-        raw, whole = await all_pages(lambda token: self._marker_page("/compute/flavors/detail", "flavors", token))
+        raw, whole = await all_pages(lambda token: self._client.page("/compute/flavors/detail", "flavors", token))
         rows = await judge_apart(lambda: flavors_of(raw), rows=len(raw))
         self._flavor_names.update({row.id: row.name for row in rows.rows})
         bound(self._flavor_names)
@@ -126,47 +130,38 @@ class OpenstackProvider(CausedEnds):
     # The servers of the project.
 
     def _label(self, raw: Any) -> str | None:
-        """Return the key that name and metadata agree on; `None` where only one of them is a key of ours."""
-        name, metadata = label_of(raw)
+        """Return the key that name and metadata agree on; `None` where only one of them is a key of ours.
+
+        A server that this run knows as ours stays so by one of them, since its owner may have renamed it, and by its
+        id alone where neither is shown, as of a cell that is down.
+        """
+        (name, metadata), install = label_of(raw), self._services.install
+        known = self._alive.get(InstanceId(row_name(raw, "id")))
         if name is None or metadata is None:
-            return None
+            return known
         said = metadata.get(KEY_NAME, "")
-        if said == name and key_of(name, self._services.install) is not None:
+        if said == name and key_of(name, install) is not None:
             return name
-        install = self._services.install
-        claims = any(isinstance(one, str) and begins_like_ours(one, install) for one in (name, said))
-        return None if claims else name
+        if known is not None and known in (name, said):
+            return known
+        return None if any(key_of(one, install) is not None for one in (name, said)) else name
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
         row = row_or_none(ServerRow, raw)
         if row is None:
             return None
         name = row.flavor_name or self._flavor_names.get(row.flavor_id or "", "")
-        if key and not row.image:  # it boots from a volume
-            listed = [one for one in (row.volumes or [])[:20] if isinstance(one, dict)]
-            # A volume that its server does not take along is somebody's data: it is neither named nor deleted.
-            ids = [one.get("id") for one in listed if one.get("delete_on_termination") is True]
-            self._volumes.update({one: key for one in ids if isinstance(one, str) and one not in self._named})
-            bound(self._volumes)
-        return as_instance(row, key, self._settings.flavor(name))
+        if key:
+            self._boot_volumes.note(row, key)
+        hangs = row.is_deleting and self._hangs(InstanceId(row.id))
+        found = as_instance(row, key, self._settings.flavor(name), hangs=hangs)
+        if found.loss is Loss.PROVISION_FAILED:
+            self._ids.clear()  # it may be the image that is not there any more
+        return found
 
     async def _page(self, token: str | None) -> Page:
         # With a limit Nova leaves out the servers of a cell that is down, and the list appears whole.
-        return await self._marker_page("/compute/servers/detail", "servers", token, limit="")
-
-    async def _marker_page(
-        self, path: str, name: str, token: str | None, *, limit: str = f"&limit={PAGE_ROWS}", query: str = ""
-    ) -> Page:
-        """Read one page of a list; the token of the next is the last row's id, if the answer says that there is one."""
-        marker = f"&marker={quote(token, safe='')}" if token else ""
-        answer = await self._client.ask("GET", f"{path}?{f'{limit}{marker}{query}'[1:]}", what=f"the list of {name}")
-        rows, links = answer.get(name), answer.get(f"{name}_links", [])
-        if not isinstance(rows, list) or not isinstance(links, list):
-            raise Unavailable(f"{WHO}'s answer to the list of {name} is no list")
-        if not any(isinstance(one, dict) and one.get("rel") == "next" for one in links):
-            return rows, None if not links else ""
-        last = row_name(rows[-1], "id") if rows else ""
-        return rows, "" if last == "unreadable" else last
+        return await self._client.page("/compute/servers/detail", "servers", token, limit="")
 
     def _path(self, ref: InstanceRef) -> str:
         return f"/compute/servers/{quote(ref.instance_id, safe='')}"
@@ -231,13 +226,14 @@ class OpenstackProvider(CausedEnds):
             raise PriceMoved(f"the config states another price of {extra['name']} now")
         if (found := await self._of_this_key(request)) is not None:
             return found
+        kept = dict(self._ids)
         image, network = await self._image(), await self._network()
         body: dict[str, Any] = {
             "name": request.key,
             "flavorRef": extra["flavor"],
             "user_data": base64.b64encode(script.encode()).decode(),
             "config_drive": True,
-            "metadata": {INSTALL_NAME: str(self._services.install), KEY_NAME: str(request.key)},
+            "metadata": marks_of(request.key, self._services.install),
         }
         if extra.get("disk") == "0":
             disk = {"boot_index": 0, "uuid": image, "source_type": "image", "destination_type": "volume"}
@@ -248,29 +244,44 @@ class OpenstackProvider(CausedEnds):
             body["networks"] = [{"uuid": network}] if network else "auto"
         if settings.ssh_key:
             body["key_name"] = settings.ssh_key
-        answer = await self._purchase("/compute/servers", {"server": body}, request)
+        try:
+            answer = await self._purchase("/compute/servers", {"server": body}, request)
+        except RequestRejected as exc:
+            is_kept = bool(kept.items() & self._ids.items())
+            self._ids.clear()
+            if not is_kept:
+                raise
+            raise Unavailable(f"{exc} (by ids that were kept; they are asked for again)") from exc
         made = answer.get("server")
         instance = self._new_machine(made if isinstance(made, dict) else {}, request)
         return replace(instance, market=request.offer.market)  # the flavour decides it, and the launch names that
 
+    async def _purchase_refusal(self, exc: RestRefused, request: LaunchRequest) -> ProviderError:
+        if exc.status == NOT_KNOWN:
+            return Unavailable(f"{WHO} does not know the version that it stated: {exc}")
+        return await super()._purchase_refusal(exc, request)
+
     async def _of_this_key(self, request: LaunchRequest) -> Instance | None:
         """Return the server that an earlier launch under this key made, whose answer was lost.
 
+        Nova would search for the name, and then leave out the servers of a cell that is down.
+
         Raises:
-            Unavailable: the list does not say, or one has its name and not its metadata.
+            Unavailable: the list does not say, or one has only its name or its metadata.
         """
-        query = f"&name={quote(f'^{re.escape(request.key)}$', safe='')}"
-        rows, whole = await all_pages(
-            lambda token: self._marker_page("/compute/servers/detail", "servers", token, query=query)
-        )
+        rows, whole = await self._rows(request.key)
         for raw in rows:
             key = key_of(self._label(raw), self._services.install)
             found = self._machine(raw, request.key) if key == request.key else None
             if found is not None and found.state is not InstanceState.GONE:
                 return found
-        if not whole or any(self._label(raw) is None for raw in rows):
+        if not whole or any(self._label(raw) is None and self._may_carry(raw, request.key) for raw in rows):
             raise Unavailable(f"{WHO} does not say whether a server of {request.key} exists")
         return None
+
+    def _may_carry(self, raw: Any, key: AttemptKey) -> bool:
+        name, metadata = label_of(raw)
+        return name is None or metadata is None or key in (name, metadata.get(KEY_NAME))
 
     def _fault(self, instance: Instance, request: LaunchRequest) -> ProviderError | None:
         """Return the refusal that a server in ERROR stands for, besides a purchase that is not what was agreed."""
@@ -312,58 +323,41 @@ class OpenstackProvider(CausedEnds):
 
     # An end, and what it leaves.
 
+    def _hangs(self, number: InstanceId) -> bool:
+        """Whether a deletion takes too long, counted from when it was first asked for or seen."""
+        if (patience := self._ends.get(number)) is None:
+            patience = self._ends[number] = Rest(self._services.clock)
+            patience.take(FORCE_AFTER)
+            bound(self._ends)
+        return patience.left() <= timedelta(0)
+
     async def _ask_end(self, ref: InstanceRef) -> bool | None:
         """Ask for the end; where it was asked for long ago and hangs, ask for it by force, which may be forbidden."""
         if await self._client.ask_or_absent("DELETE", self._path(ref), what="an end") is None:
             return False
         self._note_end(ref)
-        if (patience := self._ends.get(ref.instance_id)) is None:
-            patience = self._ends[ref.instance_id] = Rest(self._services.clock)
-            patience.take(FORCE_AFTER)
-            bound(self._ends)
-        elif patience.left() <= timedelta(0):
+        if self._hangs(ref.instance_id):
             try:
                 path, body = f"{self._path(ref)}/action", {"forceDelete": None}
                 await self._client.ask_or_absent("POST", path, what="an end by force", attempts=1, json_body=body)
             except ProviderError as exc:
                 self._services.log.warning(self._event("force_refused"), machine=ref.instance_id, detail=str(exc))
+            else:
+                del self._ends[ref.instance_id]  # it has its time again
         return None
 
     async def instances(self) -> Listing:
         """Return every server of ours, and name the volumes that they boot from."""
         listing = await super().instances()
-        for number, key in list(self._volumes.items())[:NAMED_MAX]:
-            try:
-                await self._name_volume(number, key)
-            except ProviderError as exc:
-                self._services.log.warning(self._event("volume_unnamed"), volume=number, detail=str(exc))
-                break
-            self._volumes.pop(number, None)
-            self._named[number] = key
-            bound(self._named)
+        await self._boot_volumes.name_some()
         return listing
-
-    async def _name_volume(self, number: str, key: AttemptKey) -> None:
-        """Give a volume without a name the key of the server that boots from it: one with a name is its owner's."""
-        if not self._client.keys.has("volume"):
-            return
-        path = f"/volume/volumes/{quote(number, safe='')}"
-        row = (await self._client.ask_or_absent("GET", path, what="a volume") or {}).get("volume")
-        if isinstance(row, dict) and row.get("name") in ("", None) and row.get("bootable") in ("true", True):
-            body = {"volume": {"name": key}}
-            await self._client.ask_or_absent("PUT", path, what="naming a volume", json_body=body)
 
     async def _left(self, path: str, what: str) -> Sequence[Any]:
         del what
-        if not self._client.keys.has("volume"):
-            return ()
-        rows, _ = await all_pages(lambda token: self._marker_page(path, "volumes", token))
-        return rows
+        return await self._boot_volumes.rows(path)
 
     def _leftover(self, raw: Any) -> Any:
-        """Return a volume that nothing holds; `None` for another."""
-        is_free = isinstance(raw, dict) and raw.get("attachments") == [] and raw.get("status") in ("available", "error")
-        return {"id": raw.get("id"), "name": raw.get("name")} if is_free else None
+        return self._boot_volumes.leftover(raw)
 
     def _is_left(self, what: str, one: Leftover, state: InstanceState | None) -> bool:
         del what, one

@@ -18,6 +18,7 @@ from spotd_providers.contract.values import (
     NO_GPU,
     AttemptKey,
     Billing,
+    InstallId,
     Instance,
     InstanceId,
     InstanceRef,
@@ -300,6 +301,10 @@ class ServerRow(Row):
     locked_reason: Annotated[str | None, Lenient] = None
 
     @property
+    def is_deleting(self) -> bool:
+        return self.task in ("deleting", "soft-deleting")
+
+    @property
     def ip(self) -> str | None:
         """The address for ssh: the one that its owner set, a floating one, else the first."""
         if self.access_ip:
@@ -330,8 +335,11 @@ _STATES: Final = {
 _NO_HOST: Final = ("no valid host", "exceeded maximum number of retries", "not enough hosts")
 
 
-def as_instance(row: ServerRow, key: AttemptKey, flavor: OpenstackFlavor | None) -> Instance:
-    """Translate one server; its price is what the config states for its flavour."""
+def as_instance(row: ServerRow, key: AttemptKey, flavor: OpenstackFlavor | None, *, hangs: bool = False) -> Instance:
+    """Translate one server; its price is what the config states for its flavour.
+
+    One whose deletion hangs is billed on and is to be ended again, so its state is unknown.
+    """
     word, loss = (row.status or "").strip().lower(), None
     state, billing = _STATES.get(word, (InstanceState.UNKNOWN, Billing.UNKNOWN))
     odd = "" if word in _STATES else f"{WHO} calls its status {quote_safely(row.status or '')!r}"
@@ -345,8 +353,11 @@ def as_instance(row: ServerRow, key: AttemptKey, flavor: OpenstackFlavor | None)
                 loss = Loss.NO_CAPACITY
     elif word in ("shutoff", "stopped"):
         loss = Loss.SELF
-    if row.task in ("deleting", "soft-deleting") and state is not InstanceState.GONE:
-        state, loss = InstanceState.ENDING, None
+    if row.is_deleting and state is not InstanceState.GONE:
+        if not hangs:
+            state, loss = InstanceState.ENDING, None
+        elif loss not in (Loss.PROVISION_FAILED, Loss.NO_CAPACITY):
+            state, loss, detail = InstanceState.UNKNOWN, None, "its deletion hangs"
     return Instance(
         ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(row.id)),
         key=key,
@@ -366,6 +377,11 @@ def label_of(raw: Any) -> tuple[str | None, Mapping[str, Any] | None]:
         return None, None
     name, said = raw.get("name"), raw.get("metadata", {})
     return name if isinstance(name, str) else None, said if isinstance(said, dict) else None
+
+
+def marks_of(key: AttemptKey, install: InstallId) -> dict[str, str]:
+    """Return the metadata of what is ours, which carries the key as its name, too."""
+    return {INSTALL_NAME: str(install), KEY_NAME: str(key)}
 
 
 def newest(rows: Iterable[Any]) -> str | None:

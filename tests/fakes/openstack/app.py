@@ -232,8 +232,11 @@ class OpenstackApi(RestApi[OpenstackCloud]):
 
     def _update_volume(self, request: Request, body: dict[str, Any]) -> Any:
         volume, wish = _volume(self.cloud, request), _dict(body.get("volume"))
+        if volume.volume_id in self.cloud.quirks.forbids_volumes:
+            raise RestRefusal(403, "Policy doesn't allow volume:update to be performed.")
         volume.name = str(wish.get("name", volume.name))
-        volume.metadata = dict(wish.get("metadata", volume.metadata))
+        if not self.cloud.quirks.forgets_metadata:
+            volume.metadata = dict(wish.get("metadata", volume.metadata))
         return {"volume": _volume_row(volume)}
 
     def _delete_volume(self, request: Request, _: dict[str, Any]) -> Response:

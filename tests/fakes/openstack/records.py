@@ -70,6 +70,8 @@ class OpenstackQuirks(RestQuirks):
         project_in_url: the endpoint of Nova ends with the project.
         bare_404: a gateway in front answers every path of Nova with a 404 in no words of its own.
         console_missing: the hypervisor keeps no console.
+        forbids_volumes: ids of volumes that the policy lets the project not change.
+        forgets_metadata: Cinder names a volume and does not take the metadata.
         down: ids of servers whose cell does not answer.
         deletes_hang: servers deleted from now on stay in `deleting`; `force_helps` against that [U]: Nova ignores it
             while the host is up. `forbids_force`: the policy keeps it for administrators.
@@ -104,6 +106,8 @@ class OpenstackQuirks(RestQuirks):
     project_in_url: bool = False
     bare_404: bool = False
     console_missing: bool = False
+    forbids_volumes: set[str] = field(default_factory=set)
+    forgets_metadata: bool = False
     down: set[str] = field(default_factory=set)
     deletes_hang: bool = False
     force_helps: bool = True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spotd_providers.contract.provider import ProviderPlugin
-from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer
+from spotd_providers.contract.values import AttemptKey, Balance, Instance, Market, Offer
 from spotd_providers.openstack.plugin import PLUGIN, OpenstackProvider
 from spotd_providers.openstack.wire import OpenstackSettings
 from spotd_providers.testkit.clock import FakeClock, run_virtually
@@ -147,12 +147,6 @@ class OpenstackHarness(RestHarness):
             super().set_state(machine_id, state)
 
 
-def _classify(request: RecordedRequest) -> Call:
-    """What a request is for; the search before a launch is no reading of what was bought."""
-    call = OpenstackApi.classify(request)
-    return Call.OTHER if call is Call.LIST and "name=" in request.query else call
-
-
 @contextmanager
 def open_harness(folder: Path, *, quirks: OpenstackQuirks | None = None, **settings: Any) -> Iterator[OpenstackHarness]:
     """A fresh cloud with a small market, served, and nothing of it left afterwards."""
@@ -160,7 +154,14 @@ def open_harness(folder: Path, *, quirks: OpenstackQuirks | None = None, **setti
     cloud = OpenstackCloud(folder / "cloud", clock=clock, quirks=quirks)
     cloud.secret = CANARY
     cloud.stock(*some_flavors())
-    faults = Faults(OpenstackApi(cloud), classify=_classify)
+
+    def classify(request: RecordedRequest) -> Call:
+        """What a request is for; the list before a project's first launch is no reading of what was bought."""
+        call = OpenstackApi.classify(request)
+        is_before = request.path.endswith("/servers/detail") and not cloud.rented
+        return Call.OTHER if call is Call.LIST and is_before else call
+
+    faults = Faults(OpenstackApi(cloud), classify=classify)
     try:
         with serving(faults) as served:
             yield OpenstackHarness(cloud, faults, served, folder, clock, **settings)
@@ -181,3 +182,14 @@ def play(folder: Path, story: Story, quirks: OpenstackQuirks | None = None, **se
                 await story(h, provider)
 
         run_virtually(main)
+
+
+async def an_offer(h: OpenstackHarness, provider: OpenstackProvider, name: str = "l4-90") -> Offer:
+    return next(one for one in (await provider.offers(h.query())).offers if one.offer_id == name)
+
+
+async def a_server(h: OpenstackHarness, provider: OpenstackProvider, name: str = "l4-90") -> Instance:
+    """A server of this flavour that was bought and is up."""
+    made = (await provider.launch(h.request(await an_offer(h, provider, name)))).instance
+    await h.settle()
+    return made

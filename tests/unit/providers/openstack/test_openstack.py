@@ -20,7 +20,7 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Loss, Market, Offer
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss, Market, Offer
 from spotd_providers.kit.rest import Meaning
 from spotd_providers.kit.shapes import decode, row_or_none
 from spotd_providers.openstack.plugin import OpenstackProvider
@@ -39,7 +39,7 @@ from spotd_providers.testkit.suite import Behaviour, run
 from tests.fakes.openstack import ADMIN_PASSWORD, OpenstackQuirks, refusal
 from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
-from tests.unit.providers.openstack.harness import PRICED, OpenstackHarness, open_harness, play
+from tests.unit.providers.openstack.harness import PRICED, OpenstackHarness, a_server, an_offer, open_harness, play
 
 
 @pytest.mark.parametrize("behaviour", stories())
@@ -47,19 +47,9 @@ def test_openstack_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -
     run(behaviour, open_harness, tmp_path)
 
 
-async def _offer(h: OpenstackHarness, provider: OpenstackProvider, name: str = "l4-90") -> Offer:
-    return next(one for one in (await provider.offers(h.query())).offers if one.offer_id == name)
-
-
-async def _bought(h: OpenstackHarness, provider: OpenstackProvider, name: str = "l4-90") -> Instance:
-    made = (await provider.launch(h.request(await _offer(h, provider, name)))).instance
-    await h.settle()
-    return made
-
-
 def test_a_launch_marks_its_server_twice_and_keeps_secrets_out_of_it(tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        made = await _bought(h, provider)
+        made = await a_server(h, provider)
         (server,) = h.cloud.rented.values()
         assert server.name == server.metadata["spotd-key"] == made.key
         assert server.metadata["spotd-install"] == "lab"
@@ -73,7 +63,7 @@ def test_a_launch_marks_its_server_twice_and_keeps_secrets_out_of_it(tmp_path: P
 
 def test_a_second_launch_under_one_key_makes_no_second_server(tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        request = h.request(await _offer(h, provider))
+        request = h.request(await an_offer(h, provider))
         h.cloud.quirks.fail_after_launch = refusal(500, "Unexpected API Error.")
         with pytest.raises(OutcomeUnknown):
             await provider.launch(request)
@@ -94,20 +84,20 @@ def test_a_server_with_one_of_both_marks_is_neither_ours_nor_passed_over(is_name
         assert listing.instances == ()
         with pytest.raises(Unavailable):
             await provider.find(key)
-        ref = (await _bought(h, provider)).ref
+        ref = (await a_server(h, provider)).ref
         with pytest.raises(RequestRejected, match="name and metadata"):
             await provider.terminate(type(ref)(provider=ref.provider, instance_id=theirs.machine_id))  # type: ignore[arg-type] # a plain text is one
         assert theirs.exists
         if is_named:
             with pytest.raises(Unavailable, match="does not say"):
-                await provider.launch(h.request(await _offer(h, provider), key))
+                await provider.launch(h.request(await an_offer(h, provider), key))
 
     play(tmp_path, story)
 
 
 def test_a_server_without_a_host_is_ended_and_is_no_capacity(tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        offer = await _offer(h, provider)
+        offer = await an_offer(h, provider)
         h.cloud.sell_out("l4-90")
         made = (await provider.launch(h.request(offer))).instance
         await h.advance(timedelta(seconds=10))
@@ -126,9 +116,9 @@ def test_a_server_without_a_host_is_ended_and_is_no_capacity(tmp_path: Path) -> 
 
 def test_a_volume_that_a_server_boots_from_gets_its_key_and_is_deleted_when_it_is_left(tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        offer = await _offer(h, provider, "hm.v100s")
+        offer = await an_offer(h, provider, "hm.v100s")
         assert (offer.storage_price, offer.disk_gb_max) == (100_000, None)
-        made = await _bought(h, provider, "hm.v100s")
+        made = await a_server(h, provider, "hm.v100s")
         await provider.instances()
         (volume,) = h.cloud.volumes.values()
         assert (volume.name, volume.size) == (made.key, 20)
@@ -147,7 +137,7 @@ def test_a_volume_that_a_server_boots_from_gets_its_key_and_is_deleted_when_it_i
 
 def test_a_volume_with_a_name_keeps_it(tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        await _bought(h, provider, "hm.v100s")
+        await a_server(h, provider, "hm.v100s")
         assert h.live()
         (volume,) = h.cloud.volumes.values()
         volume.name = "their data"
@@ -157,26 +147,9 @@ def test_a_volume_with_a_name_keeps_it(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("forbids", [False, True])
-def test_a_deletion_that_hangs_is_forced_after_a_while(forbids: bool, tmp_path: Path) -> None:
-    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        made = await _bought(h, provider)
-        await provider.terminate(made.ref)
-        await h.advance(timedelta(minutes=2))
-        await provider.terminate(made.ref)
-        assert [one.state for one in (await provider.instances()).instances] == [InstanceState.ENDING]
-        await h.advance(timedelta(minutes=6))
-        await provider.terminate(made.ref)
-        await h.settle()
-        left = [one.state for one in await provider.find(made.key)]
-        assert left == ([InstanceState.ENDING] if forbids else [])
-
-    play(tmp_path, story, OpenstackQuirks(deletes_hang=True, forbids_force=forbids))
-
-
 def test_a_locked_server_cannot_be_ended_and_is_said_to_be_locked(tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        made = await _bought(h, provider)
+        made = await a_server(h, provider)
         h.cloud.lock_server(made.ref.instance_id)
         with pytest.raises(Unavailable, match="is locked"):
             await provider.terminate(made.ref)
@@ -187,7 +160,7 @@ def test_a_locked_server_cannot_be_ended_and_is_said_to_be_locked(tmp_path: Path
 @pytest.mark.parametrize("quirks", [{"bare_404": True}, {"project_in_url": True}], ids=["edge", "project"])
 def test_a_404_that_is_not_of_the_server_proves_no_end(quirks: dict[str, Any], tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        made = await _bought(h, provider)
+        made = await a_server(h, provider)
         if "bare_404" in quirks:
             h.cloud.quirks.bare_404 = True
             with pytest.raises(Unavailable):
@@ -207,7 +180,7 @@ def test_the_newest_version_that_both_know_is_spoken(newest_known: str, tmp_path
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
         page = await provider.offers(h.query())
         assert ("gpu.a100.spot" in {one.offer_id for one in page.offers}) is (newest_known == "2.96")
-        made = await _bought(h, provider)
+        made = await a_server(h, provider)
         assert (made.market, made.price) == (Market.ON_DEMAND, 750_000)
         (server,) = h.cloud.rented.values()
         assert ("networks" in server.body) is (newest_known not in ("2.1", "2.36"))
@@ -295,7 +268,7 @@ def test_the_doctor_names_a_wrong_setting(more: dict[str, Any], line: str, text:
 @pytest.mark.parametrize("newest_known", ["2.1", "2.96"])
 def test_a_named_network_and_a_key_pair_are_in_the_launch(newest_known: str, tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        made = await _bought(h, provider)
+        made = await a_server(h, provider)
         (server,) = h.cloud.rented.values()
         assert (server.body["networks"], server.body["key_name"]) == (
             [{"uuid": h.cloud.network("Ext-Net").network_id}],
@@ -323,7 +296,7 @@ def test_a_named_network_and_a_key_pair_are_in_the_launch(newest_known: str, tmp
 )
 def test_refusals_by_cause(status: int, text: str, kind: type[ProviderError], tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        offer = await _offer(h, provider)
+        offer = await an_offer(h, provider)
         h.refuse_launches(refusal(status, text))
         with pytest.raises(kind):
             await provider.launch(h.request(offer))
@@ -347,7 +320,7 @@ def test_an_overrun_limit_and_a_used_up_quota_differ() -> None:
 
 def test_a_volume_that_does_not_go_with_its_server_is_neither_named_nor_deleted(tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        made = await _bought(h, provider, "hm.v100s")
+        made = await a_server(h, provider, "hm.v100s")
         (server,) = h.cloud.rented.values()
         server.body["block_device_mapping_v2"][0]["delete_on_termination"] = False  # as its owner may set it
         await provider.instances()
@@ -391,7 +364,7 @@ def test_the_list_is_read_page_by_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("market", list(Market))
 def test_a_server_that_is_gone_was_preempted_if_its_flavour_is_preemptible(market: Market, tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
-        made = await _bought(h, provider, "gpu.a100.spot" if market is Market.SPOT else "l4-90")
+        made = await a_server(h, provider, "gpu.a100.spot" if market is Market.SPOT else "l4-90")
         await provider.instances()
         h.cloud.preempt(made.ref.instance_id)
         (shown,) = (await provider.instances()).instances
