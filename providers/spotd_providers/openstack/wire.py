@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AliasPath, Field, field_validator
 
-from spotd_providers.contract.gpus import canonical
+from spotd_providers.contract.gpus import UnknownGpu, canonical, resolve
 from spotd_providers.contract.values import (
     NO_GPU,
     AttemptKey,
@@ -171,6 +171,8 @@ _OVH: Final = {
 """GPU by family, and the memory in GB, which ends the name, of a machine with one."""
 _OVH_NAME: Final = re.compile(r"(?P<family>[a-z0-9]+(?:-le)?)-(?P<memory>\d{2,4})")
 _ALIAS: Final = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}):(?P<count>\d{1,2})")
+ALIASES_MAX: Final = 20
+_SHARE: Final = re.compile(r"resources[^:]*:.*GPU.*")
 
 
 _Whole = Annotated[int, Field(ge=0, lt=100_000_000)]
@@ -195,6 +197,28 @@ def flavors_of(rows: Iterable[Any]) -> Rows[FlavorRow]:
     )
 
 
+def _is_gpu(name: str) -> bool:
+    try:
+        return bool(resolve(name))
+    except UnknownGpu:
+        return False
+
+
+def _alias_gpus(said: Any) -> list[tuple[str, int]]:
+    """Return the GPUs that an alias such as `h100:2,nic:1` asks for; none where a part of it cannot be read."""
+    parts = [_ALIAS.fullmatch(one.strip()) for one in said.split(",")[:ALIASES_MAX]] if isinstance(said, str) else []
+    read = [(one["name"], int(one["count"])) for one in parts if one is not None]
+    return [(name, count) for name, count in read if count and _is_gpu(name)] if len(read) == len(parts) else []
+
+
+def _ovh_gpus(name: str) -> tuple[str, int]:
+    """Return the GPU that a flavour of this name has at OVHcloud, and how many; none of a size that fits no number."""
+    parts = _OVH_NAME.fullmatch(name)
+    gpu, memory = _OVH.get(parts["family"], ("", 0)) if parts else ("", 0)
+    number, rest = divmod(int(parts["memory"]), memory) if parts and memory else (0, 0)
+    return (gpu, number) if number and not rest else ("", 0)
+
+
 def gpus_of(row: FlavorRow, said: OpenstackFlavor) -> tuple[str, int] | str:
     """Return the canonical GPU of a flavour and how many it has; else what is wrong.
 
@@ -203,21 +227,19 @@ def gpus_of(row: FlavorRow, said: OpenstackFlavor) -> tuple[str, int] | str:
     if said.gpus == 0:
         return NO_GPU, 0
     specs = row.extra_specs or {}
-    alias = specs.get("pci_passthrough:alias")
-    known = _ALIAS.fullmatch(alias) if isinstance(alias, str) else None
-    count = said.gpus or (int(known["count"]) if known else None)
+    gpus, (named, number) = _alias_gpus(specs.get("pci_passthrough:alias")), _ovh_gpus(row.name)
     if said.gpu is not None:
-        return canonical(PROVIDER, said.gpu), count or 1
-    if any(name.startswith("resources:") and "GPU" in name for name in specs):
+        count = said.gpus or (gpus[0][1] if len(gpus) == 1 else 0 if gpus else number)
+        known = canonical(PROVIDER, said.gpu), count
+        return known if count else "the cloud does not say how many GPUs it has: name the number in its table as gpus"
+    if any(_SHARE.fullmatch(name) for name in specs):
         return "a share of a GPU: name it in its table as gpu, with gpus"
-    if known is not None and count:
-        return canonical(PROVIDER, known["name"]), count
-    parts = _OVH_NAME.fullmatch(row.name)
-    gpu, memory = _OVH.get(parts["family"], ("", 0)) if parts else ("", 0)
-    if parts and gpu:
-        number, rest = divmod(int(parts["memory"]), memory)
-        if number and not rest and said.gpus in (None, number):
-            return gpu, number
+    if len(gpus) > 1:
+        return "it has several kinds of GPU: name one in its table as gpu, with gpus"
+    if gpus:
+        return canonical(PROVIDER, gpus[0][0]), said.gpus or gpus[0][1]
+    if named and said.gpus in (None, number):
+        return named, number
     return "the cloud does not say which GPUs it has: name them in its table as gpu and gpus, or gpus = 0"
 
 
