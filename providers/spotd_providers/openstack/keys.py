@@ -98,7 +98,7 @@ class Keystone:
         except AnswerLost as exc:
             raise Unavailable(f"{WHO}'s answer to a request for a token was lost") from exc
         body = decode_or_none(answer.body, who=WHO)
-        if answer.status in (400, 401, 403) and isinstance(body, dict) and "error" in body:
+        if answer.status in (400, 401, 403) and isinstance(body, dict) and isinstance(body.get("error"), dict):
             raise AuthFailed(f"{WHO} refused the credential ({answer.status})")
         token = answer.headers.get("x-subject-token", "") if answer.status in (200, 201) else ""
         said = body.get("token") if isinstance(body, dict) else None

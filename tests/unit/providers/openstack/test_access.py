@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from spotd_providers.contract.errors import Unavailable
+from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
 from spotd_providers.contract.values import InstanceState
 from spotd_providers.kit.http import Http
 from spotd_providers.openstack.keys import Keystone
 from spotd_providers.openstack.plugin import OpenstackProvider
 from spotd_providers.openstack.wire import OpenstackSettings
 from spotd_providers.testkit.clock import FakeClock
+from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.openstack import OpenstackQuirks
 from tests.unit.providers.openstack.harness import OpenstackHarness, play
 
@@ -152,5 +154,25 @@ def test_a_nova_that_no_longer_knows_the_version_is_asked_for_its_own(tmp_path: 
             await provider.launch(h.request(offer))
         await provider.launch(h.request(offer))
         assert len(h.live()) == 1
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (401, {"error": {"code": 401, "message": "The request you have made requires authentication."}}, AuthFailed),
+        (401, {"error": "unauthorized"}, Unavailable),
+        (403, {"error": None}, Unavailable),
+        (404, {"error": {"code": 404, "message": "Could not find"}}, Unavailable),
+    ],
+)
+def test_only_keystone_refuses_a_credential(status: int, body: Any, kind: type[ProviderError], tmp_path: Path) -> None:
+    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
+        h.faults.answer(Call.OTHER, Canned(status=status, body=json.dumps(body).encode()), times=9)
+        with pytest.raises(kind):
+            await provider.instances()
+        h.faults.clear()
+        assert (await provider.instances()).complete
 
     play(tmp_path, story)
