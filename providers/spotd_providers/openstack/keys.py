@@ -31,6 +31,9 @@ SERVICES: Final = {
     "volume": ("block-storage", "volumev3", "volume"),
 }
 """First parts of our paths, with the types that a catalogue may call them."""
+UNVERSIONED: Final = ("image", "network")
+"""Services whose version our paths name; the catalogues of some clouds name it, too."""
+_OWN_VERSION: Final = re.compile(r"/v2(\.0)?$")
 ROWS_MAX: Final = 500
 PAGE_ROWS: Final = 200
 VERSION_KEPT: Final = timedelta(hours=6)
@@ -152,7 +155,8 @@ class Keystone:
             for url in (found[kind, region] for kind in kinds if (kind, region) in found):
                 named.add(service)
                 if self._is_safe(url):
-                    urls.setdefault(service, url.rstrip("/"))
+                    plain = url.rstrip("/")
+                    urls.setdefault(service, _OWN_VERSION.sub("", plain) if service in UNVERSIONED else plain)
         return urls, frozenset(named - set(urls))
 
     def _is_safe(self, url: str) -> bool:

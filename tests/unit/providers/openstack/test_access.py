@@ -82,6 +82,16 @@ def test_an_address_that_no_client_can_call_is_unavailable(address: str, tmp_pat
     play(tmp_path, story, OpenstackQuirks(addresses={"image": address}))
 
 
+def test_an_address_that_ends_with_the_version_has_it_once(tmp_path: Path) -> None:
+    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
+        root = f"{h.served.url}/GRA11"
+        h.cloud.quirks.addresses = {"image": f"{root}/image/v2/", "network": f"{root}/network/v2.0"}
+        await provider.launch(h.request((await provider.offers(h.query())).offers[0]))
+        assert len(h.live()) == 1
+
+    play(tmp_path, story, network="Ext-Net")
+
+
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_later_token_of_another_project_proves_nothing(is_named: bool, tmp_path: Path) -> None:
     async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
