@@ -7,6 +7,7 @@ the list below `gpu_data`, rocm-smi a table by card with every figure as text.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Any
 
 from spotd_jobs.wire.client.sinks import clean
@@ -17,6 +18,7 @@ AMD_SMI_ASKED = ("metric", "--usage", "--mem-usage", "--power", "--temperature",
 ROCM_SMI_ASKED = (
     "--showproductname", "--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--json",
 )  # fmt: skip
+TRIES_MAX = 4
 _LIMIT = 1e12
 
 
@@ -79,10 +81,13 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
 
 
 def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    """Return the first list or object in the text: for a user outside its groups amd-smi prints a warning before it."""
+    for begin in islice((place for place, letter in enumerate(text) if letter in "[{"), TRIES_MAX):
+        try:
+            return json.JSONDecoder().raw_decode(text, begin)[0]
+        except (ValueError, RecursionError):
+            continue
+    return None
 
 
 def _rows(text: str) -> list[dict[str, Any]]:

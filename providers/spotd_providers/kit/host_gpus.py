@@ -122,7 +122,9 @@ def amd_devices(said: Said) -> tuple[list[Device], list[str]]:
     for tag in ("amd", "rocm"):
         for text in (words[0] for words in said[tag]):
             try:
-                content = json.loads(text)
+                # For a user outside its groups amd-smi prints a warning before the list.
+                begin = re.search(r"[\[{]\s*[\]{}\"]", text)
+                content = json.JSONDecoder().raw_decode(text, begin.start() if begin else 0)[0]
                 rows = content.get("gpu_data", content) if isinstance(content, dict) else content
                 cards = list(rows.values()) if isinstance(rows, dict) else list(rows)
             except (ValueError, TypeError, RecursionError):

@@ -69,6 +69,14 @@ def test_both_versions_of_amd_smi_are_read(document: Any) -> None:
     assert parse_amd_smi(json.dumps(document), names) == [EXPECTED]
 
 
+@pytest.mark.parametrize(
+    "warning", ["WARNING: User is missing the following required groups: render, video.\n", "[!] no group {render}\n"]
+)
+def test_a_warning_before_the_figures_hides_none(warning: str) -> None:
+    names = names_of(warning + json.dumps(STATIC))
+    assert parse_amd_smi(warning + json.dumps({"gpu_data": [CARD]}), names) == [EXPECTED]
+
+
 def test_rocm_smi_is_read_in_the_units_of_the_others() -> None:
     rows = parse_rocm_smi(json.dumps(ROCM))
     assert rows[0] == {

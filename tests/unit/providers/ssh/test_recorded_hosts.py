@@ -56,3 +56,23 @@ def test_its_figures_are_read_as_its_driver_prints_them() -> None:
         "power_w": 420.16,
         "temp_c": 49.0,
     }
+
+
+WARNING = "WARNING: User is missing the following required groups: render, video. Please add user to these groups."
+AMD_ROWS = (
+    '[    {        "gpu": 0,        "asic": {            "market_name": "AMD Instinct MI300X",'
+    '            "asic_serial": "0x6F1F0A2B3C4D5E6F"        },'
+    '        "vram": {            "type": "HBM3",            "size": {                "value": 196592,'
+    '                "unit": "MB"            }        }    }]'
+)
+
+
+@pytest.mark.parametrize("rows", [AMD_ROWS, '{    "gpu_data": ' + AMD_ROWS + "}"], ids=["amd-smi 6", "amd-smi 7"])
+@pytest.mark.parametrize("before", ["", WARNING, "[!] " + WARNING], ids=["root", "no group", "another warning"])
+def test_a_card_of_amd_is_read_behind_the_warning_of_its_tool(rows: str, before: str) -> None:
+    host = SshHost(name="attic", address="10.0.0.7", user="ann", price=0.5)
+    lines = [line for line in ANSWER.splitlines() if line.partition("\t")[0] not in ("nvidia", "gpu", "more", "listed")]
+    facts = facts_of([line.split("\t") for line in [*lines, f"amd\t{before}{rows}"]], host)
+    assert facts.faults == []
+    (card,) = facts.devices
+    assert (card.id, card.gpu, card.vram_mb) == ("GPU-6f1f0a2b3c4d5e6f", "MI300X", 196_592)
