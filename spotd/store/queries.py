@@ -183,8 +183,10 @@ class Reads:
         return {i: past for i, past in load_past(self._connection, ids).items() if past.state.is_final}
 
     def newest_paces(self, *, limit: int) -> tuple[tuple[PaceSample, ...], ...]:
-        """Return what the steps of the newest jobs show of machines, of those that show anything."""
-        query = select(JOBS.c.paces).where(JOBS.c.paces != "[]").order_by(desc(JOBS.c.submitted_at)).limit(limit)
+        """Return what the steps of the newest jobs show of machines: of people's jobs, and of an array one."""
+        own = (JOBS.c.paces != "[]", JOBS.c.submitted_by == "")
+        votes = select(func.max(JOBS.c.id)).where(*own).group_by(func.coalesce(JOBS.c.array_id, JOBS.c.id))
+        query = select(JOBS.c.paces).where(JOBS.c.id.in_(votes)).order_by(desc(JOBS.c.submitted_at)).limit(limit)
         return tuple(one.paces for one in kept(PACES.read, tables.fetch(self._connection, query)))
 
     def active_named(self, name: str) -> tuple[JobView, ...]:

@@ -2,7 +2,7 @@
 
 A host that raises its price above that of a contract asks its client for consent. Until the client gives it the
 contract keeps its price and is no longer extended, so that the machine stops at the end of its contract. spotd never
-consents: the job saves before that instant and goes on elsewhere, or on the same host if it is still the best.
+consents: the job saves before that instant and goes on elsewhere. The end counts as a preemption, by the host's will.
 
 Source: `vastai/api/price_increase.py` and `list__machine` of vast.ai's official client.
 """
@@ -18,12 +18,18 @@ from pydantic import Field
 
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Clock
-from spotd_providers.contract.values import Instance, InstanceId
+from spotd_providers.contract.values import Instance, InstanceId, Loss
 from spotd_providers.kit.shapes import Lenient, Row, as_model, row_or_none
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.wire import INCREASES, WHO, Id, Measure, instant
 
 ASKED_EVERY: Final = timedelta(minutes=5)
+AHEAD: Final = timedelta(minutes=5)
+"""The notice is given so long before the end: what a machine does after its last save is lost."""
+TIMEOUT_S: Final = 5.0
+"""It is asked within a list of machines, which must not wait for it."""
+KEPT: Final = timedelta(days=1)
+"""For so long after its end a contract's stop has this reason, though vast.ai may name the increase no more."""
 ROWS_MAX: Final = 10_000
 _SECONDS_PER_HOUR: Final = 3600
 
@@ -35,6 +41,10 @@ class _Increase(Row):
     old_gpu_costpersec: Annotated[Measure | None, Lenient] = None
 
     @property
+    def ends(self) -> datetime | None:
+        return instant(self.contract_end_date)
+
+    @property
     def words(self) -> str:
         """What the host asks for, as far as it is stated."""
         old, new = self.old_gpu_costpersec, self.new_gpu_costpersec
@@ -44,7 +54,7 @@ class _Increase(Row):
 
 
 class _Envelope(Row):
-    pending_price_increases: Annotated[list[object], Field(max_length=ROWS_MAX)] = Field(default_factory=list)
+    pending_price_increases: Annotated[list[object], Field(max_length=ROWS_MAX)]
 
 
 class PriceIncreases:
@@ -69,16 +79,23 @@ class PriceIncreases:
     async def _ask(self) -> None:
         try:
             path = "/api/v0/instances/pending-price-increases/"
-            envelope = as_model(_Envelope, await self._client.ask("GET", path, what=INCREASES), who=WHO, what=INCREASES)
+            value = await self._client.ask("GET", path, what=INCREASES, attempts=1, timeout_s=TIMEOUT_S)
+            envelope = as_model(_Envelope, value, who=WHO, what=INCREASES)
         except ProviderError:
             return  # what was known holds: a machine that goes on in spite of it costs a save too many
-        rows = (row_or_none(_Increase, raw) for raw in envelope.pending_price_increases)
-        self._known = {InstanceId(str(row.contract_id)): row for row in rows if row is not None}
+        now = self._clock.now()
+        over = {i: row for i, row in self._known.items() if row.ends is not None and now - KEPT < row.ends <= now}
+        rows = [row for raw in envelope.pending_price_increases if (row := row_or_none(_Increase, raw)) is not None]
+        rows.sort(key=lambda row: row.contract_end_date, reverse=True)  # of two that end one contract the first counts
+        self._known = over | {InstanceId(str(row.contract_id)): row for row in rows}
 
     def _with_notice(self, found: Instance, now: datetime) -> Instance:
         row = self._known.get(found.ref.instance_id)
-        ends = None if row is None else instant(row.contract_end_date)
-        if row is None or ends is None or ends <= now or found.loss is not None:
+        if row is None or row.ends is None:
             return found
-        words = f"{row.words}; spotd does not consent, so its contract ends {ends:%Y-%m-%d %H:%M} UTC"
-        return replace(found, notice_at=ends, detail=words)
+        words = f"{row.words}; spotd does not consent, so its contract ends {row.ends:%Y-%m-%d %H:%M} UTC"
+        if found.loss is Loss.EXPIRED:
+            return replace(found, loss=Loss.PREEMPTED, detail=words)
+        if found.loss is not None or row.ends <= now:
+            return found
+        return replace(found, notice_at=row.ends if row.ends - now <= AHEAD else None, detail=words)

@@ -73,7 +73,7 @@ class SubmissionHandlers(DaemonAnswers):
         source = await plans.find_resume_source(self._context, resume_from)
         taken = () if source is None else await self._context.read(lambda reads: source.checkpoints(reads, world))
         now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
-        learnt = await self._learnt(spec, market)
+        learnt = await self._learnt(spec, market, source)
         job = replace(new_job(PLAN_ID, spec, now), checkpoints=taken, chain=chain, learnt=learnt)
         plans.require_feasible(job, world, market, now)
         plan = plans.outlook(job, world, market, now)
@@ -81,10 +81,18 @@ class SubmissionHandlers(DaemonAnswers):
             plan["resume_from"] = plans.resume_source_response(source, taken[0])
         return plan
 
-    async def _learnt(self, spec: JobSpec, market: MarketSnapshot) -> tuple[GpuSpeed, ...] | None:
-        """Return how fast GPUs are by what others measured, for a job that is ranked by that."""
+    async def _learnt(
+        self, spec: JobSpec, market: MarketSnapshot, source: plans.ResumeSource | None
+    ) -> tuple[GpuSpeed, ...] | None:
+        """Return how fast GPUs are by what others measured, for a job that is ranked by that.
+
+        A job that goes on with another's checkpoints has its speeds: they are the unit of the work that those hold.
+        """
         if not is_asked(spec):
             return None
+        if source is not None:
+            world = self._context.world()
+            return await self._context.read(lambda reads: get_job(reads, source.job, world).learnt)
         paces = await self._context.read(lambda reads: reads.newest_paces(limit=JOBS_READ))
         return learnt_speeds(spec, paces, market)
 
@@ -149,7 +157,7 @@ class SubmissionHandlers(DaemonAnswers):
         source = await plans.find_resume_source(context, submission.resume_from)
         world, market, now = context.world(), context.offer_cache.snapshot(), context.clock.now()
         taken = () if source is None else await context.read(lambda reads: source.checkpoints(reads, world))
-        bare = replace(new_job(PLAN_ID, spec, now), learnt=await self._learnt(spec, market))
+        bare = replace(new_job(PLAN_ID, spec, now), learnt=await self._learnt(spec, market, source))
         planned = replace(bare, checkpoints=taken)
         plans.require_feasible(planned, world, market, now)
         problem = used_up(world, market, bare, now, unspent=True)

@@ -3,26 +3,30 @@
 Theory. The steps of two jobs have no common unit, nor have a job and a benchmark. What can be carried from one to
 another is a ratio: how many times the steps of one GPU another GPU made, in the same job. So each job that ran on two
 GPUs is one *comparison*, and so are the scores that one market measured on its own machines. From a GPU of reference
-(speed 1.0) others are reached over comparisons, those with the most comparisons first: the median of the ratios counts.
-Jobs count before markets, since their work is more like the work that is to be done than any benchmark is.
+others are reached over comparisons, those with the most comparisons first: the median of the ratios counts, of two in
+the middle the one nearer to 1. Jobs count before markets, since their work is more like the work that is to be done
+than any benchmark is.
 
-Bounds. Steps are a host's word. A ratio counts only once `JOBS_MIN` jobs showed it, and with `SPREAD` at the most. A
-score counts only where `HOSTS_MIN` machines of its GPU state one. The job's own steps count before all of this, and no
-ceiling or budget rests on a speed.
+The first kind of machine that the job names and that was compared has speed 1.0, with all its GPUs: what `[work] time`
+says of a job without `[speed]` is its time there, as it is where nothing was learnt.
+
+Bounds. Steps are a host's word. A ratio counts only once `JOBS_MIN` jobs showed it, and each with `SPREAD` at the most;
+an array has one vote, and jobs of agents have none. A score counts only where `HOSTS_MIN` machines of its GPU state
+one. The job's own steps count before all of this, and no ceiling or budget rests on a speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from math import isfinite
+from math import isfinite, log
 from statistics import median_low
 from typing import Final
 
 from spotd.core.domain.jobs import PaceSample
 from spotd.core.domain.market import MarketSnapshot, resolve_gpu
 from spotd.core.ranking.remaining_work import PPM, SPREAD, pace_of
-from spotd_jobs.spec.model import GpuSpeed, JobSpec
+from spotd_jobs.spec.model import GpuAlternative, GpuSpeed, JobSpec
 from spotd_providers.contract import gpus
 from spotd_providers.contract.values import NO_GPU, shares
 
@@ -30,7 +34,7 @@ JOBS_READ: Final = 200
 """The newest jobs with steps that are compared."""
 JOBS_MIN: Final = 2
 HOSTS_MIN: Final = 3
-SPEEDS_MAX: Final = 64
+SPEEDS_MAX: Final = 24
 _SCORE_SPREAD: Final = 64
 """No market's benchmark counts one GPU as more than so many times as fast as another."""
 
@@ -44,17 +48,16 @@ def is_asked(spec: JobSpec) -> bool:
 
 
 def learnt_speeds(spec: JobSpec, paces: Iterable[Sequence[PaceSample]], market: MarketSnapshot) -> tuple[GpuSpeed, ...]:
-    """Return the speed of one GPU of every kind that can be compared, that of reference at 1.0; empty if none can.
-
-    The first GPU that the job names and that was compared is the reference, else the one with the most comparisons.
+    """Return the speed of one GPU of each kind that the job admits and that can be compared; empty if none can.
 
     Args:
         paces: of other jobs, what their steps show.
     """
     jobs = [found for one in paces if len(found := _of_job(one)) > 1]
     markets = [found for found in _of_markets(market) if len(found) > 1]
-    reference = _reference([one.name for one in spec.resources.gpu], [*jobs, *markets])
-    if reference is None:
+    wanted = spec.resources.gpu
+    reference, count = _reference(wanted, [*jobs, *markets])
+    if not count:
         return ()
     known = {reference: 1.0}
     while len(known) < SPEEDS_MAX:
@@ -62,9 +65,10 @@ def learnt_speeds(spec: JobSpec, paces: Iterable[Sequence[PaceSample]], market: 
         if step is None:
             break
         known[step[0]] = step[1]
-    if len(known) < 2:
+    admitted = [name for name in sorted(known) if any(gpus.matches(resolve_gpu(one.name), name) for one in wanted)]
+    if len(admitted) < 2:
         return ()
-    return tuple(GpuSpeed(name=name, ppm=max(1, round(speed * PPM))) for name, speed in sorted(known.items()))
+    return tuple(GpuSpeed(name=name, ppm=max(1, round(known[name] * PPM / count))) for name in admitted)
 
 
 def _of_job(samples: Sequence[PaceSample]) -> Comparison:
@@ -88,18 +92,19 @@ def _of_markets(market: MarketSnapshot) -> Iterable[Comparison]:
         yield {gpu: median_low(hosts.values()) for gpu, hosts in scores.items() if len(hosts) >= HOSTS_MIN}
 
 
-def _reference(wanted: Iterable[str], comparisons: Sequence[Comparison]) -> str | None:
-    count: dict[str, int] = {}
+def _reference(wanted: Iterable[GpuAlternative], comparisons: Sequence[Comparison]) -> tuple[str, int]:
+    """Return the GPU and count of the first kind that is wanted and was compared; a count of 0 where none was."""
+    often: dict[str, int] = {}
     for one in comparisons:
         for gpu in one:
-            count[gpu] = count.get(gpu, 0) + 1
-    order = sorted(count, key=lambda gpu: (-count[gpu], gpu))
-    for name in wanted:
-        meant = resolve_gpu(name)
+            often[gpu] = often.get(gpu, 0) + 1
+    order = sorted(often, key=lambda gpu: (-often[gpu], gpu))
+    for kind in wanted:
+        meant = resolve_gpu(kind.name)
         for gpu in order:
             if gpus.matches(meant, gpu):
-                return gpu
-    return order[0] if order else None
+                return gpu, shares(kind.count)
+    return "", 0
 
 
 def _next(
@@ -112,10 +117,16 @@ def _next(
         for gpu, pace in one.items():
             if bases and gpu not in known:
                 speeds.setdefault(gpu, []).append(
-                    median_low(speed * min(max(pace / base, 1 / spread), spread) for base, speed in bases)
+                    _median([speed * min(max(pace / base, 1 / spread), spread) for base, speed in bases])
                 )
     found = [(-len(ratios), gpu, ratios) for gpu, ratios in speeds.items() if len(ratios) >= least]
     if not found:
         return None
     _, gpu, ratios = min(found, key=lambda one: one[:2])
-    return gpu, median_low(ratios)
+    return gpu, _median(ratios)
+
+
+def _median(ratios: Sequence[float]) -> float:
+    """Return the median; of two in the middle the one nearer to 1, so that one word against another moves least."""
+    ordered, half = sorted(ratios), len(ratios) // 2
+    return min(ordered[half - 1 + len(ratios) % 2 : half + 1], key=lambda ratio: abs(log(ratio)))

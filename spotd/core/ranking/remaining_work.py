@@ -7,9 +7,9 @@ Theory. A *kind* of machine is a GPU and a count of it. Three sources know its s
 * The pace of the job's own steps, once it was measured on two kinds at least. A kind that was not measured counts like
   the slowest that was, so that nothing unknown is preferred for its speed. Machines are not trusted: one kind counts at
   most `SPREAD` times as fast as another, whatever their hosts stated.
-* What earlier jobs and the markets measured per GPU (`learnt_speeds`). It also says how fast the slowest kind of the
-  job's own pace is, so that the unit of work stays the same once that is known, and how fast those kinds are on which
-  the job has not run.
+* What earlier jobs and the markets measured per GPU (`learnt_speeds`). Once the own pace is known as well, it is
+  brought to the unit of what was learnt: the unit of work stays the same. A kind then counts at most `SPREAD` times as
+  fast or as slow as was learnt, and one that was only learnt never faster than the fastest that the job ran on.
 
 Where neither knows anything, every machine counts as one of speed 1.0.
 """
@@ -70,7 +70,8 @@ class Speeds:
             return found[gpu, count]
         if found and not (self.per_gpu and _exact_ppm(self.per_gpu, gpu)):
             return min(found.values())
-        return max(1, _stated_ppm(self.per_gpu, gpu) * shares(count)) if self.per_gpu else PPM
+        stated = max(1, _stated_ppm(self.per_gpu, gpu) * shares(count)) if self.per_gpu else PPM
+        return min(stated, max(found.values(), default=stated))
 
     def knows(self, gpu: str, count: int) -> bool:
         """Whether the speed of this very kind is stated or measured."""
@@ -116,10 +117,15 @@ def _speeds_of(samples: tuple[PaceSample, ...], learnt: tuple[GpuSpeed, ...]) ->
     paces = paces_per_hour(samples)
     if len(paces) < 2:
         return others
-    slowest = min(paces, key=lambda kind: paces[kind])
-    least, pace_least = others.of(*slowest), paces[slowest]
-    found = ((kind, least * min(pace * PPM // pace_least, SPREAD * PPM) // PPM) for kind, pace in paces.items())
-    return replace(others, measured=tuple((kind, max(1, ppm)) for kind, ppm in found))
+    if not learnt:
+        slowest = min(paces.values())
+        return Speeds(measured=tuple((kind, min(pace * PPM // slowest, SPREAD * PPM)) for kind, pace in paces.items()))
+    unit = median_low(others.of(*kind) / pace for kind, pace in paces.items())
+    found = ((kind, others.of(*kind), round(pace * unit)) for kind, pace in paces.items())
+    return replace(
+        others,
+        measured=tuple((kind, max(1, known // SPREAD, min(own, known * SPREAD))) for kind, known, own in found),
+    )
 
 
 def _stated_ppm(speeds: tuple[GpuSpeed, ...], gpu: str) -> int:

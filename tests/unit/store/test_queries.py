@@ -14,6 +14,7 @@ from spotd.api.handlers.context import find_job
 from spotd.api.responses import Ambiguous, NotFound
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId, Meter
+from spotd.core.domain.jobs import ArrayTask, Job, PaceSample
 from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.store import JobView, Reads, Store, Tx
@@ -262,3 +263,19 @@ def test_ended_jobs_are_listed_without_those_that_go_on_newest_first(store: Stor
         store.tx(partial(Tx.commit, plan=v.plan(made)))
     assert [view.id for view in store.read(lambda r: r.ended_jobs(limit=2))] == ["j3", "j2"]
     assert [view.id for view in store.read(lambda r: r.ended_jobs(limit=9))] == ["j3", "j2", "j0"]
+
+
+def test_of_the_paces_of_jobs_an_array_has_one_vote_and_an_agent_none(store: Store) -> None:
+    def paced(name: str, steps: int, **changes: object) -> Job:
+        one = PaceSample(attempt=1, gpu="T4", gpu_count=1, steps=steps, span=timedelta(hours=1))
+        later = v.NOW + timedelta(minutes=steps)
+        return replace(v.job(name, JobState.SUCCEEDED), paces=(one,), submitted_at=later, **changes)  # type: ignore[arg-type]  # fields by name
+
+    array = [
+        paced(f"t{n}", 10, array=ArrayTask(id=v.job_id("aa"), name="a", count=3, index=n, at_once=None))
+        for n in range(3)
+    ]
+    commit(store, v.plan(paced("j1", 1), paced("j2", 2), paced("j3", 3, submitted_by="agent"), v.job("j4"), *array))
+    found = ask(store, lambda reads: reads.newest_paces(limit=9))
+    assert [one.steps for paces in found for one in paces] == [10, 2, 1]
+    assert len(ask(store, lambda reads: reads.newest_paces(limit=2))) == 2

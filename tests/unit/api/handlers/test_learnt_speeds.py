@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import pytest
 
+from spotd.api.requests import Submission
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import PaceSample
 from spotd_jobs.spec.model import GpuSpeed
 from tests.unit.api.handlers.test_handlers import draft, submitted
@@ -34,8 +36,9 @@ def remember_jobs(rig: Rig) -> None:
 async def test_a_job_with_work_has_what_was_learnt_in_its_plan_and_in_the_state(rig: Rig) -> None:
     async with rig.ready():
         remember_jobs(rig)
-        assert WORDS in str((await rig.handlers().submissions.plan(draft(work=WORK)))["costs"])
-        found = rig.job(await submitted(rig, work=WORK))
+        both = {"work": WORK, "resources": {"gpu": ["RTX_4090:1", "H100:1"]}}
+        assert WORDS in str((await rig.handlers().submissions.plan(draft(**both)))["costs"])
+        found = rig.job(await submitted(rig, **both))
         assert found.learnt == FOUND
 
 
@@ -45,3 +48,17 @@ async def test_other_jobs_have_nothing_of_it(rig: Rig, changes: dict[str, object
         remember_jobs(rig)
         assert WORDS not in str((await rig.handlers().submissions.plan(draft(**changes)))["costs"])
         assert rig.job(await submitted(rig, **changes)).learnt is None
+
+
+async def test_a_job_that_goes_on_with_anothers_checkpoints_has_its_speeds(rig: Rig) -> None:
+    both = {"work": WORK, "resources": {"gpu": ["RTX_4090:1", "H100:1"]}}
+    async with rig.ready():
+        job = await submitted(rig, **both, checkpoint={"path": "ckpt"})
+        host = await rig.until_running(job, 1)
+        host.checkpoint("w1")
+        await rig.until(lambda: bool(rig.job(job).checkpoints))
+        remember_jobs(rig)
+        request = Submission(draft=draft(**both, name="again"), resume_from=job)
+        detail = await rig.handlers().submissions.submit(request)
+        assert not rig.job(JobId(detail["job"]["id"])).learnt, "the source's own, whose work is in that unit"
+        assert rig.job(await submitted(rig, **both, name="anew")).learnt == FOUND

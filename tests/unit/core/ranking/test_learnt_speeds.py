@@ -27,8 +27,8 @@ H100, A100, T4 = "H100_SXM", "A100_SXM_80", "T4"
 LEARNT = (GpuSpeed(name=A100, ppm=PPM // 4), GpuSpeed(name=H100, ppm=PPM))
 
 
-def spec_of(*names: str) -> JobSpec:
-    gpus = tuple(GpuAlternative(name=name, count=1) for name in names or ("H100",))
+def spec_of(*names: str, count: int = 1) -> JobSpec:
+    gpus = tuple(GpuAlternative(name=name, count=count) for name in names or ("H100", "A100", "T4"))
     return job(resources=Resources(gpu=gpus), spec={"work": Work(time=96 * HOUR)}).spec
 
 
@@ -63,7 +63,7 @@ def test_only_a_job_with_work_and_without_speeds_is_ranked_by_what_others_measur
 def test_the_ratio_counts_that_two_jobs_showed() -> None:
     one, other = ran_on(H100_SXM=900, A100_SXM_80=300), ran_on(H100_SXM=40, A100_SXM_80=20)
     assert found(spec_of(), [one]) == {}
-    assert found(spec_of(), [one, other]) == {H100: PPM, A100: round(PPM / 3)}  # the lower median
+    assert found(spec_of(), [one, other]) == {H100: PPM, A100: PPM // 2}  # of two the one nearer to 1
 
 
 def test_machines_of_several_gpus_count_per_gpu() -> None:
@@ -73,9 +73,16 @@ def test_machines_of_several_gpus_count_per_gpu() -> None:
 
 def test_the_first_gpu_that_the_job_names_is_the_unit_of_work() -> None:
     jobs = [ran_on(H100_SXM=300, A100_SXM_80=100)] * 2
-    assert found(spec_of("A100"), jobs) == {H100: 3 * PPM, A100: PPM}
-    assert found(spec_of("L4", "A100"), jobs) == {H100: 3 * PPM, A100: PPM}
-    assert found(spec_of("L4"), jobs) == {H100: 3 * PPM, A100: PPM}, "none is named: the first of the most compared"
+    assert found(spec_of("A100", "H100"), jobs) == {H100: 3 * PPM, A100: PPM}
+    assert found(spec_of("L4", "A100", "H100"), jobs) == {H100: 3 * PPM, A100: PPM}
+    eight = spec_of("A100", "H100", count=8)
+    assert found(eight, jobs) == {H100: 3 * PPM // 8, A100: PPM // 8}
+    assert machine_speed_ppm(replace(job(), spec=eight, learnt=learnt_speeds(eight, jobs, NOTHING)), A100, 8) == PPM
+
+
+@pytest.mark.parametrize("names", [("L4",), ("L4", "A100"), ("A100",)])
+def test_a_job_that_admits_fewer_than_two_compared_kinds_has_no_learnt_speeds(names: tuple[str, ...]) -> None:
+    assert found(spec_of(*names), [ran_on(H100_SXM=300, A100_SXM_80=100)] * 2) == {}
 
 
 def test_kinds_are_compared_over_others() -> None:
@@ -87,8 +94,8 @@ def test_scores_of_a_market_count_where_no_job_compared() -> None:
     scores = scored(H100_SXM=90.0, A100_SXM_80=60.0, T4=9.0)
     assert found(spec_of(), known=scores) == {H100: PPM, A100: round(PPM * 2 / 3), T4: PPM // 10}
     jobs = [ran_on(H100_SXM=300, A100_SXM_80=100)] * 2
-    # H100 stands at 1.0 and A100 at a third: T4 is a tenth of the one and 0.15 of the other, the lower counts
-    assert found(spec_of(), jobs, scores) == {H100: PPM, A100: round(PPM / 3), T4: PPM // 20}
+    # H100 stands at 1.0 and A100 at a third: T4 is a tenth of the one and 0.05 by the other, the nearer to 1 counts
+    assert found(spec_of(), jobs, scores) == {H100: PPM, A100: round(PPM / 3), T4: PPM // 10}
 
 
 def test_a_score_that_few_machines_state_counts_nothing() -> None:
@@ -103,8 +110,9 @@ def test_a_score_that_is_none_is_none(score: float) -> None:
 
 
 def test_hosts_that_lie_make_a_kind_faster_by_the_spread_at_most() -> None:
-    lie = ran_on(H100_SXM=1, T4=10**9)
+    lie, honest = ran_on(H100_SXM=1, T4=10**9), ran_on(H100_SXM=30, T4=10)
     assert found(spec_of(), [lie] * 9) == {H100: PPM, T4: SPREAD * PPM}
+    assert found(spec_of(), [lie, honest]) == {H100: PPM, T4: round(PPM / 3)}, "one lie against one word moves nothing"
 
 
 @given(
@@ -116,9 +124,9 @@ def test_hosts_that_lie_make_a_kind_faster_by_the_spread_at_most() -> None:
 def test_whatever_was_measured_the_speeds_are_bounded_and_the_order_changes_nothing(
     jobs: list[dict[str, int]], random: object
 ) -> None:
-    paced = [ran_on(**one) for one in jobs]
-    speeds = found(spec_of(), paced)
-    assert speeds == found(spec_of(), paced[::-1])
+    paced, all_of_them = [ran_on(**one) for one in jobs], spec_of(*(f"G{n}" for n in range(90)))
+    speeds = found(all_of_them, paced)
+    assert speeds == found(all_of_them, paced[::-1])
     assert len(speeds) != 1
     assert len(speeds) <= SPEEDS_MAX
     assert all(ppm >= 1 for ppm in speeds.values())
@@ -141,12 +149,28 @@ def test_what_the_job_states_goes_before_what_was_learnt() -> None:
 
 
 def test_the_own_pace_goes_before_what_was_learnt_in_the_same_unit() -> None:
-    both = learnt_job(sample(1, 100, gpu=A100, count=4), sample(2, 200, gpu=H100, count=4))
+    both = learnt_job(sample(1, 100, gpu=A100, count=4), sample(2, 300, gpu=H100, count=4))
     assert machine_speed_ppm(both, A100, 4) == PPM, "a quarter of an H100, four times: as it was before"
-    assert machine_speed_ppm(both, H100, 4) == 2 * PPM, "twice that, by its own steps"
+    assert machine_speed_ppm(both, H100, 4) == 3 * PPM, "three times that, by its own steps"
     assert machine_speed_ppm(both, H100, 1) == PPM, "has not run on it: as it was learnt"
     assert speeds_of(both).knows(H100, 1)
     assert machine_speed_ppm(both, T4, 1) == PPM, "known to neither: like the slowest that was measured"
+
+
+@pytest.mark.parametrize("stated", [1, 10**12])
+def test_a_host_that_misstates_its_steps_moves_no_kind_further_than_the_spread(stated: int) -> None:
+    for liar, other in ((A100, H100), (H100, A100)):
+        lied = learnt_job(sample(1, 1_000, gpu=other, count=1), sample(2, stated, gpu=liar, count=1))
+        for gpu in (A100, H100):
+            known = machine_speed_ppm(learnt_job(), gpu, 1)
+            assert known // SPREAD <= machine_speed_ppm(lied, gpu, 1) <= known * SPREAD
+
+
+def test_a_kind_that_was_only_learnt_is_no_faster_than_the_fastest_that_the_job_ran_on() -> None:
+    own = learnt_job(sample(1, 100, gpu=A100, count=1), sample(2, 500, gpu=H100, count=8))
+    fastest = machine_speed_ppm(own, H100, 8)
+    assert machine_speed_ppm(own, H100, 16) == fastest < machine_speed_ppm(learnt_job(), H100, 16)
+    assert machine_speed_ppm(own, H100, 4) <= fastest
 
 
 def test_a_job_with_what_was_learnt_is_ranked_by_the_whole_cost_and_says_so() -> None:

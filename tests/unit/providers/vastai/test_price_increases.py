@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.contract.values import Instance, InstanceState
+from spotd_providers.contract.values import Instance, InstanceState, Loss
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.serve import GATEWAY_ERROR, Call, Canned
 from spotd_providers.vastai.plugin import VastProvider
@@ -16,10 +16,11 @@ from spotd_providers.vastai.price_increases import ASKED_EVERY
 from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.stories import cheapest, play
 
-END = START + timedelta(hours=2)
+LAST = timedelta(minutes=8)
+"""From the announcement to the end: the list after it sees the last minutes."""
 
 
-def increase(contract: str, **changes: Any) -> dict[str, Any]:
+def increase(h: VastHarness, contract: str, **changes: Any) -> dict[str, Any]:
     """A row as the official client documents it."""
     return {
         "pending_price_increase_id": 999,
@@ -33,7 +34,7 @@ def increase(contract: str, **changes: Any) -> dict[str, Any]:
         "old_bwu_cost": 0.01,
         "new_platform_fee": 0.15,
         "old_platform_fee": 0.10,
-        "contract_end_date": END.timestamp(),
+        "contract_end_date": (h.clock.now() + LAST).timestamp(),
         "ask_end_date": None,
         "created_at": START.timestamp(),
         **changes,
@@ -56,12 +57,16 @@ def test_the_end_of_a_contract_that_is_not_extended_is_a_notice(tmp_path: Path) 
         contract = await launched(h, provider)
         before = await listed(h, provider)
         assert (before.state, before.notice_at) == (InstanceState.RUNNING, None)
-        h.cloud.price_increases.append(increase(contract))
+        end = h.clock.now() + LAST + ASKED_EVERY
+        h.cloud.price_increases.append(increase(h, contract, contract_end_date=end.timestamp()))
+        early = await listed(h, provider)
+        assert (early.notice_at, early.detail[:8]) == (None, "its host"), "what it does after its last save is lost"
+        h.later(timedelta(seconds=1))
         found = await listed(h, provider)
-        assert (found.state, found.notice_at, found.price) == (InstanceState.RUNNING, END, before.price)
+        assert (found.state, found.notice_at, found.price) == (InstanceState.RUNNING, end, before.price)
         assert found.detail == (
             "its host asks $0.7200/h in place of $0.3600/h; spotd does not consent, so its contract ends"
-            f" {END:%Y-%m-%d %H:%M} UTC"
+            f" {end:%Y-%m-%d %H:%M} UTC"
         )
         h.cloud.price_increases.clear()  # its owner consented, or the host took it back
         assert (await listed(h, provider)).notice_at is None
@@ -86,7 +91,7 @@ def test_a_row_that_names_no_coming_end_of_a_machine_of_ours_changes_nothing(
 ) -> None:
     async def story(h: VastHarness, provider: VastProvider) -> None:
         contract = await launched(h, provider)
-        h.cloud.price_increases += [7, None, {}, increase(contract, **changes)]
+        h.cloud.price_increases += [7, None, {}, increase(h, contract, **changes)]
         assert (await listed(h, provider)).notice_at is None
 
     play(tmp_path, story)
@@ -97,9 +102,9 @@ def test_an_increase_without_a_price_that_can_be_meant_is_a_notice_all_the_same(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     async def story(h: VastHarness, provider: VastProvider) -> None:
-        h.cloud.price_increases.append(increase(await launched(h, provider), **changes))
+        h.cloud.price_increases.append(increase(h, await launched(h, provider), **changes))
         found = await listed(h, provider)
-        assert found.notice_at == END
+        assert found.notice_at is not None
         assert found.detail.startswith("its host asks for a higher price; spotd")
 
     play(tmp_path, story)
@@ -120,17 +125,61 @@ def test_it_is_asked_rarely_and_only_where_there_are_machines(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "canned",
     [GATEWAY_ERROR, Canned(status=404, body=b'{"success":false}'), Canned(status=200, body=b"[]"),
+     Canned(status=200, body=b"{}"),
      Canned(status=403, body=b'{"success":false,"error":"auth_error"}')],
-    ids=["gateway", "unknown to this vast.ai", "not an envelope", "no right"],
+    ids=["gateway", "unknown to this vast.ai", "not an envelope", "an empty one", "no right"],
 )  # fmt: skip
 def test_without_an_answer_the_list_is_whole_and_what_was_known_holds(canned: Canned, tmp_path: Path) -> None:
     async def story(h: VastHarness, provider: VastProvider) -> None:
-        h.cloud.price_increases.append(increase(await launched(h, provider)))
+        contract = await launched(h, provider)
+        end = h.clock.now() + LAST + ASKED_EVERY
+        h.cloud.price_increases.append(increase(h, contract, contract_end_date=end.timestamp()))
         await listed(h, provider)
         h.faults.answer(Call.OTHER, canned, times=9)
         h.later(ASKED_EVERY)
         found = await provider.instances()
         assert found.complete
-        assert found.instances[0].notice_at == END
+        assert found.instances[0].notice_at is not None
+
+    play(tmp_path, story)
+
+
+def test_a_list_waits_for_it_for_seconds_only(tmp_path: Path) -> None:
+    async def story(h: VastHarness, provider: VastProvider) -> None:
+        await launched(h, provider)
+        h.faults.hang(Call.OTHER, times=9)
+        h.later(ASKED_EVERY)
+        before = h.clock.now()
+        assert (await provider.instances()).complete
+        assert h.clock.now() - before < timedelta(seconds=20)
+
+    play(tmp_path, story)
+
+
+def test_of_two_increases_of_one_contract_the_earlier_end_counts(tmp_path: Path) -> None:
+    async def story(h: VastHarness, provider: VastProvider) -> None:
+        contract = await launched(h, provider)
+        end = h.clock.now() + LAST
+        late = increase(h, contract, contract_end_date=(end + timedelta(days=9)).timestamp())
+        h.cloud.price_increases += [increase(h, contract), late]
+        assert (await listed(h, provider)).notice_at == end
+
+    play(tmp_path, story)
+
+
+def test_the_stop_at_the_announced_end_is_a_preemption_and_no_fault_of_the_host(tmp_path: Path) -> None:
+    async def story(h: VastHarness, provider: VastProvider) -> None:
+        contract = await launched(h, provider)
+        row = increase(h, contract)
+        h.cloud.price_increases.append(row)
+        await listed(h, provider)
+        h.cloud.quirks.edit_instance[int(contract)] = {
+            "actual_status": "stopped", "cur_state": "stopped", "next_state": "stopped", "intended_status": "stopped",
+            "end_date": row["contract_end_date"],
+        }  # fmt: skip
+        h.cloud.price_increases.clear()
+        found = await listed(h, provider)
+        assert (found.state, found.loss) == (InstanceState.PAUSED, Loss.PREEMPTED)
+        assert found.detail.startswith("its host asks")
 
     play(tmp_path, story)
