@@ -400,6 +400,14 @@ class ReuseSection(values.Section):
     once. Not at providers that bill by more than time (AWS, Lambda), nor for jobs with reuse = false."""
 
 
+class CanarySection(values.Section):
+    """A measurement of each rented machine before its job starts there. docs/how-to/costs.md."""
+
+    time: values.CanarySpan = timedelta(0)
+    """How long it takes at most, billed as all of its time: GPUs, a matrix multiply, disk, download. A machine that has
+    fewer GPUs, less of their memory or far less speed than was sold is left for another. At most 5m. "0s": none."""
+
+
 class McpSection(values.Section):
     """What agents may queue through `spotctl mcp`; they may only watch unless both are set. docs/how-to/agents.md."""
 
@@ -466,6 +474,7 @@ class Config:
     own: OwnSection = field(default_factory=OwnSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     reuse: ReuseSection = field(default_factory=ReuseSection)
+    canary: CanarySection = field(default_factory=CanarySection)
     mcp: McpSection = field(default_factory=McpSection)
     notify: Mapping[str, NotifySection] = field(default_factory=dict)
     registries: Mapping[str, RegistrySection] = field(default_factory=dict)
@@ -484,8 +493,8 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "own": OwnSection,
     "metrics": MetricsSection,
     "reuse": ReuseSection,
+    "canary": CanarySection,
     "mcp": McpSection,
     "hub": HubSection,
 }
-"""Every table of fixed name. `[providers.NAME]`, `[notify.NAME]`, `[registries.NAME]` and `[buckets.NAME]` come beside
-them."""
+"""Every table of fixed name, beside `[providers.NAME]`, `[notify.NAME]`, `[registries.NAME]` and `[buckets.NAME]`."""

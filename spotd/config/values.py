@@ -67,6 +67,13 @@ def _hold(value: object) -> timedelta:
     return duration
 
 
+def _canary(value: object) -> timedelta:
+    span = units.parse_duration(value)
+    if span and not timedelta(seconds=10) <= span <= timedelta(minutes=5):
+        raise BadValue(f'"{value}" is not between 10s and 5m', hint='write it like "60s"; "0s" measures nothing')
+    return span
+
+
 class Bytes(int):
     """A number of bytes that is written as a size."""
 
@@ -139,6 +146,8 @@ Interval = Annotated[timedelta, _reading(_interval, timedelta)]
 """Written "60s"; between 50 milliseconds and a day."""
 HoldSpan = Annotated[timedelta, _reading(_hold, timedelta)]
 """Written "10m"; at most a quarter of an hour, since a host that is silent for longer is given up."""
+CanarySpan = Annotated[timedelta, _reading(_canary, timedelta)]
+"""Written "60s"; nothing, or between ten seconds and five minutes."""
 OwnSpan = Annotated[timedelta, _reading(_own, timedelta)]
 """Written "2h"; at most 30 days."""
 DayBytes = Annotated[int, _reading(_bytes_between(10**9, 10**15), Bytes)]

@@ -558,7 +558,7 @@ class Daemon:
             stored_bytes=m.task.bytes * len(m.saved),
             restored_bytes=odd.get("restored_bytes", 0),
             seq=m.seq,
-            phase="run" if m.seq >= 0 else "",
+            phase="" if m.seq < 0 else "run" if m.works_from is None or m.works_from <= self.true else "canary",
             resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
             alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
             exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),

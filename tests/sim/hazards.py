@@ -133,6 +133,8 @@ class Hazard(StrEnum):
     """Jobs of several machines: some are lost or fall silent alone, start in part, or are listed in part."""
     LATE_CAUSES = "late_causes"
     """Lists say only minutes after a machine is gone that it was taken back. Drawn in no world but those of a test."""
+    UNFIT = "unfit"
+    """Hosts that are less than they offer, and a canary that finds it. Drawn in worlds of its own."""
     RANGES = "ranges"
     """Some of these accept a range of machines, and hosts give fewer at once than they offer, changing by the hour."""
 
@@ -167,7 +169,7 @@ OWN_MACHINES: Final = frozenset(
     }
 )
 """Drawn in worlds of their own, over all that other worlds may hold: see `own`."""
-APART: Final = frozenset({Hazard.REUSE, Hazard.GANGS, Hazard.RANGES, Hazard.LATE_CAUSES})
+APART: Final = frozenset({Hazard.REUSE, Hazard.GANGS, Hazard.RANGES, Hazard.LATE_CAUSES, Hazard.UNFIT})
 READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES - APART
 """What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})

@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.wire.grant import CanaryRules
 from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -98,6 +99,8 @@ class Host:
     """The price without a momentary spike."""
     base: int
     offer: Offer
+    unfit: bool = False
+    """It is less than its offer states, which only a canary finds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +127,8 @@ class Task:
     """How much work is done when its command gets no further."""
     reuse: timedelta | None = None
     """How long its machine waits for the next job, if it may."""
+    canary: CanaryRules | None = None
+    """How it is measured when it starts for the first time."""
     inputs: int = 0
     outputs: int = 0
     """Bytes that it fetches before it works, and leaves when it has succeeded."""
@@ -158,6 +163,10 @@ class Machine:
     died: datetime | None = None
     ran_from: datetime | None = None
     ran_work: timedelta = timedelta(0)
+    measured: timedelta = timedelta(0)
+    """How long its canary takes after `ran_from`; its command begins then."""
+    began_once: bool = False
+    """Its runner has been at work: one that is started again measures nothing."""
     silent_until: datetime | None = None
     mute_until: datetime | None = None
     """Nothing it wrote before this can have been published before this."""
@@ -233,6 +242,17 @@ class Machine:
     """When the provider ends all of them, since one is missing."""
     is_half: bool = False
     """Some of them never come."""
+
+    @property
+    def works_from(self) -> datetime | None:
+        """When its command begins, or is to begin."""
+        return None if self.ran_from is None else self.ran_from + self.measured
+
+    @property
+    def refuses(self) -> bool:
+        """Whether its canary ends it before its command begins."""
+        rules = self.task.canary
+        return bool(self.measured) and self.host.unfit and rules is not None and rules.may_refuse
 
     @property
     def alive(self) -> bool:

@@ -189,9 +189,11 @@ class Nature:
             if self.now - m.since < BOOT or m.is_half:
                 return
             m.state, m.ran_from = InstanceState.RUNNING, m.since + BOOT
+            m.measured = timedelta(0) if m.began_once else self._canary_takes(m)
+            m.began_once = m.began_once or not m.dumb
             m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
             # A runner that is started again fetches nothing where its attempt has ended, or without a lease.
-            if m.outcome is None and not m.dumb and m.leased_until > m.ran_from:
+            if m.outcome is None and not m.dumb and m.leased_until > m.ran_from and not m.refuses:
                 self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
         if m.outcome is not None or m.ran_from is None or m.dumb:
             return
@@ -205,7 +207,10 @@ class Nature:
         ends_with = Outcome.LEASE_EXPIRED
         if m.member_lost_at is not None and m.member_lost_at < until:
             until, ends_with = max(m.member_lost_at, m.ran_from), Outcome.MEMBER_LOST
-        work = self._work_until(m, m.ran_from, until)
+        began = m.ran_from + m.measured
+        work = self._work_until(m, began, max(began, until))
+        if m.refuses and until >= began:
+            until, ends_with = began, Outcome.UNFIT
         if m.silent_until is not None or not self.store_up:
             m.mute_until = self.now
             self._was_quiet(m)
@@ -217,12 +222,14 @@ class Nature:
         last = m.saved[-1].work if m.saved else m.task.resume_at
         while last + CHECKPOINT_EVERY <= min(work, m.task.need):
             last += CHECKPOINT_EVERY
-            at = max(m.mute_until or m.ran_from, m.ran_from + (last - m.ran_work))
+            at = max(m.mute_until or began, began + (last - m.ran_work))
             self._save(m, last, at, sound=self.rng.random() >= self.faults.bad_manifest)
-        if work >= m.task.need:
+        if until < began or m.refuses:
+            self._end_early(m, until, ends_with)
+        elif work >= m.task.need:
             if not m.task.exit_code:
                 self._move_bytes(m, m.offer.upload_price, m.task.outputs)
-            self._exit(m, m.task.cause, m.ran_from + (m.task.need - m.ran_work))
+            self._exit(m, m.task.cause, began + (m.task.need - m.ran_work))
         elif m.stop_ordered or until < self.now:
             if not m.saves_no_more and (ends_with is Outcome.LEASE_EXPIRED or m.member_saves):
                 self._save(m, work, max(until, m.mute_until or until), sound=True)
@@ -230,6 +237,19 @@ class Nature:
         elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
             self._save(m, work, until, sound=True)
             self._exit(m, Outcome.PREEMPTED, until)
+
+    def _canary_takes(self, m: Machine) -> timedelta:
+        luck = Random(f"canary of {m.key} on {m.host.name}")
+        return timedelta(seconds=0 if m.task.canary is None else m.task.canary.time_s * luck.uniform(0.2, 1))
+
+    def _end_early(self, m: Machine, until: datetime, ends_with: Outcome) -> None:
+        """What its canary, or anything while it is under way, makes of a machine on which nothing runs yet."""
+        if m.stop_ordered:
+            self._exit(m, Outcome.STOPPED, until)
+        elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
+            self._exit(m, Outcome.PREEMPTED, until)
+        elif until < self.now or ends_with is Outcome.UNFIT:
+            self._exit(m, ends_with, until)
 
     def _work_until(self, m: Machine, ran_from: datetime, until: datetime) -> timedelta:
         work = m.ran_work + (until - ran_from)

@@ -37,6 +37,7 @@ from tests.sim.reuse import REUSE
 from tests.sim.run import Result
 from tests.sim.schedules import RULES
 from tests.sim.stops import STOPS
+from tests.sim.unfit import UNFIT
 
 SECOND = timedelta(seconds=1)
 CALL = timedelta(minutes=1)
@@ -390,4 +391,5 @@ CHECKS: Final = (
     *RECEIPTS,
     *OWN_RULES,
     *REUSE,
+    *UNFIT,
 )

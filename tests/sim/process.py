@@ -24,6 +24,7 @@ from spotd.daemon.commits import Commits, Committed, CrashPoint, Database
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import Pause, WakeEvent
 from spotd.daemon.executor import Executor
+from spotd.daemon.grants.canary import canary_rules
 from spotd.daemon.grants.inputs import SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -302,7 +303,8 @@ class Grants:
         self.daemon.use_number(attempt)
         if self.daemon.work[job.id].no_secrets:
             raise SecretsMissing("a secret of the job is lost")
-        self.prepared[attempt.key] = attempt, self.daemon.first_grant(job)
+        rules = canary_rules(attempt, job, self.daemon.policy.current, timedelta.total_seconds)
+        self.prepared[attempt.key] = attempt, replace(self.daemon.first_grant(job), canary=rules)
         return "a script"
 
     def passed_over(self, _attempt: AttemptId) -> tuple[FailedRestore, ...]:

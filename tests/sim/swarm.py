@@ -27,6 +27,7 @@ from tests.sim.oracles import broken_rules
 from tests.sim.own import OWN_FROM, with_own
 from tests.sim.plans import with_plans
 from tests.sim.run import run_world
+from tests.sim.unfit import UNFIT_FROM, with_unfit
 from tests.sim.worlds import GPU_COUNTS, Shape
 
 RULES_SHOWN = 5
@@ -59,12 +60,16 @@ REUSE_FROM = 3_000_000
 """The first seed of worlds in which machines pass from job to job."""
 QUEUES_FROM = 3_001_000
 """From this one on all jobs of such a world come within an hour or two, and wait for one or two machines."""
+BASES = (PLANNED_FROM, HARSH_FROM, OWN_FROM, REUSE_FROM, QUEUES_FROM, GANGS_FROM)
+"""Worlds of these seeds are played with canaries, too."""
 OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 """What the market must suit besides to happen."""
 
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
+    if seed >= UNFIT_FROM:
+        return with_unfit(drawn(BASES[seed % len(BASES)] + (seed - UNFIT_FROM) // len(BASES)), seed)
     if seed >= RANGES_FROM:
         number = seed - RANGES_FROM
         bases = (_short(seed), harsh(seed), with_own(_short(seed), seed), with_reuse(REUSE_FROM + number))

@@ -19,9 +19,11 @@ from tests.sim import (
     planted_promises,
     planted_reuse,
     planted_stops,
+    planted_unfit,
     receipts,
     schedules,
     stops,
+    unfit,
 )
 from tests.sim.oracles import CHECKS, broken_rules
 from tests.sim.planted import Bug
@@ -41,6 +43,7 @@ BUGS = {
     **planted_own.OWN,
     **planted_reuse.REUSES,
     **planted_gangs.GANGS,
+    **planted_unfit.UNFIT,
 }
 LENGTHY = frozenset(
     {
@@ -141,6 +144,7 @@ AT_ONCE = (
     *stops.STOPS,
     receipts.bills_believed,
     *own_rules.OWN_RULES,
+    *unfit.UNFIT,
 )
 """These judge what has happened by then, so a world need not go on once one is broken; others judge its end."""
 

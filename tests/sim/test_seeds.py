@@ -47,8 +47,9 @@ DRAWN_FAST = (50_517, 51_536, 51_718, 52_240, 52_467, 53_108)
 HARSH_FAST = (1_000_006, 1_000_915, 2_000_098)
 OWN_FAST = (5_000_948, 5_001_913)
 GANGS_FAST = (7_000_103, 7_500_004)
+UNFIT_FAST = (8_000_010, 8_000_013)
 DRAWN_MORE = (0, 10, 1200, 1675, 2043, 53_433, 55_331)
-LATER_MORE = (1_000_034, 1_000_117, 5_000_000, 5_000_001, 7_000_000, 7_000_009)
+LATER_MORE = (8_000_007, 8_000_060, 8_000_098, 1_000_034, 1_000_117, 5_000_000, 5_000_001, 7_000_000, 7_000_009)
 FAST_SHAPES = frozenset({"standard", "job budgets", "outages", "no faults"})
 """`make test` runs one world of each of these, and a small world of each drawn hazard; `make lengthy` runs the others.
 
@@ -104,7 +105,9 @@ def test_a_market_of_two_hundred_offers_and_forty_jobs_keeps_every_rule(seed: in
     assert broken_rules(run_world(seed, Shape(jobs=40, hosts=100))) == []
 
 
-@pytest.mark.parametrize("seed", marked([*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST], [*DRAWN_MORE, *LATER_MORE]))
+@pytest.mark.parametrize(
+    "seed", marked([*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST, *UNFIT_FAST], [*DRAWN_MORE, *LATER_MORE])
+)
 def test_a_world_that_is_drawn_whole_from_its_seed_keeps_every_rule(seed: int) -> None:
     assert broken_rules(run_world(seed, drawn(seed))) == [], f"python -m tests.sim.run {seed}"
 
@@ -129,8 +132,10 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
 
 def test_each_hazard_is_in_a_world_that_every_run_plays() -> None:
     """All but bills, whose world in `planted_bills.py` the real daemon passes."""
-    played = [hazard for seed in (*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST) for hazard in drawn(seed).hazards]
-    assert set(played) >= (READY | HARSH | HARSH_LATER | OWN_MACHINES | {Hazard.GANGS, Hazard.RANGES}) - {Hazard.BILLS}
+    fast = (*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST, *UNFIT_FAST)
+    played = {hazard for seed in fast for hazard in drawn(seed).hazards}
+    apart = {Hazard.GANGS, Hazard.RANGES, Hazard.UNFIT}
+    assert played >= (READY | HARSH | HARSH_LATER | OWN_MACHINES | apart) - {Hazard.BILLS}
 
 
 @pytest.mark.long

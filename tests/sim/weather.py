@@ -22,6 +22,7 @@ from tests.sim.mishaps import Mishaps
 from tests.sim.own import Owners, own_clouds
 from tests.sim.plans import Plans
 from tests.sim.process import Died
+from tests.sim.unfit import spoil_hosts
 from tests.sim.worlds import Shape, may_share, policy, reachable, some_job, stormy, trades
 
 PRICES_MOVE_EVERY = timedelta(minutes=5)
@@ -74,6 +75,7 @@ class Weather:
         self.deceptions.begin()
         self.owners.begin()
         self.gangs.begin()
+        spoil_hosts(self)
         self.daemon.crash = self.maybe_die
         self.daemon.died = self.dead
         self.daemon.boot()

@@ -46,6 +46,7 @@ _SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
+_CANARY_GRACE_S = 5.0
 _REASON_S = 5.0
 """Slurm gives half a minute, systemd one and a half, between the signal and the kill."""
 _UNUSABLE = {
@@ -146,6 +147,8 @@ class AttemptRun:
 
     def _run_job(self, grant: RunnerGrant) -> process.ProcessEnd:
         self._make_folders()
+        if grant.raw.get("canary") and self._gang is None and not self._restarted:
+            self._run_canary(grant)
         inside = (self._checkpoint_dir + os.sep).startswith(self._workdir + os.sep)
         restoring = None if inside else self._begin_restore(grant)
         self._phase("code")
@@ -180,6 +183,27 @@ class AttemptRun:
             lambda pid: self._store.events.add("started", pid=pid, resume=self._restored and self._restored.name),
         )
         return ended if self._gang is None else self._gang.settle(ended, self._tick)
+
+    def _run_canary(self, grant: RunnerGrant) -> None:
+        from spotd_jobs.runner.canary import Canary
+
+        self._phase("canary")
+        canary = Canary(grant.raw["canary"], grant.raw, self._home, self._mark, self.handover.folders)
+        work = Background(canary.measure, self._wakeups, "canary")
+        try:
+            # A disk that hangs keeps its thread: the job does not wait for it.
+            while not work.done and steady() < canary.until + _CANARY_GRACE_S:
+                stop = self._tick()
+                if stop is not None:
+                    raise _Halt(stop.outcome, stop.reason)
+        finally:
+            canary.stop()
+        found = clean(canary.words())
+        seconds = round(steady() - canary.began, 1)
+        self._store.events.add("canary", finding=found, seconds=seconds, unfit=canary.unfit or None)
+        self._logs.add_line("canary: " + found)
+        if canary.unfit and canary.may_refuse:
+            raise _Halt("unfit", "its canary found " + canary.unfit)
 
     def _judge(self, ended: process.ProcessEnd) -> _Halt:
         """How the attempt ends when its command has ended by itself."""

@@ -415,6 +415,21 @@ class ReuseRules(WireModel):
     alone: bool
 
 
+class CanaryRules(WireModel):
+    """How long the machine is measured before its job begins, and the least below which it may refuse itself.
+
+    `tflops` is of half precision by the data sheet of its GPU; `download_mbps`, as advertised, is only shown.
+    """
+
+    time_s: Annotated[float, Field(gt=0, le=3600)]
+    may_refuse: bool
+    gpus: Annotated[int, Field(ge=1, le=1024)]
+    gpu_memory_mb_min: Size | None = None
+    tflops: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    tflops_min: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    download_mbps: Annotated[float, Field(ge=0, le=1e9)] | None = None
+
+
 class NextAttempt(WireModel):
     """The attempt to which the machine of another one belongs from now on; written once for each former attempt."""
 
@@ -464,6 +479,7 @@ class Grant(WireModel):
     self_terminate: SelfTerminate | None = None
     seen_running: bool = False
     reuse: ReuseRules | None = None
+    canary: CanaryRules | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Grant:

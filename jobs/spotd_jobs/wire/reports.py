@@ -42,6 +42,8 @@ class Phase(StrEnum):
     """What the runner does now."""
 
     BOOT = "boot"
+    CANARY = "canary"
+    """The machine is measured; nothing of the job is there yet."""
     CODE = "code"
     RESTORE = "restore"
     SETUP = "setup"
@@ -76,6 +78,8 @@ class Outcome(StrEnum):
     RUNNER_ERROR = "runner_error"
     MEMBER_LOST = "member_lost"
     """Another machine of the same attempt was lost, or never came."""
+    UNFIT = "unfit"
+    """The machine is less than what was sold, as its canary found: nothing was run."""
 
 
 class SeenCheckpoint(WireModel):
@@ -225,6 +229,7 @@ class EventKind(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     UPLOAD_FAILING = "upload_failing"
     DISK_LOW = "disk_low"
+    CANARY = "canary"
     EXIT = "exit"
 
 

@@ -46,6 +46,7 @@ class GpuInfo:
         aws_types: EC2 instance types and how many of this GPU each holds.
         aliases: further spellings that mean this row (or, shared by several rows, one of them).
         families: short names that mean all rows which list them.
+        tflops: of its data sheet: half precision that is summed in single, without sparsity; `None` where unknown.
     """
 
     name: str
@@ -57,6 +58,7 @@ class GpuInfo:
     aws_types: Mapping[str, int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
+    tflops: int | None = None
 
 
 def _sizes(family: str, counts: Mapping[str, int]) -> dict[str, int]:
@@ -119,6 +121,7 @@ def _read_table() -> tuple[GpuInfo, ...]:
                 aws_types=_AWS_ROWS.get(row["name"], {}),
                 aliases=_values(row["aliases"]),
                 families=_values(row["families"]),
+                tflops=int(row["tflops"]) if row["tflops"] else None,
             )
             for row in csv.DictReader(file)
         )

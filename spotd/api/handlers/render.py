@@ -120,6 +120,7 @@ DETAIL_CHARS_MAX: Final = 160
 
 _OF_PHASE: Final = {
     Phase.BOOT: ("boot", "the runner begins"),
+    Phase.CANARY: ("canary", "measures the machine, for [canary] time at most, before its job starts there"),
     Phase.CODE: ("fetch", "fetches the code, and the data and the checkpoint where there are any"),
     Phase.SETUP: ("set-up", "runs the job's set-up command"),
     Phase.RESTORE: ("restore", "restores the checkpoint"),

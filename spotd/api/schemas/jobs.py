@@ -41,8 +41,8 @@ class StageResponse(TypedDict):
     """What a machine does while the job's command does not run.
 
     Attributes:
-        name: `launch`, `takeover`, `image`, `boot`, `code`, `set-up`, `restore`, `save`, `upload` or `waits` (its job
-            is done, and it waits for another one).
+        name: `launch`, `takeover`, `image`, `boot`, `canary`, `code`, `set-up`, `restore`, `save`, `upload` or `waits`
+            (its job is done, and it waits for another one).
         text: the same as a clause, with the provider's own words where it has any.
         since: null where the daemon does not know.
         bytes_done, bytes_total: of what is moved in this stage, null where nothing is or it is not known.

@@ -120,6 +120,8 @@ class UserLimits:
     """How long a job that says nothing else waits for an own machine before one is rented."""
     reuse_wait: Annotated[timedelta, "[reuse] wait"] = timedelta(0)
     """How long the machine of a job that is done waits for the next job at most; 0: it is ended at once."""
+    canary: Annotated[timedelta, "[canary] time"] = timedelta(0)
+    """How long a rented machine is measured at most before its job starts there; 0: not at all."""
     egress: Annotated[StoreEgress, "[store] egress_per_gb"] = FREE_EGRESS
     """What reading the checkpoint store costs."""
     registries: Annotated[Mapping[str, RegistryRules], "[registries]"] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from spotd.core.handover import words_against_reuse
 from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints
+from spotd.daemon.grants.canary import canary_rules
 from spotd.daemon.grants.inputs import DataGrants, RestorePoints, SecretFiles
 from spotd.daemon.recovery_survey import NumberUsed, name_next, require_newest, require_same, use_number
 from spotd.daemon.remote_data import RemoteData
@@ -257,6 +258,7 @@ class GrantBuilder:
             # Nothing is offered to restore any more, so a machine that is started again on a wiped disk must not begin.
             seen_running=attempt.running_at is not None,
             reuse=None if superseded else self._reuse(attempt, job, policy, expires),
+            canary=None if superseded else canary_rules(attempt, job, policy, self._on_host),
         )
 
     def _reuse(self, attempt: Attempt, job: Job, policy: Policy, expires: datetime) -> grant.ReuseRules | None:

@@ -19,6 +19,7 @@ from spotd.core.domain.attempts import Attempt, HostSample, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.states import EndReason, require_rows
+from spotd.core.pricing import dollar_words, span_words
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import Dating, OutputsSeen, ReadMemory, ReadScope, outputs_of, with_lost
 from spotd.daemon.hosts.limits import HostShare
@@ -26,6 +27,7 @@ from spotd.daemon.hosts.manifests import read_manifests
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
 from spotd_jobs.wire import reports
 from spotd_jobs.wire.grant import WireError
+from spotd_providers.contract.values import cost
 
 # A host's heartbeat and events: what it does, what happened to it, and how it ended.
 #
@@ -51,6 +53,7 @@ _SENTENCES: Final = {
     reports.EventKind.OUTPUTS_LOST: "{files} outputs could not be stored by the host: {reason}",
     reports.EventKind.REBALANCE: "the provider may take the machine soon: {reason}",
     reports.EventKind.LEASE_EXPIRED: "the host did not hear from spotd for {lease_s} s",
+    reports.EventKind.CANARY: "canary: {finding}; it took {took}, {cost}",
 }
 """Events worth a line in the job's own history; the others show in its state."""
 
@@ -107,7 +110,7 @@ def read_events(reading: ReadScope, *, is_new: bool) -> None:
         event = _event(reading, key) if _is_name(key, prefix) else None
         view.events_read = key
         if event is not None:
-            _take_event(view, event, is_new=is_new, at=reading.at)
+            _take_event(reading, event, is_new=is_new)
 
 
 def _find_exit(reading: ReadScope, prefix: str) -> None:
@@ -145,7 +148,8 @@ def _event(reading: ReadScope, key: str) -> reports.HostEvent | None:
         return None
 
 
-def _take_event(view: ReadMemory, event: reports.HostEvent, *, is_new: bool, at: datetime) -> None:
+def _take_event(reading: ReadScope, event: reports.HostEvent, *, is_new: bool) -> None:
+    view, at = reading.view, reading.at
     ended = event.exit()
     if ended is not None:
         view.exit, view.exit_at = ended, event.at
@@ -157,7 +161,18 @@ def _take_event(view: ReadMemory, event: reports.HostEvent, *, is_new: bool, at:
         view.fallbacks.append(_fallback(event))
     words = _SENTENCES.get(event.kind)
     if words is not None and is_new:
-        view.note(event.kind.value, words.format_map(_Blank(event.data)), at)
+        view.note(event.kind.value, words.format_map(_Blank({**event.data, **_cost_words(reading, event)})), at)
+
+
+def _cost_words(reading: ReadScope, event: reports.HostEvent) -> dict[str, str]:
+    """Return what a canary took and cost, as its host states the time."""
+    if event.kind is not reports.EventKind.CANARY:
+        return {}
+    stated = _seconds(event.data.get("seconds"))
+    if stated is None:
+        return {"took": "?", "cost": "?"}
+    span = max(timedelta(0), reading.dated(event.at) - reading.dated(event.at - timedelta(seconds=stated)))
+    return {"took": span_words(span), "cost": dollar_words(cost(reading.attempt.quote.price.total, span))}
 
 
 def _seconds(stated: object) -> float | None:
@@ -211,6 +226,7 @@ _REASONS: Final[Mapping[reports.Outcome, EndReason]] = {
     reports.Outcome.NOT_CURRENT: EndReason.HOST_LOST,
     reports.Outcome.RUNNER_ERROR: EndReason.HOST_LOST,
     reports.Outcome.MEMBER_LOST: EndReason.HOST_LOST,
+    reports.Outcome.UNFIT: EndReason.CONTRACT_BROKEN,
 }
 """Why an attempt ends whose runner reported its end, unless a stop order is the reason."""
 require_rows(reports.Outcome, _REASONS)

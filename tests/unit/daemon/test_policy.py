@@ -166,6 +166,8 @@ password = { env = "HUB_PASSWORD" }
 rent_after = "3m"
 [reuse]
 wait = "3m"
+[canary]
+time = "3m"
 """
 
 

@@ -41,6 +41,7 @@ async def test_each_stage_of_a_machine_is_named_with_its_time_and_bytes(rig: Rig
         seen: list[tuple[str, int | None, int | None]] = []
         stage: StageResponse | None = None
         for phase, restore in (
+            ("canary", None),
             ("code", None),
             ("setup", {"name": "c1", "bytes_done": 20 * MB, "bytes_total": 100 * MB}),
             ("restore", {"name": "c1", "bytes_done": 80 * MB, "bytes_total": 100 * MB}),
@@ -52,6 +53,7 @@ async def test_each_stage_of_a_machine_is_named_with_its_time_and_bytes(rig: Rig
             assert stage["since"] is not None
             seen.append((stage["name"], stage["bytes_done"], stage["bytes_total"]))
         assert seen == [
+            ("canary", None, None),
             ("fetch", None, None),
             ("set-up", 20 * MB, 100 * MB),
             ("restore", 80 * MB, 100 * MB),

@@ -192,6 +192,7 @@ async def test_the_exit_event_comes_with_everything_published_before_it(host_mon
         ("not_current", EndReason.HOST_LOST),
         ("runner_error", EndReason.HOST_LOST),
         ("member_lost", EndReason.HOST_LOST),
+        ("unfit", EndReason.CONTRACT_BROKEN),
     ],
 )
 async def test_each_outcome_of_the_runner_has_its_reason(
@@ -199,6 +200,18 @@ async def test_each_outcome_of_the_runner_has_its_reason(
 ) -> None:
     host.exit(outcome)
     assert (await look(host_monitor)).exit_reason is reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(41.0, "41 s, $0.004556"), (-1.0, "?, ?"), ("long", "?, ?"), (None, "?, ?"), (True, "?, ?"), (1e17, "?, ?")],
+)
+async def test_what_a_canary_found_is_shown_with_its_time_and_cost(
+    host_monitor: HostMonitor, host: Host, seconds: object, words: str
+) -> None:
+    host.event("canary", finding="2 GPUs, 79.6 GiB", seconds=seconds, unfit=None, cost="$9")
+    assert (await look(host_monitor)).notes == (f"canary: 2 GPUs, 79.6 GiB; it took {words}",)
+    assert (await look(host_monitor)).notes == ()
 
 
 async def test_a_death_by_signal_is_told_as_a_shell_would(host_monitor: HostMonitor, host: Host) -> None:

@@ -1,0 +1,143 @@
+"""Which machines are measured before their job starts, by which figures, and what becomes of one that is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from spotd.core.domain.attempts import StopOrder
+from spotd.core.domain.cooldowns import CooldownScope
+from spotd.core.domain.states import AttemptState, EndReason, JobState
+from spotd.core.domain.world import World
+from spotd.core.kernel.reconcile import reconcile
+from spotd.daemon.grants.canary import canary_rules
+from spotd_jobs.wire.grant import CanaryRules, Grant
+from spotd_providers.contract.gpus import GPUS, gpu_info
+from spotd_providers.contract.values import AttemptKey, HostId, InstanceState, MicroUsdPerHour
+from tests.cases import every
+from tests.unit.core.builders import NOW, instance, listing, offer, report, shop_policy, world_with
+
+MINUTE = timedelta(minutes=1)
+STOP = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW + MINUTE)
+
+
+def rules_of(
+    *, canary: timedelta = MINUTE, idle: int = 0, attempt: dict[str, Any] | None = None, **sold: Any
+) -> CanaryRules | None:
+    world = world_with(AttemptState.STARTING, **(attempt or {}))
+    ((_, item),) = world.attempts.items()
+    is_own, is_free = sold.pop("is_own", False), sold.pop("is_free", False)
+    quote = replace(item.quote, offer=offer(**sold), is_own=is_own)
+    if is_free:
+        quote = replace(quote, price=replace(quote.price, total=MicroUsdPerHour(0)))
+    owner = replace(world.jobs[item.id.job], idle_launches=idle)
+    return canary_rules(replace(item, quote=quote), owner, shop_policy(canary=canary), timedelta.total_seconds)
+
+
+def test_a_rented_machine_is_measured_by_what_its_offer_states() -> None:
+    rules = rules_of(gpu="H100_SXM", gpu_count=2, gpu_vram_mb=81_559, download_mbps=900.0)
+    assert rules is not None
+    assert (rules.time_s, rules.may_refuse, rules.gpus, rules.download_mbps) == (60.0, True, 2, 900.0)
+    assert (rules.gpu_memory_mb_min, rules.tflops, rules.tflops_min) == (69_325, 989.0, 247.25)
+
+
+@every(
+    "given",
+    [
+        pytest.param({"canary": timedelta(0)}, id="off, as by default"),
+        pytest.param({"is_own": True}, id="an own machine"),
+        pytest.param({"is_free": True}, id="for nothing"),
+        pytest.param({"nodes": 2, "gpu_count": 4}, id="a gang"),
+        pytest.param({"gpu_count": 0, "gpu": "none"}, id="without a GPU"),
+        pytest.param({"gpu": "H100_SXM_MIG_1G_10GB"}, id="a slice of a card"),
+        pytest.param({"attempt": {"machine_key": AttemptKey("spotd-lab-j0-1")}}, id="taken over"),
+        pytest.param({"attempt": {"running_at": NOW}}, id="its command has run"),
+        pytest.param({"attempt": {"stop": STOP}}, id="it is to stop"),
+    ],
+)
+def test_some_machines_are_not_measured(given: dict[str, Any]) -> None:
+    assert rules_of(**given) is None
+    assert shop_policy().canary == timedelta(0)
+
+
+@every(("idle", "may_refuse"), [(0, True), (2, True), (3, False), (50, False)])
+def test_after_three_launches_that_came_to_nothing_the_job_runs_whatever_is_found(
+    idle: int, *, may_refuse: bool
+) -> None:
+    rules = rules_of(idle=idle)
+    assert rules is not None
+    assert rules.may_refuse is may_refuse
+
+
+@every(
+    ("sold", "memory", "speed"),
+    [
+        pytest.param({"gpu": "RTX_4090", "gpu_vram_mb": 24_564}, 20_879, 165, id="a whole card"),
+        pytest.param({"gpu": "RTX_4090"}, 19_454, 165, id="no memory stated"),
+        pytest.param({"gpu": "A10", "gpu_vram_mb": 4_096}, 3_481, None, id="a part of a card"),
+        pytest.param({"gpu": "GTX_1080", "gpu_vram_mb": 8_192}, 6_963, None, id="no figure in the data sheet"),
+        pytest.param({"gpu": "TURBO_9000"}, None, None, id="an unknown card"),
+        pytest.param({"gpu": "TURBO_9000", "gpu_vram_mb": 10_000}, 8_500, None, id="an unknown card with its memory"),
+    ],
+)
+def test_the_least_is_what_is_known_of_the_card(sold: dict[str, Any], memory: int | None, speed: int | None) -> None:
+    rules = rules_of(**sold)
+    assert rules is not None
+    assert (rules.gpu_memory_mb_min, rules.tflops) == (memory, speed)
+    assert rules.tflops_min == (None if speed is None else speed / 4)
+
+
+def test_the_figures_of_the_data_sheets_rise_with_the_generation_and_none_is_for_a_card_without_tensor_cores() -> None:
+    speeds = [one.tflops for one in map(gpu_info, ("V100_16", "A100_SXM_80", "H100_SXM", "B200_SXM")) if one]
+    assert speeds == sorted(speeds, key=lambda speed: speed or 0)
+    assert not [one.name for one in GPUS if one.tflops and one.compute_capability and float(one.compute_capability) < 7]
+
+
+def test_a_grant_of_a_daemon_without_canaries_is_still_read() -> None:
+    assert Grant.model_fields["canary"].default is None
+
+
+def unfit(world: World, **more: Any) -> World:
+    """The world after its machine was refused by its canary."""
+    said = report(
+        seq=9, phase="done", exit_reason=EndReason.CONTRACT_BROKEN, exit_detail="its canary found 1 of 2 GPUs", **more
+    )
+    plan = reconcile(world, listing(instance(InstanceState.RUNNING)), said, NOW)
+    return replace(
+        world,
+        jobs={**world.jobs, **plan.jobs},
+        attempts={**world.attempts, **plan.attempts},
+        intents={**world.intents, **plan.intents},
+        cooldowns=plan.cooldowns or world.cooldowns,
+    )
+
+
+def test_a_refused_machine_is_ended_its_host_remembered_and_its_job_goes_on_elsewhere() -> None:
+    world = world_with(AttemptState.STARTING)
+    ((identity, item),) = world.attempts.items()
+    item = replace(item, quote=replace(item.quote, offer=replace(item.quote.offer, host_id=HostId("h7"))))
+    after = unfit(replace(world, attempts={identity: item}))
+    ended, owner = after.attempts[identity], after.jobs[identity.job]
+    assert (ended.state, ended.end_reason) == (AttemptState.ENDING, EndReason.CONTRACT_BROKEN)
+    assert "1 of 2 GPUs" in EndReason.CONTRACT_BROKEN.sentence(ended.end_detail)
+    assert (owner.state, owner.idle_launches, owner.failed_starts, owner.errors) == (JobState.RECOVERING, 1, 0, 0)
+    assert [(one.scope, one.subject) for one in after.cooldowns] == [(CooldownScope.HOST, "h7")]
+    assert [intent.ref for intent in after.intents.values()] == [item.ref], "its machine is to be ended"
+
+
+@every(
+    ("reason", "state"),
+    [(EndReason.CANCELLED, JobState.CANCELLED), (EndReason.BUDGET_PAUSED, JobState.RECOVERING)],
+)
+def test_a_refusal_while_it_is_to_stop_ends_the_attempt_as_well(reason: EndReason, state: JobState) -> None:
+    world = world_with(AttemptState.STOPPING, running_at=None, stop=replace(STOP, reason=reason))
+    ((identity, _),) = world.attempts.items()
+    if reason is not EndReason.CANCELLED:
+        owner = replace(world.jobs[identity.job], state=JobState.STARTING, cancel_requested=False)
+        world = replace(world, jobs={owner.id: owner})
+    after = unfit(world)
+    assert not after.attempts[identity].state.counts
+    assert after.jobs[identity.job].state is state
