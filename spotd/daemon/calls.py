@@ -45,7 +45,7 @@ _FAILURES: Final[dict[type[errors.ProviderError], LaunchFailure]] = {
     errors.PriceMoved: LaunchFailure.PRICE_MOVED,
     errors.QuotaExceeded: LaunchFailure.QUOTA,
     errors.RequestRejected: LaunchFailure.REJECTED,
-    errors.NotSupported: LaunchFailure.REJECTED,
+    errors.NotSupported: LaunchFailure.NOT_SUPPORTED,
     errors.NoBalance: LaunchFailure.NO_BALANCE,
     errors.AuthFailed: LaunchFailure.AUTH,
     errors.RateLimited: LaunchFailure.RATE_LIMITED,

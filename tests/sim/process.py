@@ -450,4 +450,5 @@ SIMPLE: Final[Mapping[LaunchFailure, type[errors.ProviderError]]] = {
     LaunchFailure.OFFER_GONE: errors.OfferGone,
     LaunchFailure.PRICE_MOVED: errors.PriceMoved,
     LaunchFailure.NO_BALANCE: errors.NoBalance,
+    LaunchFailure.NOT_SUPPORTED: errors.NotSupported,
 }

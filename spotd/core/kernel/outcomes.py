@@ -68,6 +68,7 @@ class LaunchFailure(StrEnum):
     PRICE_MOVED = "price_moved"
     QUOTA = "quota"
     REJECTED = "rejected"
+    NOT_SUPPORTED = "not_supported"
     NO_BALANCE = "no_balance"
     AUTH = "auth"
     RATE_LIMITED = "rate_limited"
@@ -117,6 +118,7 @@ _REFUSAL_TRAITS: Final[Mapping[LaunchFailure, RefusalTraits]] = {
     LaunchFailure.PRICE_MOVED: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.OFFERS),
     LaunchFailure.QUOTA: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.NOTHING),
     LaunchFailure.REJECTED: RefusalTraits(EndReason.IMAGE_ERROR, Affects.THIS_JOB, ReadAgain.NOTHING),
+    LaunchFailure.NOT_SUPPORTED: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.THIS_JOB, ReadAgain.NOTHING),
     LaunchFailure.NO_BALANCE: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
     LaunchFailure.AUTH: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
     LaunchFailure.RATE_LIMITED: RefusalTraits(EndReason.LAUNCH_FAILED, Affects.EVERY_JOB, ReadAgain.NOTHING),
@@ -129,16 +131,8 @@ _REFUSAL_TRAITS: Final[Mapping[LaunchFailure, RefusalTraits]] = {
 require_rows(LaunchFailure, _REFUSAL_TRAITS)
 
 
-_OF_ITS_OFFERS: Final = frozenset(
-    {
-        LaunchFailure.NO_CAPACITY,
-        LaunchFailure.OFFER_GONE,
-        LaunchFailure.PRICE_MOVED,
-        LaunchFailure.QUOTA,
-        LaunchFailure.CONTRACT,
-    }
-)
 _NOT_FOR_SALE: Final = frozenset({LaunchFailure.NO_CAPACITY, LaunchFailure.OFFER_GONE, LaunchFailure.PRICE_MOVED})
+_OF_ITS_OFFERS: Final = _NOT_FOR_SALE | {LaunchFailure.QUOTA, LaunchFailure.CONTRACT}
 
 
 def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datetime) -> Plan:
@@ -229,6 +223,9 @@ def _cool_down(
             span, longest = STORE_COOLDOWN, STORE_COOLDOWN_MAX
         case LaunchFailure.REJECTED:
             span, longest = REJECTED_COOLDOWN, BROKEN_COOLDOWN
+        case LaunchFailure.NOT_SUPPORTED:
+            scope, subject = CooldownScope.JOB, refusal_subject(item.id.job, offer.market)
+            span, longest = REFUSED_FIRST, BROKEN_COOLDOWN
         case LaunchFailure.CONTRACT:
             span = BROKEN_COOLDOWN
         case _:

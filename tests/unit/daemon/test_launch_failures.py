@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from spotd.core.kernel.outcomes import LaunchFailure
+from spotd.core.decide import decide
+from spotd.core.domain.plan import applied
+from spotd.core.domain.world import World
+from spotd.core.kernel.outcomes import LaunchFailure, launch_refused
 from spotd.daemon.calls import refusal_of
 from spotd_providers.contract import errors
 from spotd_providers.contract.errors import (
@@ -17,6 +21,7 @@ from spotd_providers.contract.errors import (
     RateLimited,
     RequestRejected,
 )
+from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 
 LEAVES = sorted(
     (
@@ -55,6 +60,29 @@ def test_every_failure_of_the_core_but_our_own_is_reached() -> None:
         LaunchFailure.INPUT_AWAY,
         LaunchFailure.STORE_AWAY,
     }
+
+
+def test_what_a_provider_cannot_do_is_a_refusal_of_its_market_for_that_job_and_fails_none() -> None:
+    found = refusal_of(errors.NotSupported("it starts one machine at a time"))
+    assert found is not None
+    owner = job(1)
+    world = World(policy=shop_policy(image_errors_max=1), jobs={owner.id: owner}, attempts={}, intents={})
+    now, asked = NOW, []
+    for _ in range(12):
+        plan = decide(world, market(offer(), at=now), now)
+        world = applied(world, plan)
+        for identity in plan.attempts:
+            asked.append(now)
+            world = applied(world, launch_refused(world, identity, found.failure, found.detail, now))
+        now += timedelta(minutes=4)
+    assert 3 <= len(asked) < 8, "it is asked again, and ever more seldom"
+    left = world.jobs[owner.id]
+    assert (left.state.is_final, left.image_errors, left.failed_starts) == (False, 0, 0)
+    other = job(2)
+    world = replace(world, jobs={**world.jobs, other.id: other})
+    plan = decide(world, market(offer(), at=now), now)
+    assert [item.job for item in plan.attempts] == [other.id]
+    assert "it starts one machine at a time" in plan.verdicts[owner.id].sentence
 
 
 def test_a_rate_limit_carries_its_wait() -> None:
