@@ -397,7 +397,8 @@ class JobPlacement:
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
         known = self.builder.job(job.id)
         if agreed.is_own:
-            agreed = replace(agreed, on_demand=self.own_first.rent_beside(known, agreed, self.catalogue))
+            alike = sized(known, agreed.offer.nodes)
+            agreed = replace(agreed, on_demand=self.own_first.rent_beside(alike, agreed, self.catalogue))
         item, intent = launch_rows(job, agreed, ceiling, price_max, self.policy, self.now)
         item = replace(item, save_every=advice_at_launch(job, agreed.offer, self.world, self.now))
         self.builder.put_attempt(item)

@@ -457,3 +457,17 @@ def test_fewer_own_machines_of_a_range_come_before_more_rented_ones(starts: int)
     later = NOW + 3 * HOUR
     (item,) = decide(applied(alone(ranged), waits), selling(RENTED, at=later), later).attempts.values()
     assert (item.provider, item.quote.offer.nodes) == (SHOP, 4)
+
+
+def test_an_own_gang_is_compared_with_as_many_rented_machines() -> None:
+    ranged = wanting()
+    wanted = replace(ranged.spec.resources, nodes=2, nodes_max=4)
+    ranged = replace(ranged, spec=replace(ranged.spec, resources=wanted))
+    market = shown(RENTED, titan())
+    able = {name: replace(one, no_gangs="", nodes_max=4) for name, one in market.by_provider.items()}
+    (own,) = decide(alone(ranged), replace(market, by_provider=able), NOW).attempts.values()
+    assert (own.provider, own.quote.offer.nodes) == (HOME, 4)
+    four = replace(ranged, spec=replace(ranged.spec, resources=wanted.of(4)))
+    rented = replace(market, by_provider={SHOP: able[SHOP]})
+    (beside,) = decide(alone(four, policy(rent_after=timedelta(0))), rented, NOW).attempts.values()
+    assert own.quote.on_demand == beside.quote.price.total
