@@ -245,9 +245,12 @@ def lease_and_save(job: Job, policy: Policy) -> timedelta:
 
 
 def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
-    """How long the machine may live after its last proof; `None` where nothing ends it but an order."""
-    rules = policy.providers.get(item.provider)
-    if rules is not None and not rules.ends_itself:
+    """How long the machine may live after its last proof; `None` where nothing ends it but an order.
+
+    Of a provider that is not in the config any more, a meter that runs shows which of the two it is.
+    """
+    rules, meter = policy.providers.get(item.provider), item.meter
+    if not rules.ends_itself if rules is not None else meter.since is not None and meter.until is None:
         return None
     starting = timedelta(0)
     if item.heartbeat_seen_at is None and rules is not None:

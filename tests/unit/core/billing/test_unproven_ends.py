@@ -14,9 +14,11 @@ from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, Meter
 from spotd.core.domain.jobs import Checkpoint, Job
+from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.metering import UNSEEN_MAX, job_spent
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -343,3 +345,23 @@ def test_one_that_no_list_can_prove_to_be_gone_counts_for_a_day_at_most(days: in
     listable, words = kept(elsewhere("a"))
     assert listable == pytest.approx(min(24.0 * days + 1, 36.0) + horizon, abs=0.01)
     assert "spotctl forget" not in words
+
+
+@pytest.mark.parametrize(("until", "hours"), [(None, 30.0), (NOW - 29 * HOUR, 0.0)], ids=["by order", "by itself"])
+def test_a_machine_that_only_an_order_ends_is_counted_when_its_provider_left_the_config(
+    until: datetime | None, hours: float
+) -> None:
+    begun = NOW - 30 * HOUR
+    world = world_with(AttemptState.RUNNING, heartbeat_seen_at=begun, launched_at=begun, intended_at=begun)
+    [item] = world.attempts.values()
+    item = replace(item, meter=replace(item.meter, since=begun, until=until))
+    world = replace(world, policy=replace(world.policy, providers={}), attempts={item.id: item})
+    builder = PlanBuilder(world, NOW)
+    builder.end_attempt(item.id, EndReason.HOST_LOST, "silent")
+    builder.set_rate(item.id, item.meter.rate, None)
+    found = builder.attempt(item.id)
+    assert found.meter.until == until
+    booked = cost(item.meter.rate, (until or NOW) - begun)
+    assert found.meter.settled == booked
+    aside = committed(applied(world, builder.plan()), found, NOW)
+    assert (aside > 0) is (hours > 0)
