@@ -68,14 +68,16 @@ def use_number(objects: ObjectStore, attempt: Attempt) -> None:
 
 
 def require_same(objects: ObjectStore, attempt: Attempt) -> None:
-    """Require that the number was used for this very attempt.
+    """Require that the number was used for this very attempt, by what was agreed for it and when.
+
+    No date of the record counts that follows the computer's clock in the state, and cannot in the store.
 
     Raises:
         NumberUsed: for another one, in a run that this state does not know.
         StoreUnavailable: the store does not answer.
     """
     record = launch_record(objects, attempt.id.job, attempt.id.number)
-    if record is None or (record.key, record.intended_at) != (attempt.key, attempt.intended_at):
+    if record is None or (record.key, record.quote.at) != (attempt.key, attempt.quote.at):
         raise NumberUsed(f"attempt {attempt.id.number} of this job was launched before, in another run of spotd")
 
 

@@ -180,6 +180,16 @@ def test_a_handover_is_announced_again_by_the_next_process_and_to_nobody_else(de
     assert next_of(desk, "j1").job == "j2"
 
 
+def test_a_handover_is_announced_again_after_the_clock_was_set_and_not_that_of_another_run(desk: Desk) -> None:
+    heir, owner = heir_of(desk, "j2", "j1")
+    desk.grants.hand_over(heir, owner, desk.policy)
+    redated = replace(heir, intended_at=heir.intended_at + timedelta(hours=1))
+    desk.grants.hand_over(redated, owner, desk.policy)
+    other = replace(heir, quote=replace(heir.quote, at=heir.quote.at + timedelta(seconds=1)))
+    with pytest.raises(NumberUsed):
+        desk.grants.hand_over(other, owner, desk.policy)
+
+
 def test_a_state_that_does_not_know_of_a_handover_cannot_make_another_one(desk: Desk) -> None:
     desk.grants.hand_over(*heir_of(desk, "j2", "j1"), desk.policy)
     with pytest.raises(NumberUsed):
