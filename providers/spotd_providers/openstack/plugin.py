@@ -52,7 +52,7 @@ from spotd_providers.kit.text import key_of, last_lines
 from spotd_providers.kit.vm_causes import CausedEnds
 from spotd_providers.kit.vm_market import Leftover, missing_powers, row_name, user_data
 from spotd_providers.openstack.keys import NOT_KNOWN, Keystone, OpenstackClient, account_of
-from spotd_providers.openstack.volumes import BootVolumes
+from spotd_providers.openstack.volumes import VOLUMES, BootVolumes
 from spotd_providers.openstack.wire import (
     KEY_NAME,
     PROVIDER,
@@ -95,7 +95,7 @@ class OpenstackProvider(CausedEnds):
     no_login = NO_LOGIN
     key_hint = "an application credential in credential_id and api_key, or a password with username and project_id"
     list_path = "/compute/servers/detail?limit=1"
-    leftovers: ClassVar = {"/volume/volumes/detail": "volume"}
+    leftovers: ClassVar = {VOLUMES: "volume"}
     _client: OpenstackClient
 
     def __init__(self, client: OpenstackClient, settings: OpenstackSettings, services: Services) -> None:
@@ -353,8 +353,8 @@ class OpenstackProvider(CausedEnds):
         return listing
 
     async def _left(self, path: str, what: str) -> Sequence[Any]:
-        del what
-        return await self._boot_volumes.rows(path)
+        del path, what
+        return await self._boot_volumes.rows()
 
     def _leftover(self, raw: Any) -> Any:
         return self._boot_volumes.leftover(raw)
@@ -406,12 +406,19 @@ class OpenstackProvider(CausedEnds):
                 raise Unavailable(f"all of the {most} servers that the project may have are there")
             return f"{used} of {most if most >= 0 else 'any number of'} servers are there"
 
+        async def volumes() -> str:
+            if not any(one.extra["disk"] == "0" for one in (await self.offers(OfferQuery())).offers):
+                return "no flavour with a price boots from one"
+            await self._client.keys.url("volume")
+            return await self._boot_volumes.summary()
+
         add = "name what you rent, with its price, in tables [[providers.openstack.flavors]]"
         checks = [
             Check(name="region", ask=region, hint="providers.openstack.region names it"),
             Check(name="image", ask=image, hint="see `openstack image list`; providers.openstack.image names one"),
             Check(name="flavors", ask=flavors, hint=add),
             Check(name="quota", ask=quota, hint="ask the operator for a higher limit"),
+            Check(name="volumes", ask=volumes, hint="else a volume that a server leaves is never deleted"),
         ]
         if self._settings.network:
             hint = "see `openstack network list`; providers.openstack.network names one"

@@ -18,6 +18,7 @@ from spotd_providers.kit.template import bound
 from spotd_providers.openstack.keys import OpenstackClient
 from spotd_providers.openstack.wire import PROVIDER, WHO, ServerRow, marks_of
 
+VOLUMES: Final = "/volume/volumes/detail"
 NAMED_MAX: Final = 5
 """Volumes that are marked after one list, which waits for it; the next one goes on."""
 UNNAMED: Final = f"{PROVIDER}.volume_unnamed"
@@ -96,15 +97,24 @@ class BootVolumes:
             return False
         return marks_of(AttemptKey(key), self._services.install).items() <= metadata.items()
 
-    async def rows(self, path: str) -> Sequence[Any]:
+    async def rows(self) -> Sequence[Any]:
         """Return the volumes of the project, as far as they can be listed."""
         if not self._client.keys.has("volume"):
             return ()
-        rows, _ = await all_pages(lambda token: self._client.page(path, "volumes", token))
+        rows, _ = await all_pages(lambda token: self._client.page(VOLUMES, "volumes", token))
         return rows
 
     def leftover(self, raw: Any) -> Any:
         """Return a volume of ours that nothing holds; `None` for another."""
-        is_free = isinstance(raw, dict) and raw.get("attachments") == [] and raw.get("status") in ("available", "error")
-        is_left = is_free and self._is_marked(raw, raw.get("name"))
+        is_left = _is_free(raw) and self._is_marked(raw, raw.get("name"))
         return {"id": raw.get("id"), "name": raw.get("name")} if is_left else None
+
+    async def summary(self) -> str:
+        """Count the volumes that a failed start may have left, which nothing shows to be ours."""
+        count = sum(_is_free(one) and one.get("name") in ("", None) for one in await self.rows())
+        return f"{count} without a name are attached to nothing, and may be left of failed starts"
+
+
+def _is_free(raw: Any) -> bool:
+    """Whether a volume is held by nothing."""
+    return isinstance(raw, dict) and raw.get("attachments") == [] and raw.get("status") in ("available", "error")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spotd_providers.contract.errors import OutcomeUnknown, Unavailable
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import CheckLine, InstanceState
 from spotd_providers.openstack.plugin import OpenstackProvider
 from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.openstack import OpenstackCloud, OpenstackQuirks, refusal
@@ -212,3 +212,31 @@ def test_a_naming_that_cinder_does_not_confirm_is_asked_for_again(tmp_path: Path
         assert _volume(h.cloud).metadata["spotd-key"] == made.key
 
     play(tmp_path, story)
+
+
+def test_the_doctor_counts_volumes_that_a_failed_start_may_have_left(tmp_path: Path) -> None:
+    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
+        async def said() -> CheckLine:
+            return next(one for one in await provider.check() if one.name == "volumes")
+
+        assert (await said()).detail.startswith("0 without a name")
+        h.cloud.fail_next_boot("hm.v100s", "Build of instance aborted: the volume did not finish being created")
+        made = await a_server(h, provider, "hm.v100s")
+        await provider.terminate(made.ref)
+        await _sweep(h, provider)
+        assert _volume(h.cloud).name == ""
+        assert (await said()).detail.startswith("1 without a name")
+        h.cloud.quirks.addresses["block-storage"] = "http://volume.example"
+        h.cloud.revoke_tokens()
+        assert not (await said()).ok
+        assert "not safe" in (await said()).detail
+
+    play(tmp_path, story, OpenstackQuirks(leaks_volumes=True))
+
+
+def test_the_doctor_asks_for_no_volumes_where_no_flavour_boots_from_one(tmp_path: Path) -> None:
+    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
+        h.cloud.quirks.addresses["block-storage"] = "http://volume.example"
+        assert all(one.ok for one in await provider.check())
+
+    play(tmp_path, story, flavors=[{"name": "l4-90", "price": 1}])
