@@ -70,6 +70,8 @@ from spotd_providers.openstack.wire import (
 SCRIPT_BYTES_MAX: Final = 40_000
 USER_DATA_BYTES_MAX: Final = 49_151
 """65,535 characters of base64."""
+SHOWS_DOWN: Final = (2, 69)
+"""Since this version a whole list of Nova's holds the servers of a cell that is down; before, it leaves them out."""
 NAMES_KEPT: Final = timedelta(hours=1)
 FORCE_AFTER: Final = timedelta(minutes=5)
 UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -372,7 +374,9 @@ class OpenstackProvider(CausedEnds):
 
     def _further_checks(self) -> Sequence[Check]:
         async def region() -> str:
-            return f"{self._client.keys.region}, version {'.'.join(map(str, await self._client.version()))} of Nova"
+            known = await self._client.version()
+            hides = "" if known >= SHOWS_DOWN else ", which hides the servers of a cell that is down"
+            return f"{self._client.keys.region}, version {'.'.join(map(str, known))} of Nova{hides}"
 
         async def image() -> str:
             return f"{self._settings.image} is {await self._image()}"

@@ -110,7 +110,7 @@ class OpenstackQuirks(RestQuirks):
     forgets_metadata: bool = False
     down: set[str] = field(default_factory=set)
     deletes_hang: bool = False
-    force_helps: bool = True
+    force_helps: bool = False
     forbids_force: bool = False
     busy: set[str] = field(default_factory=set)
     reclaim: timedelta | None = None

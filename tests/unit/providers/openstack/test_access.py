@@ -186,3 +186,14 @@ def test_only_keystone_refuses_a_credential(status: int, body: Any, kind: type[P
         assert (await provider.instances()).complete
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize(("newest_known", "hides"), [("2.68", True), ("2.69", False)])
+def test_the_doctor_says_that_an_old_nova_hides_servers(newest_known: str, hides: bool, tmp_path: Path) -> None:
+    async def story(h: OpenstackHarness, provider: OpenstackProvider) -> None:
+        h.cloud.quirks.down = {h.cloud.add_foreign("gpu1").machine_id}
+        assert ("unreadable" in {one.offer_id for one in (await provider.instances()).rejected}) is not hides
+        (line,) = [one for one in await provider.check() if one.name == "region"]
+        assert ("hides the servers of a cell that is down" in line.detail) is hides
+
+    play(tmp_path, story, OpenstackQuirks(microversion_max=newest_known))
