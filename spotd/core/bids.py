@@ -32,6 +32,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
+from spotd.core.metering import STOPPED
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import (
     PPM,
@@ -156,9 +157,9 @@ def note_sign_of_life(builder: PlanBuilder, item: Attempt, report: HostStatus, l
 
 
 def is_older_than_waking(item: Attempt, mine: Instance, listing: Listing) -> bool:
-    """Whether this row shows a held machine as it was before it woke."""
+    """Whether this row shows a machine that was held as it was before it woke, be it that it goes on since."""
     woke_at = item.bidding.woke_at
-    return woke_at is not None and mine.state is InstanceState.PAUSED and listing.at <= woke_at
+    return woke_at is not None and mine.state in STOPPED and listing.at <= woke_at
 
 
 def _go_on(builder: PlanBuilder, item: Attempt, held_since: datetime, woke_at: datetime) -> None:
@@ -166,8 +167,7 @@ def _go_on(builder: PlanBuilder, item: Attempt, held_since: datetime, woke_at: d
     repeated = unsaved_time(job, item, held_since)
     away = max(timedelta(0), woke_at - held_since)
     running_at = None if item.running_at is None else min(builder.now, item.running_at + away)
-    bidding = replace(item.bidding, held_since=None, woke_at=None)
-    builder.put_attempt(replace(item, bidding=bidding, running_at=running_at))
+    builder.put_attempt(replace(item, bidding=replace(item.bidding, held_since=None), running_at=running_at))
     builder.put_job(replace(builder.job(item.id.job), lost=job.lost + repeated))
     newest = job.checkpoints[0].name if job.checkpoints else "the beginning"
     why = f"its outbid machine came back after {span_words(away)}: it goes on there from checkpoint {newest}"

@@ -97,7 +97,7 @@ class Bidding:
         leapt_at: the listing of then states a price that leaps, which a second one has to state, too.
         held_since: it was outbid then, and is kept.
         held_last: when it was outbid for the newest time and kept, be it that it came back since.
-        woke_at: the first listing since in which it ran.
+        woke_at: when it was first known to run since, be it that it goes on; no older list says anything of it.
     """
 
     placed: tuple[MicroUsdPerHour, ...] = ()

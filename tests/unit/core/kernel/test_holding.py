@@ -183,6 +183,22 @@ def test_a_machine_whose_host_speaks_goes_on_though_its_provider_is_away_and_its
     assert item.meter.rate == MicroUsdPerHour(usd(0.44)), "it bills in full"
 
 
+@pytest.mark.parametrize("state", [InstanceState.PAUSED, InstanceState.GONE])
+def test_a_list_from_before_it_woke_is_no_first_of_two_that_say_it_is_over(state: InstanceState) -> None:
+    some = world(held_since=NOW - 9 * MINUTE)
+    for minutes in (0, 3, 4, 5, 6):
+        some = applied(some, heard(some, seq=5 + minutes, minutes=minutes))
+    assert (some.attempts[FIRST].bidding.held_since, some.attempts[FIRST].over_since) == (None, None)
+    wrong = replace(instance(state, loss=Loss.OUTBID), market=Market.SPOT)
+    at = NOW + timedelta(minutes=9)
+    reports = {i: replace(one, read_at=at) for i, one in report(seq=20, phase="run").items()}
+    once = applied(some, reconcile(some, listing(wrong, at=at), reports, at))
+    assert once.attempts[FIRST].state is AttemptState.RUNNING, "one row says so, and its host has just spoken"
+    later = {i: replace(one, read_at=at + 2 * MINUTE) for i, one in reports.items()}
+    again = reconcile(once, listing(wrong, at=at + MINUTE), later, at + 2 * MINUTE)
+    assert again.attempts[FIRST] != once.attempts[FIRST], "two lists since it woke"
+
+
 def test_what_its_host_wrote_before_a_list_that_shows_it_paused_wakes_nothing_twice() -> None:
     some = world(held_since=NOW - 9 * MINUTE)
     some = applied(some, heard(some, seq=6, minutes=1))
