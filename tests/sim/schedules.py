@@ -216,7 +216,8 @@ def ended_unsaved(result: Result) -> Iterator[str]:
             continue
         went_on = m.exit_at is None or m.exit_at > at
         decided = min(at, item.ended_at or at)  # its end may be tried for a while, and it may begin to work meanwhile
-        ran = any(start + BOOT < decided - timedelta(seconds=1) < end for start, end in m.spans)
+        begins = BOOT + m.measured  # while it is measured nothing of the job is there
+        ran = any(start + begins < decided - timedelta(seconds=1) < end for start, end in m.spans)
         if (
             went_on
             and ran

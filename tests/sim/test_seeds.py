@@ -32,6 +32,16 @@ SHAPES = {
     "outages": replace(SHORT, outages_per_hour=0.3),
     "no faults": replace(QUIET, storm=timedelta(hours=6)),
     "deadlines": replace(SHORT, hazards=frozenset({Hazard.DEADLINES, Hazard.ON_DEMAND})),
+    "canaries": replace(
+        SHORT,
+        jobs=10,
+        hosts=6,
+        whims_per_hour=20.0,
+        kills_per_hour=1.0,
+        job_budget=300_000,
+        limits={"canary": timedelta(minutes=5)},
+        hazards=frozenset({Hazard.UNFIT, Hazard.NOTICES, Hazard.DEADLINES, Hazard.ON_DEMAND}),
+    ),
     "clocks differ": CLOCKS_DIFFER,
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
@@ -41,6 +51,7 @@ FOUND = (
     ("job budgets", 11),
     pytest.param("deadlines", 39, marks=pytest.mark.lengthy),
     pytest.param("clocks differ", 32, marks=pytest.mark.lengthy),
+    *(pytest.param("canaries", seed, marks=pytest.mark.lengthy) for seed in (4, 30)),
 )
 """Worlds that broke a rule once, beside the drawn ones below."""
 DRAWN_FAST = (50_517, 51_536, 51_718, 52_240, 52_467, 53_108)

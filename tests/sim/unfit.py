@@ -56,12 +56,13 @@ def refusals_bounded(result: Result) -> Iterator[str]:
     """No job is kept from running by its canaries: one refuses so often in a row, and then only shows what it finds."""
     if result.daemon.told.restored:
         return  # a state that was put back has forgotten launches
-    rows: defaultdict[JobId, list[int]] = defaultdict(list)
-    for job, number, _ in refused(result):
-        rows[job].append(number)
-    for job, numbers in rows.items():
-        for first, last in zip(numbers, numbers[REFUSALS_MAX:], strict=False):
-            if last - first == REFUSALS_MAX:
+    rows: defaultdict[JobId, list[tuple[int, Machine]]] = defaultdict(list)
+    for job, number, m in refused(result):
+        rows[job].append((number, m))
+    for job, machines in rows.items():
+        retries = result.daemon.told.retries[job]  # after one by its user the count begins anew
+        for (first, earliest), (last, latest) in zip(machines, machines[REFUSALS_MAX:], strict=False):
+            if last - first == REFUSALS_MAX and not any(earliest.born < at < latest.born for at in retries):
                 yield f"{job} was refused by the machines of its attempts {first} to {last}"
 
 
