@@ -200,9 +200,10 @@ class OpenstackCloud(RestCloud[OpenstackQuirks, OpenstackServer]):
         elif one.task_state == "deleting":
             if force and self.quirks.force_helps:
                 self._end(one, now, "deleted by force")
-        elif self.quirks.reclaim and one.active_at and not force and one.status != "SOFT_DELETED":
-            self._become(one, "SOFT_DELETED", now)
-            self._later(one, self.quirks.reclaim, lambda it, at: self._end(it, at, "reclaimed"), since=now)
+        elif self.quirks.reclaim and one.active_at and not force:
+            if one.status != "SOFT_DELETED":
+                self._become(one, "SOFT_DELETED", now)
+                self._later(one, self.quirks.reclaim, lambda it, at: self._end(it, at, "reclaimed"), since=now)
         elif not one.has_host:
             self._end(one, now, "deleted without a host")
         else:

@@ -167,6 +167,18 @@ def test_a_server_that_rests_is_billed_on_until_its_host_is_free(action: str, is
     assert ask("POST", f"{NOVA}/servers/{number}/action", {action: None})[0] == 409
 
 
+def test_a_soft_deletion_hides_a_server_from_lists_until_it_is_reclaimed(ask: Asking) -> None:
+    ask.cloud.quirks.reclaim = timedelta(hours=1)
+    number = ask.cloud.add_foreign("a").machine_id
+    for minutes in (0, 10, 49):
+        ask.clock.advance(timedelta(minutes=minutes))
+        assert ask("DELETE", f"{NOVA}/servers/{number}")[0] == 204  # another changes nothing
+        assert ask("GET", f"{NOVA}/servers/{number}")[1]["server"]["status"] == "SOFT_DELETED"
+        assert ask.ids() == []
+    ask.clock.advance(timedelta(minutes=1))
+    assert ask("GET", f"{NOVA}/servers/{number}")[0] == 404
+
+
 def test_refusals_have_the_form_of_their_service(ask: Asking) -> None:
     number = ask.cloud.add_foreign("a").machine_id
     ask.cloud.lock_server(number)
