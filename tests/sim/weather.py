@@ -163,7 +163,7 @@ class Weather:
         self.store(up=True)
         self.mishaps.end()
         self.deceptions.end()
-        policy = replace(self.daemon.world.policy, budget_month=None, launches_paused="")
+        policy = replace(self.daemon.policy._policy, budget_month=None)
         if Hazard.SIZES in self.shape.hazards:  # to restore terabytes takes more than the money of any day
             policy = replace(policy, budget_day=None)
         self.daemon.policy.reload(policy)
