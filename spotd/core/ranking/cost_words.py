@@ -32,7 +32,7 @@ from spotd.core.ranking.remaining_work import (
     time_on,
     unsaved_work,
 )
-from spotd_providers.contract.values import MicroUsd, as_usd
+from spotd_providers.contract.values import MicroUsd, as_usd, cost
 
 KINDS_SHOWN: Final = 3
 CENT: Final = 10_000
@@ -53,11 +53,22 @@ def cost_words(job: Job, world: World, market: MarketSnapshot, now: datetime) ->
     best = list(_best_of_each_kind(job, catalogue, offers, world))
     if not best:
         return tuple(running)
-    losses = (*_loss_words(best[0], catalogue), *_read_words(job, best[0][0]))
+    losses = (
+        *_loss_words(best[0], catalogue),
+        *_read_words(job, best[0][0]),
+        *_canary_words(best[0][0], world.policy.canary),
+    )
     if left is None and not offers.terms.speeds.is_known:
         return (NOTHING_KNOWN, *losses)
     compared = _compared_words(job, best, left, offers)
     return (*running, compared, *_basis_words(left, offers), *losses)
+
+
+def _canary_words(quote: Quote, time: timedelta) -> Iterator[str]:
+    """Yield what it costs at most to measure the best machine before its job starts, where that is done."""
+    if time and quote.price.total > 0 and not quote.is_own and quote.offer.gpu_count and quote.offer.nodes == 1:
+        most = dollar_words(cost(quote.price.total, time))
+        yield f"its canary takes {span_words(time)} and {most} at most before the job starts"
 
 
 def finish(job: Job, total: int, expected: Expectation, left: RemainingWork, kind: Kind) -> tuple[timedelta, MicroUsd]:
@@ -95,8 +106,8 @@ def _compared_words(
             hour = MicroUsd(_work_hour(quote.price.total, expected))
             words += f" counts as {dollar_words(hour)} for an hour of work" + ("" if parts else " at speed 1.0")
         else:
-            span, cost = finish(job, quote.price.total, expected, left, kind)
-            words += f"{'' if parts else ' finishes'} in {_hours(span)} for about {_dollars(cost)}"
+            span, spent = finish(job, quote.price.total, expected, left, kind)
+            words += f"{'' if parts else ' finishes'} in {_hours(span)} for about {_dollars(spent)}"
         if offers.terms.speeds.is_known and not offers.terms.speeds.knows(*kind):
             words += " (its speed is not known: it counts like the slowest that is)"
         parts.append(words + ("" if fits else " (above the ceiling)"))

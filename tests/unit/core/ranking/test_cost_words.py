@@ -9,6 +9,7 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import RecordKind
 from spotd.core.ranking.cost_words import NOTHING_KNOWN, cost_words
 from spotd_jobs.spec.model import Work
+from spotd_providers.contract.values import MicroUsdPerHour
 from tests.unit.core.builders import NOW, job, market, offer, world_with
 from tests.unit.core.experiences import experience, record
 from tests.unit.core.ranking.test_expected_cost import FAST_DEAR, SLOW_CHEAP, THREE_TIMES, one_provider, two_kinds
@@ -48,6 +49,16 @@ def test_what_is_not_known_is_said() -> None:
         ),
         "how much of the job is left is not known: [work] time or steps states it",
     )
+
+
+def test_what_a_canary_costs_at_most_is_stated_beforehand() -> None:
+    wanted = two_kinds()
+    world = one_provider(wanted)
+    world = replace(world, policy=replace(world.policy, canary=timedelta(minutes=1)))
+    said = "its canary takes 60 s and $0.09 at most before the job starts"
+    assert cost_words(wanted, world, market(SLOW_CHEAP), NOW) == (NOTHING_KNOWN, said)
+    free = replace(SLOW_CHEAP, gpu_price=MicroUsdPerHour(0))
+    assert said not in cost_words(wanted, world, market(free), NOW)
 
 
 def test_losses_raise_time_and_money_and_are_stated() -> None:
