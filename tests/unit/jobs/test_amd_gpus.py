@@ -141,3 +141,15 @@ def test_the_runner_asks_the_tool_that_there_is(tmp_path: Path, monkeypatch: pyt
 def test_amd_names_are_canonical(name: str, memory_mb: int | None, gpu: str) -> None:
     assert canonical("", name, memory_mb) == gpu
     assert resolve(gpu.lower()) == frozenset({gpu})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AMD Instinct MI300X",
+        "AMD Instinct MI300X OAM",
+        "AMD Instinct MI300X VF",
+    ],
+)
+def test_a_card_is_the_same_by_each_name_that_the_tools_print(name: str) -> None:
+    assert canonical("", name, 196_592) == "MI300X"
