@@ -211,6 +211,15 @@ class OfferQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """How fast one GPU of a kind is in one test, by what a provider measured; figures of one test can be compared."""
+
+    test: str
+    gpu: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferPage:
     """All offers of one poll. `complete` is false when the provider cut or garbled the answer.
 
@@ -218,6 +227,7 @@ class OfferPage:
         whole: canonical GPUs and counts (0 for any count) of which this holds every offer, where it does not hold the
             whole market: absence proves something of these only. Empty: what `complete` says holds for every GPU.
         note: what a person should know of an answer that does not hold the whole market.
+        benchmarks: what the provider measured of GPUs, beside the scores of its offers.
     """
 
     offers: tuple[Offer, ...]
@@ -225,6 +235,7 @@ class OfferPage:
     complete: bool = True
     whole: frozenset[tuple[str, int]] = frozenset()
     note: str = ""
+    benchmarks: tuple[Benchmark, ...] = ()
     at: datetime
 
 

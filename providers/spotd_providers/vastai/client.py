@@ -89,8 +89,8 @@ class VastClient(RestClient):
         """Return a page of the account's machines in order of their ids."""
         params: dict[str, str | int] = {
             "limit": PAGE_ROWS_MAX,
-            "order_by": _compact([{"col": "id", "dir": "asc"}]),
-            "select_filters": _compact({} if label is None else {"label": {"eq": label}}),
+            "order_by": as_json([{"col": "id", "dir": "asc"}]),
+            "select_filters": as_json({} if label is None else {"label": {"eq": label}}),
             **_behind(after),
         }
         value = await self.ask("GET", "/api/v1/instances/", what=LIST, params=params)
@@ -105,7 +105,7 @@ class VastClient(RestClient):
         """Return a page of what was billed for instances."""
         span = {"gte": int(since.timestamp()), "lte": int(until.timestamp())}
         params: dict[str, str | int] = {
-            "select_filters": _compact({"day": span, "type": {"in": ["instance"]}}),
+            "select_filters": as_json({"day": span, "type": {"in": ["instance"]}}),
             "format": "table",
             "limit": CHARGES_PAGE_ROWS,
             "latest_first": "true",
@@ -119,5 +119,6 @@ def _behind(token: str | None) -> dict[str, str]:
     return {} if token is None else {"after_token": token}
 
 
-def _compact(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """Return a value of a query as vast.ai takes it."""
     return json.dumps(value, separators=(",", ":"))

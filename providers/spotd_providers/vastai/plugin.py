@@ -53,6 +53,7 @@ from spotd_providers.kit.rest import READ_TIMEOUT_S, Meaning, RestRefused, key_s
 from spotd_providers.kit.shapes import as_model, decode_or_none, row_or_none, signed_micro_usd
 from spotd_providers.kit.template import Check, ProviderTemplate, as_unreadable, bound, clock_lines, examine
 from spotd_providers.kit.text import CONSOLE_LINES, key_of, last_lines
+from spotd_providers.vastai.benchmarks import Benchmarks
 from spotd_providers.vastai.client import SEARCHES_PER_MINUTE, VastClient
 from spotd_providers.vastai.listing import as_charges, as_instance, ref_of
 from spotd_providers.vastai.offers import (
@@ -136,13 +137,15 @@ class VastProvider(VastPriceHistory, ProviderTemplate):
         self._settings = settings
         self._searcher = OfferSearch(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
         self._increases = PriceIncreases(client, services.clock)
+        self._benchmarks = Benchmarks(client, services.clock)
         self._bought_at: dict[InstanceId, datetime] = {}
         self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return both markets' asks, priced or rejected; bids are compared with the on-demand prices."""
         found = await self._searcher.found(query)
-        return await judge_apart(lambda: self._offer_page(found), rows=sum(map(len, found.rows.values())))
+        page = await judge_apart(lambda: self._offer_page(found), rows=sum(map(len, found.rows.values())))
+        return replace(page, benchmarks=await self._benchmarks.results())
 
     def _offer_page(self, found: SearchResult) -> OfferPage:
         on_demand = OnDemandPrices(found.rows.get(Market.ON_DEMAND, ()))

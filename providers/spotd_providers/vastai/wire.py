@@ -340,6 +340,7 @@ SEARCH, SHOW, LIST, DESTROY = "search", "show instance", "list instances", "dest
 BID, LOGS, ACCOUNT, CHARGES = "change bid", "request logs", "account", "charges"
 METRICS: Final = "metrics"
 INCREASES: Final = "price increases"
+BENCHMARKS: Final = "benchmarks"
 
 
 def _pace(interval_s: float, penalty_s: float, rest_max: timedelta = timedelta(minutes=4)) -> Pace:
@@ -371,6 +372,7 @@ DIALECT: Final = VastDialect(
         CHARGES: _pace(1.1, 3.0),
         METRICS: _pace(3.1, 3.1),
         INCREASES: _pace(2.1, 2.1),
+        BENCHMARKS: _pace(3.1, 3.1),
     },
     buy_timeout_s=60.0,
 )

@@ -14,6 +14,7 @@ from typing import Final
 
 from spotd_providers.contract import gpus
 from spotd_providers.contract.values import (
+    Benchmark,
     MicroUsd,
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
@@ -82,6 +83,7 @@ class ProviderOffers:
         balance, balance_at: what is left of money paid in advance, and when the provider stated it.
         no_gangs: why the provider starts no machines that reach each other; empty where it does.
         nodes_max: how many of them it starts at once at most.
+        benchmarks: what it measured of GPUs, beside the scores of its offers.
     """
 
     provider: ProviderName
@@ -97,6 +99,7 @@ class ProviderOffers:
     balance_at: datetime | None = None
     no_gangs: str = NO_GANGS
     nodes_max: int = NODES_MAX
+    benchmarks: tuple[Benchmark, ...] = ()
 
     def words_against_nodes(self, nodes: int) -> str:
         """Why the provider does not start so many machines that reach each other; empty where it does."""

@@ -2,7 +2,7 @@
 
 Theory. The steps of two jobs have no common unit, nor have a job and a benchmark. What can be carried from one to
 another is a ratio: how many times the steps of one GPU another GPU made, in the same job. So each job that ran on two
-GPUs is one *comparison*, and so are the scores that one market measured on its own machines. From a GPU of reference
+GPUs is one *comparison*, and so are the scores of one market's machines, and each of its tests. From a GPU of reference
 others are reached over comparisons, those with the most comparisons first: the median of the ratios counts, of two in
 the middle the one nearer to 1. Jobs count before markets, since their work is more like the work that is to be done
 than any benchmark is.
@@ -81,8 +81,12 @@ def _of_job(samples: Sequence[PaceSample]) -> Comparison:
 
 
 def _of_markets(market: MarketSnapshot) -> Iterable[Comparison]:
-    """Yield for each provider the score of one GPU of each kind: the lower median of the machines that state one."""
+    """Yield what each provider measured: in each of its tests, and the lower median of the scores of its machines."""
     for known in market.by_provider.values():
+        tests: dict[str, dict[str, float]] = {}
+        for one in known.benchmarks:
+            tests.setdefault(one.test, {})[one.gpu] = one.score
+        yield from tests.values()
         scores: dict[str, dict[str, float]] = {}
         for offer in chain.from_iterable(known.offer_index.by_gpu.values()):
             score = offer.speed_score

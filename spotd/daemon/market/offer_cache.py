@@ -234,6 +234,7 @@ class OfferCache:
             changes_bids=changes_bids,
             no_gangs=no_gangs,
             nodes_max=nodes_max,
+            benchmarks=page.benchmarks,
         )
         if changed:
             self.evidence.prices_seen(offer_index, asked_at)

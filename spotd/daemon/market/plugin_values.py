@@ -45,6 +45,7 @@ PAST_PRICES_MAX: Final = 200
 CHARGES_MAX: Final = 100_000
 CHECKS_MAX: Final = 100
 REJECTED_MAX: Final = 2_000
+BENCHMARKS_MAX: Final = 500
 EXTRA_CHARS_MAX: Final = 16 * 1024
 AMOUNT_MAX: Final = 10_000_000 * 1_000_000
 GPUS_MAX: Final = 1_024
@@ -103,6 +104,7 @@ def offer_page(
         complete=value.complete is True and not more,
         whole=_whole_groups(value.whole),
         note=text(value.note),
+        benchmarks=_benchmarks(value.benchmarks),
         at=instant(value.at) or now,
     )
 
@@ -113,6 +115,19 @@ def row_count(value: Any) -> int:
         return 0
     lists: tuple[Any, ...] = (value.offers, value.rejected)
     return sum(len(rows) for rows in lists if isinstance(rows, tuple | list))
+
+
+def _benchmarks(value: Any) -> tuple[values.Benchmark, ...]:
+    """Return the results that can be used: no offer depends on them."""
+    if not isinstance(value, tuple | list):
+        return ()
+    found = []
+    for row in value[:BENCHMARKS_MAX]:
+        score = measure_or_none(row.score, high=1e12) if isinstance(row, values.Benchmark) else None
+        if score:
+            test, gpu = text(row.test, chars_max=ID_CHARS_MAX), text(row.gpu, chars_max=ID_CHARS_MAX)
+            found.append(values.Benchmark(test=test, gpu=gpu, score=score))
+    return tuple(found)
 
 
 def _whole_groups(value: Any) -> frozenset[tuple[str, int]]:

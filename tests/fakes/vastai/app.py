@@ -65,6 +65,7 @@ class VastApi(FakeApi[VastCloud]):
             self._path("GET", "/api/v1/instances/", self._list, Route.LIST),
             self._path("GET", "/api/v0/instances/", self._old_list, Route.LIST),
             self._path("GET", INCREASES, self._price_increases, Route.INCREASES),
+            self._path("GET", "/api/v0/benchmarks/", self._benchmarks, Route.BENCHMARKS),
             self._path("DELETE", "/api/v0/instances/", self._destroy_many, Route.DESTROY),
             self._path("GET", "/api/v0/instances/{id:int}/", self._show, Route.SHOW),
             self._path("PUT", "/api/v0/instances/{id:int}/", self._manage, Route.MANAGE, instance_key=True),
@@ -189,6 +190,11 @@ class VastApi(FakeApi[VastCloud]):
     def _price_increases(self, _: Request, __: Any) -> Any:
         rows = self.cloud.price_increases
         return {"success": True, "count": len(rows), "truncated": False, "pending_price_increases": rows}
+
+    def _benchmarks(self, request: Request, _: Any) -> Any:
+        limit, order = (json.loads(request.query_params[key]) for key in ("limit", "order_by"))
+        assert json.loads(request.query_params["select_filters"]) == {}
+        return sorted(self.cloud.benchmarks, key=lambda row: row[order[0]["col"]], reverse=True)[:limit]
 
     def _old_list(self, _: Request, __: Any) -> Any:
         raise said(410, "deprecated_endpoint", "This endpoint is deprecated, use /api/v1/instances/.")

@@ -48,6 +48,7 @@ class VastCloud(FakeCloud):
         """What a GPU-hour has cost, by the names of GPUs."""
         self.contracts: dict[int, Contract] = {}
         self.price_increases: list[object] = []
+        self.benchmarks: list[dict[str, Any]] = []
         self._failures: dict[int, Failure] = {}
         self._contract_ids = count(27_000_001)
 

@@ -31,6 +31,7 @@ class Route(Enum):
     CATALOG = ("catalogue", 0.0)
     METRICS = ("metrics", 3.0)
     INCREASES = ("price increases", 2.0)
+    BENCHMARKS = ("benchmarks", 3.0)
 
     def __init__(self, title: str, threshold_s: float) -> None:
         self.title = title

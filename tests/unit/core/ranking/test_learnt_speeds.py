@@ -16,8 +16,8 @@ from spotd.core.ranking.cost_words import cost_words
 from spotd.core.ranking.learnt_speeds import HOSTS_MIN, SPEEDS_MAX, is_asked, learnt_speeds
 from spotd.core.ranking.remaining_work import PPM, SPREAD, machine_speed_ppm, speeds_of
 from spotd_jobs.spec.model import GpuAlternative, GpuSpeed, JobSpec, Resources, Work
-from spotd_providers.contract.values import HostId
-from tests.unit.core.builders import NOW, job, market, offer
+from spotd_providers.contract.values import Benchmark, HostId
+from tests.unit.core.builders import NOW, SHOP, job, market, offer
 from tests.unit.core.ranking.test_expected_cost import FAST_DEAR, SLOW_CHEAP, one_provider, two_kinds
 from tests.unit.core.ranking.test_remaining_work import sample
 
@@ -102,6 +102,15 @@ def test_a_score_that_few_machines_state_counts_nothing() -> None:
     assert found(spec_of(), known=scored(HOSTS_MIN - 1, H100_SXM=90.0, A100_SXM_80=60.0)) == {}
     one_host = [offer(f"o{n}", gpu=g, speed_score=9.0, host_id=HostId("m")) for n, g in enumerate([H100, A100] * 9)]
     assert found(spec_of(), known=market(*one_host)) == {}
+
+
+def test_each_test_of_a_market_is_a_comparison_of_its_own() -> None:
+    tests = [("llm", H100, 900.0), ("llm", A100, 300.0), ("image", A100, 8.0), ("image", T4, 2.0), ("odd", H100, 1.0)]
+    known = tuple(Benchmark(test=test, gpu=gpu, score=score) for test, gpu, score in tests)
+    sold = replace(market().by_provider[SHOP], benchmarks=known)
+    assert found(spec_of(), known=MarketSnapshot(by_provider={SHOP: sold})) == {
+        H100: PPM, A100: round(PPM / 3), T4: round(PPM / 12),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("score", [0.0, -1.0, float("nan"), float("inf")])

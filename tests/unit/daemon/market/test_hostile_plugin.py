@@ -23,6 +23,7 @@ from spotd_providers.contract.provider import Bills, KnowsBalance, ProviderTrait
 from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
+    Benchmark,
     CheckLine,
     InstallId,
     Instance,
@@ -626,6 +627,19 @@ def test_what_is_in_order_is_handed_on_as_it_is() -> None:
         speed_score=98.4,
     )  # fmt: skip
     assert plain_offers(page(whole)).offers[0] is whole
+
+
+def test_benchmarks_that_are_none_are_left_out_and_cost_no_offer() -> None:
+    good = Benchmark(test="t", gpu="H100_SXM", score=3.0)
+    scores: list[Any] = [0, -1, float("nan"), 1e300, "x", None]
+    odd = [replace(good, score=score) for score in scores]
+    stated: list[Any] = [(good, *odd, None, 7), [good], [*odd, good]]
+    for some in stated:
+        found = plain_offers(replace(page(BAD_OFFER), benchmarks=some))
+        assert (found.benchmarks, len(found.offers)) == ((good,), 1)
+    none: list[Any] = [None, 7, "x", {}, object()]
+    for some in none:
+        assert plain_offers(replace(page(BAD_OFFER), benchmarks=some)).benchmarks == ()
 
 
 class Misdescribed:
