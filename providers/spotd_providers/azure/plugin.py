@@ -172,10 +172,9 @@ class AzureProvider(CausedEnds):
         return replace(one, loss=loss, detail=str(cause))
 
     async def _ask_cause(self, ref: InstanceRef) -> Loss | None:
-        """Return `PREEMPTED` for a spot machine that the activity log says was evicted.
+        """Return `PREEMPTED` for a spot machine, unless the activity log says that it was deleted and not evicted.
 
-        The log is minutes late. A machine of which it says nothing even then was deleted by its eviction policy; so was
-        every one where the log may not be read.
+        The log is minutes late. One whose deletion no row shows was deleted by its eviction policy.
         """
         if not self._is_spot.get(ref.instance_id):
             return None
@@ -186,16 +185,11 @@ class AzureProvider(CausedEnds):
         path = f"{where}?api-version=2015-04-01&$filter={query}"
         try:
             rows = (await self._client.ask("GET", path, what="the activity log", attempts=1)).get("rows")
-        except AuthFailed:
-            return Loss.PREEMPTED  # this right is optional, and without it nothing is ever said
         except ProviderError:
-            if not self._is_late(ref):
-                raise
-            rows = None
+            rows = None  # this right is optional
         said = repr([row.get("operationName") for row in (rows or ())[:200] if isinstance(row, dict)]).lower()
-        if "evictspotvm" in said:
-            return Loss.PREEMPTED
-        return Loss.PREEMPTED if self._is_late(ref) and "/virtualmachines/delete" not in said else None
+        is_deleted = "evictspotvm" not in said and "/virtualmachines/delete" in said
+        return None if is_deleted else Loss.PREEMPTED
 
     def _own(self, instance: Instance) -> None:
         super()._own(instance)

@@ -34,7 +34,7 @@ from spotd_providers.kit.vm_market import VmMarket
 ASKED_MAX: Final = 10
 """Machines whose log one list asks for; the next one goes on."""
 CAUSE_WITHIN: Final = timedelta(minutes=10)
-"""How late the log may say what happened; the first list after that asks once more."""
+"""How late the log may say what happened."""
 SHOWN_FOR: Final = timedelta(hours=1)
 
 
@@ -46,7 +46,6 @@ class CausedEnds(VmMarket):
         self._scopes: dict[InstanceId, str] = {}
         self._causes: dict[InstanceId, Loss | None] = {}
         self._gone: dict[InstanceId, Instance] = {}
-        self._listed_at = services.clock.now()
         self._spot_prices: dict[tuple[str, str], MicroUsdPerHour] = {}
 
     def _note_prices(self, offers: Iterable[Offer], kind: str) -> None:
@@ -68,11 +67,6 @@ class CausedEnds(VmMarket):
     async def _ask_cause(self, ref: InstanceRef) -> Loss | None:
         """Return why a machine went away; `None` where the log does not say, or not yet."""
 
-    def _is_late(self, ref: InstanceRef) -> bool:
-        """Whether the machine is gone for so long that the log says no more than it does now."""
-        one = self._gone.get(ref.instance_id)
-        return one is not None and one.ended_at is not None and self._services.clock.now() - one.ended_at > CAUSE_WITHIN
-
     async def _console(self, _ref: InstanceRef) -> Sequence[str]:
         """Return what the machine printed, where that is kept."""
         return ()
@@ -89,9 +83,8 @@ class CausedEnds(VmMarket):
             age = now - (one.ended_at or now)
             if age > SHOWN_FOR:
                 del self._gone[number]
-            elif one.loss is None and self._listed_at - (one.ended_at or now) <= CAUSE_WITHIN:
+            elif one.loss is None and age <= CAUSE_WITHIN:
                 self._gone[number] = replace(one, loss=await self._cause(one.ref))
-        self._listed_at = now
         shown = {one.ref.instance_id for one in listing.instances}
         gone = [one for number, one in self._gone.items() if wanted in (None, one.key) and number not in shown]
         return replace(listing, instances=(*listing.instances, *gone))

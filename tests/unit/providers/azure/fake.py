@@ -150,8 +150,6 @@ class AzureApi(RestApi[AzureCloud]):
         if any(part in path for part in self.cloud.quirks.refused_paths):
             message = "The client does not have authorization to perform this action"
             raise RestRefusal(403, message, code="AuthorizationFailed")
-        if any(part in path for part in self.cloud.quirks.silent_paths):
-            raise RestRefusal(503, "The service is unavailable", code="ServiceUnavailable")
         found = re.match(_GROUP, path)
         if found is not None and found["group"] not in self.cloud.groups and not re.fullmatch(_GROUP, path):
             raise RestRefusal(404, "Resource group could not be found", code="ResourceGroupNotFound")

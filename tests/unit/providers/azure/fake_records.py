@@ -56,7 +56,6 @@ class AzureQuirks(RestQuirks):
         upper_group: ids in answers have the resource group in upper case.
         leaves: kinds of resources that outlive a machine although that is to delete them.
         refused_paths: parts of paths (in lower case) whose calls the role does not allow.
-        silent_paths: parts of paths (in lower case) whose calls are answered with 503.
         unpreviewed: the calls for scores and rates answer this status.
         sells_regular: machines are made with priority Regular, whatever was asked.
     """
@@ -83,7 +82,6 @@ class AzureQuirks(RestQuirks):
     upper_group: bool = True
     leaves: set[str] = field(default_factory=set)
     refused_paths: set[str] = field(default_factory=set)
-    silent_paths: set[str] = field(default_factory=set)
     unpreviewed: int | None = None
     sells_regular: bool = False
 
