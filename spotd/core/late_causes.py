@@ -53,7 +53,7 @@ def correct_end(
     Args:
         attempts: all of the job, as they are stored.
     """
-    over_at = row.ended_at or item.over_since
+    over_at = min((at for at in (row.ended_at, item.over_since) if at is not None), default=None)
     if not is_correctable(item, now) or row.loss is not Loss.PREEMPTED or row.ref != item.ref:
         return Plan()
     if item.ended_at is None or over_at is None or over_at > item.ended_at:

@@ -6,10 +6,13 @@ A list shows such a machine for an hour more, as gone and with the cause, once i
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
+
+import anyio
 
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Services
@@ -31,8 +34,10 @@ from spotd_providers.kit.rest import RestClient
 from spotd_providers.kit.template import bound
 from spotd_providers.kit.vm_market import VmMarket
 
-ASKED_MAX: Final = 10
-"""Machines whose log one list asks for; the next one goes on."""
+ASKED_MAX: Final = 5
+"""Machines whose log one list asks for, of those that go and of those that are gone; the next one goes on."""
+ASKED_WITHIN_S: Final = 2.5
+"""Real seconds for each of the two: a list of machines does not wait for a log that does not answer."""
 CAUSE_WITHIN: Final = timedelta(minutes=10)
 """How late the log may say what happened."""
 SHOWN_FOR: Final = timedelta(hours=1)
@@ -45,6 +50,9 @@ class CausedEnds(VmMarket):
         super().__init__(client, services, missing)
         self._scopes: dict[InstanceId, str] = {}
         self._causes: dict[InstanceId, Loss | None] = {}
+        self._asked: Counter[InstanceId] = Counter()
+        self._going: dict[InstanceId, None] = {}
+        """Machines that went before we asked for their end."""
         self._gone: dict[InstanceId, Instance] = {}
         self._spot_prices: dict[tuple[str, str], MicroUsdPerHour] = {}
 
@@ -80,18 +88,18 @@ class CausedEnds(VmMarket):
         listing = await super()._listing(wanted)
         now = self._services.clock.now()
         for number, one in list(self._gone.items()):
-            age = now - (one.ended_at or now)
-            if age > SHOWN_FOR:
+            if now - (one.ended_at or now) > SHOWN_FOR:
                 del self._gone[number]
-            elif one.loss is None and age <= CAUSE_WITHIN:
-                self._gone[number] = replace(one, loss=await self._cause(one.ref))
+        open_ = [one for one in self._gone.values() if one.loss is None and now - (one.ended_at or now) <= CAUSE_WITHIN]
+        for one in await self._with_causes(open_):
+            self._gone[one.ref.instance_id] = one
         shown = {one.ref.instance_id for one in listing.instances}
         gone = [one for number, one in self._gone.items() if wanted in (None, one.key) and number not in shown]
         return replace(listing, instances=(*listing.instances, *gone))
 
     async def _is_absent(self, number: InstanceId) -> bool:
         key, is_absent = self._alive[number], await super()._is_absent(number)
-        if is_absent and number not in self._asked_to_end:
+        if is_absent and (number not in self._asked_to_end or number in self._going):
             ref = InstanceRef(provider=self.name, instance_id=number, scope=self._scopes.get(number, ""))
             at, nothing = self._services.clock.now(), Billing.NOTHING
             self._gone[number] = Instance(ref=ref, key=key, state=InstanceState.GONE, billing=nothing, ended_at=at)
@@ -100,15 +108,38 @@ class CausedEnds(VmMarket):
 
     async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
         """Say of machines that end or stopped, and not by us, why they do."""
-        found, left = [], ASKED_MAX
+        going = []
         for one in instances:
-            goes = one.state in (InstanceState.ENDING, InstanceState.PAUSED) and one.loss is None
-            if goes and one.ref.instance_id not in self._asked_to_end and left:
-                left -= self._causes.get(one.ref.instance_id) is None
-                found.append(await self._with_cause(one))
+            number = one.ref.instance_id
+            if one.state in (InstanceState.ENDING, InstanceState.PAUSED) and one.loss is None:
+                if number not in self._asked_to_end:
+                    self._going[number] = None
+                    bound(self._going)
+                if number in self._going:
+                    going.append(one)
             else:
-                found.append(one)
-        return tuple(found)
+                self._going.pop(number, None)
+        found = {one.ref: one for one in await self._with_causes(going)}
+        return tuple(found.get(one.ref, one) for one in instances)
+
+    async def _with_causes(self, machines: Sequence[Instance]) -> Sequence[Instance]:
+        """Return those whose cause is known, or was asked for in time, with it; the ones asked least often first."""
+        found, left = [], ASKED_MAX
+        with anyio.move_on_after(ASKED_WITHIN_S) as limit:
+            for number, one in sorted(
+                ((one.ref.instance_id, one) for one in machines),
+                key=lambda row: (self._causes.get(row[0]) is None, self._asked[row[0]]),
+            ):
+                if self._causes.get(number) is None:
+                    if not left:
+                        break
+                    left -= 1
+                    self._asked[number] += 1
+                found.append(await self._with_cause(one))
+        if limit.cancelled_caught:
+            self._services.log.warning(self._event("cause_late"), machines=len(machines) - len(found))
+        bound(self._asked)
+        return found
 
     async def _with_cause(self, one: Instance) -> Instance:
         loss = await self._cause(one.ref)

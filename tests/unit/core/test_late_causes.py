@@ -167,9 +167,10 @@ def test_nothing_else_is_corrected(attempt: dict[str, Any], row: Instance, now: 
     assert correct(world, owner, replace(item, **attempt), row, now).is_empty
 
 
-def test_a_machine_that_a_list_showed_as_over_before_its_end_was_taken_before_it() -> None:
+@pytest.mark.parametrize("ended_at", [None, NOW + 2 * MINUTE], ids=["unstated", "first seen absent later"])
+def test_a_machine_that_a_list_showed_as_over_before_its_end_was_taken_before_it(ended_at: datetime | None) -> None:
     world, owner, item = lost(over_since=NOW - MINUTE)
-    plan = correct(world, owner, item, replace(TAKEN, ended_at=None))
+    plan = correct(world, owner, item, replace(TAKEN, ended_at=ended_at), NOW + 3 * MINUTE)
     assert plan.attempts[item.id].end_reason is EndReason.PREEMPTED
 
 

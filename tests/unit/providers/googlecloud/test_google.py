@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from spotd_providers.contract.errors import (
@@ -43,6 +44,7 @@ from spotd_providers.googlecloud.offers import kinds_of, offers_of, zones_of
 from spotd_providers.googlecloud.plugin import GoogleProvider
 from spotd_providers.googlecloud.prices import price_table
 from spotd_providers.googlecloud.wire import GoogleSettings, as_instance, key_in
+from spotd_providers.kit import vm_causes
 from spotd_providers.kit.shapes import decode
 from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.rest import RestRefusal
@@ -443,6 +445,51 @@ def test_a_cause_that_is_late_in_the_log_is_told_when_it_is_there(tmp_path: Path
         assert [one.loss for one in (await provider.instances()).instances] == [None]
         await _wait_for(h, 300)
         assert [one.loss for one in (await provider.instances()).instances] == [Loss.PREEMPTED]
+
+    play(tmp_path, story, GoogleQuirks(logs_late=timedelta(minutes=4)))
+
+
+def test_a_log_that_does_not_answer_holds_no_list_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        requests = [h.request(await _an_offer(h, provider)) for _ in range(7)]
+        for request in requests:
+            await provider.launch(request)
+        await h.settle()
+        await provider.instances()
+        for request in requests[:-1]:
+            h.cloud.vanish(h.id_of(request.key))
+        h.cloud.preempt(h.id_of(requests[-1].key))
+        await h.settle()
+        assert len((await provider.instances()).instances) == vm_causes.ASKED_MAX
+        h.faults.hang(Call.OTHER, times=1000)
+        monkeypatch.setattr(vm_causes, "ASKED_WITHIN_S", 0.05)
+        with anyio.fail_after(10):
+            listing = await provider.instances()
+        assert listing.complete
+        assert [(one.state, one.loss) for one in listing.instances] == [(InstanceState.GONE, None)] * 7
+        h.faults.clear()
+        monkeypatch.undo()
+        known = [[one.loss for one in (await provider.instances()).instances] for _ in range(2)]
+        assert [losses.count(Loss.PREEMPTED) for losses in known][-1] == 1, "those asked for least often are the next"
+
+    play(tmp_path, story)
+
+
+def test_our_order_to_end_a_machine_that_goes_does_not_keep_its_cause_from_being_known(tmp_path: Path) -> None:
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        launched = await provider.launch(h.request(await _an_offer(h, provider)))
+        await h.settle()
+        await provider.instances()
+        h.cloud.preempt(h.id_of(launched.instance.key))
+        (going,) = (await provider.instances()).instances
+        assert (going.state, going.loss) == (InstanceState.ENDING, None)
+        await provider.terminate(launched.instance.ref)
+        shown = []
+        for seconds in (60, 100, 200):
+            await _wait_for(h, seconds)
+            shown.append([(one.state, one.loss) for one in (await provider.instances()).instances])
+        gone = InstanceState.GONE
+        assert shown == [[(gone, None)], [(gone, None)], [(gone, Loss.PREEMPTED)]]
 
     play(tmp_path, story, GoogleQuirks(logs_late=timedelta(minutes=4)))
 
