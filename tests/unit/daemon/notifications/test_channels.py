@@ -150,7 +150,7 @@ async def test_an_answer_that_is_no_success_is_a_failure_without_the_address(sta
         (f"http://127.0.0.1:1/{TOKEN}", "no connection to its server"),
         (f"http://[{TOKEN}/", "it cannot be sent: ValueError"),
         (f"HTTP:///{TOKEN}", "no connection to its server"),
-        (f"http://127.0.0.1:x{TOKEN}/", "it cannot be sent: InvalidURL"),
+        (f"http://127.0.0.1:x{TOKEN}/", "no connection to its server"),
     ],
 )
 async def test_an_address_that_leads_nowhere_is_a_failure_without_it(url: str, words: str) -> None:
