@@ -19,6 +19,7 @@ from spotd.core.billing import (
     start_billing,
     start_billing_later,
 )
+from spotd.core.canary import believed_reason, never_ran
 from spotd.core.checkpoints import note_fallbacks, note_outputs, pin_outputs, with_fresh, with_older, with_save_time
 from spotd.core.domain.attempts import (
     RUN,
@@ -242,7 +243,8 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     drop_lapsed_notice(builder, attempt_id)
     _extend_stop(builder, attempt_id, report)
     item = builder.attempt(attempt_id)
-    if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
+    has_run = report.phase in _RUNNING_PHASES and not never_ran(report)
+    if has_run and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
         if item.state is AttemptState.INTENDED and item.ref is None:
             return  # the machine speaks before its launch was answered; its listing will name it
         _running(builder, attempt_id)
@@ -314,7 +316,7 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     builder.put_attempt(item)
     meter_outputs(builder, attempt_id, report.outputs_bytes)
     item = builder.attempt(attempt_id)
-    reason = report.exit_reason
+    reason = believed_reason(item, builder.job(attempt_id.job), builder.policy, report)
     if reason is None:
         return
     if reason is EndReason.DONE and item.running_at is None:

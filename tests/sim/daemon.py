@@ -566,6 +566,7 @@ class Daemon:
             checkpoints=fresh,
             sample=self.sample(item, m),
             exit_reason=None if m.outcome is None else exit_reason(m.outcome, exit_code_of(m)),
+            exit_phase="" if m.outcome is None else "canary" if m.outcome is Outcome.UNFIT else "run",
             exit_answers_stop=m.outcome in ANSWERS_STOP,
             exit_code=exit_code_of(m),
             waits=m.waits and m.outcome is not None,

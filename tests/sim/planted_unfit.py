@@ -8,9 +8,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
+from spotd.core import canary
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.states import EndReason
-from spotd.daemon.grants import canary
+from spotd.daemon.grants.canary import canary_rules
 from spotd.daemon.hosts import reader
 from spotd_jobs.wire.reports import Outcome
 from tests.sim import daemon, process
@@ -38,7 +39,7 @@ def takes_it_for_the_jobs_fault() -> AbstractContextManager[None]:
 
 
 def measures_own_machines() -> AbstractContextManager[None]:
-    right: Callable[..., Any] = canary.canary_rules
+    right: Callable[..., Any] = canary_rules
 
     def wrong(attempt: Attempt, *rest: Any) -> Any:
         return right(replace(attempt, quote=replace(attempt.quote, is_own=False)), *rest)

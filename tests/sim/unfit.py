@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from spotd.core.canary import REFUSALS_MAX
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason
-from spotd.daemon.grants.canary import REFUSALS_MAX
 from spotd_jobs.wire.reports import Outcome
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Machine

@@ -147,7 +147,7 @@ class AttemptRun:
 
     def _run_job(self, grant: RunnerGrant) -> process.ProcessEnd:
         self._make_folders()
-        if grant.raw.get("canary") and self._gang is None and not self._restarted:
+        if grant.raw.get("canary") and self._gang is None:
             self._run_canary(grant)
         inside = (self._checkpoint_dir + os.sep).startswith(self._workdir + os.sep)
         restoring = None if inside else self._begin_restore(grant)
@@ -185,10 +185,14 @@ class AttemptRun:
         return ended if self._gang is None else self._gang.settle(ended, self._tick)
 
     def _run_canary(self, grant: RunnerGrant) -> None:
-        from spotd_jobs.runner.canary import Canary
+        from spotd_jobs.runner.canary import FILE, Canary
 
+        if self._restarted:
+            remove(os.path.join(self._home, FILE))  # of a measurement that was cut off
+            return
         self._phase("canary")
-        canary = Canary(grant.raw["canary"], grant.raw, self._home, self._mark, self.handover.folders)
+        mark = process.CANARY_MARK % self._mark
+        canary = Canary(grant.raw["canary"], grant.raw, self._home, mark, self.handover.folders)
         work = Background(canary.measure, self._wakeups, "canary")
         try:
             # A disk that hangs keeps its thread: the job does not wait for it.

@@ -26,6 +26,7 @@ from spotd_jobs.wire.client.web import now_text, process_began, steady
 _GPU_EVERY_S = 10.0
 _GPU_TIMEOUT_S = 10.0
 _GPUS_MAX = 64
+_NO_DEVICES = "no devices were found"
 _MB = 1_000_000
 
 
@@ -51,6 +52,11 @@ class GpuReader:
         self._asked_at = steady()
         self._rows = self._answer(self._tool)
         return self._rows
+
+    def finds_none(self) -> bool:
+        """Whether the driver works and has no device, as its own tool says."""
+        tool = self._tool or ""
+        return os.path.basename(tool) == "nvidia-smi" and _NO_DEVICES in _output(tool, *_NVIDIA_ASKED).lower()
 
     def _answer(self, tool: str) -> list[dict[str, Any]]:
         if os.path.basename(tool) == "nvidia-smi":

@@ -21,7 +21,7 @@ from spotd_jobs.runner import handover, prefetch
 from spotd_jobs.runner.attempt import MARK_FILE, AttemptRun
 from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
 from spotd_jobs.runner.gang_places import join, report_end
-from spotd_jobs.runner.process import GRANT_URL_VARIABLE, end_machine, marked_processes
+from spotd_jobs.runner.process import CANARY_MARK, GRANT_URL_VARIABLE, end_machine, marked_processes
 from spotd_jobs.runner.store import NotCurrent, RunnerGrant, RunnerStore, first_grant
 from spotd_jobs.wire.client.sinks import is_full, lock, log_line, read_text, reason_of, write_whole
 from spotd_jobs.wire.client.web import CLOCK, now_text, steady
@@ -173,7 +173,7 @@ def _kill_leftovers(home: str) -> None:
     if not mark:
         return
     for _ in range(200):
-        rest = marked_processes(mark)
+        rest = marked_processes(mark) | marked_processes(CANARY_MARK % mark)
         if not rest:
             return
         for pid in rest:

@@ -20,6 +20,8 @@ from spotd_jobs.wire.client.sinks import log_line, reason_of, write_whole
 from spotd_jobs.wire.client.web import Backoff, now_text, steady
 
 MARK = "SPOTD_RUN_MARK"
+CANARY_MARK = "%s-canary"
+"""Of what measures the machine for the attempt with this mark."""
 _PAUSE_S = 0.01
 _REST_WITHIN_S = 2.0
 _GUARD = 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; while read -r nothing; do :; done; kill -9 0'

@@ -438,6 +438,7 @@ class HostStatus:
         seq: of the heartbeat, -1 before the first.
         checkpoints: newly accepted ones, oldest first.
         exit_reason: why the attempt ends, set once the runner reported its end.
+        exit_phase: the phase in which it ended, known as soon as any end is.
         exit_answers_stop: the reason is that of the stop order, where there is one.
         notes: sentences for the event log (a checkpoint refused, a disk nearly full).
         fallbacks: what could not be restored, newest first.
@@ -460,6 +461,7 @@ class HostStatus:
     """Checkpoints that were found after newer ones, each with the manifest key of the next newer one."""
     resumed_from: str | None = None
     exit_reason: EndReason | None = None
+    exit_phase: str = ""
     exit_answers_stop: bool = False
     exit_code: int | None = None
     exit_detail: str = ""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.canary import canary_time_of
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import GB, Job, bytes_within, sized
 from spotd.core.domain.market import NOTHING, MarketSnapshot, Quote
@@ -56,7 +57,7 @@ def cost_words(job: Job, world: World, market: MarketSnapshot, now: datetime) ->
     losses = (
         *_loss_words(best[0], catalogue),
         *_read_words(job, best[0][0]),
-        *_canary_words(best[0][0], world.policy.canary),
+        *_canary_words(best[0][0], canary_time_of(best[0][0], world.policy)),
     )
     if left is None and not offers.terms.speeds.is_known:
         return (NOTHING_KNOWN, *losses)
@@ -66,7 +67,7 @@ def cost_words(job: Job, world: World, market: MarketSnapshot, now: datetime) ->
 
 def _canary_words(quote: Quote, time: timedelta) -> Iterator[str]:
     """Yield what it costs at most to measure the best machine before its job starts, where that is done."""
-    if time and quote.price.total > 0 and not quote.is_own and quote.offer.gpu_count and quote.offer.nodes == 1:
+    if time:
         most = dollar_words(cost(quote.price.total, time))
         yield f"its canary takes {span_words(time)} and {most} at most before the job starts"
 

@@ -1,4 +1,4 @@
-"""Which machines are measured before their job starts, and what is the least that they must show.
+"""By which figures a rented machine is measured before its job starts: the least that it must show.
 
 Theory. What a host measures can only end its own attempt: it buys nothing and stops no other machine, and a host that
 lies ends as one that was lost. The least is generous, so that a card which its owner runs cooler passes, and a figure
@@ -12,21 +12,19 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
+from spotd.core.canary import canary_time_of, may_refuse
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd_jobs.wire.grant import CanaryRules
 from spotd_providers.contract.gpus import gpu_info
 
-REFUSALS_MAX: Final = 3
-"""So many launches in a row that came to nothing, for whatever reason, and the next machine is not refused."""
 _MEMORY_SHARE: Final = 0.85
 """Of what is stated: error correction takes up to 7 percent, and units differ by as much."""
 _SPEED_SHARE: Final = 0.25
 """Of the data sheet's figure: a plain multiply reaches half to three quarters, on cards of little power less."""
 _WHOLE_CARD: Final = 0.9
 """A machine with less memory than this share of its card's has a part of one, whose speed is not known."""
-_MIG: Final = "_MIG_"
 _GB: Final = 1000**3 / 1024**2
 
 
@@ -38,10 +36,9 @@ def canary_rules(
     Args:
         on_host: how many seconds a host is given for a span.
     """
-    offer, price = attempt.quote.offer, attempt.quote.price.total
+    offer, time = attempt.quote.offer, canary_time_of(attempt.quote, policy)
     is_first = attempt.machine_key is None and attempt.running_at is None and attempt.stop is None
-    is_rented = price > 0 and not attempt.quote.is_own
-    if not (policy.canary and is_first and is_rented and offer.gpu_count and offer.nodes == 1) or _MIG in offer.gpu:
+    if not (time and is_first):
         return None
     known = gpu_info(offer.gpu)
     nominal = None if known is None else min(known.vram_gb) * _GB
@@ -49,8 +46,8 @@ def canary_rules(
     is_whole = memory is None or nominal is None or memory >= _WHOLE_CARD * nominal
     speed = known.tflops if known is not None and is_whole else None
     return CanaryRules(
-        time_s=on_host(policy.canary),
-        may_refuse=job.idle_launches < REFUSALS_MAX,
+        time_s=on_host(time),
+        may_refuse=may_refuse(job),
         gpus=offer.gpu_count,
         gpu_memory_mb_min=None if memory is None else int(_MEMORY_SHARE * memory),
         tflops=speed,

@@ -308,6 +308,7 @@ def report_of(
         unannounced=frozenset(view.unannounced),
         resumed_from=view.resumed_from,
         exit_reason=None if ended is None else exit_reason(ended.outcome, _exit_code(ended)),
+        exit_phase="" if view.exit is None else view.exit.phase.value,
         exit_answers_stop=ended is not None and ended.outcome in ANSWERS_STOP,
         exit_code=_exit_code(ended),
         exit_detail=_exit_detail(ended),

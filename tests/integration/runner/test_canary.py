@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.runner.canary import Canary
+from spotd_jobs.runner.canary import _BURSTS_MIN, _MULTIPLY, FILE, Canary, _rows
+from spotd_jobs.runner.process import CANARY_MARK, MARK, JobProcess, marked_processes
 from spotd_jobs.wire.grant import CanaryRules, Grant
 from spotd_jobs.wire.reports import Outcome, Phase
 from tests.integration.runner.rig import PATIENCE_S, Machine, Rig, until
@@ -23,6 +25,7 @@ RULES = CanaryRules(
     time_s=20.0, may_refuse=True, gpus=2, gpu_memory_mb_min=68_000, tflops=989.0, tflops_min=247.25, download_mbps=1000
 )
 RUN = ["/bin/sh", "-c", "echo it runs"]
+DEVICES = {"TORCH_CUDA": "12.8", "TORCH_DEVICES": "2"}
 CARD = "{index}, NVIDIA H100 80GB HBM3, 0, 4, {memory}, 70.0, 31"
 TORCH = """
 import os, time
@@ -31,9 +34,11 @@ time.perf_counter = lambda: clock[0]
 float16 = "float16"
 if os.environ["TORCH"] == "broken":
     raise OSError("libcudart.so: cannot open shared object file")
+class version:
+    cuda = os.environ["TORCH_CUDA"] or None
 class cuda:
     is_available = staticmethod(lambda: True)
-    device_count = staticmethod(lambda: 2)
+    device_count = staticmethod(lambda: int(os.environ["TORCH_DEVICES"]))
     synchronize = staticmethod(lambda device: None)
 def randn(size, other, device, dtype):
     if os.environ["TORCH"] == "error":
@@ -47,19 +52,21 @@ def mm(size, other, out=None):
 """
 
 
-def environment(folder: Path, *, cards: int = 2, memory: int = 81_559, torch: str = "600") -> dict[str, str]:
+def environment(
+    folder: Path, *, cards: int = 2, memory: int = 81_559, torch: str = "600", **more: str
+) -> dict[str, str]:
     """A machine with so many cards, and with a torch of this many TFLOPS; empty: without one."""
     tools, modules = folder / "tools", folder / "modules"
     for made in (tools, modules):
         made.mkdir()
     rows = "\n".join(CARD.format(index=index, memory=memory) for index in range(cards))
     smi = tools / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\ncat <<'END'\n{rows}\nEND\n")
+    smi.write_text(f"#!/bin/sh\ncat <<'END'\n{rows or more.pop('none', '')}\nEND\n")
     smi.chmod(0o755)
     (tools / "python3").symlink_to(sys.executable)
     if torch:
         (modules / "torch.py").write_text(TORCH)
-    return {"PATH": f"{tools}{os.pathsep}/usr/bin:/bin", "PYTHONPATH": str(modules), "TORCH": torch}
+    return {"PATH": f"{tools}{os.pathsep}/usr/bin:/bin", "PYTHONPATH": str(modules), "TORCH": torch, **DEVICES, **more}
 
 
 def with_canary(rig: Rig, **changes: Any) -> Grant:
@@ -108,6 +115,8 @@ def test_a_machine_that_is_what_was_sold_is_measured_and_then_runs_its_job(tmp_p
     [
         pytest.param({"cards": 1}, "1 of 2 GPUs", id="a GPU is missing"),
         pytest.param({"memory": 40_960}, "a GPU of 40.0 GiB, the least is 66.4 GiB", id="less memory"),
+        pytest.param({"cards": 0, "none": "No devices were found"}, "0 of 2 GPUs", id="the driver finds none"),
+        pytest.param({"TORCH_DEVICES": "1"}, "1 of 2 GPUs in torch", id="torch finds one"),
         pytest.param({"torch": "40"}, "40 TFLOPS, the least for this GPU is 247", id="slow"),
     ],
 )
@@ -136,6 +145,8 @@ def test_a_machine_that_is_less_than_what_was_sold_ends_before_anything_of_the_j
         pytest.param({"torch": "error"}, {}, "CUDA error: uncorrectable ECC", id="an error of CUDA"),
         pytest.param({"torch": "1"}, {"tflops": None, "tflops_min": None}, "1 TFLOPS", id="an unknown GPU"),
         pytest.param({"cards": 3}, {}, "3 GPUs", id="more than was sold"),
+        pytest.param({"TORCH_DEVICES": "1", "TORCH_CUDA": ""}, {}, "600 of 989", id="a torch for other cards"),
+        pytest.param({"TORCH_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, {}, "600 of 989", id="some are hidden"),
     ],
 )
 def test_what_shows_no_lack_refuses_nothing_and_is_said(
@@ -212,6 +223,124 @@ def test_a_runner_that_is_started_again_measures_nothing_and_leaves_nothing_of_t
         assert outcome(again) is Outcome.SUCCEEDED
         assert has_run(again)
         assert not again.events("canary")
+
+
+def test_what_a_measurement_that_was_cut_off_wrote_is_removed(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant, env = with_canary(rig, time_s=600.0), environment(tmp_path, torch="hangs")
+        machine = rig.start(grant, env=env)
+        until(lambda: canaries(rig), "the matrix multiply")
+        machine.process.kill()
+        machine.process.wait()
+        (machine.home / FILE).write_bytes(b"half of what the disk was to take")
+        again = rig.start(grant, "m1", env=env)
+        assert again.wait() == 0
+        assert not (again.home / FILE).exists()
+
+
+def test_a_thread_that_comes_late_kills_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of the multiply hangs in the disk beyond all graces; by then the job's own setup runs."""
+    for name, value in environment(tmp_path, torch="hangs").items():
+        monkeypatch.setenv(name, value)
+    begins, goes_on = threading.Event(), threading.Event()
+    right = JobProcess.__init__
+
+    def late(self: JobProcess, *rest: Any) -> None:
+        begins.set()
+        assert goes_on.wait(PATIENCE_S)
+        right(self, *rest)
+
+    monkeypatch.setattr(JobProcess, "__init__", late)
+    rules = json.loads(RULES.model_copy(update={"time_s": 600.0}).model_dump_json())
+    with Rig(tmp_path) as rig, subprocess.Popen(["sleep", "60"], env={MARK: "a mark"}) as setup:
+        canary = Canary(rules, {}, str(tmp_path), CANARY_MARK % "a mark", {})
+        measuring = threading.Thread(target=canary.measure)
+        measuring.start()
+        assert begins.wait(PATIENCE_S)
+        canary.stop()
+        goes_on.set()
+        measuring.join(timeout=PATIENCE_S)
+        assert not measuring.is_alive()
+        assert not canaries(rig)
+        assert setup.poll() is None
+        setup.kill()
+
+
+def test_its_processes_carry_a_mark_of_their_own(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machine = rig.start(with_canary(rig, time_s=600.0), env=environment(tmp_path, torch="hangs"))
+        until(lambda: canaries(rig), "the matrix multiply")
+        mark = (machine.home / "mark").read_text()
+        assert set(canaries(rig)) <= marked_processes(CANARY_MARK % mark)
+        assert not marked_processes(mark)
+        machine.process.send_signal(signal.SIGTERM)
+        assert machine.wait() == 0
+
+
+CARD_OF_MILLISECONDS = """
+import os, time
+setting = [float(part) for part in os.environ["CARD"].split()]
+speed, starts_in, worked, started = setting[0] * 1e12, setting[1], {}, set()
+clock = [time.monotonic()]
+time.monotonic = time.perf_counter = lambda: clock[0]
+float16 = "float16"
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: int(setting[2]))
+    @staticmethod
+    def synchronize(device):
+        clock[0] += 20e-6
+def randn(size, other, device, dtype):
+    if device not in started:
+        started.add(device)
+        clock[0] += starts_in
+    return size, device
+def mm(one, other, out=None):
+    size, device = one
+    done = worked.get(device, 0.0)
+    took = max(15e-6, 2 * size**3 / speed * (6 if done < 0.05 else 1))
+    worked[device] = done + took
+    clock[0] += took
+    return one
+"""
+"""A card that takes seconds to start, whose clocks rise with work, and of which each call costs time by itself."""
+
+
+@pytest.mark.parametrize(
+    ("speed", "starts_in", "cards", "left", "is_sure"),
+    [
+        pytest.param(600, 1.0, 1, 40, True, id="as most"),
+        pytest.param(600, 3.5, 1, 40, True, id="CUDA starts slowly"),
+        pytest.param(600, 2.0, 8, 30, True, id="eight"),
+        pytest.param(600, 1.0, 8, 12, True, id="eight in little time"),
+        pytest.param(600, 4.9, 1, 5, None, id="hardly any time"),
+        pytest.param(600, 6.0, 1, 5, None, id="no time"),
+        pytest.param(5, 2.0, 1, 40, True, id="a slow card"),
+        pytest.param(5, 2.0, 1, 4, False, id="a slow card in little time"),
+    ],
+)
+def test_a_good_card_is_measured_well_however_slowly_it_starts(
+    tmp_path: Path, speed: int, starts_in: float, cards: int, left: int, *, is_sure: bool | None
+) -> None:
+    (tmp_path / "torch.py").write_text(CARD_OF_MILLISECONDS)
+    env = {"PYTHONPATH": str(tmp_path), "CARD": f"{speed} {starts_in} {cards}"}
+    done = subprocess.run([sys.executable, "-c", _MULTIPLY, str(left)], env=env, capture_output=True, check=True)
+    found = [row for row in _rows(done.stdout) if "tflops" in row]
+    assert len(found) == cards, done.stderr
+    for row in found:
+        if is_sure is not None:
+            assert (row["bursts"] >= _BURSTS_MIN) is is_sure
+        if row["bursts"] >= _BURSTS_MIN:
+            assert 0.9 * speed < row["tflops"] < 1.01 * speed
+
+
+def test_a_speed_of_few_bursts_is_shown_and_refuses_nothing(tmp_path: Path) -> None:
+    rules = json.loads(RULES.model_dump_json())
+    canary = Canary(rules, {}, str(tmp_path), "mark", {})
+    canary._judge_speeds([{"tflops": 40.0, "bursts": _BURSTS_MIN - 1}, {"tflops": 300.0, "bursts": _BURSTS_MIN}])
+    assert (canary.unfit, canary.words()) == ("", "40 of 989 TFLOPS")
+    canary._judge_speeds([{"tflops": 40.0, "bursts": _BURSTS_MIN}])
+    assert canary.unfit == "40 TFLOPS, the least for this GPU is 247"
 
 
 def test_a_grant_of_a_daemon_that_knows_of_no_canary_measures_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from spotd.core.domain.attempts import StopOrder
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.states import AttemptState, EndReason, JobState
-from spotd.core.domain.world import World
+from spotd.core.domain.world import RecordId, RecordKind, World
 from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon.grants.canary import canary_rules
 from spotd_jobs.wire.grant import CanaryRules, Grant
@@ -100,14 +100,22 @@ def test_a_grant_of_a_daemon_without_canaries_is_still_read() -> None:
     assert Grant.model_fields["canary"].default is None
 
 
+def measured(state: AttemptState = AttemptState.STARTING, **changes: Any) -> World:
+    """A machine of host `h7` that its canary may refuse, launched ten minutes ago."""
+    world = replace(world_with(state, **changes), policy=shop_policy(canary=MINUTE))
+    ((identity, item),) = world.attempts.items()
+    quote = replace(item.quote, offer=replace(item.quote.offer, host_id=HostId("h7")))
+    return replace(world, attempts={identity: replace(item, quote=quote)})
+
+
 def unfit(world: World, **more: Any) -> World:
     """The world after its machine was refused by its canary."""
-    said = report(
-        seq=9, phase="done", exit_reason=EndReason.CONTRACT_BROKEN, exit_detail="its canary found 1 of 2 GPUs", **more
-    )
+    broken: dict[str, Any] = {"exit_reason": EndReason.CONTRACT_BROKEN, "exit_phase": "canary"}
+    said = report(**{"seq": 9, "phase": "done", "exit_detail": "its canary found 1 of 2 GPUs", **broken, **more})
     plan = reconcile(world, listing(instance(InstanceState.RUNNING)), said, NOW)
     return replace(
         world,
+        experience=plan.experience,
         jobs={**world.jobs, **plan.jobs},
         attempts={**world.attempts, **plan.attempts},
         intents={**world.intents, **plan.intents},
@@ -116,10 +124,9 @@ def unfit(world: World, **more: Any) -> World:
 
 
 def test_a_refused_machine_is_ended_its_host_remembered_and_its_job_goes_on_elsewhere() -> None:
-    world = world_with(AttemptState.STARTING)
+    world = measured()
     ((identity, item),) = world.attempts.items()
-    item = replace(item, quote=replace(item.quote, offer=replace(item.quote.offer, host_id=HostId("h7"))))
-    after = unfit(replace(world, attempts={identity: item}))
+    after = unfit(world)
     ended, owner = after.attempts[identity], after.jobs[identity.job]
     assert (ended.state, ended.end_reason) == (AttemptState.ENDING, EndReason.CONTRACT_BROKEN)
     assert "1 of 2 GPUs" in EndReason.CONTRACT_BROKEN.sentence(ended.end_detail)
@@ -133,7 +140,7 @@ def test_a_refused_machine_is_ended_its_host_remembered_and_its_job_goes_on_else
     [(EndReason.CANCELLED, JobState.CANCELLED), (EndReason.BUDGET_PAUSED, JobState.RECOVERING)],
 )
 def test_a_refusal_while_it_is_to_stop_ends_the_attempt_as_well(reason: EndReason, state: JobState) -> None:
-    world = world_with(AttemptState.STOPPING, running_at=None, stop=replace(STOP, reason=reason))
+    world = measured(AttemptState.STOPPING, running_at=None, stop=replace(STOP, reason=reason))
     ((identity, _),) = world.attempts.items()
     if reason is not EndReason.CANCELLED:
         owner = replace(world.jobs[identity.job], state=JobState.STARTING, cancel_requested=False)
@@ -141,3 +148,52 @@ def test_a_refusal_while_it_is_to_stop_ends_the_attempt_as_well(reason: EndReaso
     after = unfit(world)
     assert not after.attempts[identity].state.counts
     assert after.jobs[identity.job].state is state
+
+
+def test_a_refused_machine_counts_as_a_failed_start_and_never_as_a_command_that_runs() -> None:
+    world = measured()
+    ((identity, item),) = world.attempts.items()
+    owner = replace(world.jobs[identity.job], image_errors=2)
+    world = replace(world, jobs={owner.id: owner})
+    said = report(seq=9, phase="done", exit_reason=EndReason.CONTRACT_BROKEN, exit_phase="canary", exit_detail="x")
+    plan = reconcile(world, listing(instance(InstanceState.RUNNING)), said, NOW)
+    of_host = RecordId(kind=RecordKind.FAILED_STARTS, provider=item.provider, subject="h7")
+    assert of_host in plan.experience
+    assert not [one for one in plan.experience if one.kind in {RecordKind.STARTS, RecordKind.SLOW_STARTS}]
+    assert not {"attempt.running", "job.running"} & {event.kind for event in plan.events}
+    assert plan.attempts[identity].running_at is None
+    assert plan.jobs[owner.id].started_at is None
+
+
+@every("phase", ["boot", "canary", "code", "setup", "restore"])
+def test_an_end_before_the_command_is_not_shown_as_a_command_that_runs(phase: str) -> None:
+    """Its last heartbeat has the phase `done`, also where the read of its end is not complete yet."""
+    world = measured()
+    ((identity, _),) = world.attempts.items()
+    for reason in (EndReason.HOST_LOST, EndReason.INPUT_ERROR, None):
+        said = report(seq=9, phase="done", exit_reason=reason, exit_phase=phase, exit_detail="x")
+        plan = reconcile(world, listing(instance(InstanceState.RUNNING)), said, NOW)
+        assert plan.attempts[identity].running_at is None
+        assert "attempt.running" not in {event.kind for event in plan.events}
+    said = report(seq=9, phase="done", exit_reason=EndReason.DONE, exit_phase="run")
+    plan = reconcile(world, listing(instance(InstanceState.RUNNING)), said, NOW)
+    assert plan.attempts[identity].running_at == NOW
+
+
+@every(
+    ("changes", "said"),
+    [
+        pytest.param({"policy": shop_policy()}, {}, id="no canary"),
+        pytest.param({"attempt": {"running_at": NOW - MINUTE}}, {}, id="its command ran"),
+        pytest.param({}, {"exit_phase": "run"}, id="not while it was measured"),
+        pytest.param({}, {"exit_phase": ""}, id="no phase"),
+        pytest.param({"attempt": {"machine_key": AttemptKey("spotd-lab-j0-1")}}, {}, id="taken over"),
+        pytest.param({"job": {"idle_launches": 3}}, {}, id="it might not refuse"),
+    ],
+)
+def test_a_host_that_was_not_to_refuse_itself_is_lost(changes: dict[str, Any], said: dict[str, str]) -> None:
+    world = measured(**changes.get("attempt", {}))
+    ((identity, _),) = world.attempts.items()
+    owner = replace(world.jobs[identity.job], **changes.get("job", {}))
+    after = unfit(replace(world, jobs={owner.id: owner}, policy=changes.get("policy", world.policy)), **said)
+    assert after.attempts[identity].end_reason is EndReason.HOST_LOST

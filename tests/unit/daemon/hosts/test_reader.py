@@ -199,7 +199,8 @@ async def test_each_outcome_of_the_runner_has_its_reason(
     host_monitor: HostMonitor, host: Host, outcome: str, reason: EndReason
 ) -> None:
     host.exit(outcome)
-    assert (await look(host_monitor)).exit_reason is reason
+    report = await look(host_monitor)
+    assert (report.exit_reason, report.exit_phase) == (reason, "run")
 
 
 @pytest.mark.parametrize(
