@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from spotd.core.domain import lineage
@@ -11,6 +12,10 @@ from spotd.core.domain.attempts import NO_TIME, Attempt, MachineState, Watch
 from spotd.core.domain.cooldowns import (
     ECHO_LASTS,
     ECHOES_MAX,
+    REFUSED_FIRST,
+    REFUSED_IN_A_ROW,
+    REFUSED_MAX,
+    UNABLE_AT_ONCE,
     Cooldown,
     CooldownEnd,
     CooldownScope,
@@ -20,6 +25,7 @@ from spotd.core.domain.cooldowns import (
     has_saved,
     pacing_after,
     setback,
+    unable_subject,
     words_of_giving_up,
     words_of_setback,
 )
@@ -190,6 +196,16 @@ class PlanBuilder(WorkingCopy):
                 ends=ends,
             )
         )
+
+    def cool_unable(self, item: Attempt, why: str) -> None:
+        """Let its job leave alone an offer that cannot do what it asks, and after some in a row their whole market."""
+        offer, job = item.quote.offer, item.id.job
+        cool = partial(self.cool, offer.provider, CooldownScope.JOB, span=REFUSED_FIRST, why=why, longest=REFUSED_MAX)
+        cool(unable_subject(job, offer.market, offer.offer_id), asked_at=item.intended_at, memory=REFUSED_IN_A_ROW)
+        others, subject = UNABLE_AT_ONCE - 1, unable_subject(job, offer.market)
+        same = [one.strikes for one in self.cooldowns() if (one.provider, one.subject) == (offer.provider, subject)]
+        if self._cooldowns[-1].strikes == 0 or (same and same[-1] >= others):
+            cool(subject, at_once=others, memory=REFUSED_IN_A_ROW)
 
     def forgive(self, provider: ProviderName, scope: CooldownScope, subject: str) -> None:
         """End a row of refusals, since it was sold after all."""

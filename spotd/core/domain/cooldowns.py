@@ -17,7 +17,7 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import ProviderOffers
 from spotd.core.domain.states import Counted, EndReason
-from spotd_providers.contract.values import Market, Offer, ProviderName
+from spotd_providers.contract.values import Market, Offer, OfferId, ProviderName
 
 # What an attempt that came to nothing costs its job: when it is tried again, and when it is given up.
 #
@@ -197,13 +197,15 @@ class CooldownScope(StrEnum):
     BID = "bid"
     """A bid for a machine of ours that is gone, by host: its host may go on stating it as the lowest that wins."""
     JOB = "job"
-    """A market of a provider for one job, which it refused again and again, each time under another offer."""
+    """A market of a provider for one job, which it refused again and again, or an offer that cannot do what it asks."""
     BUDGET = "budget"
     """A budget of all jobs together is used up for its day or month."""
 
 
 REFUSED_AT_ONCE: Final = 10
 """So many launches in a row a market of a provider may refuse one job before it is left alone by that job."""
+UNABLE_AT_ONCE: Final = 3
+"""So many offers of a market may be unable to do what one job asks before that job leaves the others alone, too."""
 REFUSED_FIRST: Final = timedelta(minutes=4)
 REFUSED_MAX: Final = timedelta(minutes=20)
 REFUSED_IN_A_ROW: Final = COOLDOWNS_REMEMBERED
@@ -217,8 +219,13 @@ EVERYWHERE: Final = ProviderName("")
 
 
 def refusal_subject(job: JobId, market: Market) -> str:
-    """Return what names a market of a provider for one job."""
+    """Return what names a market of a provider for one job, which refuses it."""
     return f"{job} {market.value}"
+
+
+def unable_subject(job: JobId, market: Market, offer: OfferId | None = None) -> str:
+    """Return what names a market that cannot do what one job asks, or one offer of it."""
+    return f"{job} {market.value} unable" + ("" if offer is None else f": {offer}")
 
 
 def bid_subject(host: str, gpus: int, bid: int) -> str:

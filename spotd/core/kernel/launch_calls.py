@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 from spotd.core.billing import first_meter
 from spotd.core.domain.attempts import Attempt, MachineState
-from spotd.core.domain.cooldowns import CooldownScope, refusal_subject
+from spotd.core.domain.cooldowns import CooldownScope, refusal_subject, unable_subject
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import NOTHING_KNOWN, MarketSnapshot
@@ -105,7 +105,8 @@ def record_instance(
         )
     )
     finish_launch(builder, item, instance)
-    builder.forgive(item.provider, CooldownScope.JOB, refusal_subject(item.id.job, item.quote.offer.market))
+    for subject in (refusal_subject, unable_subject):
+        builder.forgive(item.provider, CooldownScope.JOB, subject(item.id.job, item.quote.offer.market))
     kind, sentence = "machine.launched", f"the machine exists at {item.provider}"
     if found:
         kind, sentence = "machine.adopted", "the machine was found by its key"

@@ -224,8 +224,8 @@ def _cool_down(
         case LaunchFailure.REJECTED:
             span, longest = REJECTED_COOLDOWN, BROKEN_COOLDOWN
         case LaunchFailure.NOT_SUPPORTED:
-            scope, subject = CooldownScope.JOB, refusal_subject(item.id.job, offer.market)
-            span, longest = REFUSED_FIRST, BROKEN_COOLDOWN
+            builder.cool_unable(item, detail)
+            return
         case LaunchFailure.CONTRACT:
             span = BROKEN_COOLDOWN
         case _:

@@ -26,6 +26,8 @@ from spotd.core.domain.cooldowns import (
     cooling_until,
     pool_subject,
     pressed_until,
+    refusal_subject,
+    unable_subject,
 )
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
@@ -99,11 +101,10 @@ class CandidateCatalogue:
                 if sooner > now:
                     self._cooling_pressed[subject] = (cooldown.reason, sooner)
         self._refusing: defaultdict[JobId, dict[tuple[ProviderName, str], tuple[str, datetime]]] = defaultdict(dict)
-        """By job, which markets have refused it so often that it leaves them alone, in words, and until when."""
+        """By job, which markets and offers it leaves alone, since they refused it, in words, and until when."""
         for (provider, scope, name), found in self._cooling.items():
             if scope is CooldownScope.JOB:
-                job, _, market_name = name.rpartition(" ")
-                self._refusing[JobId(job)][provider, market_name] = found
+                self._refusing[JobId(name.partition(" ")[0])][provider, name] = found
         self.pause = self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""))
         """Why nothing can be launched anywhere for now, and until when."""
         self.has_lost_hosts = self._cooling != self._cooling_pressed
@@ -262,7 +263,7 @@ class CandidateCatalogue:
         index, refusing = offers.walked, self._refusing.get(job, {}) if job is not None and self._refusing else {}
         while (offer := offers.at(index)) is not None:
             why = self.blocked(offer)
-            if refusing and not why and (refused := refusing.get((offer.provider, offer.market.value))):
+            if refusing and not why and (refused := self._refusal(job, offer)):
                 why = refused[0]
             if not why:
                 yield self.quote_at(offers, index)
@@ -292,12 +293,21 @@ class CandidateCatalogue:
 
     def refusal_of(self, job: Job, offer: Offer) -> tuple[VerdictKind, str] | None:
         """Return why this job leaves alone what sells the offer, which may be free for others, and until when."""
-        if not self._refusing:
-            return None
-        found = self._refusing.get(job.id, {}).get((offer.provider, offer.market.value))
+        found = self._refusal(job.id, offer)
         if found is None:
             return None
         return VerdictKind.COOLING, f"{found[0]}; asked again in {span_words(found[1] - self._now)}"
+
+    def _refusal(self, job: JobId | None, offer: Offer) -> tuple[str, datetime] | None:
+        if job is None or not self._refusing or not (of_job := self._refusing.get(job)):
+            return None
+        subjects = (
+            refusal_subject(job, offer.market),
+            unable_subject(job, offer.market),
+            unable_subject(job, offer.market, offer.offer_id),
+        )
+        found = (of_job.get((offer.provider, subject)) for subject in subjects)
+        return next((one for one in found if one is not None), None)
 
     def free_at(self, offers: RankedOffers) -> datetime | None:
         """When the first of these offers cools down no more, `None` where none of them cools down."""

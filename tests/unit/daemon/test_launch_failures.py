@@ -68,7 +68,7 @@ def test_what_a_provider_cannot_do_is_a_refusal_of_its_market_for_that_job_and_f
     owner = job(1)
     world = World(policy=shop_policy(image_errors_max=1), jobs={owner.id: owner}, attempts={}, intents={})
     now, asked = NOW, []
-    for _ in range(12):
+    for _ in range(13):
         plan = decide(world, market(offer(), at=now), now)
         world = applied(world, plan)
         for identity in plan.attempts:

@@ -13,6 +13,7 @@ from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import (
     REFUSED_AT_ONCE,
     REFUSED_MAX,
+    UNABLE_AT_ONCE,
     Cooldown,
     CooldownEnd,
     CooldownScope,
@@ -206,6 +207,50 @@ def test_another_job_and_another_market_are_not_kept_from_it() -> None:
     asked = world.jobs[job().id]
     both = replace(world, jobs={asked.id: replace(asked, spec=replace(asked.spec, resources=wanted))})
     assert decide(both, baited(998, now, market=Market.ON_DEMAND), now).attempts
+
+
+def unable_in(hours: float, *offers: Offer) -> list[tuple[timedelta, str]]:
+    """Which offers are asked for, and when, where only the one named `well` can do what the job asks."""
+    world, asked = empty(), []
+    for count in range(int(hours * 120)):
+        now = NOW + count * MINUTE / 2
+        plan = decide(world, market(*offers, at=now), now)
+        world = applied(world, replace(plan, verdicts={}))
+        for identity, item in plan.attempts.items():
+            asked.append((now - NOW, str(item.quote.offer.offer_id)))
+            if item.quote.offer.offer_id == "well":
+                return asked
+            world = applied(world, launch_refused(world, identity, LaunchFailure.NOT_SUPPORTED, "no gangs", now))
+    return asked
+
+
+def test_an_offer_that_cannot_do_what_a_job_asks_keeps_it_from_no_other() -> None:
+    asked = unable_in(1, offer("odd", price=100_000), offer("well", price=110_000))
+    assert [name for _, name in asked] == ["odd", "well"]
+    assert asked[-1][0] <= MINUTE
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3, 9])
+def test_a_market_none_of_whose_offers_can_do_it_is_asked_every_four_to_twenty_minutes(kinds: int) -> None:
+    asked = unable_in(6, *(offer(f"odd{number}", price=100_000 + number) for number in range(kinds)))
+    assert {name for _, name in asked[:UNABLE_AT_ONCE]} == {f"odd{number}" for number in range(min(kinds, 3))}
+    gaps = [b - a for a, b in pairwise(at for at, _ in asked)]
+    first = gaps[min(kinds, 3) - 1 :]
+    assert all(4 * MINUTE <= gap <= REFUSED_MAX + 3 * MINUTE for gap in first if kinds != 2)
+    assert len(asked) < 25 * min(kinds, 2)
+
+
+def test_what_a_market_cannot_do_and_what_it_does_not_sell_are_counted_apart() -> None:
+    world, _ = refusing_all(empty(), LaunchFailure.NO_CAPACITY, 0.1)
+    [refused] = [one for one in world.cooldowns if one.scope is CooldownScope.JOB][-1:]
+    now = NOW + 10 * MINUTE
+    plan = decide(world, baited(55, now), now)
+    [identity] = plan.attempts
+    world = applied(world, plan)
+    world = applied(world, launch_refused(world, identity, LaunchFailure.NOT_SUPPORTED, "no", now))
+    fresh = [one for one in world.cooldowns if one.scope is CooldownScope.JOB and one.since == now]
+    assert {one.strikes for one in fresh} == {0}
+    assert refused.subject not in {one.subject for one in fresh}
 
 
 def test_a_machine_that_is_sold_ends_the_row() -> None:
