@@ -129,9 +129,8 @@ def _take_back(builder: PlanBuilder, item: Attempt, row: Instance) -> None:
     free = free_of(item, row, builder.policy, builder.now)
     if free <= 0:
         return
-    builder.credit(
-        item.id, free, f"{item.provider} took the machine so soon that its time is free: ${as_usd(free):.4f}"
-    )
+    why = f"{item.provider} took the machine so soon that its time is free: ${as_usd(free):.4f}"
+    builder.credit(item.id, free, why, ended_at=row.ended_at)
     after, job = builder.attempt(item.id), builder.job(item.id.job)
     paid = after.meter.settled - item.meter.settled
     compared = after.on_demand_settled - item.on_demand_settled

@@ -123,7 +123,7 @@ def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]
 
 
 def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Charge, ...]:
-    """So much of what is booked is taken back, from each day what was booked on it."""
+    """So much of what is booked up to `now` is taken back, from each day what was booked on it."""
     began = attempt.meter.since or attempt.launched_at or now
     midnight = day_start(now.astimezone(UTC).date())
     former = 0
@@ -247,10 +247,11 @@ def lease_and_save(job: Job, policy: Policy) -> timedelta:
 def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
     """How long the machine may live after its last proof; `None` where nothing ends it but an order.
 
-    Of a provider that is not in the config any more, a meter that runs shows which of the two it is.
+    Of a provider that is not in the config any more only a limit of its meter shows that it ends itself. A meter that
+    was stopped has none, so such a machine counts until its end is known.
     """
-    rules, meter = policy.providers.get(item.provider), item.meter
-    if not rules.ends_itself if rules is not None else meter.since is not None and meter.until is None:
+    rules = policy.providers.get(item.provider)
+    if not rules.ends_itself if rules is not None else item.ref is not None and item.meter.until is None:
         return None
     starting = timedelta(0)
     if item.heartbeat_seen_at is None and rules is not None:

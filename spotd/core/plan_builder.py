@@ -251,10 +251,10 @@ class PlanBuilder(WorkingCopy):
         """Add the charge; the attempt's meter is the caller's to set."""
         self._charges.append(charge)
 
-    def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:
-        """So much of what is booked for the attempt is not billed after all."""
+    def credit(self, attempt: AttemptId, amount: MicroUsd, why: str, *, ended_at: datetime | None = None) -> None:
+        """So much of what is booked for the attempt, up to its machine's end or now, is not billed after all."""
         item = self.attempt(attempt)
-        self._charges.extend(booked_back(item, amount, self.now))
+        self._charges.extend(booked_back(item, amount, min(ended_at or self.now, self.now)))
         self.put_attempt(with_correction(item, -amount))
         self.event("attempt.credited", why, attempt=attempt, amount_microusd=amount)
 

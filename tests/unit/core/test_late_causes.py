@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -180,6 +180,18 @@ def test_a_start_that_a_later_machine_has_made_good_is_not_taken_back_twice() ->
     owner = replace(owner, failed_starts=1, attempts_made=3)  # of the third machine
     plan = correct_end(world, owner, (item, later), item, TAKEN, NOW + 10 * MINUTE)
     assert plan.jobs[owner.id].failed_starts == 1
+
+
+def test_a_late_credit_is_booked_on_the_days_on_which_the_machine_was() -> None:
+    yesterday = datetime(NOW.year, NOW.month, NOW.day, tzinfo=UTC) - 20 * MINUTE
+    world, owner, item = lost(launched_at=yesterday, intended_at=yesterday)
+    rules = replace(world.policy.providers[SHOP], free_if_taken_within=timedelta(hours=1))
+    world = replace(world, policy=replace(world.policy, providers={SHOP: rules}))
+    ended_at = yesterday + 15 * MINUTE
+    item = replace(item, ended_at=ended_at + MINUTE, meter=replace(item.meter, settled=MicroUsd(50_000)))
+    plan = correct(world, owner, item, replace(TAKEN, ended_at=ended_at), ended_at + 45 * MINUTE)
+    assert {charge.day for charge in plan.charges} == {yesterday.date()}
+    assert sum(charge.amount for charge in plan.charges) < 0
 
 
 def test_what_the_provider_does_not_bill_is_credited_late_too() -> None:

@@ -17,6 +17,7 @@ from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
+from spotd.core.kernel.outcomes import terminate_accepted
 from spotd.core.metering import UNSEEN_MAX, job_spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
@@ -345,6 +346,26 @@ def test_one_that_no_list_can_prove_to_be_gone_counts_for_a_day_at_most(days: in
     listable, words = kept(elsewhere("a"))
     assert listable == pytest.approx(min(24.0 * days + 1, 36.0) + horizon, abs=0.01)
     assert "spotctl forget" not in words
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["its provider stays", "its provider left the config"])
+def test_a_machine_whose_end_was_accepted_and_not_confirmed_is_counted_whatever_is_configured(*, stays: bool) -> None:
+    begun = NOW - 40 * HOUR
+    world = world_with(AttemptState.RUNNING, heartbeat_seen_at=begun, launched_at=begun, intended_at=begun)
+    [item] = world.attempts.values()
+    rules = replace(world.policy.providers[item.provider], ends_itself=False)
+    item = replace(item, meter=replace(item.meter, since=begun, until=None))
+    world = replace(world, policy=replace(world.policy, providers={item.provider: rules}), attempts={item.id: item})
+    builder = PlanBuilder(world, NOW - 30 * HOUR)
+    builder.end_attempt(item.id, EndReason.HOST_LOST, "silent")
+    world = applied(world, builder.plan())
+    [order] = world.intents.values()
+    world = applied(world, terminate_accepted(world, order.id, NOW - 30 * HOUR))
+    found = world.attempts[item.id]
+    assert found.meter.since is None
+    if not stays:
+        world = replace(world, policy=replace(world.policy, providers={}))
+    assert committed(world, found, NOW) >= cost(item.meter.rate, UNSEEN_MAX)
 
 
 @pytest.mark.parametrize(("until", "hours"), [(None, 30.0), (NOW - 29 * HOUR, 0.0)], ids=["by order", "by itself"])
