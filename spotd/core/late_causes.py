@@ -19,16 +19,25 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.cooldowns import Cooldown, CooldownEnd, CooldownScope, did_start, has_saved, setback
+from spotd.core.domain.cooldowns import (
+    STARTS_FAILED,
+    Cooldown,
+    CooldownEnd,
+    CooldownScope,
+    did_start,
+    has_saved,
+    setback,
+)
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import RecordId, World, faded
 from spotd.core.metering import free_of, with_paid
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.working_copy import learn_from_end
 from spotd_providers.contract.values import Instance, Loss, MicroUsd, as_usd
 
+STATED_LATE: Final = "; as machines were taken back, which was stated later, "
 CORRECTED_WITHIN: Final = timedelta(hours=1)
 """So long after its end the reason of an attempt may change."""
 
@@ -76,17 +85,22 @@ def correct_end(
 def _count_again(builder: PlanBuilder, job: Job, item: Attempt, later: Sequence[Attempt], ended_at: datetime) -> None:
     """Count the end for the job, and for what is remembered of hosts and starts, as one that is not its fault."""
     started = did_start(item, job, ended_at)
-    is_counted = not started and not any(one.ended_at and did_start(one, job, one.ended_at) for one in later)
+    since = job.pacing.counted_from  # its owner's retry, which counts anew
+    is_counted = not started and (since is None or since <= ended_at)
+    is_counted = is_counted and not any(one.ended_at and did_start(one, job, one.ended_at) for one in later)
     starts = max(0, job.failed_starts - is_counted)
     before = starts - sum(one.end_reason is not None and one.end_reason.traits.is_failed_start for one in later)
     _learn_again(builder, item, ended_at, suspects_job=before > 0 and not started)
-    not_before = job.not_before
-    if job.attempts_made == item.id.number and not_before is not None:
+    not_before, is_newest = job.not_before, job.attempts_made == item.id.number
+    if is_newest and not_before is not None:
         idle = max(0, job.idle_launches - 1)
         then = setback(replace(job, failed_starts=starts, idle_launches=idle), item, EndReason.PREEMPTED, ended_at)
         not_before = None if then.not_before is None else min(not_before, then.not_before)
     lost, taken = EndReason.HOST_LOST.sentence(item.end_detail), EndReason.PREEMPTED.sentence("")
-    reason = taken + job.reason.removeprefix(lost) if job.reason.startswith(lost) else job.reason
+    reason = taken + job.reason.removeprefix(lost) if is_newest and job.reason.startswith(lost) else job.reason
+    if job.state is JobState.FAILED and is_counted and STARTS_FAILED in reason:
+        late = f"{STATED_LATE}{starts} of them count; spotctl retry {job.name} goes on"
+        reason = reason.partition(STATED_LATE)[0] + late
     totals = replace(job.totals, preemptions=job.totals.preemptions + 1)
     builder.put_job(replace(job, failed_starts=starts, not_before=not_before, reason=reason, totals=totals))
 

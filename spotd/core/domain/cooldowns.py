@@ -145,12 +145,15 @@ def words_of_setback(back: Setback) -> str:
     return f"; {back.idle_launches} launches in a row came to nothing"
 
 
+STARTS_FAILED: Final = "starts in a row failed"
+
+
 def words_of_giving_up(job: Job, back: Setback) -> str:
     """Which bound ended the job: of a job that has saved before, more starts without a word may fail than of others."""
     allowed, starts = job.spec.retry_starts, back.failed_starts
     if starts < MUTE_FACTOR * allowed:
-        return f"; {starts} starts in a row failed, [retry] starts allows {allowed}"
-    return f"; {starts} starts in a row failed, {MUTE_FACTOR} times [retry] starts, which is {allowed}"
+        return f"; {starts} {STARTS_FAILED}, [retry] starts allows {allowed}"
+    return f"; {starts} {STARTS_FAILED}, {MUTE_FACTOR} times [retry] starts, which is {allowed}"
 
 
 def _start_limit(job: Job, item: Attempt, reason: EndReason) -> int:

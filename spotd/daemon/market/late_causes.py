@@ -8,7 +8,7 @@ from typing import Final
 
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import key_parts
-from spotd.core.domain.states import InvariantBroken
+from spotd.core.domain.states import AttemptState, InvariantBroken
 from spotd.core.domain.world import World
 from spotd.core.late_causes import correct_end
 from spotd.core.metering import STOPPED
@@ -29,6 +29,7 @@ class CauseCheck:
     ) -> None:
         self._listings = listings
         self._commits = commits
+        self._log = log
         self._read: dict[ProviderName, datetime] = {}
         self._settled: frozenset[InstanceRef] = frozenset()
         """Machines on the newest lists whose attempts are over for good, as the state knows them."""
@@ -36,16 +37,17 @@ class CauseCheck:
             "late-causes",
             self.reconcile_once,
             interval_s=clock.real_seconds(EVERY),
-            expected=(StateError, InvariantBroken),
+            expected=(StateError,),
             outage=Outage(log, "causes.held", "causes.back"),
         )
 
     async def reconcile_once(self) -> None:
         """Correct what the lists that came since the last run say of machines that were taken back.
 
+        A correction that would break a rule is not made, and the others are.
+
         Raises:
             StateError: the state cannot be read or written; the same lists are read again.
-            InvariantBroken: a correction would break a rule; the same.
         """
         listings = self._listings()
         taken = {
@@ -68,15 +70,20 @@ class CauseCheck:
             nonlocal is_over
             parts = key_parts(world.policy.install, row.key)
             first = () if parts is None else reads.attempts_of(parts.job)
-            stored = next((one for one in first if one.key == row.key and one.ref == row.ref), None)
-            if stored is None:
-                is_over = parts is None  # the answer to its launch may not be recorded yet
+            stored = next((one for one in first if one.key == row.key), None)
+            if stored is None or stored.ref != row.ref:
+                # The answer to its launch may not be recorded yet.
+                is_over = stored is None or stored.ref is not None or stored.state is AttemptState.ENDED
                 return Plan()
             item = reads.attempts_on_machine_of(stored)[-1]
             job = reads.job(item.id.job)
             is_over = not item.state.counts
             return Plan() if job is None else correct_end(world, job, reads.attempts_of(job.id), item, row, now)
 
-        await self._commits.commit_with(decide, cycle_points)
+        try:
+            await self._commits.commit_with(decide, cycle_points)
+        except InvariantBroken as exc:
+            is_over = True  # it would break the same rule with each list
+            self._log.error("causes.refused", machine=row.ref.instance_id, detail=str(exc))
         if is_over:
             self._settled |= {row.ref}

@@ -14,10 +14,11 @@ from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.cooldowns import CooldownEnd, CooldownScope
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan, applied
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import ONE, Record, RecordId, RecordKind, World, faded
 from spotd.core.late_causes import CORRECTED_WITHIN, correct_end
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.requests import retry
 from spotd_providers.contract.values import HostId, Instance, InstanceState, Loss, Market, MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, world_with
 from tests.unit.core.checkpoints.test_found_late import saved
@@ -192,6 +193,36 @@ def test_a_late_credit_is_booked_on_the_days_on_which_the_machine_was() -> None:
     plan = correct(world, owner, item, replace(TAKEN, ended_at=ended_at), ended_at + 45 * MINUTE)
     assert {charge.day for charge in plan.charges} == {yesterday.date()}
     assert sum(charge.amount for charge in plan.charges) < 0
+
+
+def test_a_job_that_failed_meanwhile_says_how_many_of_its_starts_still_count() -> None:
+    world, _, owner, item = ended(
+        running(running_at=None, heartbeat_seen_at=None, job={"failed_starts": 4}), EndReason.HOST_LOST, "gone"
+    )
+    assert (owner.state, owner.failed_starts) == (JobState.FAILED, 5)
+    found = correct(world, owner, item).jobs[owner.id]
+    assert (found.state, found.failed_starts) == (JobState.FAILED, 4)
+    assert found.reason == (
+        "the provider took the machine back; 5 starts in a row failed, [retry] starts allows 5; as machines were taken "
+        f"back, which was stated later, 4 of them count; spotctl retry {owner.name} goes on"
+    )
+    earlier = replace(item, id=replace(item.id, number=2), ref=item.ref)
+    newest = replace(found, attempts_made=3)
+    [again] = correct_end(world, newest, (earlier,), earlier, TAKEN, NOW + MINUTE).jobs.values()
+    assert again.reason == found.reason.replace("4 of them", "3 of them")
+
+
+def test_a_start_that_was_counted_before_its_job_was_retried_takes_nothing_from_the_starts_since() -> None:
+    world, _, owner, item = ended(
+        running(running_at=None, heartbeat_seen_at=None, job={"failed_starts": 4}), EndReason.HOST_LOST, "gone"
+    )
+    [retried] = retry(world, owner, NOW + MINUTE).jobs.values()
+    later = tuple(replace(item, id=replace(item.id, number=n), ended_at=NOW + n * MINUTE) for n in (2, 3, 4))
+    retried = replace(retried, failed_starts=3, attempts_made=4)
+    plan = correct_end(world, retried, (item, *later), item, TAKEN, NOW + 10 * MINUTE)
+    assert plan.jobs[owner.id].failed_starts == 3
+    plan = correct_end(world, retried, (item, *later), later[0], TAKEN, NOW + 10 * MINUTE)
+    assert plan.jobs[owner.id].failed_starts == 2
 
 
 def test_what_the_provider_does_not_bill_is_credited_late_too() -> None:

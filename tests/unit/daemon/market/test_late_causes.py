@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.intents import JobId
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.plan import Plan
+from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken
 from spotd.core.domain.world import RecordKind
+from spotd.daemon.market import late_causes
 from spotd.daemon.market.late_causes import CauseCheck
-from spotd_providers.contract.values import InstanceState, Listing, Loss
+from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceState, Listing, Loss, ProviderName
 from tests.unit.daemon.rig import Rig
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +108,41 @@ async def test_a_cause_that_is_read_before_the_attempt_is_over_is_read_again(tmp
         newest = {rig.shop.name: replace(rows, at=rig.clock.now())}
         await check.reconcile_once()
         assert rig.attempts(name)[0].end_reason is EndReason.PREEMPTED
+
+
+async def test_what_no_attempt_has_and_what_breaks_a_rule_is_compared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    async with rig.ready():
+        name = await lost(rig)
+        key = rig.attempts(name)[0].key
+        gone = replace(rig.shop.machine_of(key), state=InstanceState.GONE, loss=Loss.PREEMPTED)
+        others = [
+            replace(gone, ref=replace(gone.ref, instance_id=InstanceId(f"z{number}")), key=AttemptKey(other))
+            for number, other in enumerate([key.removesuffix("-1") + "-91", key, "spotd-other-j1-1"])
+        ]
+        compared: list[str] = []
+        made = rig.commits.commit_with
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            compared.append("one")
+            return await made(*args, **options)
+
+        def broken(*_: object) -> Plan:
+            raise InvariantBroken("a rule")
+
+        monkeypatch.setattr(rig.commits, "commit_with", counted)
+        newest: dict[ProviderName, Listing] = {}
+        check = CauseCheck(lambda: newest, commits=rig.commits, clock=rig.clock, log=rig.log)
+        with monkeypatch.context() as patched:
+            patched.setattr(late_causes, "correct_end", broken)
+            for seconds in range(5):
+                at = rig.clock.now() + timedelta(seconds=seconds)
+                newest[rig.shop.name] = Listing(instances=(gone, *others), complete=True, at=at)
+                await check.reconcile_once()
+        assert len(compared) == 4
+        assert rig.attempts(name)[0].end_reason is EndReason.HOST_LOST
 
 
 async def test_a_machine_that_no_attempt_had_is_passed_over(tmp_path: Path) -> None:
