@@ -98,7 +98,9 @@ def _count_again(builder: PlanBuilder, job: Job, item: Attempt, later: Sequence[
         not_before = None if then.not_before is None else min(not_before, then.not_before)
     lost, taken = EndReason.HOST_LOST.sentence(item.end_detail), EndReason.PREEMPTED.sentence("")
     reason = taken + job.reason.removeprefix(lost) if is_newest and job.reason.startswith(lost) else job.reason
-    if job.state is JobState.FAILED and is_counted and STARTS_FAILED in reason:
+    if is_newest and not job.state.is_final and STARTS_FAILED in reason:
+        reason = taken  # it waited for this before it would have failed
+    elif job.state is JobState.FAILED and is_counted and STARTS_FAILED in reason:
         late = f"{STATED_LATE}{starts} of them count; spotctl retry {job.name} goes on"
         reason = reason.partition(STATED_LATE)[0] + late
     totals = replace(job.totals, preemptions=job.totals.preemptions + 1)

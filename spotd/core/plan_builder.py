@@ -26,6 +26,7 @@ from spotd.core.domain.cooldowns import (
     pacing_after,
     setback,
     unable_subject,
+    wait_for_cause,
     words_of_giving_up,
     words_of_setback,
 )
@@ -55,7 +56,14 @@ from spotd.core.metering import (
 from spotd.core.pricing import halted_rate, metered_rate, span_words
 from spotd.core.working_copy import WorkingCopy, learn_from_end
 from spotd_jobs.spec.model import StallAction, WatchdogPolicy
-from spotd_providers.contract.values import AttemptKey, InstanceRef, MicroUsd, MicroUsdPerHour, ProviderName, as_usd
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstanceRef,
+    MicroUsd,
+    MicroUsdPerHour,
+    ProviderName,
+    as_usd,
+)
 
 # Whether a job has stalled, in words, and what becomes of it: it moves to another machine, a few times at most.
 #
@@ -437,8 +445,12 @@ class PlanBuilder(WorkingCopy):
             state = JobState.FAILED
             sentence += f"; it failed on {image_errors} machines in a row"
         elif back.gives_up:
-            state = JobState.FAILED
             sentence += words_of_giving_up(job, back)
+            if waits := wait_for_cause(job, item, reason, back, self.policy.providers.get(item.provider)):
+                back = replace(back, not_before=max(self.now + waits, back.not_before or self.now))
+                sentence += f"; {item.provider} may state within {span_words(waits)} that it took this one back"
+            else:
+                state = JobState.FAILED
         elif traits.kind is EndKind.UNBOUGHT and job.started_at is None:
             state = JobState.QUEUED
         if state is JobState.RECOVERING:

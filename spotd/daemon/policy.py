@@ -176,6 +176,7 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         bills_from_script=traits.bills_from_script,
         bill_open_for=traits.bill_open_for,
         bills_at_least=traits.bills_at_least,
+        causes_within=traits.causes_within,
         bills_by=traits.bills_by,
         ends_itself=bool(traits.ends_itself_by),
         is_own=traits.owned if one.owned is None else one.owned,

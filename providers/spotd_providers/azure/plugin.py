@@ -46,7 +46,7 @@ from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.template import Check, bound
 from spotd_providers.kit.text import last_lines
 from spotd_providers.kit.vm_boot import doorless_ssh_key
-from spotd_providers.kit.vm_causes import CausedEnds
+from spotd_providers.kit.vm_causes import CAUSE_WITHIN, CausedEnds
 from spotd_providers.kit.vm_market import missing_powers, user_data
 
 SCRIPT_BYTES_MAX: Final = 48_000
@@ -390,6 +390,7 @@ def _traits(settings: AzureSettings) -> ProviderTraits:
         offers_every_min=timedelta(minutes=10),
         machines_every_min=timedelta(seconds=30),
         bills_by=timedelta(seconds=1),
+        causes_within=CAUSE_WITHIN,
     )
 
 

@@ -317,6 +317,8 @@ class ProviderTraits:
         bills_by: the unit to which that time is rounded up: a second, or an hour where hours are sold; 0 for none.
         bill_open_for: how long after its end a machine's bill (`Bills`) may still grow; 0 where it is final at once,
             and is believed without being read twice.
+        causes_within: how late a list may state that a machine had been taken back, as where a log says so; until then
+            a job does not fail for a start whose spot machine was lost.
         owned: its machines are the user's own or come from a cluster that they may use, and are not rented in a market;
             a user may say otherwise in the config.
         no_launches: why nothing can be launched there, for the user, though prices are read; empty where it can.
@@ -341,6 +343,7 @@ class ProviderTraits:
     bills_at_least: timedelta = timedelta(0)
     bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
+    causes_within: timedelta = timedelta(0)
     owned: bool = False
     no_launches: str = ""
 

@@ -66,7 +66,7 @@ from spotd_providers.kit.rest import Meaning, RestClient, RestRefused
 from spotd_providers.kit.shapes import listed_reasons, row_or_none
 from spotd_providers.kit.template import Check, bound
 from spotd_providers.kit.text import key_of, last_lines
-from spotd_providers.kit.vm_causes import CausedEnds
+from spotd_providers.kit.vm_causes import CAUSE_WITHIN, CausedEnds
 from spotd_providers.kit.vm_market import SCRIPT_BYTES_MAX, missing_powers, user_data
 
 OPERATION_WITHIN: Final = timedelta(seconds=35)
@@ -434,6 +434,7 @@ def _traits(settings: GoogleSettings) -> ProviderTraits:
         bills_at_least=timedelta(minutes=1),
         bills_by=timedelta(seconds=1),
         notice_imds="" if local else METADATA,
+        causes_within=CAUSE_WITHIN,
     )
 
 

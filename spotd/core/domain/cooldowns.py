@@ -16,6 +16,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import ProviderOffers
+from spotd.core.domain.policy import ProviderPolicy
 from spotd.core.domain.states import Counted, EndReason
 from spotd_providers.contract.values import Market, Offer, OfferId, ProviderName
 
@@ -159,6 +160,16 @@ def words_of_giving_up(job: Job, back: Setback) -> str:
 def _start_limit(job: Job, item: Attempt, reason: EndReason) -> int:
     silent = reason.traits.counted is Counted.SILENT_START and item.heartbeat_seen_at is None
     return job.spec.retry_starts * (MUTE_FACTOR if silent and job.checkpoints else 1)
+
+
+def wait_for_cause(
+    job: Job, item: Attempt, reason: EndReason, back: Setback, rules: ProviderPolicy | None
+) -> timedelta:
+    """How long the job waits, once, before it fails for a spot machine that may have been taken back."""
+    is_first = back.failed_starts == _start_limit(job, item, reason)
+    is_unexplained = reason is EndReason.HOST_LOST and item.stop is None and item.phase != "done"
+    may_be_taken = is_unexplained and item.quote.offer.market is Market.SPOT
+    return rules.causes_within if rules is not None and is_first and may_be_taken else timedelta(0)
 
 
 def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:

@@ -57,6 +57,7 @@ class ProviderPolicy:
         bill_open_for: how long after its end a machine's bill may still grow.
         runs_images: a machine there runs the job's container image.
         no_login: why a machine there cannot be given the login of a private image's registry; empty if it can.
+        causes_within: how late a list may state that a machine had been taken back.
         ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
         is_own: its machines are the user's own, and not rented.
     """
@@ -73,6 +74,7 @@ class ProviderPolicy:
     bills_at_least: timedelta = timedelta(0)
     bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
+    causes_within: timedelta = timedelta(0)
     ends_itself: bool = True
     is_own: bool = False
     runs_images: bool = True

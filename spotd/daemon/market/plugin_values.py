@@ -474,6 +474,7 @@ _TRAIT_SPANS: Final = (
     ("bills_at_least", _NONE, _DAY),
     ("bills_by", _NONE, _DAY),
     ("bill_open_for", _NONE, 3 * _DAY),
+    ("causes_within", _NONE, timedelta(hours=1)),
 )
 
 

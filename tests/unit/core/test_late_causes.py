@@ -212,6 +212,41 @@ def test_a_job_that_failed_meanwhile_says_how_many_of_its_starts_still_count() -
     assert again.reason == found.reason.replace("4 of them", "3 of them")
 
 
+def at_the_limit(*, market: Market = Market.SPOT, within: timedelta = 10 * MINUTE, starts: int = 4) -> World:
+    world = running(running_at=None, heartbeat_seen_at=None, job={"failed_starts": starts})
+    [item] = world.attempts.values()
+    sold = replace(item.quote, offer=replace(item.quote.offer, market=market))
+    rules = replace(world.policy.providers[SHOP], causes_within=within)
+    policy = replace(world.policy, providers={SHOP: rules})
+    return replace(world, policy=policy, attempts={item.id: replace(item, quote=sold)})
+
+
+def test_a_job_does_not_fail_for_a_start_that_was_lost_before_its_provider_can_have_stated_why() -> None:
+    world, _, owner, item = ended(at_the_limit(), EndReason.HOST_LOST, "gone")
+    assert (owner.state, owner.failed_starts, owner.not_before) == (JobState.RECOVERING, 5, NOW + 10 * MINUTE)
+    assert owner.reason == (
+        "the machine was lost: gone; 5 starts in a row failed, [retry] starts allows 5; shop may state within 10 min "
+        "that it took this one back"
+    )
+    found = correct(world, owner, item, now=NOW + 4 * MINUTE).jobs[owner.id]
+    assert (found.state, found.failed_starts, found.not_before) == (JobState.RECOVERING, 4, None)
+    assert found.reason == "the provider took the machine back"
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        pytest.param(at_the_limit(starts=5), EndReason.HOST_LOST, id="it has waited once"),
+        pytest.param(at_the_limit(market=Market.ON_DEMAND), EndReason.HOST_LOST, id="on-demand"),
+        pytest.param(at_the_limit(within=timedelta(0)), EndReason.HOST_LOST, id="nothing is stated late"),
+        pytest.param(at_the_limit(), EndReason.LEASE_EXPIRED, id="another reason"),
+    ],
+)
+def test_any_other_start_that_fails_too_often_fails_its_job_at_once(world: World, reason: EndReason) -> None:
+    owner = ended(world, reason)[2]
+    assert owner.state is JobState.FAILED
+
+
 def test_a_start_that_was_counted_before_its_job_was_retried_takes_nothing_from_the_starts_since() -> None:
     world, _, owner, item = ended(
         running(running_at=None, heartbeat_seen_at=None, job={"failed_starts": 4}), EndReason.HOST_LOST, "gone"
