@@ -66,6 +66,8 @@ END_WAIT: Final = timedelta(seconds=2)
 SHOWN_WITHIN: Final = timedelta(minutes=3)
 """The worst lag of a list that was seen; later the same answer means that the machine is gone."""
 UNDO_S: Final = 30.0
+CONSOLE_WITHIN_S: Final = 10.0
+"""Real seconds that a list waits for what one machine printed."""
 REMEMBERED_MAX: Final = 10_000
 KEY_NAME_DIGITS: Final = 12
 """Enough to tell keys from each other, and far too little to find one."""
@@ -289,8 +291,9 @@ class ProviderTemplate(ABC):
         machine = ref.instance_id
         if machine not in self._complaints:
             try:
-                self._complaints[machine] = start_complaint(await console())
-            except ProviderError:
+                with anyio.fail_after(CONSOLE_WITHIN_S):
+                    self._complaints[machine] = start_complaint(await console())
+            except (ProviderError, TimeoutError):
                 self._complaints[machine] = ""
             bound(self._complaints)
         return self._complaints[machine]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import anyio
@@ -40,6 +41,8 @@ ASKED_WITHIN_S: Final = 2.5
 """Real seconds for each of the two: a list of machines does not wait for a log that does not answer."""
 CAUSE_WITHIN: Final = timedelta(minutes=10)
 """How late the log may say what happened."""
+CONSOLES_MAX: Final = 3
+"""Machines whose console one list reads."""
 SHOWN_FOR: Final = timedelta(hours=1)
 
 
@@ -135,19 +138,24 @@ class CausedEnds(VmMarket):
                         break
                     left -= 1
                     self._asked[number] += 1
-                found.append(await self._with_cause(one))
+                found.append(replace(one, loss=await self._cause(one.ref)))
         if limit.cancelled_caught:
             self._services.log.warning(self._event("cause_late"), machines=len(machines) - len(found))
         bound(self._asked)
-        return found
+        return await self._with_complaints(found)
 
-    async def _with_cause(self, one: Instance) -> Instance:
-        loss = await self._cause(one.ref)
-        if loss is Loss.SELF and one.state is InstanceState.PAUSED:
-            said = await self._complaint(one.ref, lambda: self._console(one.ref))
-            if said:
-                return replace(one, loss=Loss.IMAGE_ERROR, detail=said)
-        return replace(one, loss=loss)
+    async def _with_complaints(self, machines: Sequence[Instance]) -> Sequence[Instance]:
+        """Read what those printed that stopped by themselves; the next list says so of those beyond the bound."""
+        found, left = [], CONSOLES_MAX
+        for one in machines:
+            said = ""
+            if one.loss is Loss.SELF and one.state is InstanceState.PAUSED:
+                left -= one.ref.instance_id not in self._complaints
+                if left < 0:
+                    continue
+                said = await self._complaint(one.ref, partial(self._console, one.ref))
+            found.append(replace(one, loss=Loss.IMAGE_ERROR, detail=said) if said else one)
+        return found
 
     async def _cause(self, ref: InstanceRef) -> Loss | None:
         number = ref.instance_id

@@ -26,6 +26,7 @@ from spotd_providers.contract.errors import (
 )
 from spotd_providers.contract.values import (
     AttemptKey,
+    InstanceRef,
     InstanceState,
     Loss,
     Market,
@@ -44,7 +45,7 @@ from spotd_providers.googlecloud.offers import kinds_of, offers_of, zones_of
 from spotd_providers.googlecloud.plugin import GoogleProvider
 from spotd_providers.googlecloud.prices import price_table
 from spotd_providers.googlecloud.wire import GoogleSettings, as_instance, key_in
-from spotd_providers.kit import vm_causes
+from spotd_providers.kit import template, vm_causes
 from spotd_providers.kit.shapes import decode
 from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.rest import RestRefusal
@@ -471,6 +472,34 @@ def test_a_log_that_does_not_answer_holds_no_list_up(tmp_path: Path, monkeypatch
         monkeypatch.undo()
         known = [[one.loss for one in (await provider.instances()).instances] for _ in range(2)]
         assert [losses.count(Loss.PREEMPTED) for losses in known][-1] == 1, "those asked for least often are the next"
+
+    play(tmp_path, story)
+
+
+def test_a_console_that_does_not_answer_keeps_no_cause_from_being_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "CONSOLE_WITHIN_S", 0.05)
+
+    async def story(h: GoogleHarness, provider: GoogleProvider) -> None:
+        requests = [h.request(await _an_offer(h, provider)) for _ in range(4)]
+        for request in requests:
+            await provider.launch(request)
+        await h.settle()
+        await provider.instances()
+        for request in requests:
+            machine = h.cloud.rented[h.id_of(request.key)]
+            h.cloud._power_off(machine, h.clock.now())
+        await h.settle()
+
+        async def silent(_: InstanceRef) -> tuple[str, ...]:
+            await anyio.sleep(60)
+            return ()
+
+        monkeypatch.setattr(provider, "_console", silent)
+        with anyio.fail_after(20):
+            shown = [[one.loss for one in (await provider.instances()).instances] for _ in range(2)]
+        assert [losses.count(Loss.SELF) for losses in shown] == [3, 4]
 
     play(tmp_path, story)
 
