@@ -18,7 +18,7 @@ from spotd.core.domain.states import EndReason
 from spotd_providers.contract.values import Offer
 
 REFUSALS_MAX: Final = 3
-"""So many launches in a row that came to nothing, for whatever reason, and the next machine is not refused."""
+"""A job has so many machines refused in all of its life: a figure that is too strict costs no more than that."""
 CANARY: Final = "canary"
 """The phase of a host that measures itself."""
 _BEFORE_RUN: Final = frozenset({"boot", CANARY, "code", "restore", "setup"})
@@ -37,9 +37,14 @@ def canary_time_of(quote: Quote, policy: Policy) -> timedelta:
     return canary_time(quote.offer, policy) if quote.price.total > 0 and not quote.is_own else timedelta(0)
 
 
+def measuring_time(item: Attempt, policy: Policy) -> timedelta:
+    """Return for how long the machine of this attempt may measure itself; one that was taken over does not."""
+    return canary_time_of(item.quote, policy) if item.machine_key is None else timedelta(0)
+
+
 def may_refuse(job: Job) -> bool:
     """Whether a machine of this job may still refuse itself."""
-    return job.idle_launches < REFUSALS_MAX
+    return (job.machines_refused or 0) < REFUSALS_MAX
 
 
 def never_ran(report: HostStatus) -> bool:
@@ -51,6 +56,6 @@ def believed_reason(item: Attempt, job: Job, policy: Policy, report: HostStatus)
     """Return why the attempt ends, as far as its host is believed."""
     if report.exit_reason is not EndReason.CONTRACT_BROKEN:
         return report.exit_reason
-    was_measured = canary_time_of(item.quote, policy) and item.machine_key is None and item.running_at is None
+    was_measured = measuring_time(item, policy) and item.running_at is None
     is_refusal = was_measured and report.exit_phase == CANARY and may_refuse(job)
     return EndReason.CONTRACT_BROKEN if is_refusal else EndReason.HOST_LOST

@@ -330,6 +330,9 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     elif report.exit_answers_stop and item.stop is not None:
         builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
     else:
+        if reason is EndReason.CONTRACT_BROKEN:
+            job = builder.job(attempt_id.job)
+            builder.put_job(replace(job, machines_refused=(job.machines_refused or 0) + 1))
         detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
         builder.end_attempt(attempt_id, reason, detail if reason.takes_detail else "")
 

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
+from spotd.core.canary import canary_time
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import GB, MOVED_COST_MAX, Job, bytes_within, disk_gb_for, hourly_within, per_hour
 from spotd.core.domain.lineage import unsaved_time
@@ -383,7 +384,7 @@ def startup(job: Job, offer: Offer | None) -> timedelta:
 
 def useful_run(job: Job, offer: Offer | None, policy: Policy) -> timedelta:
     """Return the shortest run that is worth a launch: at least as much work as there is waiting before it."""
-    waiting = startup(job, offer)
+    waiting = startup(job, offer) + (timedelta(0) if offer is None else canary_time(offer, policy))
     return waiting + max(policy.useful_run, waiting)
 
 

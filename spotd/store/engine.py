@@ -287,6 +287,7 @@ BUNDLED: Final = Schema(
         "0017": "f4a12a1882b83dea",
         "0018": "15f3c9ea5e2b34db",
         "0019": "16b6a3a3b646c314",
+        "0020": "dfbe0d4cfc0b105f",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -53,17 +53,17 @@ def refused(result: Result) -> Iterator[tuple[JobId, int, Machine]]:
 
 
 def refusals_bounded(result: Result) -> Iterator[str]:
-    """No job is kept from running by its canaries: one refuses so often in a row, and then only shows what it finds."""
+    """No job is kept from running by its canaries: they refuse so many of its machines, and then only show."""
     if result.daemon.told.restored:
         return  # a state that was put back has forgotten launches
-    rows: defaultdict[JobId, list[tuple[int, Machine]]] = defaultdict(list)
-    for job, number, m in refused(result):
-        rows[job].append((number, m))
-    for job, machines in rows.items():
-        retries = result.daemon.told.retries[job]  # after one by its user the count begins anew
-        for (first, earliest), (last, latest) in zip(machines, machines[REFUSALS_MAX:], strict=False):
-            if last - first == REFUSALS_MAX and not any(earliest.born < at < latest.born for at in retries):
-                yield f"{job} was refused by the machines of its attempts {first} to {last}"
+    rows: defaultdict[JobId, list[int]] = defaultdict(list)
+    attempts = {(i.job, i.number): item for i, item in result.daemon.attempts_ever.items()}
+    for job, number, _ in refused(result):
+        if attempts[job, number].end_reason is EndReason.CONTRACT_BROKEN:
+            rows[job].append(number)
+    for job, numbers in rows.items():
+        if len(numbers) > REFUSALS_MAX:
+            yield f"{job} was refused by the machines of its attempts {numbers}"
 
 
 def measured_where_it_may(result: Result) -> Iterator[str]:

@@ -319,6 +319,7 @@ class Job:
         chain: the jobs that come before it, `None` where none do.
         array: its place among the jobs of one submission, `None` for one that came alone.
         submitted_by: `agent` for a job that an agent queued, empty for any other.
+        machines_refused: how many machines their canaries refused, in all of its life; `None` before the first.
     """
 
     id: JobId
@@ -359,6 +360,7 @@ class Job:
     array: ArrayTask | None = None
     moves: Moves = field(default_factory=Moves)
     submitted_by: str = ""
+    machines_refused: int | None = None
 
     @property
     def delivered_bytes(self) -> int:

@@ -2,8 +2,8 @@
 
 Theory. What a host measures can only end its own attempt: it buys nothing and stops no other machine, and a host that
 lies ends as one that was lost. The least is generous, so that a card which its owner runs cooler passes, and a figure
-that is wrong here must not keep a job from running: after a few launches that came to nothing the measurement is only
-shown. Own machines, gangs, slices of a card and machines that are taken over are not measured.
+that is wrong here must not keep a job from running: after a few machines of a job were refused its measurements
+are only shown. Own machines, gangs, slices of a card and machines that are taken over are not measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from spotd.core.canary import canary_time_of, may_refuse
+from spotd.core.canary import may_refuse, measuring_time
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
@@ -36,8 +36,8 @@ def canary_rules(
     Args:
         on_host: how many seconds a host is given for a span.
     """
-    offer, time = attempt.quote.offer, canary_time_of(attempt.quote, policy)
-    is_first = attempt.machine_key is None and attempt.running_at is None and attempt.stop is None
+    offer, time = attempt.quote.offer, measuring_time(attempt, policy)
+    is_first = attempt.running_at is None and attempt.stop is None
     if not (time and is_first):
         return None
     known = gpu_info(offer.gpu)

@@ -16,6 +16,7 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Checkpoint, FailedRestore, Job, Outputs
+from spotd.core.domain.policy import Policy
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.limits import HostRation, HostShare, TransferMeter
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
@@ -401,3 +402,5 @@ class ReadScope:
     share: HostShare
     at: datetime
     dated: Dating
+    policy: Policy | None = None
+    """By which the host was to measure itself; without it nothing of that is taken."""

@@ -30,6 +30,7 @@ import anyio
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Threads
@@ -146,7 +147,7 @@ class HostMonitor:
         if not counting and not over:
             self._outage.update("")
             return {}
-        pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock))
+        pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock), world.policy)
         with self._busy_lock:
             free = [a for a in counting if a.id not in self._busy]
         for attempt in (*free, *over):
@@ -304,6 +305,7 @@ class HostMonitor:
                     share=share,
                     at=pass_.at,
                     dated=pass_.dated,
+                    policy=pass_.policy,
                 )
             )
         except StoreUnavailable as exc:
@@ -390,8 +392,9 @@ class HostMonitor:
 class _Pass:
     """One read of all hosts: its instant, on both clocks, and what it has found so far."""
 
-    def __init__(self, at: datetime, real: datetime, speed: float) -> None:
+    def __init__(self, at: datetime, real: datetime, speed: float, policy: Policy | None = None) -> None:
         self.at = at
+        self.policy = policy
         self.real = real
         self._speed = speed
         self.markers: dict[str, ObjectInfo] | None = None

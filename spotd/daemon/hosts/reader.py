@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
+from spotd.core.canary import measuring_time
 from spotd.core.domain.attempts import Attempt, HostSample, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
@@ -40,6 +41,8 @@ from spotd_providers.contract.values import cost
 EVENTS_PER_READ_MAX: Final = 500
 LAST_EVENTS: Final = 3
 """The exit is the last event of a runner; these many are read to find it."""
+_CANARY_GRACE: Final = timedelta(seconds=10)
+"""A host waits so long at most for a measurement whose time is over, and for its own turn."""
 _NUMBER_MAX: Final = 10**16
 SAVE_S_MAX: Final = 7 * 86_400.0
 """A host that states a longer upload states nothing."""
@@ -160,19 +163,27 @@ def _take_event(reading: ReadScope, event: reports.HostEvent, *, is_new: bool) -
     if event.kind is reports.EventKind.CHECKPOINT_FALLBACK and is_new and view.ration.take("fallbacks", at):
         view.fallbacks.append(_fallback(event))
     words = _SENTENCES.get(event.kind)
-    if words is not None and is_new:
-        view.note(event.kind.value, words.format_map(_Blank({**event.data, **_cost_words(reading, event)})), at)
+    known = _cost_words(reading, event) if event.kind is reports.EventKind.CANARY else {}
+    if words is not None and is_new and known is not None:
+        view.note(event.kind.value, words.format_map(_Blank({**event.data, **known})), at)
 
 
-def _cost_words(reading: ReadScope, event: reports.HostEvent) -> dict[str, str]:
-    """Return what a canary took and cost, as its host states the time."""
-    if event.kind is not reports.EventKind.CANARY:
-        return {}
+def _cost_words(reading: ReadScope, event: reports.HostEvent) -> dict[str, str] | None:
+    """Return what a canary took and cost by the time that its host states, within what is possible.
+
+    `None` where the host was not to measure itself.
+    """
+    item = reading.attempt
+    granted = timedelta(0) if reading.policy is None else measuring_time(item, reading.policy)
+    if not granted:
+        return None
     stated = _seconds(event.data.get("seconds"))
     if stated is None:
         return {"took": "?", "cost": "?"}
-    span = max(timedelta(0), reading.dated(event.at) - reading.dated(event.at - timedelta(seconds=stated)))
-    return {"took": span_words(span), "cost": dollar_words(cost(reading.attempt.quote.price.total, span))}
+    span = reading.dated(event.at) - reading.dated(event.at - timedelta(seconds=stated))
+    age = reading.at - (item.launched_at or item.intended_at)
+    span = max(timedelta(0), min(span, granted + _CANARY_GRACE, age))
+    return {"took": span_words(span), "cost": dollar_words(cost(item.quote.price.total, span))}
 
 
 def _seconds(stated: object) -> float | None:

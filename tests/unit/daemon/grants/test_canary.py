@@ -13,19 +13,21 @@ from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import RecordId, RecordKind, World
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.pricing import useful_run
+from spotd.core.requests import retry
 from spotd.daemon.grants.canary import canary_rules
 from spotd_jobs.wire.grant import CanaryRules, Grant
 from spotd_providers.contract.gpus import GPUS, gpu_info
 from spotd_providers.contract.values import AttemptKey, HostId, InstanceState, MicroUsdPerHour
 from tests.cases import every
-from tests.unit.core.builders import NOW, instance, listing, offer, report, shop_policy, world_with
+from tests.unit.core.builders import NOW, instance, job, listing, offer, report, shop_policy, world_with
 
 MINUTE = timedelta(minutes=1)
 STOP = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW + MINUTE)
 
 
 def rules_of(
-    *, canary: timedelta = MINUTE, idle: int = 0, attempt: dict[str, Any] | None = None, **sold: Any
+    *, canary: timedelta = MINUTE, refused: int | None = None, attempt: dict[str, Any] | None = None, **sold: Any
 ) -> CanaryRules | None:
     world = world_with(AttemptState.STARTING, **(attempt or {}))
     ((_, item),) = world.attempts.items()
@@ -33,7 +35,7 @@ def rules_of(
     quote = replace(item.quote, offer=offer(**sold), is_own=is_own)
     if is_free:
         quote = replace(quote, price=replace(quote.price, total=MicroUsdPerHour(0)))
-    owner = replace(world.jobs[item.id.job], idle_launches=idle)
+    owner = replace(world.jobs[item.id.job], machines_refused=refused, idle_launches=9)
     return canary_rules(replace(item, quote=quote), owner, shop_policy(canary=canary), timedelta.total_seconds)
 
 
@@ -63,11 +65,11 @@ def test_some_machines_are_not_measured(given: dict[str, Any]) -> None:
     assert shop_policy().canary == timedelta(0)
 
 
-@every(("idle", "may_refuse"), [(0, True), (2, True), (3, False), (50, False)])
-def test_after_three_launches_that_came_to_nothing_the_job_runs_whatever_is_found(
-    idle: int, *, may_refuse: bool
+@every(("refused", "may_refuse"), [(None, True), (2, True), (3, False), (50, False)])
+def test_after_three_machines_that_were_refused_the_job_runs_whatever_is_found(
+    refused: int | None, *, may_refuse: bool
 ) -> None:
-    rules = rules_of(idle=idle)
+    rules = rules_of(refused=refused)
     assert rules is not None
     assert rules.may_refuse is may_refuse
 
@@ -188,7 +190,7 @@ def test_an_end_before_the_command_is_not_shown_as_a_command_that_runs(phase: st
         pytest.param({}, {"exit_phase": "run"}, id="not while it was measured"),
         pytest.param({}, {"exit_phase": ""}, id="no phase"),
         pytest.param({"attempt": {"machine_key": AttemptKey("spotd-lab-j0-1")}}, {}, id="taken over"),
-        pytest.param({"job": {"idle_launches": 3}}, {}, id="it might not refuse"),
+        pytest.param({"job": {"machines_refused": 3}}, {}, id="it might not refuse"),
     ],
 )
 def test_a_host_that_was_not_to_refuse_itself_is_lost(changes: dict[str, Any], said: dict[str, str]) -> None:
@@ -197,3 +199,23 @@ def test_a_host_that_was_not_to_refuse_itself_is_lost(changes: dict[str, Any], s
     owner = replace(world.jobs[identity.job], **changes.get("job", {}))
     after = unfit(replace(world, jobs={owner.id: owner}, policy=changes.get("policy", world.policy)), **said)
     assert after.attempts[identity].end_reason is EndReason.HOST_LOST
+
+
+def test_each_refused_machine_counts_for_the_whole_life_of_its_job() -> None:
+    """In a market that takes the machine after each checkpoint a figure that is too strict costs three launches."""
+    world = measured()
+    (identity,) = world.attempts
+    assert unfit(world).jobs[identity.job].machines_refused == 1
+    assert unfit(world, exit_phase="run").jobs[identity.job].machines_refused is None, "it is not believed"
+    assert unfit(world, exit_reason=EndReason.HOST_LOST).jobs[identity.job].machines_refused is None
+    owner = replace(world.jobs[identity.job], machines_refused=2, state=JobState.FAILED)
+    assert retry(world, owner, NOW).jobs[owner.id].machines_refused == 2
+
+
+def test_the_money_that_a_launch_keeps_back_is_for_its_canary_as_well() -> None:
+    owner, off = job(), shop_policy()
+    on = replace(off, canary=4 * MINUTE, useful_run=timedelta(0))
+    off = replace(off, useful_run=timedelta(0))
+    assert useful_run(owner, offer(), on) == useful_run(owner, offer(), off) + 2 * on.canary
+    for other in (offer(gpu_count=0, gpu="none"), offer(nodes=2, gpu_count=2), offer(gpu="H100_SXM_MIG_1G_10GB")):
+        assert useful_run(owner, other, on) == useful_run(owner, other, off)

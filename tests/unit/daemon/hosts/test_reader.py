@@ -22,6 +22,7 @@ from tests.unit.daemon.test_ids import Still
 
 WORLD = world_with(AttemptState.RUNNING)
 (ATTEMPT,) = WORLD.attempts
+MEASURED = replace(WORLD, policy=replace(WORLD.policy, canary=timedelta(minutes=1)))
 pytestmark = pytest.mark.anyio
 
 
@@ -205,14 +206,39 @@ async def test_each_outcome_of_the_runner_has_its_reason(
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(41.0, "41 s, $0.004556"), (-1.0, "?, ?"), ("long", "?, ?"), (None, "?, ?"), (True, "?, ?"), (1e17, "?, ?")],
+    [
+        (41.0, "41 s, $0.004556"),
+        (604_800.0, "70 s, $0.007778"),
+        (-1.0, "?, ?"),
+        ("long", "?, ?"),
+        (None, "?, ?"),
+        (True, "?, ?"),
+        (1e17, "?, ?"),
+    ],
 )
 async def test_what_a_canary_found_is_shown_with_its_time_and_cost(
     host_monitor: HostMonitor, host: Host, seconds: object, words: str
 ) -> None:
     host.event("canary", finding="2 GPUs, 79.6 GiB", seconds=seconds, unfit=None, cost="$9")
-    assert (await look(host_monitor)).notes == (f"canary: 2 GPUs, 79.6 GiB; it took {words}",)
-    assert (await look(host_monitor)).notes == ()
+    assert (await look(host_monitor, MEASURED)).notes == (f"canary: 2 GPUs, 79.6 GiB; it took {words}",)
+    assert (await look(host_monitor, MEASURED)).notes == ()
+
+
+async def test_a_canary_takes_no_longer_than_its_machine_is_rented(host_monitor: HostMonitor, host: Host) -> None:
+    ((identity, item),) = MEASURED.attempts.items()
+    young = replace(item, launched_at=NOW - timedelta(seconds=20))
+    host.event("canary", finding="2 GPUs", seconds=60.0, unfit=None)
+    report = await look(host_monitor, replace(MEASURED, attempts={identity: young}))
+    assert report.notes == ("canary: 2 GPUs; it took 20 s, $0.002223",)
+
+
+async def test_a_canary_of_a_host_that_was_not_to_measure_itself_is_passed_over(
+    host_monitor: HostMonitor, host: Host
+) -> None:
+    host.event("canary", finding="2 GPUs", seconds=60.0, unfit=None)
+    host.event("disk_low", free_mb=10)
+    (note,) = (await look(host_monitor)).notes
+    assert "10 MB" in note
 
 
 async def test_a_death_by_signal_is_told_as_a_shell_would(host_monitor: HostMonitor, host: Host) -> None:
