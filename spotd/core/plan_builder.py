@@ -401,10 +401,12 @@ class PlanBuilder(WorkingCopy):
         if offer.host_id is None or blame is Blame.POOL:
             if item.end_reason is EndReason.HOST_LOST and has_saved(item, self.job(item.id.job)):
                 return  # one host of many without a name: what else the pool has is as good as it was
+            # One that is less than was sold says nothing of the other offers of its pool.
+            is_unfit = item.end_reason is EndReason.CONTRACT_BROKEN
             self.cool(
                 offer.provider,
-                CooldownScope.POOL,
-                offer.pool,
+                CooldownScope.OFFER if is_unfit else CooldownScope.POOL,
+                offer.offer_id if is_unfit else offer.pool,
                 self.policy.pool_cooldown,
                 why,
                 longest=POOL_COOLDOWNS_MAX * self.policy.pool_cooldown,

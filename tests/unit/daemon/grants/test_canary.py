@@ -219,3 +219,11 @@ def test_the_money_that_a_launch_keeps_back_is_for_its_canary_as_well() -> None:
     assert useful_run(owner, offer(), on) == useful_run(owner, offer(), off) + 2 * on.canary
     for other in (offer(gpu_count=0, gpu="none"), offer(nodes=2, gpu_count=2), offer(gpu="H100_SXM_MIG_1G_10GB")):
         assert useful_run(owner, other, on) == useful_run(owner, other, off)
+
+
+def test_where_hosts_have_no_name_a_refusal_cools_down_its_offer_and_not_all_of_its_pool() -> None:
+    world = measured()
+    ((identity, item),) = world.attempts.items()
+    quote = replace(item.quote, offer=replace(item.quote.offer, host_id=None))
+    after = unfit(replace(world, attempts={identity: replace(item, quote=quote)}))
+    assert [(one.scope, one.subject) for one in after.cooldowns] == [(CooldownScope.OFFER, "o1")]
