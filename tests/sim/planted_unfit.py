@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from spotd.core import canary
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.jobs import Job
+from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason
 from spotd.daemon.grants.canary import canary_rules
 from spotd.daemon.hosts import reader
@@ -41,8 +43,10 @@ def takes_it_for_the_jobs_fault() -> AbstractContextManager[None]:
 def measures_own_machines() -> AbstractContextManager[None]:
     right: Callable[..., Any] = canary_rules
 
-    def wrong(attempt: Attempt, *rest: Any) -> Any:
-        return right(replace(attempt, quote=replace(attempt.quote, is_own=False)), *rest)
+    def wrong(attempt: Attempt, owner: Job, policy: Policy, *rest: Any) -> Any:
+        rented = {name: replace(rules, is_own=False) for name, rules in policy.providers.items()}
+        item = replace(attempt, quote=replace(attempt.quote, is_own=False))
+        return right(item, owner, replace(policy, providers=rented), *rest)
 
     return patched((process, "canary_rules", wrong))
 
