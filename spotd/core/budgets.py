@@ -29,6 +29,7 @@ from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.metering import (
+    FORGOTTEN_MAX,
     UNSEEN_MAX,
     day_start,
     is_past_lease,
@@ -86,7 +87,12 @@ def _is_given_up(world: World, item: Attempt, now: datetime) -> bool:
     since = _unbooked_since(world, item, now)
     if since is None or item.meter.since is not None:
         return is_past_lease(item, now)
-    return outlives(item, world.jobs[item.id.job], world.policy) is not None and now - since > UNSEEN_MAX
+    span = UNSEEN_MAX
+    if outlives(item, world.jobs[item.id.job], world.policy) is None:
+        if item.provider in world.policy.providers:
+            return False
+        span = FORGOTTEN_MAX  # whether it ends itself is known no more
+    return now - since > span
 
 
 def _unbooked_since(world: World, item: Attempt, now: datetime) -> datetime | None:

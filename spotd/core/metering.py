@@ -232,6 +232,8 @@ def _charge(
 
 UNSEEN_MAX: Final = timedelta(hours=24)
 """Beyond its lease, a machine whose end cannot be confirmed holds its slot and its money for so long."""
+FORGOTTEN_MAX: Final = timedelta(days=7)
+"""The same once its end was accepted, where its provider left the config and nothing says whether it ends itself."""
 FIRST_LIST_WITHIN: Final = timedelta(seconds=30)
 """For so long after its provider can be reached, the end of a machine that nothing proves waits for a list.
 

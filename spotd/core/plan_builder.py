@@ -16,6 +16,8 @@ from spotd.core.domain.cooldowns import (
     REFUSED_IN_A_ROW,
     REFUSED_MAX,
     UNABLE_AT_ONCE,
+    UNABLE_FIRST,
+    UNABLE_MAX,
     Cooldown,
     CooldownEnd,
     CooldownScope,
@@ -208,12 +210,14 @@ class PlanBuilder(WorkingCopy):
     def cool_unable(self, item: Attempt, why: str) -> None:
         """Let its job leave alone an offer that cannot do what it asks, and after some in a row their whole market."""
         offer, job = item.quote.offer, item.id.job
-        cool = partial(self.cool, offer.provider, CooldownScope.JOB, span=REFUSED_FIRST, why=why, longest=REFUSED_MAX)
-        cool(unable_subject(job, offer.market, offer.offer_id), asked_at=item.intended_at, memory=REFUSED_IN_A_ROW)
-        others, subject = UNABLE_AT_ONCE - 1, unable_subject(job, offer.market)
-        same = [one.strikes for one in self.cooldowns() if (one.provider, one.subject) == (offer.provider, subject)]
-        if self._cooldowns[-1].strikes == 0 or (same and same[-1] >= others):
-            cool(subject, at_once=others, memory=REFUSED_IN_A_ROW)
+        cool = partial(self.cool, offer.provider, CooldownScope.JOB, why=why)
+        # Longer than its market, which is free again for the offers that were not asked.
+        own = unable_subject(job, offer.market, offer.offer_id)
+        cool(own, asked_at=item.intended_at, span=UNABLE_FIRST, longest=UNABLE_MAX, memory=REFUSED_IN_A_ROW)
+        if self._cooldowns[-1].strikes == 0:
+            at_once = UNABLE_AT_ONCE - 1
+            subject = unable_subject(job, offer.market)
+            cool(subject, at_once=at_once, span=REFUSED_FIRST, longest=REFUSED_MAX, memory=REFUSED_IN_A_ROW)
 
     def forgive(self, provider: ProviderName, scope: CooldownScope, subject: str) -> None:
         """End a row of refusals, since it was sold after all."""

@@ -53,6 +53,8 @@ SCRIPT_BYTES_MAX: Final = 48_000
 USER_DATA_BYTES_MAX: Final = 64_000
 NAMES: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 OPERATION_READS: Final = 6
+LOG_TIMEOUT_S: Final = 6.0
+"""The activity log is asked within a list of machines."""
 OPERATION_EVERY: Final = timedelta(seconds=5)
 """A launch is watched so long: what lacks capacity fails within seconds."""
 STATES_READ_MAX: Final = 200
@@ -184,9 +186,11 @@ class AzureProvider(CausedEnds):
         where = f"{self._settings.subscription}/providers/Microsoft.Insights/eventtypes/management/values"
         path = f"{where}?api-version=2015-04-01&$filter={query}"
         try:
-            rows = (await self._client.ask("GET", path, what="the activity log", attempts=1)).get("rows")
+            rows = (
+                await self._client.ask("GET", path, what="the activity log", attempts=1, timeout_s=LOG_TIMEOUT_S)
+            ).get("rows")
         except ProviderError:
-            rows = None  # this right is optional
+            rows = None  # this right is optional, and a log that hangs says as little
         said = repr([row.get("operationName") for row in (rows or ())[:200] if isinstance(row, dict)]).lower()
         is_deleted = "evictspotvm" not in said and "/virtualmachines/delete" in said
         return None if is_deleted else Loss.PREEMPTED

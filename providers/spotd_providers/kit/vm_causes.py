@@ -37,7 +37,7 @@ from spotd_providers.kit.vm_market import VmMarket
 
 ASKED_MAX: Final = 5
 """Machines whose log one list asks for, of those that go and of those that are gone; the next one goes on."""
-ASKED_WITHIN_S: Final = 2.5
+ASKED_WITHIN_S: Final = 8.0
 """Real seconds for each of the two: a list of machines does not wait for a log that does not answer."""
 CAUSE_WITHIN: Final = timedelta(minutes=10)
 """How late the log may say what happened."""

@@ -165,8 +165,14 @@ def _start_limit(job: Job, item: Attempt, reason: EndReason) -> int:
 def wait_for_cause(
     job: Job, item: Attempt, reason: EndReason, back: Setback, rules: ProviderPolicy | None
 ) -> timedelta:
-    """How long the job waits, once, before it fails for a spot machine that may have been taken back."""
-    is_first = back.failed_starts == _start_limit(job, item, reason)
+    """How long the job waits before it fails for a spot machine that may have been taken back.
+
+    Once; of a job that has saved, whose bound is another one where the host never spoke, up to that other bound.
+    """
+    most = job.spec.retry_starts * MUTE_FACTOR
+    is_first = back.failed_starts == _start_limit(job, item, reason) or bool(
+        job.checkpoints and back.failed_starts <= most
+    )
     is_unexplained = reason is EndReason.HOST_LOST and item.stop is None and item.phase != "done"
     may_be_taken = is_unexplained and item.quote.offer.market is Market.SPOT
     return rules.causes_within if rules is not None and is_first and may_be_taken else timedelta(0)
@@ -329,3 +335,8 @@ def pressed_until(cooldown: Cooldown) -> datetime:
     return min(
         cooldown.until, cooldown.since + doubled(PRESSED_FIRST, cooldown.strikes, cooldown.until - cooldown.since)
     )
+
+
+UNABLE_FIRST: Final = timedelta(hours=1)
+UNABLE_MAX: Final = timedelta(hours=6)
+"""An offer that cannot do what a job asks is left alone for so long, and longer than its market."""

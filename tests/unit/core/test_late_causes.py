@@ -233,6 +233,17 @@ def test_a_job_does_not_fail_for_a_start_that_was_lost_before_its_provider_can_h
     assert found.reason == "the provider took the machine back"
 
 
+@pytest.mark.parametrize(("starts", "waits"), [(4, True), (6, True), (19, True), (20, False), (25, False)])
+def test_a_job_that_has_saved_waits_up_to_the_bound_of_hosts_that_never_spoke(starts: int, *, waits: bool) -> None:
+    world = at_the_limit(starts=starts)
+    [item], [owner] = world.attempts.values(), world.jobs.values()
+    spoke = replace(item, heartbeat_seen_at=NOW - MINUTE, id=replace(item.id, number=2))
+    owner = replace(owner, checkpoints=(saved(1, 100),), attempts_made=2)
+    world = replace(world, attempts={spoke.id: spoke}, jobs={owner.id: owner})
+    after = ended(world, EndReason.HOST_LOST)[2]
+    assert after.state is (JobState.RECOVERING if waits else JobState.FAILED)
+
+
 @pytest.mark.parametrize(
     ("world", "reason"),
     [

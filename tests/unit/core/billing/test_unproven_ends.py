@@ -18,7 +18,7 @@ from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel.outcomes import terminate_accepted
-from spotd.core.metering import UNSEEN_MAX, job_spent
+from spotd.core.metering import FORGOTTEN_MAX, UNSEEN_MAX, job_spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
 from spotd_providers.contract.values import (
@@ -366,6 +366,8 @@ def test_a_machine_whose_end_was_accepted_and_not_confirmed_is_counted_whatever_
     if not stays:
         world = replace(world, policy=replace(world.policy, providers={}))
     assert committed(world, found, NOW) >= cost(item.meter.rate, UNSEEN_MAX)
+    late = NOW + FORGOTTEN_MAX
+    assert (committed(world, found, late) > 0) is stays, "for ever only where it is known that it does not end itself"
 
 
 @pytest.mark.parametrize(("until", "hours"), [(None, 30.0), (NOW - 29 * HOUR, 0.0)], ids=["by order", "by itself"])

@@ -14,6 +14,7 @@ from spotd.core.domain.cooldowns import (
     REFUSED_AT_ONCE,
     REFUSED_MAX,
     UNABLE_AT_ONCE,
+    UNABLE_FIRST,
     Cooldown,
     CooldownEnd,
     CooldownScope,
@@ -230,14 +231,24 @@ def test_an_offer_that_cannot_do_what_a_job_asks_keeps_it_from_no_other() -> Non
     assert asked[-1][0] <= MINUTE
 
 
+@pytest.mark.parametrize(("kinds", "hours"), [(3, 0.1), (5, 0.6), (8, 8)])
+def test_a_market_of_which_many_offers_cannot_do_it_sells_the_one_that_can(kinds: int, hours: float) -> None:
+    odd = [offer(f"odd{number}", price=100_000 + number) for number in range(kinds)]
+    asked = unable_in(12, *odd, offer("well", price=110_000))
+    assert asked[-1][1] == "well"
+    assert asked[-1][0] <= 60 * hours * MINUTE
+    assert len(asked) <= 3 * kinds
+
+
 @pytest.mark.parametrize("kinds", [1, 2, 3, 9])
-def test_a_market_none_of_whose_offers_can_do_it_is_asked_every_four_to_twenty_minutes(kinds: int) -> None:
+def test_a_market_none_of_whose_offers_can_do_it_is_asked_each_of_them_once_in_hours(kinds: int) -> None:
     asked = unable_in(6, *(offer(f"odd{number}", price=100_000 + number) for number in range(kinds)))
     assert {name for _, name in asked[:UNABLE_AT_ONCE]} == {f"odd{number}" for number in range(min(kinds, 3))}
-    gaps = [b - a for a, b in pairwise(at for at, _ in asked)]
-    first = gaps[min(kinds, 3) - 1 :]
-    assert all(4 * MINUTE <= gap <= REFUSED_MAX + 3 * MINUTE for gap in first if kinds != 2)
-    assert len(asked) < 25 * min(kinds, 2)
+    assert {name for _, name in asked} == {f"odd{number}" for number in range(kinds)}
+    for number in range(kinds):
+        gaps = [b - a for a, b in pairwise(at for at, name in asked if name == f"odd{number}")]
+        assert all(gap >= UNABLE_FIRST for gap in gaps)
+    assert len(asked) <= 3 * kinds
 
 
 def test_what_a_market_cannot_do_and_what_it_does_not_sell_are_counted_apart() -> None:
