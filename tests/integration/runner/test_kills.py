@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.runner.holding import HeldReads
 from tests.integration.runner.rig import PATIENCE_S, Machine, Rig, until
+from tests.integration.runner.servers import Server
+from tests.integration.runner.test_over_http import over_http
 from tests.integration.runner.trainer import TRAINER, final_weights
 
 pytestmark = pytest.mark.e2e
@@ -61,20 +64,25 @@ def test_a_kill_in_the_middle_of_an_upload_leaves_the_older_checkpoint_and_no_ha
 
 def test_a_kill_in_the_middle_of_a_restore_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
-        save = "cd $SPOTD_CHECKPOINT_DIR; mkdir step-1; head -c 40000000 /dev/zero >step-1/w; touch step-1/DONE"
+        save = "cd $SPOTD_CHECKPOINT_DIR; mkdir step-1; seq 100000 >step-1/w; touch step-1/DONE"
         first = rig.start(rig.grant(["/bin/sh", "-c", save], chunk_bytes=16384))
         assert first.wait() == 0
-        check = 'test "$(wc -c <$SPOTD_RESUME/w)" = 40000000 && ls -A $SPOTD_CHECKPOINT_DIR'
+        check = "seq 100000 | cmp - $SPOTD_RESUME/w && ls -A $SPOTD_CHECKPOINT_DIR"
         grant = rig.grant(["/bin/sh", "-c", check], attempt=2, restore=rig.restores(1), chunk_bytes=16384)
-        machine = rig.start(grant)
-        folder = machine.home / "checkpoints"
-        until(lambda: _bytes_below(folder) > 100_000, "a restore under way")
-        machine.process.kill()
-        machine.process.wait(PATIENCE_S)
-        assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == []
-        rig.renew(grant)
-        again = rig.start(grant)
-        assert again.wait() == 0
+        bucket = HeldReads(rig, answered=10)
+        with Server(bucket.answer) as server:
+            grant = over_http(rig, server, grant)
+            machine = rig.start(grant)
+            until(lambda: bucket.held, "a restore under way")
+            machine.process.kill()
+            machine.process.wait(PATIENCE_S)
+            bucket.go_on()
+            left = list((machine.home / "checkpoints").iterdir())
+            assert left, "the restore had begun"
+            assert [path.name for path in left if not path.name.startswith(".")] == []
+            rig.renew(grant)
+            again = rig.start(grant)
+            assert again.wait() == 0
         done = again.events()[-1].exit()
         assert done is not None
         assert done.exit_code == 0, again.log()
@@ -84,11 +92,3 @@ def test_a_kill_in_the_middle_of_a_restore_leaves_nothing_that_looks_complete(tm
 def _is_time_to_die(machine: Machine, objects: int) -> bool:
     """So many objects are stored: a moment that is random, and waits for no clock."""
     return machine.process.poll() is not None or len(machine.rig.store.keys(machine.prefix)) > objects
-
-
-def _bytes_below(folder: Path) -> int:
-    """Bytes really written: restored files are sparse until then."""
-    try:
-        return sum(path.stat().st_blocks * 512 for path in folder.rglob("w"))
-    except OSError:
-        return 0
