@@ -202,7 +202,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
             item,
             heartbeat_seq=report.seq,
             heartbeat_seen_at=report.read_at,
-            phase=report.phase or item.phase,
+            phase="done" if report.exit_reason is not None else report.phase or item.phase,
             read_at=read_at,
         )
         if item.ref is None and report.exit_at is None:

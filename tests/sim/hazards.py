@@ -132,7 +132,9 @@ class Hazard(StrEnum):
     GANGS = "gangs"
     """Jobs of several machines: some are lost or fall silent alone, start in part, or are listed in part."""
     LATE_CAUSES = "late_causes"
-    """Lists say only minutes after a machine is gone that it was taken back. Drawn in no world but those of a test."""
+    """Lists say only minutes after a machine is gone that it was taken back. Drawn in worlds of its own."""
+    UNABLE = "unable"
+    """Hosts answer each launch with what they cannot do, for hours or until the calm. Drawn with the former."""
     UNFIT = "unfit"
     """Hosts that are less than they offer, and a canary that finds it. Drawn in worlds of its own."""
     RANGES = "ranges"
@@ -169,7 +171,7 @@ OWN_MACHINES: Final = frozenset(
     }
 )
 """Drawn in worlds of their own, over all that other worlds may hold: see `own`."""
-APART: Final = frozenset({Hazard.REUSE, Hazard.GANGS, Hazard.RANGES, Hazard.LATE_CAUSES, Hazard.UNFIT})
+APART: Final = frozenset({Hazard.REUSE, Hazard.GANGS, Hazard.RANGES, Hazard.LATE_CAUSES, Hazard.UNABLE, Hazard.UNFIT})
 READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES - APART
 """What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})

@@ -9,7 +9,8 @@ from typing import Final
 
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason
-from tests.sim.machines import Machine
+from spotd_providers.contract.values import Loss
+from tests.sim.machines import HEARTBEAT, Machine
 from tests.sim.money import job_of, learnt
 from tests.sim.orders import Ordered
 from tests.sim.run import Result
@@ -27,6 +28,8 @@ FLIPS_AN_HOUR: Final = 12
 """Prices move every five minutes, and each time a job may wait for something else."""
 FREED_WITHIN: Final = timedelta(minutes=6)
 HOUR: Final = timedelta(hours=1)
+LAST_SIGN: Final = 2 * HEARTBEAT
+"""A machine may give its last sign of life so long before its end."""
 
 
 def contradictions(result: Result) -> Iterator[str]:
@@ -59,6 +62,8 @@ def of_one_row(result: Result) -> Iterator[str]:
         if m is None or m.notice_at is not None or item.stop is not None or (m.exit_at is not None and m.exit_at <= at):
             continue
         first = m.spans[0] if m.spans else (m.since, result.ended_at)
+        if m.loss is Loss.PREEMPTED and m.died is not None and timedelta(0) <= m.died - at <= LAST_SIGN:
+            continue  # it was taken for lost, which is dated by its last sign of life, and corrected later
         if m.alive_at is not None and first[0] <= at < first[1]:
             yield f"{m.key} computed when its attempt ended at {at}: {item.end_reason} {item.end_detail}"
 

@@ -23,6 +23,7 @@ from typing import Any
 from tests.sim.gangs import GANGS_FROM, RANGES_FROM, with_gangs
 from tests.sim.harsh import HARSH_FROM, harsh
 from tests.sim.hazards import ALONE, LATER, PLANNED, READY, Hazard
+from tests.sim.late import LATE_FROM, with_late_causes
 from tests.sim.oracles import broken_rules
 from tests.sim.own import OWN_FROM, with_own
 from tests.sim.plans import with_plans
@@ -62,12 +63,17 @@ QUEUES_FROM = 3_001_000
 """From this one on all jobs of such a world come within an hour or two, and wait for one or two machines."""
 BASES = (PLANNED_FROM, HARSH_FROM, OWN_FROM, REUSE_FROM, QUEUES_FROM, GANGS_FROM)
 """Worlds of these seeds are played with canaries, too."""
+LATE_BASES = (*BASES, RANGES_FROM, UNFIT_FROM)
+"""And these with late causes."""
 OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
 """What the market must suit besides to happen."""
 
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
+    if seed >= LATE_FROM:
+        number = seed - LATE_FROM
+        return with_late_causes(drawn(LATE_BASES[number % len(LATE_BASES)] + number // len(LATE_BASES)), seed)
     if seed >= UNFIT_FROM:
         return with_unfit(drawn(BASES[seed % len(BASES)] + (seed - UNFIT_FROM) // len(BASES)), seed)
     if seed >= RANGES_FROM:

@@ -59,8 +59,21 @@ HARSH_FAST = (1_000_006, 1_000_915, 2_000_098)
 OWN_FAST = (5_000_948, 5_001_913)
 GANGS_FAST = (7_000_103, 7_500_004)
 UNFIT_FAST = (8_000_010, 8_000_013)
+LATE_FAST = (10_000_013,)
 DRAWN_MORE = (0, 10, 1200, 1675, 2043, 53_433, 55_331)
-LATER_MORE = (8_000_007, 8_000_060, 8_000_098, 1_000_034, 1_000_117, 5_000_000, 5_000_001, 7_000_000, 7_000_009)
+LATER_MORE = (
+    10_000_003,
+    10_000_007,
+    8_000_007,
+    8_000_060,
+    8_000_098,
+    1_000_034,
+    1_000_117,
+    5_000_000,
+    5_000_001,
+    7_000_000,
+    7_000_009,
+)
 FAST_SHAPES = frozenset({"standard", "job budgets", "outages", "no faults"})
 """`make test` runs one world of each of these, and a small world of each drawn hazard; `make lengthy` runs the others.
 
@@ -117,7 +130,8 @@ def test_a_market_of_two_hundred_offers_and_forty_jobs_keeps_every_rule(seed: in
 
 
 @pytest.mark.parametrize(
-    "seed", marked([*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST, *UNFIT_FAST], [*DRAWN_MORE, *LATER_MORE])
+    "seed",
+    marked([*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST, *UNFIT_FAST, *LATE_FAST], [*DRAWN_MORE, *LATER_MORE]),
 )
 def test_a_world_that_is_drawn_whole_from_its_seed_keeps_every_rule(seed: int) -> None:
     assert broken_rules(run_world(seed, drawn(seed))) == [], f"python -m tests.sim.run {seed}"
@@ -143,9 +157,9 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
 
 def test_each_hazard_is_in_a_world_that_every_run_plays() -> None:
     """All but bills, whose world in `planted_bills.py` the real daemon passes."""
-    fast = (*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST, *UNFIT_FAST)
+    fast = (*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST, *UNFIT_FAST, *LATE_FAST)
     played = {hazard for seed in fast for hazard in drawn(seed).hazards}
-    apart = {Hazard.GANGS, Hazard.RANGES, Hazard.UNFIT}
+    apart = {Hazard.GANGS, Hazard.RANGES, Hazard.UNFIT, Hazard.LATE_CAUSES, Hazard.UNABLE}
     assert played >= (READY | HARSH | HARSH_LATER | OWN_MACHINES | apart) - {Hazard.BILLS}
 
 

@@ -17,6 +17,7 @@ from tests.sim.daemon import EPOCH, Daemon, Work
 from tests.sim.gangs import Gangs
 from tests.sim.harsh import Deceptions
 from tests.sim.hazards import Hazard
+from tests.sim.late import make_hosts_unable
 from tests.sim.machines import Faults
 from tests.sim.mishaps import Mishaps
 from tests.sim.own import Owners, own_clouds
@@ -76,6 +77,7 @@ class Weather:
         self.owners.begin()
         self.gangs.begin()
         spoil_hosts(self)
+        make_hosts_unable(self)
         self.daemon.crash = self.maybe_die
         self.daemon.died = self.dead
         self.daemon.boot()

@@ -74,6 +74,7 @@ QUIET = Shape(faults=False, user=False, crash_rate=0.0, kills_per_hour=0.0, outa
 
 
 def policy(clouds: list[Cloud], pace: timedelta, **limits: Any) -> Policy:
+    causes_within = limits.pop("causes_within", timedelta(0))
     rules = {
         c.name: ProviderPolicy(
             name=c.name,
@@ -84,6 +85,7 @@ def policy(clouds: list[Cloud], pace: timedelta, **limits: Any) -> Policy:
             ends_itself=c.trade.ends_itself,
             is_own=c.trade.owned,
             bills_from_running=c.trade.queue_wait is not None,
+            causes_within=timedelta(0) if c.trade.owned else causes_within,
         )
         for c in clouds
     }

@@ -248,13 +248,18 @@ def test_what_lists_have_shown_to_run_was_no_rest_whatever_its_host_says() -> No
     assert is_about(spent(the(world), BACK), 10 * MINUTE + 3 * HOUR)
 
 
-def test_an_idle_machine_that_nothing_but_an_order_ends_is_booked_until_it_is_seen_to_be_over() -> None:
+@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.PAUSED])
+@pytest.mark.parametrize("at_once", [True, False], ids=["read with its stop", "read before its stop"])
+def test_an_idle_machine_that_nothing_but_an_order_ends_is_booked_until_it_is_seen_to_be_over(
+    state: InstanceState, *, at_once: bool
+) -> None:
     world = left(ends_itself=False)
     wrote = heard(
-        BACK, phase="done", exit_reason=EndReason.LEASE_EXPIRED, alive_at=DIED + MINUTE, exit_at=DIED + 30 * MINUTE
+        BACK, phase="run", exit_reason=EndReason.LEASE_EXPIRED, alive_at=DIED + MINUTE, exit_at=DIED + 30 * MINUTE
     )
-    world = applied(world, reconcile(world, {}, wrote, BACK))
-    world = over(world, InstanceState.GONE, BACK + MINUTE)
+    rows = listing(instance(state), at=BACK) if at_once else {}
+    world = applied(world, reconcile(world, rows, wrote, BACK))
+    world = over(world, state, BACK + MINUTE)
     assert is_about(job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE), 11 * MINUTE + 3 * HOUR)
 
 
