@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": Lazy(target=f"{_HERE}:demo", help="Watch real jobs survive preemption; two minutes, no account."),
     "migrate": Lazy(target=f"{_HERE}:migrate", help="Bring the state database to this version."),
     "migrate-state": Lazy(target=f"{_HERE}:migrate_state", help="Move the state to another database."),
+    "secrets-key": Lazy(target=f"{_HERE}:secrets_key", help="Make the key for secrets in a shared state."),
     "install-service": Lazy(
         target="spotd.cli.commands.daemon:install_service", help="Run the daemon as a service of systemd."
     ),

@@ -141,6 +141,24 @@ def _from_file(path: Path, hint: str) -> SecretStr:
     return SecretStr(value)
 
 
+# The key that encrypts the secrets of jobs in a state which several computers share.
+
+
+_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def read_secrets_key(ref: CredentialRef, *, environ: Mapping[str, str] = os.environ) -> bytes:
+    """Return the 32 bytes of the key.
+
+    Raises:
+        CredentialMissing: it is not there, or is none.
+    """
+    text = resolve_credential(ref, environ=environ).get_secret_value()
+    if _KEY.fullmatch(text) is None:
+        raise CredentialMissing("it is no key of 64 hexadecimal digits", hint="make one: spotd secrets-key FILE")
+    return bytes.fromhex(text)
+
+
 # Registries of private images: how a machine logs in to them.
 
 

@@ -25,6 +25,7 @@ from spotd.config.credentials import (
     others_may_read,
     others_may_write,
     read_registries,
+    read_secrets_key,
     registry_warnings,
     resolve_credential,
 )
@@ -303,6 +304,12 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
     """Return what does not stop the daemon: secrets that others can read, enabled providers without a usable key."""
     warnings = [*_open_secrets(config, path), *registry_warnings(config.registries, environ)]
     warnings += source_warnings(config.buckets, config.hub, environ)
+    for name in ("secrets_key", "former_secrets_key"):
+        try:
+            if (key_ref := getattr(config.daemon, name)) is not None:
+                read_secrets_key(key_ref, environ=environ)
+        except BadValue as exc:
+            warnings.append(Problem(key=key_path(("daemon", name)), message=str(exc), hint=exc.hint))
     if not config.budget.machines:
         warnings.append(Problem(key="budget.machines", message="is 0, so nothing is launched", hint="write 1 or more"))
     for provider in config.providers:

@@ -189,6 +189,13 @@ class DaemonSection(values.Section):
     """Where jobs, attempts and spending are recorded: "sqlite" below the state directory, "sqlite:////path/file", or
     "postgresql://user@host/database", on which several daemons may be started: one leads, the others wait."""
 
+    secrets_key: Annotated[CredentialRef | None, Field(examples=[{"file": "/etc/spotd/secrets.key"}])] = None
+    """Where the key is kept that encrypts secrets of jobs in a state in PostgreSQL, the same for every daemon of it.
+    `spotd secrets-key FILE` makes one. Absent: jobs with secrets are refused there."""
+
+    former_secrets_key: Annotated[CredentialRef | None, Field(examples=[{"file": "/etc/spotd/former.key"}])] = None
+    """Where the key is kept that secrets_key has replaced. Who leads next encrypts anew what it had encrypted."""
+
     poll_every: values.Interval = timedelta(seconds=60)
     """How often prices are asked for; each provider can have its own."""
 

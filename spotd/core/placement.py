@@ -488,6 +488,12 @@ def launches_paused(placement: JobPlacement, _job: Job) -> TurnWait | None:
     return (VerdictKind.PAUSED, paused, None) if paused else None
 
 
+def locked_secrets(placement: JobPlacement, job: Job) -> TurnWait | None:
+    """Wait for the key that its secrets were encrypted with: without them it is started nowhere."""
+    locked = placement.policy.locked.get(job.id)
+    return (VerdictKind.PAUSED, locked, None) if locked else None
+
+
 def nothing_prepared(placement: JobPlacement, _job: Job) -> TurnWait | None:
     """Wait a moment: the last launch could not be prepared."""
     pause = placement.catalogue.pause
@@ -549,6 +555,7 @@ Gate = Callable[[JobPlacement, Job], TurnWait | None]
 GATES: Final[tuple[Gate, ...]] = (
     its_turn,
     launches_paused,
+    locked_secrets,
     nothing_prepared,
     backing_off,
     former_machine,

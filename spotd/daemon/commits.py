@@ -101,6 +101,8 @@ def never(point: CrashPoint) -> None:
 Decide = Callable[[World, datetime], Plan]
 DecideWith = Callable[[Reads, World, datetime], Plan]
 """Decides also about what is over and no part of the world any more."""
+Beside = Callable[[Tx], None]
+"""Writes what no plan holds, in the transaction of a plan and after it."""
 Points = tuple[CrashPoint, CrashPoint]
 
 
@@ -115,6 +117,8 @@ class PolicyHolder:
         """What forbids launches, asked each time: a sentence, or nothing."""
         self.owned: Callable[[Policy], Policy] = lambda policy: policy
         """Completes the policy by whose machines are ours, which no config says."""
+        self.locked: Callable[[], Mapping[JobId, str]] = dict
+        """Jobs whose secrets cannot be read now, and why."""
         self.accounts: dict[ProviderName, str] = {}
         """What names the account of the key in use, where a provider has stated it."""
 
@@ -122,6 +126,8 @@ class PolicyHolder:
     def current(self) -> Policy:
         why = self.why_paused
         policy = self.owned(self._policy)
+        if locked := self.locked():
+            policy = replace(policy, locked=locked)
         if self.accounts:
             providers = {n: replace(p, account=self.accounts.get(n, "")) for n, p in policy.providers.items()}
             policy = replace(policy, providers=providers)
@@ -183,9 +189,17 @@ class Commits:
         return await self.commit_with(lambda _reads, world, now: decide(world, now), points, contain=contain)
 
     async def commit_with(
-        self, decide: DecideWith, points: Points | Callable[[Plan], Points], *, contain: bool = False
+        self,
+        decide: DecideWith,
+        points: Points | Callable[[Plan], Points],
+        *,
+        contain: bool = False,
+        beside: Beside | None = None,
     ) -> Committed:
         """Do the same for what can be decided only with rows beyond the world.
+
+        Args:
+            beside: is called where the plan is not empty.
 
         Raises:
             StoreError, InvariantBroken: as `commit`.
@@ -193,7 +207,7 @@ class Commits:
         refused: dict[JobId, str] = {}
         while True:
             try:
-                return await self._commit_once(decide, points, refused, contain=contain)
+                return await self._commit_once(decide, points, refused, contain=contain, beside=beside)
             except InvariantBroken:
                 found = await self._refused_parts(decide, refused) if contain else {}
                 if not found:
@@ -207,6 +221,7 @@ class Commits:
         refused: Mapping[JobId, str],
         *,
         contain: bool,
+        beside: Beside | None,
     ) -> Committed:
         chosen: list[Points] = []
 
@@ -217,6 +232,8 @@ class Commits:
             pair = points(committed.plan) if callable(points) else points
             chosen.append(pair)
             tx.commit(committed.plan)
+            if beside is not None:
+                beside(tx)
             self._crash(pair[0])
             return committed
 
@@ -450,3 +467,7 @@ class Database:
             raise
         self._reading = ""
         return result
+
+    def read_here(self, work: Callable[[Reads], T]) -> T:
+        """Do the same in a thread of the caller's own, which may wait."""
+        return self._store.read(work)

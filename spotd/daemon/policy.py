@@ -12,6 +12,7 @@ from spotd.core.domain.policy import Policy, ProviderPolicy, UserLimits, names_i
 from spotd.core.notifications import ChannelRules
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.remote_data import RemotePlaces
+from spotd.store import SecretsKeys
 from spotd_jobs.objects.api import ObjectStore
 from spotd_providers.contract.provider import ProviderPlugin, ProviderTraits
 from spotd_providers.contract.values import MICRO, InstallId, ProviderName, RegistryLogin
@@ -77,6 +78,8 @@ class Settings(UserLimits):
     logins: Mapping[str, RegistryLogin] = field(default_factory=dict)
     """Of registries with private images, by server."""
     remote: RemotePlaces = field(default_factory=RemotePlaces)
+    secrets_keys: SecretsKeys = field(default_factory=SecretsKeys)
+    """What encrypts the secrets of jobs in a state that several computers share."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     """What is not wrong but should be mended, for the log."""
@@ -86,6 +89,7 @@ _AT_ONCE: Final = (
     *names_in_config().items(),
     ("logins", "the logins of [registries]"),
     ("remote", "[buckets] and [hub]"),
+    ("secrets_keys", "[daemon] secrets_key"),
 )
 """What a reload changes at once, and its name in the config."""
 _AT_RESTART: Final = (

@@ -37,7 +37,8 @@ from spotd.daemon.datasets import DatasetGarbage, Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.garbage import EndedGarbage
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
-from spotd.daemon.grants.inputs import SecretFiles
+from spotd.daemon.grants.inputs import JobSecrets, SecretFiles
+from spotd.daemon.grants.secret_rows import SecretRows
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor, use_of
 from spotd.daemon.hosts.reader import last_lines
@@ -58,7 +59,8 @@ from spotd.service import lifecycle as sockets
 from spotd.service import memory
 from spotd.service.accelerated import open_clock, paced, seconds_on_host
 from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, signals
-from spotd.store import POSTGRES, Store, StoreInUse
+from spotd.service.state import SECRETS_FOLDER
+from spotd.store import POSTGRES, Store, StoreInUse, parse_place
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.start import SCRIPT_BYTES_MAX, build_runner, start_script
 from spotd_providers.contract.provider import Clock
@@ -303,7 +305,13 @@ class _Daemon:
         self.leasing = leasing
         commits = Commits(database, self.policy, clock, crash)
         app.redactor.register(settings.secrets)
-        secrets = SecretFiles(settings.state_dir / "secrets", app.redactor, crash)
+        self.secret_files = SecretFiles(settings.state_dir / SECRETS_FOLDER, app.redactor, crash)
+        self.secret_rows: SecretRows | None = None
+        secrets: JobSecrets = self.secret_files
+        if database.is_shared:
+            place = str(parse_place(settings.state_url))
+            secrets = self.secret_rows = rows = SecretRows(database, settings.secrets_keys, app.redactor, place)
+            self.policy.locked = lambda: rows.locked
         remote = RemoteData(lambda: app.reloaded.remote)
         self.job_records = JobRecords(
             objects,
@@ -478,7 +486,10 @@ class _Daemon:
 
     async def forget_secrets_of_no_job(self) -> None:
         """Delete the values of a job that a crash kept from being queued. To be called before any is queued."""
-        await self.parts.secrets.remove_of_no_job(self.parts.database)
+        if self.secret_rows is None:
+            await self.secret_files.remove_of_no_job(self.parts.database)
+        else:
+            await self.secret_rows.begin(self.secret_files)
 
     def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:
         return Lifecycle(
@@ -505,6 +516,8 @@ class _Daemon:
                 self.hosting.start_one(group, one)
         self._app.reloaded = fresh
         self._app.redactor.register(fresh.secrets)
+        if self.secret_rows is not None:
+            self.secret_rows.use(fresh.secrets_keys)
         self.policy.reload(self._policy(fresh))
         self.wake_event.notify()
 

@@ -22,7 +22,7 @@ import anyio
 from spotd import paths
 from spotd.config.credentials import registry_password, resolve_credential
 from spotd.config.load import load
-from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, BucketSection, Config, ProviderConfig, StoreSection
+from spotd.config.model import STORE_DEFAULT, BucketSection, Config, ProviderConfig, StoreSection
 from spotd.config.notify import NotifySection, parse_address
 from spotd.config.values import FEE_LEAST, FEE_MOST, ConfigError
 from spotd.core.domain.market import FREE_EGRESS, UNKNOWN_REGION, StoreEgress, bucket_egress
@@ -30,10 +30,10 @@ from spotd.core.domain.policy import RegistryRules, names_in_config
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.notifications import ChannelRules
 from spotd.daemon import log as logs
-from spotd.daemon.commits import CrashPoints, Database, never
+from spotd.daemon.commits import CrashPoints, never
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.hub import HubPlace
-from spotd.daemon.install import ALPHABET, BadConfig, this_holder
+from spotd.daemon.install import ALPHABET, BadConfig
 from spotd.daemon.log import Redactor
 from spotd.daemon.policy import ChannelSettings, ProviderSettings, Settings
 from spotd.daemon.remote_data import BucketPlace, RemotePlaces
@@ -42,8 +42,8 @@ from spotd.service import memory
 from spotd.service.accelerated import ClockFileBroken
 from spotd.service.composition import App, DaemonEnded
 from spotd.service.lifecycle import SocketRefused
-from spotd.store import StateError as StateError
-from spotd.store import Store, move_state, parse_place
+from spotd.service.state import place_of, secrets_keys
+from spotd.store import StateError
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.objects.folder import FolderStore
@@ -102,7 +102,6 @@ def _ends_with(host: str, name: str) -> bool:
 # The daemon's settings from the user's config and the environment.
 
 
-STATE_FILE: Final = "state.sqlite"
 STORE_FOLDER: Final = "store"
 INSTALL_FILE: Final = "install"
 INSTALL_LENGTH: Final = 8
@@ -128,10 +127,12 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
     channels = tuple(_channel(name, one, environ) for name, one in config.notify.items())
     registries, logins = _registries(config, environ)
     remote, remote_secrets = _remote(config, environ)
+    keys, key_texts = secrets_keys(config, environ)
     return Settings(
         install=values.InstallId(config.daemon.install or _own_install(state_dir)),
         state_dir=state_dir,
-        state_url=state_dir / STATE_FILE if config.daemon.state == SQLITE_DEFAULT else config.daemon.state,
+        state_url=place_of(config.daemon.state, state_dir),
+        secrets_keys=keys,
         socket=paths.socket_path(environ),
         store_place=place,
         open_objects=open_objects,
@@ -156,6 +157,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         **_plain_limits(config),
         secrets=(
             *remote_secrets,
+            *key_texts,
             *(one.password.reveal() for one in logins.values()),
             *(one.credential for one in providers if one.credential is not None),
             *store_secrets,
@@ -467,34 +469,3 @@ def _words(error: BaseException) -> str | None:
 def _fail(message: str, code: int) -> int:
     sys.stderr.write(f"error: {message}\n")
     return code
-
-
-# `spotd migrate`: bring the state database to this version without starting the daemon.
-
-
-def migrate_state(state: str | Path) -> str | Path:
-    """Bring the state that `[daemon] state` names to this version, and return its place.
-
-    Raises:
-        StateError: it is in use, newer than this version, of another schema, or cannot be written.
-    """
-    place = paths.state_dir(os.environ) / STATE_FILE if state == SQLITE_DEFAULT else state
-    if isinstance(place, Path):
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with Store.open(place):
-        pass
-    return place
-
-
-async def relocate_state(config: Config, to: str) -> int:
-    """Move the state that the config names to another place; return how many rows it has.
-
-    Raises:
-        StateError: it cannot be moved, and nothing was lost.
-    """
-    state_dir = paths.state_dir(os.environ)
-    here = state_dir / STATE_FILE if config.daemon.state == SQLITE_DEFAULT else config.daemon.state
-    there = state_dir / STATE_FILE if to == SQLITE_DEFAULT else to
-    with Store.open(here, for_move_to=str(parse_place(there))) as store:
-        me = await this_holder(Database(store, inline=True), state_dir, here)
-    return move_state(here, there, known_by=me.places)

@@ -1,5 +1,6 @@
 """The state database: the only place where rows exist. Everything that leaves it is a core value or a view."""
 
+from spotd.store.encryption import EncryptedSecrets, NotDecrypted, SecretsKey, SecretsKeys
 from spotd.store.engine import StorePoint
 from spotd.store.moving import FORMER_PLACES, move_state
 from spotd.store.place import (
@@ -25,12 +26,16 @@ __all__ = [
     "AttemptView",
     "CostGroup",
     "CostGrouping",
+    "EncryptedSecrets",
     "EventView",
     "Folding",
     "JobView",
     "LeadershipLost",
     "MachineView",
+    "NotDecrypted",
     "Reads",
+    "SecretsKey",
+    "SecretsKeys",
     "StateError",
     "StateUnavailable",
     "Store",

@@ -40,6 +40,7 @@ from spotd.core.domain.world import UnreadableRow, with_records
 from spotd.core.kernel.quarantine import QUARANTINE_MARK
 from spotd.core.metering import day_start
 from spotd.store import tables
+from spotd.store.encryption import delete_secrets
 from spotd.store.engine import AtPoint, StorePoint
 from spotd.store.place import POSTGRES
 from spotd.store.tables import (
@@ -271,6 +272,7 @@ def _write(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoi
     _upsert(connection, JOBS, [tables.job_out(job, memory.spec_text(job)) for job in plan.jobs.values()])
     at_point(StorePoint.JOBS)
     _seal(connection, plan.sealed)
+    delete_secrets(connection, [j.id for j in plan.jobs.values() if j.state is JobState.SUCCEEDED and j.spec.secrets])
     # Those that stop to count come first, so that the unique index never sees two.
     attempts = sorted(plan.attempts.values(), key=lambda attempt: attempt.state.counts)
     _upsert(connection, ATTEMPTS, [tables.attempt_out(a, memory.quote_text(a.id, a.quote)) for a in attempts])

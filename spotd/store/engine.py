@@ -288,6 +288,7 @@ BUNDLED: Final = Schema(
         "0018": "15f3c9ea5e2b34db",
         "0019": "16b6a3a3b646c314",
         "0020": "dfbe0d4cfc0b105f",
+        "0021": "3ef91f9f49891416",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -8,14 +8,16 @@ since that cannot be opened any more, its daemon is proved to have ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, func, insert, select
 
+from spotd.store.encryption import EncryptedSecrets, write_secrets
 from spotd.store.place import StateError, parse_place
 from spotd.store.store import MOVED_TO, Store
-from spotd.store.tables import EVENTS, FOLDING_KEY, JOBS, META, METADATA
+from spotd.store.tables import EVENTS, FOLDING_KEY, JOB_SECRETS, JOBS, META, METADATA
 
 FORMER_PLACES: Final = "former_places"
 """Fact of a state that was moved: what its former place is known by in the lease on the install, parted by spaces."""
@@ -24,11 +26,18 @@ _STAYS: Final = frozenset({FOLDING_KEY, MOVED_TO, FORMER_PLACES})
 """Facts that are of one place alone."""
 
 
-def move_state(source: str | Path, target: str | Path, *, known_by: frozenset[str]) -> int:
+def move_state(
+    source: str | Path,
+    target: str | Path,
+    *,
+    known_by: frozenset[str],
+    secrets: Sequence[EncryptedSecrets] | None = None,
+) -> int:
     """Move everything; return how many rows there are now. Both are to be used by no other process.
 
     Args:
         known_by: what the lease on the install knows the source by.
+        secrets: what the new state is to hold in place of what the old one does; `None`: the same.
 
     Raises:
         StateError: one of the two is in use, cannot be opened, is sealed for another place, or the new one is not
@@ -40,7 +49,7 @@ def move_state(source: str | Path, target: str | Path, *, known_by: frozenset[st
     with Store.open(source, for_move_to=to) as old, Store.open(target) as new:
         new.tx(lambda tx: _require_empty(tx.connection, to))
         old.tx(lambda tx: tx.set_meta(MOVED_TO, to))
-        return old.read(lambda reads: new.tx(lambda tx: _copy(reads.connection, tx.connection, known_by)))
+        return old.read(lambda reads: new.tx(lambda tx: _copy(reads.connection, tx.connection, known_by, secrets)))
 
 
 def _require_empty(connection: Connection, place: str) -> None:
@@ -49,11 +58,15 @@ def _require_empty(connection: Connection, place: str) -> None:
         raise StateError(f"the state {place} is not empty", hint="name an empty database or a file that is not there")
 
 
-def _copy(old: Connection, new: Connection, known_by: frozenset[str]) -> int:
+def _copy(
+    old: Connection, new: Connection, known_by: frozenset[str], secrets: Sequence[EncryptedSecrets] | None
+) -> int:
     total = 0
     for table in METADATA.sorted_tables:
         rows: list[dict[str, Any]] = []
         new.execute(table.delete())
+        if table is JOB_SECRETS and secrets is not None:
+            continue
         # A stream: charges and events of years need not fit into memory.
         for row in old.execute(select(table).execution_options(yield_per=ROWS_AT_ONCE)).mappings():
             if table is META and row["key"] in _STAYS:
@@ -65,5 +78,7 @@ def _copy(old: Connection, new: Connection, known_by: frozenset[str]) -> int:
             total += 1
         if rows:
             new.execute(insert(table), rows)
+    if secrets is not None:
+        write_secrets(new, secrets)
     new.execute(insert(META).values(key=FORMER_PLACES, value=" ".join(sorted(known_by))))
     return total

@@ -29,6 +29,7 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Experience, PastJob, UnreadableRow, World
 from spotd.core.kernel.quarantine import QUARANTINE_MARK
 from spotd.store import tables
+from spotd.store.encryption import EncryptedSecrets, read_secrets, secrets_key_ids
 from spotd.store.outbox import Outbox
 from spotd.store.place import DatabasePlace, StoreCorrupt
 from spotd.store.selects import (
@@ -488,6 +489,14 @@ class Reads:
         if self._place.url is None:
             return ""
         return str(self._connection.execute(SERVER).scalar_one())
+
+    def secrets(self, job: JobId | None = None) -> tuple[EncryptedSecrets, ...]:
+        """Return the encrypted secrets of all jobs, or of this one; empty where values lie in files."""
+        return read_secrets(self._connection, job)
+
+    def secrets_key_ids(self, *, going_on: bool = False) -> Mapping[JobId, str]:
+        """Return which key each job's secrets need; with `going_on` of jobs alone that have not ended."""
+        return secrets_key_ids(self._connection, going_on=going_on)
 
     def server_settings(self) -> Mapping[str, str]:
         """Return what decides whether the server keeps a commit, by its own names; empty for SQLite."""

@@ -29,6 +29,7 @@ from spotd.core.domain.states import InvariantBroken, JobState
 from spotd.core.domain.world import World
 from spotd.store import tables
 from spotd.store.commit import write_plan
+from spotd.store.encryption import EncryptedSecrets, write_secrets
 from spotd.store.engine import (
     AtPoint,
     StorePoint,
@@ -269,6 +270,10 @@ class Tx(Reads):
 
     def _load_world(self, policy: Policy, now: datetime) -> World:
         return self._known.world(self._connection, self._memory, policy, now)
+
+    def write_secrets(self, rows: Iterable[EncryptedSecrets]) -> None:
+        """Store encrypted secrets of jobs that are in the state."""
+        write_secrets(self._connection, rows)
 
     def forget_cooldowns(self) -> None:
         """Delete every cool-down; those of the next plan are all there are."""

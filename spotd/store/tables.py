@@ -167,6 +167,10 @@ CHECKPOINTS: Final = _table(
 INTENTS: Final = _table("intents", INTENT.columns, key=["id"], indexed=["state"])
 """Paid calls. No foreign key: a foreign machine under our label is ended although no attempt is known."""
 COOLDOWNS: Final = _table("cooldowns", COOLDOWN.columns, key=["provider", "scope", "subject"], indexed=["until"])
+JOB_SECRETS: Final = _table(
+    "job_secrets", _queried(job_id=Text, key_id=Text, data=Text), key=["job_id"], refers={"job_id": "jobs.id"}
+)
+"""The values of jobs' secrets, encrypted; only in a state that several computers share."""
 EXPERIENCE: Final = _table("experience", RECORD.columns, key=["kind", "provider", "subject"], indexed=["at"])
 """What was seen of providers, pools, hosts and images."""
 CHARGES: Final = _table(

@@ -72,19 +72,16 @@ class AdoptionHandlers:
             )
         answer = self._answer(found, adopted=True)
         going_on = [one.record.job for one in found.jobs if not one.record.job.state.is_final]
-
-        def write_secrets() -> None:
-            for job in going_on:
-                context.secrets.write(job.id, {name: secrets[name] for name in job.spec.secrets})
-
-        await context.stored(write_secrets)
+        values = {job.id: {name: secrets[name] for name in job.spec.secrets} for job in going_on}
+        await context.require_secrets_kept({name: secrets[name] for name in _secrets(found)}, jobs=len(going_on))
+        beside = await context.stored(lambda: context.secrets.prepare(values))
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             known = reads.names_of([one.record.job.id for one in found.jobs])
             return adopt(world, found.jobs, known, now)
 
         if found.jobs:
-            await context.commit(decide, (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT))
+            await context.commit(decide, (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT), beside)
             context.log.warning("state.adopted", jobs=len(found.jobs))
         context.surveyor.note_adoption()
         context.wake_event.notify()

@@ -11,17 +11,27 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from spotd.api.responses import ApiUnavailable, JobHead, NotFound, StateConflict, resolve
+from spotd.api.responses import ApiUnavailable, Invalid, JobHead, NotFound, StateConflict, resolve
 from spotd.api.schemas.answers import CheckResponse
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import Verdict, World
-from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Database, DecideWith, Points, PolicyHolder
+from spotd.daemon.commits import (
+    Beside,
+    Commits,
+    Committed,
+    CrashPoint,
+    CrashPoints,
+    Database,
+    DecideWith,
+    Points,
+    PolicyHolder,
+)
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.datasets import Datasets
-from spotd.daemon.grants.inputs import SecretFiles
+from spotd.daemon.grants.inputs import JobSecrets
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.install import JobIds
 from spotd.daemon.job_records import JobRecords
@@ -62,7 +72,7 @@ class HandlerContext:
     host_monitor: HostMonitor
     objects: ObjectStore
     datasets: Datasets
-    secrets: SecretFiles
+    secrets: JobSecrets
     surveyor: RecoverySurvey
     job_records: JobRecords
     ids: JobIds
@@ -113,18 +123,37 @@ class HandlerContext:
         except TimeoutError as exc:
             raise ApiUnavailable("the checkpoint store does not answer", hint="spotctl doctor") from exc
 
-    async def commit(self, decide: DecideWith, points: Points | Callable[[Plan], Points] = COMMIT_POINTS) -> Committed:
+    async def commit(
+        self,
+        decide: DecideWith,
+        points: Points | Callable[[Plan], Points] = COMMIT_POINTS,
+        beside: Beside | None = None,
+    ) -> Committed:
         """Make a request durable, and wake the control loop.
 
         Raises:
             ApiUnavailable: the state cannot be written now.
         """
         try:
-            committed = await self.commits.commit_with(decide, points)
+            committed = await self.commits.commit_with(decide, points, beside=beside)
         except StateError as exc:
             raise ApiUnavailable(exc.message, hint=exc.hint) from exc
         self.wake_event.notify()
         return committed
+
+    async def require_secrets_kept(self, values: Mapping[str, str], *, jobs: int) -> None:
+        """Require that these secrets of so many new jobs can be kept.
+
+        Raises:
+            Invalid: they cannot, as this spotd is configured.
+            ApiUnavailable: the state cannot be read now.
+        """
+        try:
+            refused = await self.secrets.refusal(values, jobs=jobs)
+        except StateError as exc:
+            raise ApiUnavailable(exc.message, hint=exc.hint) from exc
+        if refused is not None:
+            raise Invalid(refused.message, hint=refused.hint)
 
     async def find(self, ref: str) -> JobId:
         """Return the id of the job that a user means.

@@ -15,6 +15,7 @@ from spotd.api.handlers.context import DaemonAnswers, HandlerContext
 from spotd.api.responses import NotFound
 from spotd.api.schemas.answers import ChannelTestResponse, CheckResponse, DoctorResponse
 from spotd.core.host_reports import late_words
+from spotd.daemon.grants.secret_rows import GIVE_KEY
 from spotd.daemon.install import other_account_words
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.pollers import ProviderEntry
@@ -200,6 +201,11 @@ class DoctorHandlers(DaemonAnswers):
             rows.extend((mode_row("state folder", folder), filesystem_row(folder, mounts_text())))
         if context.database.is_shared:
             rows.append(server_row(await context.database.read(lambda reads: reads.server_settings())))
+            state, locked = context.control_loop.state, context.policy.locked()
+            waiting = [why for job, why in locked.items() if state is not None and job in state.world.jobs]
+            if waiting:
+                words = f"{len(waiting)} {'job waits' if len(waiting) == 1 else 'jobs wait'}: {waiting[0]}"
+                rows.append(row_of("daemon", "secrets", words, ok=False, hint=GIVE_KEY))
         rows.extend(await self._containment_rows())
         rows.append(await self._history_row())
         rows.extend(row for finding in context.findings for row in finding())

@@ -31,7 +31,7 @@ from spotd.core.ranking.candidates import ceilings_of
 from spotd.core.ranking.cost_words import cost_words
 from spotd.core.schedule import readers
 from spotd.daemon.commits import CrashPoint
-from spotd.daemon.grants.inputs import SecretsMissing
+from spotd.daemon.grants.inputs import InputsAway, JobSecrets, SecretsLocked, SecretsMissing
 from spotd.daemon.recovery_survey import survey_one
 from spotd.store import EventView, JobView, Reads
 from spotd_jobs.spec.keys import job_file
@@ -333,6 +333,9 @@ class JobHandlers(DaemonAnswers):
                 refusals.append(refusal)
             else:
                 due.append(job)
+        without = await context.stored(lambda: _without_secrets(context.secrets, due))
+        refusals += without.values()
+        due = [job for job in due if job.id not in without]
         if not due:
             return 0, refusals
         policy = context.policy.current
@@ -375,7 +378,6 @@ class JobHandlers(DaemonAnswers):
             hint = f"spotctl retry --anyway {job.id} runs it again all the same, from its newest checkpoint"
             raise StateConflict(f"{job.name} succeeded", hint=hint)
         require_due_later(job, now)
-        self._require_secrets(job)
 
     def _refuse_used_up(self, world: World, job: Job, now: datetime) -> None:
         """Refuse a job whose money buys nothing of use: it would expire at the next decision, as it may have before."""
@@ -385,15 +387,6 @@ class JobHandlers(DaemonAnswers):
                 f"{job.name} would expire at once: {why}; raise its budget first with spotctl budget {job.name} +USD",
                 hint=f"spotctl budget {job.id} +USD, then spotctl retry {job.id}",
             )
-
-    def _require_secrets(self, job: Job) -> None:
-        """Require the values of its secrets, without which the job could not be started on any machine."""
-        try:
-            self._context.secrets.read(job.id, job.spec.secrets)
-        except SecretsMissing as exc:
-            raise StateConflict(
-                f"{job.name} cannot run again: {exc}", hint="they are deleted when a job has succeeded; submit it again"
-            ) from exc
 
     async def line(self, job_id: JobId) -> schemas.JobResponse:
         """Return the job object as it is now."""
@@ -441,6 +434,26 @@ def _require_data(job: Job, lacking: str | None) -> None:
     if lacking is not None:
         hint = "store the same content again with spotctl data put NAME DIR, or submit the job again"
         raise StateConflict(f"the data {lacking} is not in the store any more, and {job.name} reads it", hint=hint)
+
+
+def _without_secrets(secrets: JobSecrets, jobs: Iterable[Job]) -> dict[JobId, StateConflict]:
+    """Return a refusal for each job whose secrets have no values, so that it could be started on no machine.
+
+    Raises:
+        ApiUnavailable: that is not known now.
+    """
+    found: dict[JobId, StateConflict] = {}
+    for job in jobs:
+        try:
+            secrets.read(job.id, job.spec.secrets)
+        except SecretsMissing as exc:
+            hint = "they are deleted when a job has succeeded; submit it again"
+            if isinstance(exc, SecretsLocked):
+                hint = "give this spotd the same key as secrets_key in [daemon]; or submit it again"
+            found[job.id] = StateConflict(f"{job.name} cannot run again: {exc}", hint=hint)
+        except InputsAway as exc:
+            raise ApiUnavailable(str(exc), hint="spotctl doctor") from exc
+    return found
 
 
 def _require_no_readers(others: Iterable[Job], job: Job) -> None:

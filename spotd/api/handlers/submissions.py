@@ -152,7 +152,7 @@ class SubmissionHandlers(DaemonAnswers):
                 raise OverBudget(limited, hint=ALLOW_HINT)
             spec = limited
         plans.require_future(spec, context.clock.now())
-        _require_secrets(spec, submission, is_shared=context.database.is_shared)
+        _require_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
         source = await plans.find_resume_source(context, submission.resume_from)
         world, market, now = context.world(), context.offer_cache.snapshot(), context.clock.now()
@@ -168,8 +168,9 @@ class SubmissionHandlers(DaemonAnswers):
             raise Invalid(exposed, hint=UNPROTECTED_HINT)
         tasks = _tasks(spec, submission.array)
         ids, array_id = await self._free_ids(spec, tasks)
+        await context.require_secrets_kept(submission.secrets, jobs=len(ids))
         # Writing one for each of ten thousand jobs takes a while.
-        await context.stored(lambda: context.secrets.write_all(ids, submission.secrets))
+        beside = await context.stored(lambda: context.secrets.prepare(dict.fromkeys(ids, submission.secrets)))
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             names = [spec.name] if tasks is None else list(tasks.names)
@@ -187,11 +188,10 @@ class SubmissionHandlers(DaemonAnswers):
             return requests.submit_all(world, jobs, now)
 
         try:
-            await context.commit(decide, (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT))
+            await context.commit(decide, (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT), beside)
         except Exception:
             # Nothing was written. A cancellation proves no such thing: it leaves the values for the job that may be.
-            for job_id in ids:
-                context.secrets.remove(job_id)
+            context.secrets.discard(ids)
             raise
         context.log.info("job.submitted", job=ids[0], name=spec.name, jobs=1 if tasks is None else len(tasks.names))
         return await self._jobs.detail(ids[0])
@@ -258,11 +258,7 @@ def _tasks(spec: JobSpec, text: str) -> _Tasks | None:
         raise Invalid(str(exc), hint=exc.hint) from exc
 
 
-def _require_secrets(spec: JobSpec, submission: Submission, *, is_shared: bool) -> None:
-    if spec.secrets and is_shared:
-        # They lie on this computer alone: the job would lose its machine once a daemon of another one leads.
-        hint = 'keep the state of jobs with secrets in SQLite (state = "sqlite" in [daemon]), or remove the secrets'
-        raise Invalid(f"a job over a state in PostgreSQL cannot have secrets ({', '.join(spec.secrets)})", hint=hint)
+def _require_secrets(spec: JobSpec, submission: Submission) -> None:
     missing = [name for name in spec.secrets if name not in submission.secrets]
     if missing:
         hint = "set it in the environment of spotctl, or give --secret-file"

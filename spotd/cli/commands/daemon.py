@@ -61,7 +61,7 @@ def demo(*, seed: int, keep: bool, plain: bool, quick: bool) -> int:
 def migrate(*, config_path: Path | None) -> None:
     """Bring the state database to this version; `spotd run` does the same when it starts."""
     loaded = _load_config(config_path)
-    from spotd.service.main import StateError, migrate_state
+    from spotd.service.state import StateError, migrate_state
 
     try:
         place = migrate_state(loaded.config.daemon.state)
@@ -81,7 +81,7 @@ def migrate_state(*, place: str, config_path: Path | None) -> None:
     loaded = _load_config(config_path)
     import anyio
 
-    from spotd.service.main import StateError, relocate_state
+    from spotd.service.state import StateError, relocate_state
 
     try:
         rows = anyio.run(relocate_state, loaded.config, place)
@@ -89,6 +89,27 @@ def migrate_state(*, place: str, config_path: Path | None) -> None:
         raise CommandFailed(exc.message, code=ExitCode.LOCAL_IO, hint=exc.hint) from exc
     stdout.line(f"moved {count(rows, 'row')}")
     stdout.line(f'next: write state = "{clean(place)}" in [daemon], then start spotd')
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def secrets_key(*, file: Path) -> None:
+    """Make the key that encrypts the secrets of jobs in a shared state, and write it into FILE, which is new.
+
+    Only this user may read the file. Copy it to every computer of that state.
+    """
+    import secrets
+
+    text = f"{secrets.token_hex(32)}\n"
+    try:
+        paths.create_whole(file, text, mode=0o600)
+    except OSError as exc:
+        hint = "name a file that is not there yet: a key that is lost cannot be made again"
+        raise CommandFailed(f"{file}: {exc.strerror}", code=ExitCode.LOCAL_IO, hint=hint) from exc
+    stdout.line(f"the key is in {file}")
+    stdout.line(
+        f'next: copy it to every computer of the state, and write secrets_key = {{ file = "{file}" }} in [daemon]'
+    )
 
 
 @click.group()

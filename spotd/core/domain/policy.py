@@ -180,6 +180,8 @@ class Policy(UserLimits):
     """What leaps in one list has to stand in a second one; false where lists are made of recorded prices."""
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""
+    locked: Mapping[JobId, str] = field(default_factory=dict)
+    """Jobs whose secrets this computer has no key for, and why, in a sentence: no machine is launched for them."""
 
     @property
     def own_providers(self) -> tuple[ProviderName, ...]:

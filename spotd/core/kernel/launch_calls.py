@@ -143,9 +143,10 @@ def launch_sent(world: World, attempt_id: AttemptId, now: datetime, market: Mark
     if item is None or intent is None or intent.state is not IntentState.OPEN:
         return builder.plan()
     job = world.jobs[attempt_id.job]
+    waits = world.policy.launches_paused or world.policy.locked.get(job.id)
     if not item.state.counts or job.cancel_requested or job.state.is_final:
         not_sent(builder, item, intent, "its job does not want the machine any more")
-    elif unfit := world.policy.launches_paused or words_against_launch(world, market, item, now):
+    elif unfit := waits or words_against_launch(world, market, item, now):
         not_sent(builder, item, intent, unfit)
     else:
         builder.put_attempt(_within_today(item, job, world.policy))

@@ -27,10 +27,10 @@ from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints
 from spotd.daemon.grants.canary import canary_rules
-from spotd.daemon.grants.inputs import DataGrants, RestorePoints, SecretFiles
+from spotd.daemon.grants.inputs import DataGrants, JobSecrets, RestorePoints, SecretsLocked
 from spotd.daemon.recovery_survey import NumberUsed, name_next, require_newest, require_same, use_number
 from spotd.daemon.remote_data import RemoteData
-from spotd_jobs.objects.api import ObjectStore, StoreError
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.wire import grant
@@ -45,6 +45,8 @@ WRITE_LIFE: Final = timedelta(hours=1)
 LAST_LIFE: Final = timedelta(minutes=2)
 OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest object a runner writes is one chunk."""
+GRANT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The runner reads no larger one."""
 HEARTBEAT: Final = HEARTBEATS_APART
 REFRESH: Final = timedelta(seconds=15)
 PACE_MIN_S: Final = 0.2
@@ -78,7 +80,7 @@ class GrantBuilder:
         *,
         clock: Clock,
         wall: Clock,
-        secrets: SecretFiles,
+        secrets: JobSecrets,
         bundle: RunnerBundle,
         traits: Mapping[ProviderName, ProviderTraits],
         crash: CrashPoints,
@@ -251,7 +253,7 @@ class GrantBuilder:
             array=None if job.array is None else grant.ArrayPlace(index=job.array.index, count=job.array.count),
             gang=self._gang(attempt, traits, expires),
             spec=self._run_spec(job.spec, attempt.save_every),
-            secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
+            secrets={} if superseded else self._secrets_of(attempt, job),
             notice=grant.NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
             orders=_orders(attempt, superseded=superseded),
             self_terminate=_self_terminate(traits),
@@ -260,6 +262,21 @@ class GrantBuilder:
             reuse=None if superseded else self._reuse(attempt, job, policy, expires),
             canary=None if superseded else canary_rules(attempt, job, policy, self._on_host),
         )
+
+    def _secrets_of(self, attempt: Attempt, job: Job) -> dict[str, str]:
+        try:
+            return self._secrets.read(job.id, job.spec.secrets)
+        except SecretsLocked as exc:
+            # The machine has them: it goes on with what its former grant holds, wherever the key is.
+            try:
+                former = grant.Grant.model_validate_json(
+                    self._objects.get(object_keys.grant_key(attempt.id), bytes_max=GRANT_BYTES_MAX)
+                )
+                values = {name: former.secrets[name] for name in job.spec.secrets}
+            except (ObjectMissing, ValueError, KeyError):
+                raise exc from None
+            self._secrets.register(values.values())
+            return values
 
     def _reuse(self, attempt: Attempt, job: Job, policy: Policy, expires: datetime) -> grant.ReuseRules | None:
         if words_against_reuse(policy, policy.providers.get(attempt.provider), job.spec):

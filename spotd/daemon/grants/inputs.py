@@ -7,17 +7,18 @@ import json
 import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote as url_quote
 
 from spotd.core.checkpoints import FALLBACKS, offered
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.daemon import object_keys
-from spotd.daemon.commits import CrashPoint, CrashPoints, Database
+from spotd.daemon.commits import Beside, CrashPoint, CrashPoints, Database
 from spotd.daemon.datasets import Datasets
 from spotd.daemon.hosts.host_reader import accepted_manifest
 from spotd.daemon.hub import SourceAway, SourceRefused
@@ -59,7 +60,10 @@ class InputsMissing(Exception):
 
 
 class InputsAway(Exception):
-    """The bucket or hub beside the store that holds a job's data does not answer: other jobs do without it."""
+    """The bucket or hub beside the store that holds a job's data does not answer: other jobs do without it.
+
+    Or the state, which holds its secrets.
+    """
 
 
 class RestorePoints:
@@ -138,11 +142,56 @@ class RestorePoints:
         return url.removesuffix(tail) if url.startswith("file://") and url.endswith(tail) else None
 
 
-# The values of a job's secrets: one private file per job in the state folder, and nowhere else but in grants.
+# The values of a job's secrets: one private file per job in the state folder, and nowhere else but in grants. Where
+# several computers share the state they are encrypted rows of it (`secret_rows`).
 
 
 class SecretsMissing(Exception):
     """Values that a job needs are not there; the message names them, never shows them."""
+
+
+class SecretsLocked(SecretsMissing):
+    """They are there, encrypted with a key that this computer does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretsRefused:
+    """Why no job with secrets can be taken now, and the way out."""
+
+    message: str
+    hint: str
+
+
+class JobSecrets(Protocol):
+    """The values of jobs' secrets, wherever they lie. The redactor knows each before any other part sees it."""
+
+    async def refusal(self, values: Mapping[str, str], *, jobs: int) -> SecretsRefused | None:
+        """Return why these secrets of so many new jobs cannot be kept."""
+        ...
+
+    def prepare(self, by_job: Mapping[JobId, Mapping[str, str]]) -> Beside | None:
+        """Keep the values of new jobs, or return what keeps them within the commit of these."""
+        ...
+
+    def discard(self, jobs: Collection[JobId]) -> None:
+        """Forget what was prepared for jobs whose commit failed."""
+        ...
+
+    def read(self, job: JobId, names: Collection[str]) -> dict[str, str]:
+        """Return the values of these names.
+
+        Raises:
+            SecretsMissing, InputsAway
+        """
+        ...
+
+    def register(self, values: Collection[str]) -> None:
+        """Keep these out of the log."""
+        ...
+
+    def remove(self, job: JobId) -> None:
+        """Forget the values of a job that succeeded."""
+        ...
 
 
 class SecretFiles:
@@ -152,6 +201,25 @@ class SecretFiles:
         self._folder = folder
         self._redactor = redactor
         self._crash = crash
+
+    async def refusal(self, _values: Mapping[str, str], *, jobs: int) -> SecretsRefused | None:  # noqa: ARG002 - the protocol's
+        """Nothing speaks against a file."""
+        return None
+
+    def prepare(self, by_job: Mapping[JobId, Mapping[str, str]]) -> Beside | None:
+        """Write the files: they are there before their jobs are."""
+        for values in {id(values): values for values in by_job.values()}.values():
+            self.write_all([job for job, own in by_job.items() if own is values], values)
+        return None
+
+    def discard(self, jobs: Collection[JobId]) -> None:
+        """Remove the files of jobs that were not committed."""
+        for job in jobs:
+            self.remove(job)
+
+    def register(self, values: Collection[str]) -> None:
+        """Keep these out of the log."""
+        self._redactor.register(values)
 
     def write(self, job: JobId, values: Mapping[str, str]) -> None:
         """Write the values durably, readable by this user only. Nothing is written for a job without secrets."""
@@ -193,16 +261,24 @@ class SecretFiles:
         """
         if not names:
             return {}
-        try:
-            stored = json.loads(self._path(job).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as exc:
-            raise SecretsMissing(f"the secrets of job {job} cannot be read; submit it again") from exc
+        stored = self.read_all(job)
         missing = sorted(name for name in names if not isinstance(stored.get(name), str))
         if missing:
             raise SecretsMissing(f"job {job} has no value for {', '.join(missing)}; submit it again")
         values = {name: stored[name] for name in sorted(names)}
         self._redactor.register(values.values())
         return values
+
+    def read_all(self, job: JobId) -> dict[str, str]:
+        """Return all values of the job.
+
+        Raises:
+            SecretsMissing: the file is not there, or no such file.
+        """
+        try:
+            return dict(json.loads(self._path(job).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise SecretsMissing(f"the secrets of job {job} cannot be read; submit it again") from None
 
     def jobs(self) -> frozenset[JobId]:
         """Return the jobs whose values, or drafts of them, lie here, whether or not such a job exists."""

@@ -24,6 +24,7 @@ from typing import Final
 _USER: Final = "postgres"
 _READY_S: Final = 60.0
 _STOP_S: Final = 30
+_ANSWERS: Final = frozenset({"psql", "pg_dump"})
 
 
 def programs() -> Path | None:
@@ -66,6 +67,10 @@ class Postgres:
         """Run a statement; return what it answers, without headings."""
         done = self._run("psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "spotd", "-Atqc", statement, "spotd")
         return done.stdout.strip()
+
+    def dump(self) -> str:
+        """Return everything that a reader of the database sees."""
+        return self._run("pg_dump", "-h", "127.0.0.1", "-p", str(self.port), "-U", "spotd", "spotd").stdout
 
     def start(self) -> None:
         self._run("pg_ctl", "-D", str(self.data), "-l", str(self.root / "log"), "-t", str(_READY_S), "-w", "start")
@@ -120,8 +125,8 @@ class Postgres:
             [*owner, str(folder / program), *arguments],
             check=False,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if program == "psql" else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if program == "psql" else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if program in _ANSWERS else subprocess.DEVNULL,
+            stderr=subprocess.PIPE if program in _ANSWERS else subprocess.DEVNULL,
             text=True,
             cwd="/",
             timeout=_READY_S * 2,

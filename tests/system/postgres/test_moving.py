@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from spotd.daemon.commits import Database
+from spotd.config.credentials import CredentialRef
+from spotd.config.model import Config, DaemonSection
+from spotd.core.domain.intents import JobId
+from spotd.daemon.commits import Database, never
+from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.install import this_holder
-from spotd.store import StateError, Store, StoreMoved, move_state
+from spotd.daemon.log import Redactor
+from spotd.service.state import relocate_state
+from spotd.store import SecretsKey, StateError, Store, StoreMoved, move_state
 from spotd.store.store import MOVED_TO
 from spotd.store.tables import META, METADATA
+from tests.system.engines.postgres import Postgres
 from tests.unit.store import values as v
 
 pytestmark = pytest.mark.system
@@ -88,3 +95,75 @@ async def test_the_new_state_may_claim_the_lease_that_the_old_one_held(old: Path
     former = await holder_of(old, tmp_path)
     move_state(old, url, known_by=former)
     assert former & await holder_of(url, tmp_path / "another")
+
+
+# --- the secrets of jobs ---
+
+KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
+VALUES = {"TOKEN": "canary-value"}
+
+
+@pytest.fixture
+def files(old: Path, monkeypatch: pytest.MonkeyPatch) -> SecretFiles:
+    """Those of the one job that there is, and of a job that a crash kept from being queued."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(old.parent))
+    files = SecretFiles(old.parent / "secrets", Redactor(), never)
+    for job in ("j1", "never-queued"):
+        files.write(JobId(job), VALUES)
+    return files
+
+
+def config(state: str, key: bytes | None = None) -> Config:
+    ref = None if key is None else CredentialRef.model_validate(key.hex())
+    return Config(daemon=DaemonSection(state=state, secrets_key=ref))
+
+
+def encrypted(url: str) -> list[tuple[str, str]]:
+    with Store.open(url) as store:
+        return [(row.job, row.key_id) for row in store.read(lambda reads: reads.secrets())]
+
+
+@pytest.mark.anyio
+async def test_secrets_become_rows_and_files_again(files: SecretFiles, old: Path, url: str) -> None:
+    await relocate_state(config("sqlite", KEY), url)
+    assert files.jobs() == {JobId("never-queued")}
+    assert encrypted(url) == [("j1", SecretsKey.of(KEY).id)]
+    back = f"sqlite:///{old.parent}/back.sqlite"
+    await relocate_state(config(url, KEY), back)
+    assert files.read(JobId("j1"), ["TOKEN"]) == VALUES
+    with Store.open(back) as store:
+        assert store.read(lambda reads: reads.secrets()) == ()
+        assert store.read(lambda reads: reads.names_of([JobId("j1")]))
+
+
+@pytest.mark.anyio
+async def test_without_a_key_nothing_is_moved(files: SecretFiles, old: Path, url: str) -> None:
+    with pytest.raises(StateError, match=r"1 job has secrets.* secrets_key is not set") as refused:
+        await relocate_state(config("sqlite"), url)
+    assert "canary" not in str(refused.value)
+    assert files.read(JobId("j1"), ["TOKEN"]) == VALUES
+    Store.open(old).close()  # it was not sealed
+    await relocate_state(config("sqlite", KEY), url)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("key", [None, OTHER])
+async def test_without_their_key_they_are_not_moved_back(
+    files: SecretFiles, old: Path, url: str, key: bytes | None
+) -> None:
+    await relocate_state(config("sqlite", KEY), url)
+    back = old.parent / "back.sqlite"
+    with pytest.raises(StateError, match=f"encrypted with key {SecretsKey.of(KEY).id}"):
+        await relocate_state(config(url, key), f"sqlite:///{back}")
+    assert not back.exists()
+    assert JobId("j1") not in files.jobs()
+    assert encrypted(url)  # it was not sealed
+
+
+@pytest.mark.anyio
+async def test_between_two_servers_no_key_is_needed(files: SecretFiles, server: Postgres, url: str) -> None:
+    await relocate_state(config("sqlite", KEY), url)
+    before = encrypted(url)
+    other = server.url(f"{url.rpartition('%3D')[2]}_moved")
+    await relocate_state(config(url), other)
+    assert encrypted(other) == before

@@ -174,6 +174,7 @@ WAITS = {
     "no ceiling": (job(1, ceiling=None), [offer()], {}, V.NO_CEILING, "no ceiling for RTX_4090"),
     "machines": (job(1), [offer()], {"machines_max": 0}, V.MACHINES, "nothing is launched while"),
     "paused": (job(1), [offer()], {"launches_paused": "shutting down"}, V.PAUSED, "shutting down"),
+    "secrets": (job(1), [offer()], {"locked": {JobId("j1"): "no key for its secrets"}}, V.PAUSED, "no key for its"),
     "job budget": (job(1, budget=10_000), [offer()], {}, V.BUDGET_JOB, "job's $0.01"),
     "day budget": (job(1), [offer()], {"budget_day": MicroUsd(10_000)}, V.BUDGET_DAY, "day's $0.01"),
     "month budget": (job(1), [offer()], {"budget_month": MicroUsd(10_000)}, V.BUDGET_MONTH, "month's $0.01"),

@@ -26,7 +26,8 @@ from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.datasets import Datasets
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
-from spotd.daemon.grants.inputs import SecretFiles
+from spotd.daemon.grants.inputs import JobSecrets, SecretFiles
+from spotd.daemon.grants.secret_rows import SecretRows
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.install import JobIds
@@ -38,7 +39,7 @@ from spotd.daemon.market.pollers import Poller, PollPace, ProviderEntry
 from spotd.daemon.market.price_recorder import PriceRecorder
 from spotd.daemon.recovery_survey import RecoverySurvey
 from spotd.history import History
-from spotd.store import Reads, Store
+from spotd.store import Reads, SecretsKeys, Store
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.wire.grant import Grant
@@ -98,8 +99,12 @@ class Rig:
         objects: ObjectStore | None = None,
         read_every_s: float = 10.0,
         list_every_s: float = 0.0,
+        keys: SecretsKeys | None = None,
     ) -> None:
-        """With `list_every_s`, machines are listed no more often, whoever asks: for tests that last for hours."""
+        """With `list_every_s`, machines are listed no more often, whoever asks: for tests that last for hours.
+
+        With `keys`, secrets are where several computers share the state; `begin` of `secret_rows` is the caller's.
+        """
         self.folder = folder
         self._list_every = timedelta(seconds=list_every_s)
         self.clock = clock or VirtualClock()
@@ -129,6 +134,11 @@ class Rig:
         self.commits = Commits(self.database, self.policy, self.clock, self.crash)
         self.redactor = Redactor()
         self.secrets = SecretFiles(folder / "secrets", self.redactor, self.crash)
+        self.secret_rows = SecretRows(self.database, keys or SecretsKeys(), self.redactor, "postgresql://db/spotd")
+        self.job_secrets: JobSecrets = self.secrets
+        if keys is not None:
+            self.job_secrets = self.secret_rows
+            self.policy.locked = lambda: self.secret_rows.locked
         self.traits = {shop.name: _TRAITS for shop in self.shops}
         self.job_records = JobRecords(
             self.objects,
@@ -153,7 +163,7 @@ class Rig:
             self.objects,
             clock=self.clock,
             wall=self.clock,
-            secrets=self.secrets,
+            secrets=self.job_secrets,
             bundle=RunnerBundle(data=b"a runner"),
             traits=self.traits,
             crash=self.crash,
@@ -200,7 +210,7 @@ class Rig:
             list_again=self.list_again,
             alive=self._note_alive,
             read_every_s=read_every_s,
-            succeeded=self.secrets.remove,
+            succeeded=self.job_secrets.remove,
         )
         self.hosts: dict[AttemptId, Host] = {}
         self._read: dict[Hashable, tuple[int, Any]] = {}
@@ -354,7 +364,7 @@ class Rig:
             host_monitor=self.host_monitor,
             objects=self.objects,
             datasets=Datasets(self.objects),
-            secrets=self.secrets,
+            secrets=self.job_secrets,
             surveyor=self.surveyor,
             job_records=self.job_records,
             ids=JobIds(self.clock, Random(7)),

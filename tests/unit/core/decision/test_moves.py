@@ -56,6 +56,12 @@ def is_moved(plan: Plan) -> bool:
     return item is not None and item.stop is not None
 
 
+def test_a_job_whose_secrets_could_not_be_given_to_another_machine_stays_on_its_own() -> None:
+    world = running()
+    assert is_moved(move(world))
+    assert not is_moved(move(replace(world, policy=replace(world.policy, locked={FIRST.job: "no key"}))))
+
+
 def test_a_job_moves_for_a_clear_saving_and_says_every_figure() -> None:
     plan = move(running())
     stop = plan.attempts[FIRST].stop

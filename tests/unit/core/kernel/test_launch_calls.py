@@ -71,6 +71,14 @@ def test_a_launch_is_not_sent_while_launches_are_paused_and_its_job_waits_for_it
     assert not applied(paused, plan).intents
 
 
+def test_a_launch_is_not_sent_once_the_secrets_of_its_job_cannot_be_read() -> None:
+    world = owed()
+    locked = replace(world, policy=replace(world.policy, locked={FIRST.job: "no key for its secrets"}))
+    plan = launch_sent(locked, FIRST, NOW)
+    assert plan.attempts[FIRST].end_reason is EndReason.NOT_SENT
+    assert plan.jobs[FIRST.job].reason == "the launch was not made: no key for its secrets"
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_of_a_launch_that_is_owed_no_more_nothing_is_sent(*, known: bool) -> None:
     world = owed(IntentState.UNKNOWN) if known else replace(owed(), attempts={}, intents={})

@@ -1,0 +1,141 @@
+"""The secrets of jobs in a state that several computers share: encrypted rows of it, and which can be read here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from spotd.core.domain.intents import JobId
+from spotd.daemon.commits import Beside, Database
+from spotd.daemon.grants.inputs import InputsAway, SecretFiles, SecretsLocked, SecretsMissing, SecretsRefused
+from spotd.daemon.log import Redactor
+from spotd.store import NotDecrypted, SecretsKeys, StateUnavailable
+
+BYTES_MAX: Final = 16 * 2**20
+"""Of the secrets of all jobs of one submission: they are written in one transaction, within the leader's lease."""
+NAMED_MAX: Final = 3
+GIVE_KEY: Final = "give the same key to every spotd of this state, as secrets_key in [daemon], and reload it"
+MAKE_KEY: Final = (
+    "make one with `spotd secrets-key FILE`, copy the file to every computer of this state, write "
+    'secrets_key = { file = "FILE" } in [daemon], then reload spotd'
+)
+
+
+class SecretRows:
+    """What `SecretFiles` is for a state of one computer. Values are in the commit of their jobs, or not at all."""
+
+    def __init__(self, database: Database, keys: SecretsKeys, redactor: Redactor, place: str) -> None:
+        """`place`: the state as messages call it."""
+        self._database = database
+        self._keys = keys
+        self._redactor = redactor
+        self._place = place
+        self._key_ids: Mapping[JobId, str] = {}
+        """Of what was stored when this computer began to lead; what is stored later has the key of this computer."""
+        self.locked: Mapping[JobId, str] = {}
+        """Jobs whose secrets cannot be read with the keys of this computer, and why."""
+
+    async def begin(self, files: SecretFiles) -> None:
+        """Read which keys are needed, and encrypt anew what the former key encrypted. Before any job is launched.
+
+        Args:
+            files: of this computer, where a move of the state that was cut short may have left values.
+
+        Raises:
+            StateError: the state cannot be read or written now.
+        """
+        keys, stored = self._keys, await self._database.read(lambda reads: reads.secrets())
+        if keys.current is not None and keys.former is not None:
+            old = [row for row in stored if row.key_id == keys.former.id]
+            fresh = {}
+            for row in old:
+                try:
+                    fresh[row.job] = keys.current.encrypt(row.job, keys.former.decrypt(row))
+                except NotDecrypted:
+                    continue  # it stays as it is, and is refused where it is asked for
+            if fresh:
+                await self._database.tx(lambda tx: tx.write_secrets(fresh.values()))
+            stored = tuple(fresh.get(row.job, row) for row in stored)
+        self._key_ids = {row.job: row.key_id for row in stored}
+        self.use(keys)
+        for job in files.jobs() & self._key_ids.keys():
+            files.remove(job)
+
+    def use(self, keys: SecretsKeys) -> None:
+        """Read with these keys from now on."""
+        self._keys = keys
+        against = {key_id: keys.words_against(key_id) for key_id in {*self._key_ids.values()}}
+        self.locked = {job: against[key_id] for job, key_id in self._key_ids.items() if against[key_id]}
+
+    async def refusal(self, values: Mapping[str, str], *, jobs: int) -> SecretsRefused | None:
+        """Return why no job with these secrets can be taken here."""
+        if not values:
+            return None
+        keys = self._keys
+        if keys.current is None:
+            why = keys.error or "[daemon] secrets_key is not set"
+            words = f"the secrets of a job cannot be stored in {self._place}, which holds them encrypted only: {why}"
+            return SecretsRefused(words, MAKE_KEY)
+        key_ids = await self._database.read(lambda reads: reads.secrets_key_ids(going_on=True))
+        others = {job: key_id for job, key_id in key_ids.items() if keys.find(key_id) is None}
+        if others:
+            # With two keys in use, each spotd could start only the jobs that it took itself.
+            named = ", ".join([*others][:NAMED_MAX]) + (" ..." if len(others) > NAMED_MAX else "")
+            words = f"job {named} in {self._place} has to wait: {keys.words_against(next(iter(others.values())))}"
+            return SecretsRefused(words, f"{GIVE_KEY}; if that key is lost, cancel what waits for it")
+        if sum(len(name) + len(value) for name, value in values.items()) * jobs > BYTES_MAX:
+            words = f"the secrets of {jobs:,} jobs are larger than {BYTES_MAX // 2**20} MiB together"
+            return SecretsRefused(words, "submit fewer jobs at once, or fetch what is large by a token")
+        return None
+
+    def prepare(self, by_job: Mapping[JobId, Mapping[str, str]]) -> Beside | None:
+        """Return what writes the values within the commit of their jobs."""
+        key = self._keys.current
+        found = {job: values for job, values in by_job.items() if values}
+        for values in found.values():
+            self._redactor.register(values.values())
+        if not found:
+            return None
+        if key is None:
+            raise SecretsMissing("[daemon] secrets_key is not set")  # `refusal` was not asked, or the config changed
+        rows = [key.encrypt(job, values) for job, values in found.items()]
+        return lambda tx: tx.write_secrets(rows)
+
+    def read(self, job: JobId, names: Collection[str]) -> dict[str, str]:
+        """Return the values of these names. To be called in a thread that may wait.
+
+        Raises:
+            SecretsLocked: this computer has no key for them.
+            SecretsMissing: they are not there, or one of the names is not.
+            InputsAway: the state does not answer.
+        """
+        if not names:
+            return {}
+        try:
+            rows = self._database.read_here(lambda reads: reads.secrets(job))
+        except StateUnavailable as exc:
+            raise InputsAway(f"the secrets of job {job}: {exc.message}") from exc
+        if not rows:
+            raise SecretsMissing(f"the secrets of job {job} are not in the state; submit it again")
+        if words := self._keys.words_against(rows[0].key_id):
+            raise SecretsLocked(words)
+        try:
+            stored = self._keys.decrypt(rows[0])
+        except NotDecrypted as exc:
+            raise SecretsMissing(f"{exc}; submit it again") from exc
+        missing = sorted(set(names) - stored.keys())
+        if missing:
+            raise SecretsMissing(f"job {job} has no value for {', '.join(missing)}; submit it again")
+        values = {name: stored[name] for name in sorted(names)}
+        self._redactor.register(values.values())
+        return values
+
+    def register(self, values: Collection[str]) -> None:
+        """Keep these out of the log."""
+        self._redactor.register(values)
+
+    def discard(self, jobs: Collection[JobId]) -> None:
+        """Nothing was written for jobs that were not."""
+
+    def remove(self, job: JobId) -> None:
+        """Their rows went with the commit by which the job succeeded."""
