@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.runner.holding import HeldReads
+from tests.integration.runner.holding import HeldBucket
 from tests.integration.runner.rig import PATIENCE_S, Machine, Rig, until
 from tests.integration.runner.servers import Server
 from tests.integration.runner.test_over_http import over_http
@@ -53,11 +53,15 @@ def test_a_kill_in_the_middle_of_an_upload_leaves_the_older_checkpoint_and_no_ha
         small = "cd $SPOTD_CHECKPOINT_DIR; mkdir step-1; echo a >step-1/w; touch step-1/DONE"
         first = rig.start(rig.grant(["/bin/sh", "-c", small]))
         assert first.wait() == 0
-        large = "cd $SPOTD_CHECKPOINT_DIR; mkdir s; head -c 60000000 /dev/urandom >s/w; touch s/DONE; sleep 60"
+        large = "cd $SPOTD_CHECKPOINT_DIR; mkdir s; head -c 400000 /dev/urandom >s/w; touch s/DONE; sleep 600"
         grant = rig.grant(["/bin/sh", "-c", large], attempt=2, restore=rig.restores(1), chunk_bytes=65536)
-        machine = rig.start(grant)
-        until(lambda: len(rig.store.keys(machine.prefix + "data/")) > 3, "an upload under way")
-        machine.kill()
+        bucket = HeldBucket(rig, free=3)
+        with Server(bucket.answer) as server:
+            machine = rig.start(over_http(rig, server, grant))
+            until(lambda: bucket.held, "an upload under way")
+            machine.kill()
+            bucket.go_on()
+        assert len(rig.store.keys(machine.prefix + "data/")) >= 3
         assert rig.accepted(2) == []
         assert [offer.name for offer in rig.restores(1, 2)] == ["step-1"]
 
@@ -69,7 +73,7 @@ def test_a_kill_in_the_middle_of_a_restore_leaves_nothing_that_looks_complete(tm
         assert first.wait() == 0
         check = "seq 100000 | cmp - $SPOTD_RESUME/w && ls -A $SPOTD_CHECKPOINT_DIR"
         grant = rig.grant(["/bin/sh", "-c", check], attempt=2, restore=rig.restores(1), chunk_bytes=16384)
-        bucket = HeldReads(rig, answered=10)
+        bucket = HeldBucket(rig, method="GET", free=10)
         with Server(bucket.answer) as server:
             grant = over_http(rig, server, grant)
             machine = rig.start(grant)

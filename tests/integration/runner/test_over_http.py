@@ -105,7 +105,7 @@ def over_http(rig: Rig, server: Server, grant: Grant) -> Grant:
 
 
 def test_a_job_is_saved_and_resumed_through_a_store_that_fails_now_and_then(tmp_path: Path) -> None:
-    train = [sys.executable, "-IS", "train.py", "500", "0.2", "marked"]
+    train = [sys.executable, "-IS", "train.py", "1", "600", "marked"]
     with Rig(tmp_path) as rig:
         bucket = Bucket(rig, failures=0.1, seed=7)
         with Server(bucket.answer) as server:
