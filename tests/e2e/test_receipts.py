@@ -9,6 +9,7 @@ import pytest
 
 from spotd_providers.contract.values import MicroUsdPerHour
 from spotd_providers.local.hosts import Segment
+from tests.cases import every
 from tests.e2e.receipts import disagreements
 
 BEGAN = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -35,7 +36,7 @@ def receipt(spent: float, **changes: Any) -> dict[str, Any]:
     return {"id": "j1", "name": "train", "attempts": [line]}
 
 
-@pytest.mark.parametrize(
+@every(
     ("found", "spans", "differs"),
     [
         pytest.param(receipt(0.10), [span(10)], False, id="the same"),

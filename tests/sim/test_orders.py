@@ -5,9 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, cast
 
-import pytest
-
 from spotd_providers.contract.values import ProviderName
+from tests.cases import every
 from tests.sim.cloud import Cloud, Trade
 from tests.sim.daemon import EPOCH
 from tests.sim.orders import Orders
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 DOWN, UP = -100, 100
 
 
-@pytest.mark.parametrize(
+@every(
     ("leaps", "is_judged"),
     [
         ([DOWN], True),

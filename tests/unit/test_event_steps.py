@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from spotd.lists import steps
+from tests.cases import every
 from tests.unit.api import made_responses as made
 
 J, K = "6j00000001", "6j00000002"
@@ -50,7 +49,7 @@ def test_a_change_of_job_and_attempt_and_machine_for_one_reason_is_one_step() ->
     ]
 
 
-@pytest.mark.parametrize(
+@every(
     "second",
     [
         event(1, "job.failed", "the command failed", job=K),
@@ -92,7 +91,7 @@ def test_one_checkpoint_is_as_it_was_and_deletions_alone_are_counted() -> None:
     assert shown(*dropped) == [("checkpoint.dropped", "deleted 3 old checkpoints")]
 
 
-@pytest.mark.parametrize("data", [{}, {"name": None, "step": None}, {"name": "\x1b[31mred", "step": None}])
+@every("data", [{}, {"name": None, "step": None}, {"name": "\x1b[31mred", "step": None}])
 def test_a_checkpoint_without_a_step_is_named_harmlessly(data: dict[str, Any]) -> None:
     found = steps([saved(1, 1), event(2, "checkpoint.accepted", "x", data=data)])
     assert [one.message for one in found] in (["2 checkpoints"], ["2 checkpoints, newest red"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from spotd.lists import rates_of
+from tests.cases import every
 from tests.unit.api import made_responses as made
 
 ATTEMPT = made.attempt(attempt=2, launched_at="2026-11-21T08:00:00.000Z", effective_usd_h=0.40)
@@ -26,7 +25,7 @@ def test_each_change_of_the_bid_begins_a_period() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@every(
     "event",
     [
         change("09:00", kind="bid.raising"),

@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from tests.cases import every
 from tests.unit.test_docs import USER_PAGES
 
@@ -176,7 +174,7 @@ def test_a_banned_word_is_nowhere(phrase: str) -> None:
     assert _places(phrase) == {}
 
 
-@pytest.mark.parametrize(("phrase", "bound"), REMAINING.items())
+@every(("phrase", "bound"), REMAINING.items())
 def test_a_word_that_is_to_go_does_not_come_back(phrase: str, bound: int) -> None:
     places = _places(phrase)
     assert sum(places.values()) <= bound, f"{phrase!r} is in more places than before: {places}"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from spotd_jobs.runner import complete, manifest
+from tests.cases import every
 
 SETTLE_S = 10.0
 JUST_NOW, LONG_AGO = 0.5, 11.0
@@ -272,7 +273,7 @@ def test_a_file_written_over_in_place_is_noticed_through_its_stage(tmp_path: Pat
         stage.open(seen.inside()["w"])
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "target", "inside"),
     [
         ("c/a", "b", True),

@@ -20,6 +20,7 @@ from spotd_jobs.runner import process, shutdown
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.grant_sinks import sink_of
 from spotd_jobs.wire.client.sinks import SinkDenied, SinkError
+from tests.cases import every
 from tests.integration.runner.rig import until
 from tests.integration.runner.servers import Answer, Request, Server
 
@@ -86,7 +87,7 @@ def test_puts_share_a_connection_and_survive_one_that_was_closed() -> None:
     web.drop_connections()
 
 
-@pytest.mark.parametrize(("status", "kind"), [(403, SinkDenied), (400, SinkDenied), (503, SinkError), (500, SinkError)])
+@every(("status", "kind"), [(403, SinkDenied), (400, SinkDenied), (503, SinkError), (500, SinkError)])
 def test_a_store_s_refusal_is_told_by_its_code_and_nothing_secret(status: int, kind: type[SinkError]) -> None:
     body = b"<Error><Code>AccessDenied</Code><Message>cG9saWN5</Message></Error>"
     with Server(lambda request: Answer(status, body)) as server, pytest.raises(kind) as caught:
@@ -130,7 +131,7 @@ def test_an_answer_that_is_cut_short_is_never_taken_for_the_whole() -> None:
         web.read(server.url + "/grant.json", 1000)
 
 
-@pytest.mark.parametrize(
+@every(
     ("size", "block", "taken"),
     [(9, 4, [4, 4, 1]), (8, 4, [4, 4]), (0, 4, []), (10, 4, [4, 4, 2]), (11, 4, web.TooLarge), (99, 4, web.TooLarge)],
 )
@@ -158,7 +159,7 @@ def test_blocks_of_an_answer_that_is_cut_short_are_an_error_in_the_end() -> None
     assert b"".join(found) == b"0123456"
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, web.Missing), (403, web.Denied), (503, web.WebError)])
+@every(("status", "kind"), [(404, web.Missing), (403, web.Denied), (503, web.WebError)])
 def test_reading_tells_gone_from_refused_from_later(status: int, kind: type[web.WebError]) -> None:
     with Server(lambda request: Answer(status)) as server, pytest.raises(kind) as caught:
         web.read(server.url + "/x?X-Amz-Signature=s3cret", 1000)

@@ -20,6 +20,7 @@ from spotd_jobs.runner.process import OomWatch
 from spotd_jobs.runner.shutdown import ShutdownWatch, Stop, Wakeups
 from spotd_jobs.runner.store import GrantKeeper
 from spotd_jobs.wire.client import sinks
+from tests.cases import every
 from tests.integration.runner.inside import runner_grant, store_of
 from tests.integration.runner.rig import Rig
 
@@ -161,7 +162,7 @@ def test_only_a_whole_notice_file_is_a_notice(content: str, reason: str | None, 
     assert (found.reason if found else None) == reason
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "clean"),
     [
         ("plain", "plain"),
@@ -209,7 +210,7 @@ def test_a_job_never_begins_without_the_guard_that_ends_it_with_its_runner(
     assert not (tmp_path / "began").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     ("ended", "words", "hard"),
     [
         (process.ProcessEnd(3, None, 0.0), "exit code 3", False),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spotd_jobs.start import ScriptTooLong, build_runner, start_script
+from tests.cases import every
 from tests.integration.runner.rig import Rig
 from tests.integration.runner.servers import Answer, Request, Server
 
@@ -172,7 +173,7 @@ def test_a_script_over_the_limit_is_refused_with_the_excess() -> None:
         start_script("https://bucket.example/", 1000)
 
 
-@pytest.mark.parametrize("env", [{"A B": "x"}, {"A": "x\ny"}, {"A": "\0"}, {"1A": "x"}])
+@every("env", [{"A B": "x"}, {"A": "x\ny"}, {"A": "\0"}, {"1A": "x"}])
 def test_an_environment_that_a_shell_could_misread_is_refused(env: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         start_script("file:///g", extra_env=env)

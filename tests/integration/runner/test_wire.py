@@ -26,6 +26,7 @@ from spotd_jobs.wire.reports import (
     parse_event,
     parse_heartbeat,
 )
+from tests.cases import every
 from tests.integration.runner.rig import Stored
 
 JOB, ATTEMPT = "j1", 2
@@ -122,7 +123,7 @@ def test_an_exit_event_that_says_nonsense_gives_no_exit() -> None:
     assert parse_event(json.dumps(odd).encode(), job_id=JOB, attempt=ATTEMPT).exit() is None
 
 
-@pytest.mark.parametrize(
+@every(
     "change",
     [
         {"attempt": 3}, {"job": "j2"}, {"seq": -1}, {"seq": "5"}, {"seq": True}, {"seq": 2**70}, {"phase": "sleep"},
@@ -175,7 +176,7 @@ def test_thousands_of_mutated_documents_raise_nothing_but_the_one_error() -> Non
     assert refused > 3000
 
 
-@pytest.mark.parametrize(
+@every(
     "bomb",
     [b"[" * 60_000, b'{"a":' * 10_000, b"1" * 60_000, b'"' + b"\\u0000" * 9_000 + b'"'],
     ids=["brackets", "objects", "digits", "escapes"],
@@ -219,7 +220,7 @@ PATHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: repr(path[:20]))
+@every("path", PATHS, ids=lambda path: repr(path[:20]))
 def test_a_manifest_with_a_path_that_could_leave_its_folder_is_refused(path: str) -> None:
     assert isinstance(verdict(manifest(entry("step-5/a"), entry(path))), BadManifest)
 
@@ -252,14 +253,14 @@ UNSOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("document", UNSOUND.values(), ids=UNSOUND.keys())
+@every("document", UNSOUND.values(), ids=UNSOUND.keys())
 def test_a_manifest_that_does_not_hold_together_is_refused(document: dict[str, Any]) -> None:
     refused = verdict(document)
     assert isinstance(refused, BadManifest)
     assert not refused.missing
 
 
-@pytest.mark.parametrize(
+@every(
     "stored", [None, Stored(3, None), Stored(4, hashlib.sha256(b"DATA").hexdigest())], ids=["absent", "short", "other"]
 )
 def test_a_manifest_whose_chunks_are_not_all_in_the_store_is_refused(stored: Stored | None) -> None:

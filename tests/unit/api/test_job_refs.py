@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from spotd.api.responses import Ambiguous, JobHead, NotFound, resolve
+from tests.cases import every
 
 HEADS = [
     JobHead(id="aa11", name="train", is_final=True, order=1),
@@ -16,7 +17,7 @@ HEADS = [
 ]
 
 
-@pytest.mark.parametrize(
+@every(
     ("ref", "found"),
     [
         pytest.param("aa11", "aa11", id="exact id"),
@@ -31,14 +32,14 @@ def test_a_reference_means_one_job(ref: str, found: str) -> None:
     assert resolve(ref, HEADS) == found
 
 
-@pytest.mark.parametrize("ref", ["aa", "twice"])
+@every("ref", ["aa", "twice"])
 def test_a_reference_that_means_several_lists_them(ref: str) -> None:
     with pytest.raises(Ambiguous) as caught:
         resolve(ref, HEADS)
     assert len([head for head in HEADS if head.id in caught.value.hint]) == 2
 
 
-@pytest.mark.parametrize("ref", ["", "zz", "TRAIN", "rain"])
+@every("ref", ["", "zz", "TRAIN", "rain"])
 def test_a_reference_to_nothing_is_not_found(ref: str) -> None:
     with pytest.raises(NotFound):
         resolve(ref, HEADS)

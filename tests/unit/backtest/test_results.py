@@ -16,6 +16,7 @@ from spotd.backtest.recorded import GONE, UNKNOWN, Assumptions, BacktestRefused,
 from spotd.backtest.result import CeilingAdvice, Summary, advice_on, percentile, summarized
 from spotd.backtest.run import End, RunOutcome
 from spotd_jobs.spec.model import Deadline, JobSpec, PriceLimit, Resources, Schedule, WatchdogPolicy
+from tests.cases import every
 from tests.unit.backtest.builders import CLOUD, FEES, START, job, offer, random_market, recorded_market
 
 HOUR = 3600
@@ -104,7 +105,7 @@ def test_a_price_of_exactly_the_ceiling_ends_the_waiting() -> None:
     assert (outcome.end, outcome.waiting_s) == (End.FINISHED, 2 * HOUR)
 
 
-@pytest.mark.parametrize(("price", "losses"), [(220_000, 0), (220_001, 1)])
+@every(("price", "losses"), [(220_000, 0), (220_001, 1)])
 def test_a_machine_is_lost_once_the_price_is_above_its_bid(price: int, losses: int) -> None:
     """$0.20 wins, and a tenth more is bid."""
     changes = [(START, 0, 200_000), (START + HOUR, 0, price), (START + HOUR + 300, 0, 200_000)]
@@ -113,7 +114,7 @@ def test_a_machine_is_lost_once_the_price_is_above_its_bid(price: int, losses: i
     assert (outcome.end, outcome.preemptions) == (End.FINISHED, losses)
 
 
-@pytest.mark.parametrize(("rule", "losses"), [(VanishedRule.LOST, 1), (VanishedRule.KEPT, 0)])
+@every(("rule", "losses"), [(VanishedRule.LOST, 1), (VanishedRule.KEPT, 0)])
 def test_what_becomes_of_a_machine_whose_offer_vanishes_is_a_rule(rule: VanishedRule, losses: int) -> None:
     changes = [(START, 0, 200_000), (START + HOUR, 0, GONE), (START + 2 * HOUR, 0, 200_000)]
     recorded = recorded_market([offer()], changes, begins_at=START, ends_at=START + 9 * HOUR)

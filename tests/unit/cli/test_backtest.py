@@ -258,7 +258,7 @@ def test_the_picture_is_drawn(ctl: Ctl, place: Path, ending: str) -> None:
     assert pictures[0].startswith(b"<?xml" if ending == "svg" else b"\x89PNG")
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "count", "amounts"),
     [
         ("1.5..3.0", 4, [1_500_000, 2_000_000, 2_500_000, 3_000_000]),

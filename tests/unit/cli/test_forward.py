@@ -22,6 +22,7 @@ from spotd.shell_address import fault_of
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.provider import PortConnection
 from spotd_providers.contract.values import Capability, InstanceRef, Power
+from tests.cases import every
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.daemon.shop import Shop
@@ -215,7 +216,7 @@ def test_what_is_no_port_is_refused_by_the_daemon(port: str, ctl: Ctl, shop: Lea
         Transport(Path(os.environ["SPOTD_SOCKET"])).json("GET", f"/v1/jobs/llama-lora/ports/{port}")
 
 
-@pytest.mark.parametrize(
+@every(
     ("host", "command"),
     [
         ("", ()),

@@ -13,6 +13,7 @@ from spotd.core.domain.states import JobState
 from spotd.core.domain.world import UnreadableRow
 from spotd.store import Reads
 from spotd.words import dollars, money, price, run_span, short_span, size_text, span_text
+from tests.cases import every
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -252,7 +253,7 @@ def test_refusals_have_their_exit_codes(stocked: Ctl, failure: Exception, code: 
     assert "Traceback" not in result.err
 
 
-@pytest.mark.parametrize(
+@every(
     ("usd", "text"),
     [(None, "-"), (0.0, "0.00"), (0.0001, "<0.001"), (0.0328, "0.033"), (12.345, "12.35"), (-1.5, "-1.50")],
 )
@@ -354,7 +355,7 @@ def test_retry_of_a_success_needs_the_word_for_it(ctl: Ctl) -> None:
     assert ctl.rig.job(name).state is JobState.QUEUED
 
 
-@pytest.mark.parametrize(
+@every(
     ("schedule", "expected"),
     [
         ({}, ""),

@@ -14,6 +14,7 @@ from spotd.cli.entry import CommandFailed
 from spotd.cli.inputs import line_filter
 from spotd.cli.inputs.line_filter import LineFilter, expression, plain_text
 from spotd.core.domain.intents import JobId
+from tests.cases import every
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -26,7 +27,7 @@ def kept(text: str, pattern: str, *, context: int = 0) -> str:
 TEXT = "".join(f"step {n}\n" for n in range(10))
 
 
-@pytest.mark.parametrize(
+@every(
     ("pattern", "context", "shown"),
     [
         pytest.param("step 3", 0, [3], id="one"),
@@ -95,7 +96,7 @@ def test_a_catastrophic_expression_is_given_up(pattern: str, monkeypatch: pytest
     assert matches("") is (re.search(pattern, "") is not None), "and the next line is matched as ever"
 
 
-@pytest.mark.parametrize("pattern", ["(", "[z-a]", "*", "(?P<a>x)(?P<a>y)", "x" + "(" * 50, "a{99999999999}"])
+@every("pattern", ["(", "[z-a]", "*", "(?P<a>x)(?P<a>y)", "x" + "(" * 50, "a{99999999999}"])
 def test_what_is_no_expression_is_refused(pattern: str) -> None:
     with pytest.raises(CommandFailed, match="no regular expression"):
         expression(pattern, ignore_case=False)

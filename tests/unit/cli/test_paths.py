@@ -7,11 +7,12 @@ import platformdirs
 import pytest
 
 from spotd import paths
+from tests.cases import every
 
 HOME = {"HOME": "/home/u"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("environ", "socket"),
     [
         ({"SPOTD_SOCKET": "/a/b", "RUNTIME_DIRECTORY": "/run/spotd"}, "/a/b"),
@@ -25,7 +26,7 @@ def test_the_socket_is_where_the_design_says(environ: dict[str, str], socket: st
     assert paths.socket_path({**HOME, **environ}) == Path(socket)
 
 
-@pytest.mark.parametrize("value", ["relative", "  "])
+@every("value", ["relative", "  "])
 def test_a_runtime_folder_that_is_not_absolute_is_ignored(value: str) -> None:
     assert paths.runtime_dir({**HOME, "XDG_RUNTIME_DIR": value}) == paths.runtime_dir(HOME)
 

@@ -17,6 +17,7 @@ from spotd.daemon.market.guarded import guarded
 from spotd.shell_address import fault_of
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Capability, InstanceRef, Power, ShellAddress
+from tests.cases import every
 from tests.fakes.ssh.sshd import SSHD, real_sshd
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
@@ -131,7 +132,7 @@ def test_an_address_that_ssh_would_act_on_is_refused_twice(
     assert "the machine's address cannot be used" in result.err
 
 
-@pytest.mark.parametrize("host", ["h", "ssh.runpod.io", "203.0.113.5", "2001:db8::1", "a-b.example"])
+@every("host", ["h", "ssh.runpod.io", "203.0.113.5", "2001:db8::1", "a-b.example"])
 def test_ordinary_addresses_are_taken(host: str) -> None:
     assert fault_of(host, 22, "7h9k2m4n6p-64411eb2") == ""
 

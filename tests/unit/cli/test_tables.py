@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from spotd.cli.commands.jobs import ls_columns
 from spotd.cli.commands.prices import EXPLAIN_COLUMNS
 from spotd.cli.views.table import Cell, Column, fitted, plain, rows_of, state_cell, widths_for
 from spotd.words import STATE_COLOURS
+from tests.cases import every
 from tests.unit.api import made_responses
 
 JOBS = [
@@ -60,7 +59,7 @@ def test_on_a_narrower_terminal_the_least_important_columns_go() -> None:
     assert lines[0].endswith("AGE")
 
 
-@pytest.mark.parametrize("width", [40, 60, 79, 80, 81, 100, 119, 120, 200])
+@every("width", [40, 60, 79, 80, 81, 100, 119, 120, 200])
 def test_no_line_is_ever_wider_than_the_terminal(width: int) -> None:
     text, _ = fitted(EXPLAIN_COLUMNS, rows_of(EXPLAIN_COLUMNS, [made_responses.quote()]), width=width, colour=True)
     assert max(len(re.sub("\x1b\\[[0-9;]*m", "", line)) for line in text.splitlines()) <= width

@@ -13,6 +13,7 @@ from spotd.cli.entry import CommandFailed
 from spotd.cli.inputs.draft import DEPTH_MAX, YamlRefused, read_draft, read_yaml
 from spotd.cli.inputs.task_files import TaskFile, read_task
 from spotd_jobs.spec.model import JobSpec, MarketChoice
+from tests.cases import every
 
 TASKS = Path(__file__).with_name("tasks")
 BASH = ["bash", "-c"]
@@ -121,26 +122,26 @@ def test_there_are_twenty_files_and_each_is_read_or_refused() -> None:
     assert not READ.keys() & REFUSED.keys()
 
 
-@pytest.mark.parametrize("name", READ)
+@every("name", READ)
 def test_the_common_part_is_read(name: str) -> None:
     found = task(name)
     assert found.refusals == []
     assert {path: at(found, path) for path in READ[name]} == READ[name]
 
 
-@pytest.mark.parametrize("name", IGNORED)
+@every("name", IGNORED)
 def test_each_key_that_is_not_read_is_named_with_a_sentence(name: str) -> None:
     found = task(name)
     assert sorted(key for key, _ in found.ignored) == sorted(IGNORED[name])
     assert all(len(why) > 10 for _, why in found.ignored)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@every("name", REFUSED)
 def test_what_is_no_job_of_spotd_is_refused_with_a_sentence(name: str) -> None:
     assert [one.key for one in task(name).refusals] == REFUSED[name]
 
 
-@pytest.mark.parametrize("name", READ)
+@every("name", READ)
 def test_what_was_read_is_a_job_that_the_parser_takes(name: str) -> None:
     path = next(TASKS.glob(f"{name}.*"))
     flags: dict[str, Any] = {} if "image" in task(name).job else {"image": "python:3.12"}
@@ -193,7 +194,7 @@ def laughs() -> bytes:
     return "\n".join(lines).encode()
 
 
-@pytest.mark.parametrize(
+@every(
     ("raw", "words", "line"),
     [
         pytest.param(laughs(), "uses the alias *a0", 2, id="a billion laughs"),

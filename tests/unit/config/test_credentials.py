@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from spotd.config.credentials import CredentialMissing, CredentialRef, resolve_credential
+from tests.cases import every
 
 SECRET = "hunter2-hunter2"
 
@@ -66,7 +67,7 @@ def test_a_missing_secret_says_where_it_was_looked_for_and_never_what_was_found(
         chain = chain.__cause__ or chain.__context__
 
 
-@pytest.mark.parametrize(
+@every(
     "data",
     [
         pytest.param({}, id="empty"),

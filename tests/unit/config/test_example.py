@@ -4,13 +4,12 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.example import example_text
 from spotd.config.load import load, understand
 from spotd.config.model import SECTIONS, BucketSection
 from spotd.config.notify import NotifySection
+from tests.cases import every
 
 COMMITTED = Path(__file__).parents[3] / "config.example.toml"
 
@@ -32,7 +31,7 @@ def test_the_example_is_a_config_that_works_and_equals_the_defaults() -> None:
     assert enabled[0].settings == defaults.config.providers[0].settings
 
 
-@pytest.mark.parametrize("name", sorted(InstalledPlugins().bundled()))
+@every("name", sorted(InstalledPlugins().bundled()))
 def test_what_stands_in_the_section_of_a_provider_are_its_defaults(name: str) -> None:
     """In units as well: dollars that are kept as micro-dollars stood there a million times too high."""
     data = tomllib.loads(COMMITTED.read_text(encoding="utf-8"))["providers"][name]

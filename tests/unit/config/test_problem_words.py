@@ -7,13 +7,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from spotd.config.values import problems_of
 from spotd_providers.googlecloud.wire import GoogleSettings
+from tests.cases import every
 
 
 class Narrow(BaseModel):
     name: str = Field(pattern=r"^[a-z]{1,9}$")
 
 
-@pytest.mark.parametrize("given", ["", "two words", "a" * 10_000, "\u202e"])
+@every("given", ["", "two words", "a" * 10_000, "\u202e"])
 def test_a_text_that_a_key_does_not_take_is_refused_in_words(given: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Narrow(name=given)
@@ -27,9 +28,7 @@ class Listed(BaseModel):
     types: tuple[str, ...] = Field(min_length=1, max_length=2)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"), [((), "has fewer entries than the 1 that it needs"), ("abc", "has more entries than 2")]
-)
+@every(("given", "words"), [((), "has fewer entries than the 1 that it needs"), ("abc", "has more entries than 2")])
 def test_a_list_that_is_too_short_or_too_long_is_refused_in_words(given: str, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Listed(types=tuple(given))

@@ -12,6 +12,7 @@ from spotd.config.load import Loaded, load, understand
 from spotd.config.values import ConfigError
 from spotd.daemon.policy import changes
 from spotd.service.main import load_settings
+from tests.cases import every
 
 GOOD = {"server": "ghcr.io", "username": "me", "password": {"env": "TOKEN"}}
 PASSWORD = "canary-password-0c1f"
@@ -23,7 +24,7 @@ def problems(table: Any, name: str = "ghcr") -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "server"),
     [
         ("ghcr.io", "ghcr.io"),
@@ -40,14 +41,12 @@ def test_a_server_is_kept_as_images_name_it(written: str, server: str) -> None:
     assert found.registries["one"].server == server
 
 
-@pytest.mark.parametrize(
-    "server", ["", "ghcr", "https://ghcr.io", "ghcr.io/me", "ghcr.io:", "-.io", "a b.io", 7, "é.io"]
-)
+@every("server", ["", "ghcr", "https://ghcr.io", "ghcr.io/me", "ghcr.io:", "-.io", "a b.io", 7, "é.io"])
 def test_what_is_no_server_is_refused(server: object) -> None:
     assert "registries.ghcr.server" in problems({**GOOD, "server": server})
 
 
-@pytest.mark.parametrize("username", ["", "a b", "é", "x" * 256, "a\nb", None, 3])
+@every("username", ["", "a b", "é", "x" * 256, "a\nb", None, 3])
 def test_what_is_no_name_to_log_in_with_is_refused(username: object) -> None:
     assert "registries.ghcr.username" in problems({**GOOD, "username": username})
 
@@ -56,12 +55,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
     assert 'did you mean "password"?' in problems({**GOOD, "pasword": {"env": "X"}})
 
 
-@pytest.mark.parametrize("key", ["server", "username", "password"])
+@every("key", ["server", "username", "password"])
 def test_each_key_is_needed(key: str) -> None:
     assert f"registries.ghcr.{key}: is missing" in problems({k: v for k, v in GOOD.items() if k != key})
 
 
-@pytest.mark.parametrize("name", ["Ghcr", "", "x" * 33, "a.b"])
+@every("name", ["Ghcr", "", "x" * 33, "a.b"])
 def test_a_name_is_a_short_plain_word(name: str) -> None:
     assert "is no name for a registry" in problems(GOOD, name)
 

@@ -18,6 +18,7 @@ from spotd.core.domain.world import World
 from spotd.core.recovery import LaunchRecord, Survey, Unknown
 from spotd.daemon.job_records import from_document, to_document
 from spotd_providers.contract.values import InstallId, MicroUsd
+from tests.cases import every
 from tests.unit.store import values as v
 
 NOW = v.NOW + timedelta(hours=3)
@@ -72,7 +73,7 @@ def test_a_job_whose_numbers_left_no_record_waits_until_no_machine_of_it_can_liv
     assert held >= NOW + v.POLICY.lease
 
 
-@pytest.mark.parametrize("state", [s for s in JobState if s.is_final])
+@every("state", [s for s in JobState if s.is_final])
 def test_a_job_that_had_ended_stays_ended(state: JobState) -> None:
     plan, world = rebuilt(lost(v.job(state=state, attempts_made=2, ended_at=v.NOW)))
     assert plan.jobs[v.job_id("j1")].state is state
@@ -138,7 +139,7 @@ AT_ONCE = {
 SOON = {"a checkpoint": {"checkpoints": (v.checkpoint(),)}, "cost": {"spent": MicroUsd(5)}}
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "is_written", "at_once"),
     [
         *((change, False, False) for change in PASSING.values()),
@@ -160,7 +161,7 @@ def test_a_record_is_read_as_it_was_written(job: Job) -> None:
     assert from_document(to_document(written)) == written
 
 
-@pytest.mark.parametrize(
+@every(
     "data",
     [b"", b"{}", b"[]", b"null", b'{"schema": 2}', b'{"schema": 1, "spec": {}, "record": {}}', b"\xff", b"[" * 100_000],
 )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from spotd.core.domain.states import AttemptState
 from spotd.core.requests import AGENT, day_problem
 from spotd_providers.contract.values import MicroUsd
+from tests.cases import every
 from tests.unit.core.builders import NOW, world_with
 
 USD = 1_000_000
 
 
-@pytest.mark.parametrize(
+@every(
     ("budget", "cost", "free"),
     [(10, 0, 15), (10, 9, 15), (10, 20, 5), (1, 20, 5)],
     ids=["new", "in", "over", "lowered"],

@@ -191,7 +191,7 @@ def test_a_job_that_waits_is_told_why(
     assert words in plan.verdicts[wants.id].sentence
 
 
-@pytest.mark.parametrize(
+@every(
     ("choice", "bought"),
     [(None, "bid"), (MarketChoice.SPOT, "bid"), (MarketChoice.AUTO, "fixed"), (MarketChoice.ON_DEMAND, "fixed")],
 )
@@ -201,7 +201,7 @@ def test_on_demand_is_bought_beside_spot_only_by_jobs_that_accept_it(choice: Mar
     assert launched(decide(world(job(1, resources=wanted)), sold, NOW)) == {"j1": bought}
 
 
-@pytest.mark.parametrize(
+@every(
     ("choice", "sells_spot", "bought"),
     [
         (None, False, True),
@@ -235,7 +235,7 @@ def test_a_host_that_cools_down_is_passed_over() -> None:
     assert launched(decide(stage, market(offer("a", price=1)), NOW + timedelta(minutes=2))) == {"j1": "a"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("reason", "after"),
     [
         pytest.param(EndReason.OUTBID, timedelta(minutes=4), id="outbid"),
@@ -259,7 +259,7 @@ def test_a_host_that_only_cost_more_for_a_while_is_back_long_before_one_that_fai
     assert launched(decide(stage, market(offer(), at=later), later)) == {"j1": "o1"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("loss", "reason", "span"),
     [
         (Loss.PREEMPTED, EndReason.PREEMPTED, 3 * MINUTE),
@@ -282,7 +282,7 @@ def test_what_a_provider_says_of_a_paused_machine_decides_for_how_long_its_host_
     assert [(c.scope, c.subject, c.until - NOW) for c in plan.cooldowns] == [(CooldownScope.HOST, "host-o1", span)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("failure", "sentence"),
     [
         pytest.param(LaunchFailure.AUTH, "shop is left alone for a while: the key was refused", id="key"),

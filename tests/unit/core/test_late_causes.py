@@ -20,6 +20,7 @@ from spotd.core.late_causes import CORRECTED_WITHIN, correct_end
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import retry
 from spotd_providers.contract.values import HostId, Instance, InstanceState, Loss, Market, MicroUsd
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, world_with
 from tests.unit.core.checkpoints.test_found_late import saved
 
@@ -145,7 +146,7 @@ def test_a_correction_is_made_once() -> None:
 STOP = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW)
 
 
-@pytest.mark.parametrize(
+@every(
     ("attempt", "row", "now"),
     [
         pytest.param({"end_reason": EndReason.DONE}, TAKEN, NOW + MINUTE, id="done"),
@@ -168,7 +169,7 @@ def test_nothing_else_is_corrected(attempt: dict[str, Any], row: Instance, now: 
     assert correct(world, owner, replace(item, **attempt), row, now).is_empty
 
 
-@pytest.mark.parametrize("ended_at", [None, NOW + 2 * MINUTE], ids=["unstated", "first seen absent later"])
+@every("ended_at", [None, NOW + 2 * MINUTE], ids=["unstated", "first seen absent later"])
 def test_a_machine_that_a_list_showed_as_over_before_its_end_was_taken_before_it(ended_at: datetime | None) -> None:
     world, owner, item = lost(over_since=NOW - MINUTE)
     plan = correct(world, owner, item, replace(TAKEN, ended_at=ended_at), NOW + 3 * MINUTE)
@@ -233,7 +234,7 @@ def test_a_job_does_not_fail_for_a_start_that_was_lost_before_its_provider_can_h
     assert found.reason == "the provider took the machine back"
 
 
-@pytest.mark.parametrize(("starts", "waits"), [(4, True), (6, True), (19, True), (20, False), (25, False)])
+@every(("starts", "waits"), [(4, True), (6, True), (19, True), (20, False), (25, False)])
 def test_a_job_that_has_saved_waits_up_to_the_bound_of_hosts_that_never_spoke(starts: int, *, waits: bool) -> None:
     world = at_the_limit(starts=starts)
     [item], [owner] = world.attempts.values(), world.jobs.values()
@@ -244,7 +245,7 @@ def test_a_job_that_has_saved_waits_up_to_the_bound_of_hosts_that_never_spoke(st
     assert after.state is (JobState.RECOVERING if waits else JobState.FAILED)
 
 
-@pytest.mark.parametrize(
+@every(
     ("world", "reason"),
     [
         pytest.param(at_the_limit(starts=5), EndReason.HOST_LOST, id="it has waited once"),

@@ -7,8 +7,6 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
 from spotd.core.budgets import hold
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.plan import applied
@@ -39,7 +37,7 @@ def test_a_clock_that_is_nearly_right_moves_nothing(seconds: float, step: int) -
     assert found.anchor.at == NOW + timedelta(seconds=seconds), "the timeline goes on as the uptime does"
 
 
-@pytest.mark.parametrize(
+@every(
     "step",
     [HOUR, -HOUR, 8 * HOUR, -8 * HOUR, timedelta(days=400), timedelta(days=-400), timedelta(seconds=11)],
     ids=str,
@@ -69,7 +67,7 @@ def test_after_a_restart_of_the_computer_the_wall_clock_is_taken() -> None:
     assert (found.step, found.anchor.at, found.anchor.unset_since) == (timedelta(0), NOW + 9 * HOUR, None)
 
 
-@pytest.mark.parametrize("wall", [datetime(1970, 1, 1, tzinfo=UTC), NOW - HOUR, NOW + HOUR / 2], ids=str)
+@every("wall", [datetime(1970, 1, 1, tzinfo=UTC), NOW - HOUR, NOW + HOUR / 2], ids=str)
 def test_a_clock_that_was_not_set_yet_dates_nothing_before_what_is_known(wall: datetime) -> None:
     known = NOW + HOUR
     found = dated(HERE, known, "two", 30.0, wall)
@@ -86,9 +84,7 @@ def test_once_that_clock_is_set_only_what_came_since_gets_another_date() -> None
     assert found.step == 8 * HOUR - MINUTE
 
 
-@pytest.mark.parametrize(
-    ("wall", "believed"), [(NOW - HOUR, True), (OLDEST - HOUR, False)], ids=["a date", "never set"]
-)
+@every(("wall", "believed"), [(NOW - HOUR, True), (OLDEST - HOUR, False)], ids=["a date", "never set"])
 def test_a_clock_that_stays_behind_was_ahead_before(wall: datetime, believed: bool) -> None:
     unset = dated(HERE, NOW, "two", 30.0, wall).anchor
     assert not wants_new_date(unset, NOW + 9 * MINUTE, wall + 9 * MINUTE)
@@ -109,7 +105,7 @@ def worlds() -> World:
     return replace(world, cooldowns=(cool,))
 
 
-@pytest.mark.parametrize("step", [timedelta(seconds=-1), 8 * HOUR, -8 * HOUR, timedelta(days=400)], ids=str)
+@every("step", [timedelta(seconds=-1), 8 * HOUR, -8 * HOUR, timedelta(days=400)], ids=str)
 def test_every_span_of_what_is_open_is_what_it_was(step: timedelta) -> None:
     before = worlds()
     plan = redated(before, step, NOW)
@@ -130,7 +126,7 @@ def test_every_span_of_what_is_open_is_what_it_was(step: timedelta) -> None:
     assert str(abs(step)).split(",")[0] in told.message
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "step", "ends"),
     [
         (VerdictKind.BUDGET_DAY, 8 * HOUR, datetime(2026, 3, 3, tzinfo=UTC)),

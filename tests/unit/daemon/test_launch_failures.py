@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.plan import applied
 from spotd.core.domain.world import World
@@ -21,6 +19,7 @@ from spotd_providers.contract.errors import (
     RateLimited,
     RequestRejected,
 )
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 
 LEAVES = sorted(
@@ -43,7 +42,7 @@ def made(leaf: type[ProviderError]) -> ProviderError:
     return leaf("why")
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.__name__)
+@every("leaf", LEAVES, ids=lambda leaf: leaf.__name__)
 def test_only_an_unknown_outcome_is_no_refusal(leaf: type[ProviderError]) -> None:
     refusal = refusal_of(made(leaf))
     if leaf is OutcomeUnknown:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spotd.estimates.machines import CARD_WATTS, WEEKS_PER_MONTH, Purchase, break_even
 from spotd_providers.contract.gpus import gpu_info
+from tests.cases import every
 
 USD = 1_000_000
 CARD = Purchase(
@@ -53,7 +54,7 @@ def test_a_machine_that_idles_pays_for_every_hour_of_the_month() -> None:
     assert idle.owning_month - busy.owning_month == Fraction(1, 10) * 150_000 * Fraction(7305, 10) * Fraction(3, 4)
 
 
-@pytest.mark.parametrize("hours", [0, -1, 169])
+@every("hours", [0, -1, 169])
 def test_a_week_has_168_hours(hours: int) -> None:
     with pytest.raises(ValueError, match="hours a week"):
         break_even(CARD, rent_hour=350_000, hours_per_week=Fraction(hours))

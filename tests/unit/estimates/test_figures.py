@@ -13,7 +13,7 @@ from spotd_jobs.spec.units import parse_number
 from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "params"),
     [("7B", 7 * 10**9), ("7b", 7 * 10**9), ("0.5B", 5 * 10**8), ("350M", 35 * 10**7), ("1.5T", 15 * 10**11),
      ("6738415616", 6738415616), (" 1100 K", 1_100_000)],
@@ -37,7 +37,7 @@ def test_what_is_no_number_of_parameters_is_refused(text: str, words: str) -> No
     assert "7B" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["-1", "nan", "inf", "1e3", "", "W", "0x10", "1001", "9" * 50])
+@every("text", ["-1", "nan", "inf", "1e3", "", "W", "0x10", "1001", "9" * 50])
 def test_a_figure_outside_its_bounds_is_refused(text: str) -> None:
     with pytest.raises(BadValue):
         parse_number(text, unit="W", most=1000)

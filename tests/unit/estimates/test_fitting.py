@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import pytest
-
 from spotd.estimates.machines import (
     GIB,
     MemoryNeeds,
@@ -16,6 +14,7 @@ from spotd.estimates.machines import (
 )
 from spotd.estimates.workload import Layout, Lora, Precision, Sharding, Workload
 from spotd_providers.contract.gpus import GPUS, GpuInfo, gpu_info
+from tests.cases import every
 from tests.unit.estimates.models import model
 
 LLAMA = model("llama-3.1-8b")
@@ -28,7 +27,7 @@ def gpu(name: str) -> GpuInfo:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "mib"),
     [
         ("RTX_4090", 24_564), ("A100_SXM_40", 40_536), ("L4", 23_034), ("L40S", 46_068), ("T4", 15_360),
@@ -47,7 +46,7 @@ def test_a_reported_size_is_used_nearly_whole() -> None:
     assert 0.97 < reported_bytes(24_564) / (24_564 * 2**20) < 0.99
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "precision", "can"),
     [
         ("V100_16", Precision.BF16, False), ("V100_16", Precision.FP16, True), ("A100_SXM_80", Precision.BF16, True),

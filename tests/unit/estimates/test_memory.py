@@ -19,6 +19,7 @@ from spotd.estimates.workload import (
     Workload,
     typical_architecture,
 )
+from tests.cases import every
 from tests.unit.estimates.models import model
 
 TRAIN = Workload(training=True)
@@ -39,7 +40,7 @@ def test_adamw_in_mixed_precision_holds_16_bytes_per_parameter() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "tokens", "gib"),
     [
         ("llama-3.1-8b", 16_000, 1.95), ("llama-3.1-8b", 128_000, 15.62),
@@ -52,7 +53,7 @@ def test_the_cache_is_what_hugging_face_states_for_llama(name: str, tokens: int,
     assert parts.cache / 2**30 == pytest.approx(gib, abs=0.01)
 
 
-@pytest.mark.parametrize(
+@every(
     ("optimizer", "bytes_per_param"),
     [
         (Optimizer.ADAMW, 8), (Optimizer.LION, 4), (Optimizer.MOMENTUM, 4), (Optimizer.SGD, 0),
@@ -122,7 +123,7 @@ def test_tensor_parallel_cards_share_the_cache_as_far_as_there_are_heads() -> No
     assert memory_parts(model("llama-3.1-8b"), work, Layout(tensor=16)).cache == whole // 8
 
 
-@pytest.mark.parametrize(
+@every(
     ("work", "layout", "words", "hint"),
     [
         (replace(TRAIN, precision=Precision.INT4), ONE, "cannot be trained themselves", "--lora"),

@@ -22,7 +22,7 @@ def test_every_family_is_held_by_a_published_model() -> None:
     assert {config["model_type"] for config in CONFIGS.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "billions"),
     [
         ("mixtral", 12.9),
@@ -82,7 +82,7 @@ def test_a_config_that_cannot_be_counted_is_refused_with_its_key(change: dict[st
     assert (caught.value.key, words in str(caught.value), bool(caught.value.hint)) == (key, True, True)
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "key"),
     [
         ({"num_experts": None}, "num_experts"),
@@ -98,14 +98,14 @@ def test_experts_that_cannot_be_are_refused(change: dict[str, Any], key: str) ->
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize("params", [PARAMS_MIN, 5 * 10**6, 10**8, 11 * 10**8, 7 * 10**9, 4 * 10**11, PARAMS_MAX])
+@every("params", [PARAMS_MIN, 5 * 10**6, 10**8, 11 * 10**8, 7 * 10**9, 4 * 10**11, PARAMS_MAX])
 def test_a_typical_shape_has_exactly_the_parameters_asked_for(params: int) -> None:
     shape = typical_architecture(params)
     assert shape.params == params
     assert shape.active_width > 0
 
 
-@pytest.mark.parametrize(
+@every(
     ("params", "hidden", "layers"),
     [(11 * 10**8, 2048, 16), (7 * 10**9, 4096, 32), (13 * 10**9, 5120, 40), (405 * 10**9, 16384, 128)],
 )
@@ -114,7 +114,7 @@ def test_a_typical_shape_is_near_that_of_llama(params: int, hidden: int, layers:
     assert (shape.hidden, shape.layers) == (hidden, layers)
 
 
-@pytest.mark.parametrize("params", [0, -1, PARAMS_MIN - 1, PARAMS_MAX + 1])
+@every("params", [0, -1, PARAMS_MIN - 1, PARAMS_MAX + 1])
 def test_no_model_has_that_many_parameters(params: int) -> None:
     with pytest.raises(ValueError, match="typical shape"):
         typical_architecture(params)

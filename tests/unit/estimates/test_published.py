@@ -6,8 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-import pytest
-
 from spotd.estimates.machines import rule_of_thumb
 from spotd.estimates.memory import memory_parts, outside_allocator
 from spotd.estimates.workload import KNOWN_ERRORS, KnownError, Layout, WorkKind, Workload, work_kind
@@ -53,7 +51,7 @@ def test_the_estimate_is_nearer_than_the_rule_of_thumb_in_every_kind_of_work() -
     assert all(2 * known.mean <= known.rule_mean + 2 for known in KNOWN_ERRORS.values())
 
 
-@pytest.mark.parametrize(("name", "cards", "gib"), [("llama-3.1-8b", 1, 14.96), ("llama-3.1-8b", 2, 7.48)])
+@every(("name", "cards", "gib"), [("llama-3.1-8b", 1, 14.96), ("llama-3.1-8b", 2, 7.48)])
 def test_weights_on_tensor_parallel_cards_are_what_vllm_prints(name: str, cards: int, gib: float) -> None:
     """github.com/vllm-project/vllm pull 10511: "model weights take" 14.96GiB, with two cards 7.48GiB each."""
     parts = memory_parts(model(name), Workload(training=False), Layout(tensor=cards))

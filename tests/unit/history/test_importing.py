@@ -15,6 +15,7 @@ from spotd.history import HISTORY_FILE, IMPORTED_FILE, History, HistoryUnavailab
 from spotd.history.file import without
 from spotd_providers.contract.provider import OfferPriceHistory, PriceHistoryPage
 from spotd_providers.contract.values import Market, MicroUsdPerGbMonth, MicroUsdPerHour, OfferId, PoolId, ProviderName
+from tests.cases import every
 from tests.unit.core.builders import SHOP, offer
 
 DAY_S, HOUR_S = 86_400, 3_600
@@ -152,7 +153,7 @@ def test_a_back_test_reads_the_imported_prices_beside_the_own_ones(tmp_path: Pat
     assert any("imported" in note for note in notes)
 
 
-@pytest.mark.parametrize(
+@every(
     ("watches", "other", "left"),
     [
         ([(0, 10)], [], [(0, 10)]),

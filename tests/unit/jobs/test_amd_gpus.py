@@ -13,6 +13,7 @@ from spotd_jobs.runner.amd_gpus import GPUS_MAX, names_of, parse_amd_smi, parse_
 from spotd_jobs.runner.heartbeat import GpuReader
 from spotd_jobs.wire.reports import Gpu
 from spotd_providers.contract.gpus import canonical, resolve
+from tests.cases import every
 
 # In the shape of amd-smi 7 on MI300X, cut to what is read and some of what is not.
 CARD: dict[str, Any] = {
@@ -63,13 +64,13 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("document", [[CARD], {"gpu_data": [CARD]}], ids=["amd-smi 6", "amd-smi 7"])
+@every("document", [[CARD], {"gpu_data": [CARD]}], ids=["amd-smi 6", "amd-smi 7"])
 def test_both_versions_of_amd_smi_are_read(document: Any) -> None:
     names = names_of(json.dumps(STATIC))
     assert parse_amd_smi(json.dumps(document), names) == [EXPECTED]
 
 
-@pytest.mark.parametrize(
+@every(
     "warning", ["WARNING: User is missing the following required groups: render, video.\n", "[!] no group {render}\n"]
 )
 def test_a_warning_before_the_figures_hides_none(warning: str) -> None:
@@ -86,14 +87,14 @@ def test_rocm_smi_is_read_in_the_units_of_the_others() -> None:
     assert (rows[1]["index"], rows[1]["power_w"], rows[1]["temp_c"], len(rows)) == (1, 36.0, None, 2)
 
 
-@pytest.mark.parametrize("value", ["N/A", None, True, [], {}, {"value": "N/A"}, float("nan"), 1e308, -1, "9" * 9999])
+@every("value", ["N/A", None, True, [], {}, {"value": "N/A"}, float("nan"), 1e308, -1, "9" * 9999])
 def test_a_figure_that_is_none_is_unknown_and_costs_no_other(value: Any) -> None:
     card = {**CARD, "usage": {"gfx_activity": value}}
     (row,) = parse_amd_smi(json.dumps([card]), {})
     assert row == {**EXPECTED, "name": "AMD GPU", "util_pct": None}
 
 
-@pytest.mark.parametrize("text", ["", "null", "[[[", "[" * 100_000, "7", '{"gpu_data": 3}', '[1, null, {"gpu": "0"}]'])
+@every("text", ["", "null", "[[[", "[" * 100_000, "7", '{"gpu_data": 3}', '[1, null, {"gpu": "0"}]'])
 def test_what_is_no_list_of_cards_is_none(text: str) -> None:
     assert (parse_amd_smi(text, {}), parse_rocm_smi(text), names_of(text)) == ([], [], {})
 
@@ -129,7 +130,7 @@ def test_the_runner_asks_the_tool_that_there_is(tmp_path: Path, monkeypatch: pyt
     assert GpuReader().read() == [EXPECTED]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "memory_mb", "gpu"),
     [
         ("AMD Instinct MI300X OAM", 196_592, "MI300X"),
@@ -143,7 +144,7 @@ def test_amd_names_are_canonical(name: str, memory_mb: int | None, gpu: str) -> 
     assert resolve(gpu.lower()) == frozenset({gpu})
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     [
         "AMD Instinct MI300X",

@@ -89,9 +89,7 @@ def test_no_encoding_hides_a_path_that_leads_outside(path: str) -> None:
     assert isinstance(verdict(document(file("c/w"), file(path))), BadManifest)
 
 
-@pytest.mark.parametrize(
-    "target", ["%2E%2E/%2E%2E/x", "/etc", "%2Fetc", "a/%2E%2E/%2E%2E/%2E%2E/x", "../../x", "", "%00"]
-)
+@every("target", ["%2E%2E/%2E%2E/x", "/etc", "%2Fetc", "a/%2E%2E/%2E%2E/%2E%2E/x", "../../x", "", "%00"])
 def test_no_encoding_hides_a_link_that_leads_outside(target: str) -> None:
     row = {"path": "c/l", "type": "link", "mode": 511, "target": target}
     assert isinstance(verdict(document(file("c/w"), row)), BadManifest)

@@ -35,7 +35,7 @@ def test_a_pattern_matches(pattern: str, path: str) -> None:
     assert unmatched_patterns([pattern], {path, "other"}) == ()
 
 
-@pytest.mark.parametrize(
+@every(
     ("pattern", "path"),
     [
         ("model", "models"),

@@ -32,6 +32,7 @@ from spotd_jobs.wire.client.dataset import (
     read_listing,
 )
 from spotd_jobs.wire.client.sinks import Unreadable
+from tests.cases import every
 from tests.fakes.hub import TOKEN, FakeHub, FakeRepository, running
 
 WEIGHTS = random.Random(3).randbytes(50_000)
@@ -302,7 +303,7 @@ def test_an_object_of_a_bucket_is_read_by_its_etag_and_one_that_was_changed_is_r
     web.drop_connections()
 
 
-@pytest.mark.parametrize(
+@every(
     "files",
     [
         (),

@@ -19,6 +19,7 @@ from spotd_jobs.objects.s3_client import S3Place, read_instant
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import SinkDenied
 from spotd_jobs.wire.client.sinks_s3 import PostSink
+from tests.cases import every
 from tests.fakes.seaweed import CANARY, Weed
 from tests.unit.jobs.store_contract import MUCH, StoreContract
 
@@ -233,7 +234,7 @@ def test_a_store_that_accepts_what_must_be_refused_gets_no_grants(gullible: str)
     store.put("k", b"the daemon itself may still use it")
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "2026-11-21T19:00:00.000Z",

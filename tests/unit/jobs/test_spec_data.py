@@ -48,7 +48,7 @@ def test_a_url_with_its_hash_is_taken_as_it_is_written() -> None:
     assert (one.source, one.is_url, one.is_folder) == (URL["source"], True, False)
 
 
-@pytest.mark.parametrize(
+@every(
     "source", ["s3://bucket", "s3://bucket/a/b/", "hf://org/model", "hf://datasets/org/set@refs/pr/1", "hf://o/m@v1.0"]
 )
 def test_a_bucket_and_a_repository_are_taken_as_they_are_written(source: str) -> None:
@@ -115,7 +115,7 @@ def test_what_cannot_be_meant_is_refused_with_its_place(table: Any, message: str
     assert "secret" not in str(refused.value.problems)
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "folder"),
     [("./set", "/jobs/set"), (".", "/jobs"), ("../set", "/set"), ("/data/set/", "/data/set"), ("set/", "/jobs/set")],
 )
@@ -130,7 +130,7 @@ def test_a_name_is_no_folder() -> None:
     assert not parsed(GOOD)[0].is_folder
 
 
-@pytest.mark.parametrize(("one", "other"), [("a", "a"), ("a/b", "a"), ("a", "a/b/c")])
+@every(("one", "other"), [("a", "a"), ("a/b", "a"), ("a", "a/b/c")])
 def test_two_datasets_cannot_share_a_folder(one: str, other: str) -> None:
     with pytest.raises(SpecError) as refused:
         parsed({"source": "x", "path": one}, {"source": "y", "path": other})

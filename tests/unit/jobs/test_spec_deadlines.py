@@ -20,7 +20,7 @@ from tests.unit.jobs.test_spec_windows import LEAST, problems, schedule_of
 _EIGHT = datetime(2026, 11, 24, 6, 0, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@every(
     "value",
     [
         "2026-11-24T08:00:00+02:00",

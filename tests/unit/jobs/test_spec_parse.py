@@ -152,7 +152,7 @@ def test_a_job_may_run_on_several_machines() -> None:
     assert "nodes" not in job_file(one)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "fewest", "most", "again"),
     [("2..4", 2, 4, "2..4"), (" 2 .. 64 ", 2, 64, "2..64"), ("3..3", 3, None, 3), ("4", 4, None, 4)],
 )

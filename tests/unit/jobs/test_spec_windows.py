@@ -28,7 +28,7 @@ def problems(**schedule: Any) -> dict[str, tuple[str, str]]:
     return {one.key: (one.message, one.hint) for one in caught.value.problems}
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "days", "start", "end", "words"),
     [
         ("Mon-Fri 22:00-08:00", (0, 1, 2, 3, 4), 1320, 480, "Mon-Fri 22:00-08:00"),
@@ -93,7 +93,7 @@ def test_windows_and_their_zone_go_together() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("zone", "hint"),
     [
         ("Europe/Kyjiv", 'did you mean "Europe/Kyiv"?'),

@@ -67,7 +67,7 @@ def test_every_duration_survives_its_own_text(duration: timedelta) -> None:
     assert units.parse_duration(units.format_duration(duration)) == duration
 
 
-@pytest.mark.parametrize(
+@every(
     ("duration", "text"),
     [
         (timedelta(seconds=90), "1m30s"),
@@ -94,7 +94,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), SIZES, ids=[text for text, _ in SIZES])
+@every(("text", "expected"), SIZES, ids=[text for text, _ in SIZES])
 def test_a_size_is_read_in_bytes(text: str, expected: int) -> None:
     assert units.parse_size(text) == expected
 
@@ -106,7 +106,7 @@ def test_a_size_is_rounded_up_to_what_holds_it() -> None:
     assert units.parse_size_gb("100GB") == 100
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "message", "hint"),
     [
         pytest.param(100, "100 has no unit of size", 'write "100GB" for gigabytes', id="number"),
@@ -181,14 +181,12 @@ def test_every_amount_survives_its_own_text(amount: int) -> None:
     assert units.parse_money(units.format_money(amount)) == amount
 
 
-@pytest.mark.parametrize(
-    ("amount", "text"), [(2_400_000, "2.40"), (1, "0.000001"), (120_000_000, "120.00"), (-2_500_000, "-2.50")]
-)
+@every(("amount", "text"), [(2_400_000, "2.40"), (1, "0.000001"), (120_000_000, "120.00"), (-2_500_000, "-2.50")])
 def test_money_has_at_least_cents(amount: int, text: str) -> None:
     assert units.format_money(amount) == text
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "expected"),
     [
         pytest.param(2.40, PriceLimit(per_gpu_hour=2_400_000), id="number"),
@@ -203,7 +201,7 @@ def test_a_price_limit_knows_its_unit(value: object, expected: PriceLimit) -> No
     assert units.parse_price(value) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "message"),
     [
         pytest.param("19.20/day", '"19.20/day" has the unknown unit "/day"', id="per day"),

@@ -23,6 +23,7 @@ from spotd_jobs.runner.elsewhere import UrlRun, data_run
 from spotd_jobs.runner.restore import Cancelled
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import DiskFull
+from tests.cases import every
 
 CONTENT = random.Random(11).randbytes(10_500)
 SPAN = 1000
@@ -240,7 +241,7 @@ def test_a_url_that_serves_nothing_is_refused_with_a_way_out(server: Server, pat
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(
+@every(
     "url",
     [
         "https://127.0.0.1/x",

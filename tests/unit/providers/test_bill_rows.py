@@ -12,6 +12,7 @@ from spotd_providers.contract.values import InstallId
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.vastai.listing import as_charges
 from spotd_providers.vastai.wire import ChargeRow
+from tests.cases import every
 
 DAY = timedelta(days=1)
 FIRST = datetime(2024, 11, 1, tzinfo=UTC)
@@ -36,7 +37,7 @@ def charges(raw: dict[str, Any]) -> list[tuple[str, datetime, datetime, int, str
     return [(c.kind, c.start, c.end, c.amount, c.currency) for c in found]
 
 
-@pytest.mark.parametrize(
+@every(
     ("end", "description", "until"),
     [
         (FIRST + 3 * DAY, "Instance 12345678 Charges - 4 days", FIRST + 4 * DAY),
@@ -65,7 +66,7 @@ def test_a_row_in_another_currency_says_so() -> None:
     assert {c for *_, c in charges(row(FIRST, FIRST + DAY, currency="jpy"))} == {"JPY"}
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e300, "12", None], ids=str)
+@every("odd", [float("nan"), float("inf"), 1e300, "12", None], ids=str)
 def test_a_row_whose_amount_is_none_is_no_row(odd: object) -> None:
     with pytest.raises(ValidationError):
         ChargeRow.model_validate(row(FIRST, FIRST + DAY, amount=odd))

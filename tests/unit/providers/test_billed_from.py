@@ -34,6 +34,7 @@ from spotd_providers.testkit.clock import run_virtually
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.vastai.plugin import PLUGIN as VAST
 from spotd_providers.vastai.wire import VastSettings
+from tests.cases import every
 from tests.fakes.aws import Quirks as AwsQuirks
 from tests.fakes.runpod import Quirks as RunpodQuirks
 from tests.fakes.vastai import Quirks as VastQuirks
@@ -53,7 +54,7 @@ ROUNDED = 2
 """Micro-dollars: the parts of a price are rounded one by one, here and there."""
 
 
-@pytest.mark.parametrize(
+@every(
     ("plugin", "settings", "from_running", "from_script"),
     [
         # vast.ai's billing and pricing pages: the GPU is billed per second while the container is up, not while it is

@@ -19,6 +19,7 @@ from spotd_providers.kit.boundary import keep_contract
 from spotd_providers.testkit.harness import LOGIN
 from spotd_providers.testkit.serve import Call
 from spotd_providers.vastai.plugin import VastProvider
+from tests.cases import every
 from tests.unit.core.builders import offer
 from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.stories import cheapest, play
@@ -36,15 +37,15 @@ REQUEST = LaunchRequest(
 )
 
 
-@pytest.mark.parametrize("show", [repr, str, "{}".format, "{!r}".format, "%s".__mod__], ids=range(5))
-@pytest.mark.parametrize("what", [LOGIN.password, LOGIN, REQUEST, [LOGIN], {"a": LOGIN}], ids=range(5))
+@every("show", [repr, str, "{}".format, "{!r}".format, "%s".__mod__], ids=range(5))
+@every("what", [LOGIN.password, LOGIN, REQUEST, [LOGIN], {"a": LOGIN}], ids=range(5))
 def test_a_secret_is_hidden_however_what_holds_it_is_printed(show: Callable[[Any], str], what: Any) -> None:
     if isinstance(what, dict) and show == "%s".__mod__:
         what = (what,)
     assert PASSWORD not in show(what)
 
 
-@pytest.mark.parametrize("write", [pickle.dumps, copy.deepcopy, json.dumps])
+@every("write", [pickle.dumps, copy.deepcopy, json.dumps])
 def test_a_secret_is_not_written_anywhere(write: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError):
         write(LOGIN.password)
@@ -72,7 +73,7 @@ class Quoting:
             raise self.error from exc
 
 
-@pytest.mark.parametrize(
+@every(
     "error",
     [
         NoCapacity(f"no {PASSWORD}"),

@@ -40,6 +40,7 @@ from spotd_providers.local.wire import MachineAnswer, OfferAnswer, as_listing, a
 from spotd_providers.runpod.wire import gpu_rows
 from spotd_providers.vastai import wire
 from spotd_providers.vastai.wire import offer_rows
+from tests.cases import every
 
 MANY = 700_000
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -120,7 +121,7 @@ def test_of_a_bill_of_too_many_rows_nothing_is_believed() -> None:
         require_few_charges(CHARGE_ROWS_MAX + 1, who="vast.ai")
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "size", "apart"), [(APART_ROWS, APART_BYTES, False), (APART_ROWS + 1, 0, True), (0, APART_BYTES + 1, True)]
 )
 def test_a_large_answer_is_judged_beside_the_event_loop(rows: int, size: int, *, apart: bool) -> None:
@@ -154,8 +155,8 @@ FOREIGN: list[BaseException] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("error", FOREIGN, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("call", CALLS)
+@every("error", FOREIGN, ids=lambda error: type(error).__name__)
+@every("call", CALLS)
 def test_any_other_error_is_a_leaf_of_the_contract(error: BaseException, call: str) -> None:
     request = LaunchRequest.__new__(LaunchRequest)
     object.__setattr__(request, "key", "spotd-lab-a-1")
@@ -167,7 +168,7 @@ def test_any_other_error_is_a_leaf_of_the_contract(error: BaseException, call: s
     assert call in str(caught.value)
 
 
-@pytest.mark.parametrize("error", [AuthFailed("x"), RateLimited("x", retry_after=cast("Any", None)), OwnError("x")])
+@every("error", [AuthFailed("x"), RateLimited("x", retry_after=cast("Any", None)), OwnError("x")])
 def test_a_leaf_stays_what_it_is(error: ProviderError) -> None:
     with pytest.raises(type(error)) as caught:
         anyio.run(provider_that(error).offers)

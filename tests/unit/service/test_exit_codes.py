@@ -11,9 +11,10 @@ import pytest
 from spotd.core.domain.states import InvariantBroken
 from spotd.daemon.install import BadConfig
 from spotd.service import main
+from tests.cases import every
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@every("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_told_as_such_and_not_as_a_defect(code: int) -> None:
     error = OSError(code, "No space left on device", "/state/spool")
     words = main._words(ExceptionGroup("tasks", [error]).exceptions[0])

@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
 from spotd.slow_requests import BYTES_MIN, WINDOW_S, TimedH11Protocol
+from tests.cases import every
 
 BODY = b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -111,7 +112,7 @@ def answered(peer: Peer) -> Peer:
     return peer
 
 
-@pytest.mark.parametrize(
+@every(
     "begin",
     [
         pytest.param(lambda: Peer(), id="nothing"),

@@ -15,6 +15,7 @@ from spotd.core.domain.market import StoreEgress
 from spotd.daemon.policy import build_policy, changes
 from spotd.service.main import load_settings, store_egress
 from spotd_providers.contract.values import ProviderName
+from tests.cases import every
 from tests.unit.core.builders import offer
 
 AWS, VAST = ProviderName("aws"), ProviderName("vast")
@@ -25,7 +26,7 @@ def price(provider: ProviderName = VAST, host_region: str = "", /, **section: An
     return store_egress(StoreSection(url="s3://bucket", **section)).price_for(sold) / 1_000_000
 
 
-@pytest.mark.parametrize(
+@every(
     ("endpoint", "dollars"),
     [
         (None, 0.09),
@@ -49,7 +50,7 @@ def test_a_folder_is_read_for_nothing() -> None:
     assert store_egress(StoreSection()) == store_egress(StoreSection(url="file:///srv/store")) == StoreEgress()
 
 
-@pytest.mark.parametrize(
+@every(
     ("section", "region", "dollars"),
     [
         ({"region": "eu-west-1"}, "eu-west-1", 0),
@@ -75,7 +76,7 @@ def test_what_the_config_states_comes_first() -> None:
     assert price(egress_per_gb="0.007", endpoint_url="https://minio.example.org") == 0.007
 
 
-@pytest.mark.parametrize("value", ["-0.09", "-1", "nan", "inf", "1.01", "true", '"nine cents"', '"0,09"'])
+@every("value", ["-0.09", "-1", "nan", "inf", "1.01", "true", '"nine cents"', '"0,09"'])
 def test_what_is_no_price_is_refused_with_a_way_out(value: str) -> None:
     written: Any = {"true": True}.get(value, value.strip('"') if value.startswith('"') else None)
     written = float(value) if written is None or written == value else written

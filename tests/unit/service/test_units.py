@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import every
+
 UNITS = Path(__file__).parents[3] / "systemd"
 NAMES = ["spotd.service", "spotd-user.service"]
 EXPOSURE_MAX = 15
@@ -39,7 +41,7 @@ def test_a_unit_has_no_key_that_systemd_does_not_know(name: str) -> None:
     assert not any("Unknown" in line for line in known), done.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_a_unit_speaks_the_daemons_language(name: str) -> None:
     parser = RawConfigParser(strict=False, allow_no_value=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys of units are case-sensitive
@@ -53,7 +55,7 @@ def test_a_unit_speaks_the_daemons_language(name: str) -> None:
     assert service["LimitCORE"] == "0", "a core file holds the keys of providers and stores"
 
 
-@pytest.mark.parametrize("name", ["spotd.service", "spotd-user.service"])
+@every("name", ["spotd.service", "spotd-user.service"])
 def test_restarts_go_on_for_ever_with_a_growing_pause(name: str) -> None:
     parser = RawConfigParser(strict=False, allow_no_value=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys of units are case-sensitive

@@ -25,6 +25,7 @@ from spotd.setup.service import (
     require_reachable,
     unit_text,
 )
+from tests.cases import every
 
 PROGRAM = "/opt/spotd/bin/spotd"
 
@@ -268,7 +269,7 @@ def test_uninstall_leaves_no_machine_behind_unasked(computer: Computer, capsys: 
     assert not computer.unit.exists()
 
 
-@pytest.mark.parametrize(
+@every(
     ("word", "spelled"),
     [
         pytest.param("/a b/spotd", '"/a b/spotd" run', id="blank"),

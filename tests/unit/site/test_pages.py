@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
+from tests.cases import every
 from tests.unit.site.pages import PAGES, compared
 
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.mark.parametrize("name", PAGES)
+@every("name", PAGES)
 def test_a_page_that_is_made_of_the_code_is_committed_as_it_is_made(name: str) -> None:
     path, text = DOCS / "reference" / name, PAGES[name]()
     if os.environ.get("RECORD"):

@@ -22,6 +22,7 @@ from spotd.store import (
     StoreUnsupported,
 )
 from spotd.store.engine import BUNDLED
+from tests.cases import every
 from tests.unit.store import values as v
 
 
@@ -85,7 +86,7 @@ def test_a_lock_whose_holder_is_unreadable_is_still_a_lock(path: Path) -> None:
         refuses(path, StoreInUse, "another process")
 
 
-@pytest.mark.parametrize(
+@every(
     "url", ["postgres://user:hunter2@host/db", "postgresql+psycopg://user:hunter2@host/db", "mysql://hunter2@host/db"]
 )
 def test_another_database_is_refused_without_showing_its_password(url: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from spotd.client.transport import DaemonRefused, DaemonUnreachable
 from spotd.web.pages import bulk
 from spotd.web.pages.bulk import ORDERS, OrderOutcome
+from tests.cases import every
 
 
 class Asked:
@@ -64,8 +65,6 @@ def test_a_daemon_that_goes_away_ends_the_order() -> None:
     assert daemon.calls == [("cancel", "a")]
 
 
-@pytest.mark.parametrize(
-    ("number", "text"), [(1, "n0"), (6, "n0, n1, n2, n3, n4, n5"), (8, "n0, n1, n2, n3, n4, n5 and 2 others")]
-)
+@every(("number", "text"), [(1, "n0"), (6, "n0, n1, n2, n3, n4, n5"), (8, "n0, n1, n2, n3, n4, n5 and 2 others")])
 def test_of_many_names_the_first_are_shown(number: int, text: str) -> None:
     assert bulk.names_of([f"n{one}" for one in range(number)]) == text

@@ -65,7 +65,7 @@ def test_only_names_that_were_meant_are_hosts(place: Place, host: str, allowed: 
     assert place.allows(host) is allowed
 
 
-@pytest.mark.parametrize(
+@every(
     ("host", "loopback"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("lab", False)]
 )
 def test_a_token_is_needed_where_others_may_connect(host: str, loopback: bool) -> None:
@@ -178,9 +178,7 @@ def test_without_a_session_only_the_login_is_served() -> None:
     assert answer(f"/?token={TOKEN}", {"host": "localhost"}, sessions)[0]["status"] == 303
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [("PUT", "/login"), ("HEAD", "/login"), ("DELETE", "/style.css"), ("POST", "/favicon.svg")]
-)
+@every(("method", "path"), [("PUT", "/login"), ("HEAD", "/login"), ("DELETE", "/style.css"), ("POST", "/favicon.svg")])
 def test_without_a_session_no_other_method_reaches_the_pages(method: str, path: str) -> None:
     assert answer(path, OWN, Sessions(TOKEN), method=method)[0]["status"] == 303
 
@@ -404,7 +402,7 @@ def test_a_connection_that_its_user_has_closed_is_not_roots() -> None:
             assert is_other_user(peer, listening.getsockname())
 
 
-@pytest.mark.parametrize(
+@every(
     ("headers", "status"),
     [
         ({"content-length": str(BODY_BYTES_MAX)}, 200),

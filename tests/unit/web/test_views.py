@@ -96,7 +96,7 @@ def test_jobs_are_filtered_and_ordered(group: str, text: str, order: str, names:
     assert [job["name"] for job in jobs.matching(listed, group, text, order)] == names
 
 
-@pytest.mark.parametrize(("asked", "total", "shown"), [(1, 0, (1, 1)), (9, 51, (2, 2)), (-5, 500, (1, 10))])
+@every(("asked", "total", "shown"), [(1, 0, (1, 1)), (9, 51, (2, 2)), (-5, 500, (1, 10))])
 def test_a_page_that_is_not_there_is_the_nearest(asked: int, total: int, shown: tuple[int, int]) -> None:
     assert jobs.page_of(asked, total) == shown
 
@@ -194,13 +194,13 @@ def test_an_element_shows_nothing_that_is_hidden_whichever_view_made_it() -> Non
     assert node == ["pre", {"title": expected, "data-label": expected, "aria-label": expected}, expected]
 
 
-@pytest.mark.parametrize("columns", ["", "Job | ", "Job | :n | Why"])
+@every("columns", ["", "Job | ", "Job | :n | Why"])
 def test_a_table_has_no_column_without_a_title(columns: str) -> None:
     with pytest.raises(ValueError, match="no title"):
         table("Jobs", columns, [])
 
 
-@pytest.mark.parametrize(
+@every(
     "attributes", [{"onclick": "x"}, {"innerHTML": "x"}, {"style": "x"}, {"href": "javascript:alert(1)"}, {"src": "x"}]
 )
 def test_no_element_runs_or_loads_anything(attributes: dict[str, str]) -> None:
@@ -324,7 +324,7 @@ def test_no_option_of_a_chart_is_named_by_what_a_host_wrote() -> None:
     assert '":' not in text.replace('": ', "")
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "words"),
     [
         ("name = ", "cannot be used"),
@@ -344,7 +344,7 @@ def test_a_job_file_becomes_a_draft_with_dates_as_text() -> None:
     assert draft["data"] == {"name": "x", "schedule": {"deadline": "2026-11-22T10:00:00+00:00"}}
 
 
-@pytest.mark.parametrize(
+@every(
     ("used", "computing", "limit", "shown"),
     [
         (14, 11, 14, ("14", "of 14 allowed at once, 3 of them being rented or ended")),

@@ -9,6 +9,7 @@ import pytest
 from spotd.api.handlers.doctor import config_row, filesystem_row, mode_row, row_of, server_row, with_way_out
 from spotd.api.responses import ApiRefusal, ApiUnavailable, Invalid, NotFound
 from spotd_jobs.spec.problems import Problem
+from tests.cases import every
 from tests.unit.daemon.rig import Rig
 
 MOUNTS = """/dev/sda1 / ext4 rw 0 0
@@ -37,7 +38,7 @@ def test_a_config_that_others_can_read_or_change_is_told_with_the_command_that_h
 SAFE = {"server_version": "16.4", "fsync": "on", "full_page_writes": "on", "synchronous_standby_names": ""}
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "ok", "detail", "hint"),
     [
         (SAFE, True, "16.4; commits wait for its disk and for no standby", "set synchronous_standby_names to"),
@@ -71,7 +72,7 @@ def test_a_state_folder_that_others_can_change_is_wrong(tmp_path: Path) -> None:
     assert mode_row("state folder", tmp_path)["ok"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("folder", "kind", "ok"),
     [
         ("/var/lib/spotd", "ext4", True),
@@ -93,7 +94,7 @@ def test_where_the_system_does_not_tell_nothing_is_claimed() -> None:
     assert filesystem_row(Path("/var/lib/spotd"), "")["ok"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("area", "way"),
     [("daemon", "log"), ("store", "[store]"), ("notify", "[notify]"), ("vast", "[providers.vast]")],
 )
@@ -115,7 +116,7 @@ async def test_no_finding_of_a_daemon_lacks_a_way_out(rig: Rig) -> None:
     assert [row for row in rows if row["name"] == "sqlite" and (row["hint"] or not row["ok"])] == []
 
 
-@pytest.mark.parametrize("kind", [NotFound, Invalid, ApiUnavailable])
+@every("kind", [NotFound, Invalid, ApiUnavailable])
 def test_a_refusal_that_names_no_way_out_has_the_one_of_its_kind(kind: type[ApiRefusal]) -> None:
     assert kind("it is so").hint == kind.way_out != ""
     assert kind("it is so", hint="do this").hint == "do this"

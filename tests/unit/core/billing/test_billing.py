@@ -14,12 +14,13 @@ from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import launched
 from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerHour, cost
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, listing, market, report, world_with
 
 ASKED = NOW - timedelta(minutes=10)
 
 
-@pytest.mark.parametrize(
+@every(
     ("made_at", "billed_from"),
     [
         pytest.param(NOW - timedelta(minutes=2), NOW - timedelta(minutes=2), id="from-when-it-was-made"),
@@ -38,7 +39,7 @@ def test_a_machine_costs_from_when_it_was_made_and_not_from_when_we_heard_of_it(
     assert plan.attempts[attempt].meter.since == billed_from
 
 
-@pytest.mark.parametrize(
+@every(
     ("made_at", "billed_from"),
     [
         pytest.param(NOW + timedelta(hours=6), ASKED, id="our-clock-was-set-back"),
@@ -77,7 +78,7 @@ def booked_after(*prices: int, every: timedelta = timedelta(minutes=1)) -> tuple
     return world, booked[-1] - booked[0]
 
 
-@pytest.mark.parametrize("wrong", [40_000_000, 4_000, 900_000])
+@every("wrong", [40_000_000, 4_000, 900_000])
 def test_every_other_list_may_state_a_price_that_leaps_and_nothing_is_booked_or_stopped(wrong: int) -> None:
     world, booked = booked_after(*[wrong, 400_000] * 30)
     (item,) = world.attempts.values()
@@ -85,7 +86,7 @@ def test_every_other_list_may_state_a_price_that_leaps_and_nothing_is_booked_or_
     assert booked == pytest.approx(400_000, rel=0.001), "an hour of it"
 
 
-@pytest.mark.parametrize(("price", "is_stopped"), [(40_000_000, True), (100_000, False)])
+@every(("price", "is_stopped"), [(40_000_000, True), (100_000, False)])
 def test_a_price_that_leaps_is_booked_from_the_first_of_two_lists_that_state_it(price: int, is_stopped: bool) -> None:
     world, booked = booked_after(price, price)
     (item,) = world.attempts.values()

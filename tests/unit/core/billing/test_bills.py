@@ -23,6 +23,7 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote, total_per_hour
 from spotd.core.timeline import redated
 from spotd_providers.contract.values import Billing, InstanceState, Market, MicroUsdPerGbMonth, MicroUsdPerHour, cost
+from tests.cases import every
 from tests.unit.core.builders import (
     MINUTE,
     NOW,
@@ -77,7 +78,7 @@ def started(**rules: Any) -> World:
 # --- a start is never earlier than the intent ---
 
 
-@pytest.mark.parametrize(
+@every(
     ("stated", "since"),
     [
         pytest.param(datetime(1970, 1, 1, tzinfo=UTC), NOW - 10 * MINUTE, id="1970"),
@@ -120,14 +121,14 @@ def test_hours_that_nobody_watched_break_no_budget_before_a_listing_shows_the_ma
     assert not decide(world, market(), AWAKE).attempts
 
 
-@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.ENDING, InstanceState.PAUSED])
+@every("state", [InstanceState.GONE, InstanceState.ENDING, InstanceState.PAUSED])
 def test_a_machine_that_is_over_after_a_gap_is_booked_up_to_the_last_sign_of_its_life(state: InstanceState) -> None:
     """Its host wrote nothing more, and its provider does not state when it ended."""
     after = over(running(), state, AWAKE)
     assert cost(RATE, 8 * MINUTE) <= job_spent(after, after.jobs[JOB], AWAKE) <= cost(RATE, 12 * MINUTE)
 
 
-@pytest.mark.parametrize(
+@every(
     ("stated", "ran", "within"),
     [
         pytest.param(ASLEEP + 25 * MINUTE, 35 * MINUTE, timedelta(0), id="in the gap"),
@@ -135,7 +136,7 @@ def test_a_machine_that_is_over_after_a_gap_is_booked_up_to_the_last_sign_of_its
         pytest.param(NOW - HOUR, timedelta(0), timedelta(0), id="before it began"),
     ],
 )
-@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.ENDING, InstanceState.PAUSED])
+@every("state", [InstanceState.GONE, InstanceState.ENDING, InstanceState.PAUSED])
 def test_a_machine_is_booked_up_to_the_end_that_its_provider_states(
     state: InstanceState, stated: datetime, ran: timedelta, within: timedelta
 ) -> None:
@@ -251,7 +252,7 @@ def test_an_order_that_is_accepted_after_a_gap_books_no_more_than_the_lease() ->
     assert the(world).meter.settled <= cost(RATE, timedelta(minutes=42))
 
 
-@pytest.mark.parametrize("stated", [NOW - 20 * HOUR, NOW, AWAKE + 20 * HOUR], ids=["past", "its start", "future"])
+@every("stated", [NOW - 20 * HOUR, NOW, AWAKE + 20 * HOUR], ids=["past", "its start", "future"])
 def test_an_end_that_cannot_be_changes_nothing(stated: datetime) -> None:
     last = report(seq=40, phase="done", exit_reason=EndReason.LEASE_EXPIRED, exit_at=stated, alive_at=stated)
     after = seen(seen(running(), InstanceState.GONE, AWAKE, last), InstanceState.GONE, AWAKE + MINUTE)
@@ -334,7 +335,7 @@ def first_words(world: World, at: datetime, script_began_at: datetime | None) ->
     return applied(world, reconcile(world, {}, heard, at))
 
 
-@pytest.mark.parametrize("listed_first", [True, False], ids=["a listing shows it first", "its host speaks first"])
+@every("listed_first", [True, False], ids=["a listing shows it first", "its host speaks first"])
 def test_a_container_is_booked_from_when_its_host_says_that_it_began_and_not_from_the_list_before(
     listed_first: bool,
 ) -> None:
@@ -351,7 +352,7 @@ def test_a_container_is_booked_from_when_its_host_says_that_it_began_and_not_fro
     assert on_demand_spent(the(world), ran_from + 3 * MINUTE) <= cost(MicroUsdPerHour(1_000_000), 3 * MINUTE + SECOND)
 
 
-@pytest.mark.parametrize(
+@every(
     "stated",
     [
         pytest.param(None, id="an older runner"),
@@ -376,7 +377,7 @@ def test_what_its_host_says_of_its_start_counts_only_where_a_machine_begins_with
     assert spent(the(world), NOW + 7 * MINUTE) == cost(RATE, 2 * MINUTE)
 
 
-@pytest.mark.parametrize(
+@every(
     ("rules", "minutes", "looks"),
     [
         ({"bills_from_running": True}, 1, True),
@@ -402,7 +403,7 @@ def test_where_a_start_is_billed_it_is_booked_from_the_launch() -> None:
 # --- a price above the ceiling ---
 
 
-@pytest.mark.parametrize("sold", [{"pays_bid": True}, {"market": Market.ON_DEMAND}], ids=["a bid", "on-demand"])
+@every("sold", [{"pays_bid": True}, {"market": Market.ON_DEMAND}], ids=["a bid", "on-demand"])
 def test_a_fixed_price_above_the_ceiling_ends_a_machine_once_two_listings_state_it(sold: dict[str, Any]) -> None:
     agreed = quote(offer(**sold), needs_of(job(), shop_policy()), 1_000_000, NOW)
     world = world_with(AttemptState.RUNNING, quote=agreed)
@@ -494,7 +495,7 @@ def set_aside() -> World:
     return applied(world, launch_contained(world, the(world).id, LaunchOutcome.MADE, made, "it raises", NOW))
 
 
-@pytest.mark.parametrize("world", [woken(), set_aside()], ids=["woken after its end", "set aside at its launch"])
+@every("world", [woken(), set_aside()], ids=["woken after its end", "set aside at its launch"])
 def test_no_machine_that_is_never_seen_again_is_booked_or_counted_for_ever(world: World) -> None:
     later = NOW + timedelta(days=40)
     assert the(world).meter.rate > 0
@@ -502,7 +503,7 @@ def test_no_machine_that_is_never_seen_again_is_booked_or_counted_for_ever(world
     assert (machines_in_use(world, later), committed(world, the(world), later)) == (0, 0)
 
 
-@pytest.mark.parametrize("step", [-30 * MINUTE, MINUTE, 8 * HOUR], ids=str)
+@every("step", [-30 * MINUTE, MINUTE, 8 * HOUR], ids=str)
 def test_a_clock_that_is_set_while_nothing_proves_a_machine_loses_none_of_its_time(step: timedelta) -> None:
     gap, back = ASLEEP + 3 * HOUR, ASLEEP + 4 * HOUR
     plain = spent(the(seen(running(), InstanceState.RUNNING, back, {})), back)

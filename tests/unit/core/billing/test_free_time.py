@@ -19,6 +19,7 @@ from spotd.core.metering import job_spent, on_demand_spent, spent_in_month, spen
 from spotd.core.pricing import needs_of, quote
 from spotd.store.commit import StoredRows, check_plan
 from spotd_providers.contract.values import InstanceState, Loss, MicroUsdPerGbMonth
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, listing, offer, report, shop_policy, world_with
 
 JOB = JobId("j1")
@@ -70,7 +71,7 @@ def taken_back(plan: Plan) -> list[tuple[date, int]]:
     return [(c.day, c.amount) for c in plan.charges if c.amount < 0]
 
 
-@pytest.mark.parametrize("loss", [Loss.PREEMPTED, Loss.OUTBID])
+@every("loss", [Loss.PREEMPTED, Loss.OUTBID])
 def test_what_the_provider_took_in_the_first_hour_costs_its_disk_alone(loss: Loss) -> None:
     after, plan = seen(world(), InstanceState.ENDING, loss)
     # Ten minutes at $0.40 are $0.066667; the disk's cent per hour is owed in any case.
@@ -107,7 +108,7 @@ def test_an_end_that_we_ordered_too_does_not_make_it_cost() -> None:
     assert after.jobs[JOB].spent == 2_000, "the disk until it was seen to be gone, and no more"
 
 
-@pytest.mark.parametrize(
+@every(
     ("before", "loss"),
     [
         pytest.param(world(), None, id="ended-by-us"),

@@ -18,6 +18,7 @@ from spotd.core.domain.world import VerdictKind, World
 from spotd.core.prepaid import BALANCE_TTL, NO_BALANCE, PrepaidGuard, current_balance
 from spotd.core.pricing import useful_run
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, ProviderName, cost
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 
 JOB = JobId("j1")
@@ -64,7 +65,7 @@ def test_a_bid_is_carried_as_it_would_be_placed() -> None:
     assert decide(world, with_balance(bid, needed), NOW).attempts
 
 
-@pytest.mark.parametrize(
+@every(
     ("balance", "age"),
     [(None, MINUTE), (0, BALANCE_TTL + MINUTE), (0, -MINUTE)],
     ids=["unknown", "stale", "stated in the future of a clock that was set back"],

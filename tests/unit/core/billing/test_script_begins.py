@@ -12,12 +12,13 @@ from spotd.core.domain.intents import Meter
 from spotd.core.domain.states import AttemptState
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, world_with
 
 LISTED = NOW - 10 * MINUTE
 
 
-@pytest.mark.parametrize(
+@every(
     ("running_at", "rate", "is_moved"),
     [
         pytest.param(None, 400_000, True, id="it starts"),

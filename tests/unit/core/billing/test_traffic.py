@@ -21,6 +21,7 @@ from spotd.core.metering import job_spent, spent, spent_on_day
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
 from spotd_providers.contract.values import InstanceState, MicroUsdPerGb, MicroUsdPerHour, cost
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, shop_policy, world_with
 
 JOB = JobId("j1")
@@ -121,7 +122,7 @@ def test_a_pace_that_costs_four_times_the_ceiling_ends_the_machine_in_order() ->
     assert "uploads have cost" in item.stop.detail
 
 
-@pytest.mark.parametrize(
+@every(
     ("gigabytes", "every"),
     [
         pytest.param(2.4, 15 * MINUTE, id="what the ceiling leaves"),
@@ -163,7 +164,7 @@ def test_traffic_that_is_free_ends_nothing() -> None:
     assert spent(the(world), NOW) <= cost(RATE, timedelta(hours=5))
 
 
-@pytest.mark.parametrize(
+@every(
     ("every", "counted"),
     [
         pytest.param(5 * MINUTE, 12, id="oftener than it said"),

@@ -14,6 +14,7 @@ from spotd.core.kernel.reconcile import reconcile
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, metered_rate, repriced
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, listing
 from tests.unit.core.kernel.test_raised_bids import FIRST, owed, sent, usd
 
@@ -35,7 +36,7 @@ def owed_for(world: World, bid: float, span: timedelta) -> float:
     return usd(0.44) + disk + (usd(bid) + disk) * (span / HOUR)
 
 
-STATES = pytest.mark.parametrize(("state", "bid"), [("open", 0.44), ("sent", 0.473), ("unknown", 0.473)])
+STATES = every(("state", "bid"), [("open", 0.44), ("sent", 0.473), ("unknown", 0.473)])
 
 
 @STATES
@@ -54,7 +55,7 @@ def test_what_ends_meanwhile_is_booked_at_the_bid_that_it_may_have_from_when_it_
 
 
 @STATES
-@pytest.mark.parametrize("listed", [InstanceState.GONE, InstanceState.PAUSED], ids=str)
+@every("listed", [InstanceState.GONE, InstanceState.PAUSED], ids=str)
 def test_so_is_what_a_list_shows_to_have_stopped(state: str, bid: float, listed: InstanceState) -> None:
     world = unanswered(state)
     for seconds in (20, 40, 60):

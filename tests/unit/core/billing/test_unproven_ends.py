@@ -30,6 +30,7 @@ from spotd_providers.contract.values import (
     MicroUsdPerHour,
     cost,
 )
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy, world_with
 
 FIRST: Final = AttemptId(job=job().id, number=1)
@@ -66,7 +67,7 @@ def beyond_its_lease(ago: timedelta) -> World:
 
 
 Unproven = Callable[[timedelta], World]
-unproven = pytest.mark.parametrize("unproven", [given_up, accepted, beyond_its_lease])
+unproven = every("unproven", [given_up, accepted, beyond_its_lease])
 
 
 def owed(world: World, span: timedelta) -> int:
@@ -80,7 +81,7 @@ def to_end(world: World) -> int:
 
 
 @unproven
-@pytest.mark.parametrize("hours", [0.1, 1, 5, 23.9])
+@every("hours", [0.1, 1, 5, 23.9])
 def test_the_time_that_is_booked_nowhere_is_kept_beside_what_its_end_takes(unproven: Unproven, hours: float) -> None:
     world = unproven(hours * HOUR)
     [item] = world.attempts.values()
@@ -100,8 +101,8 @@ def test_a_machine_that_ends_itself_counts_for_a_day_beyond_the_last_proof(unpro
         assert kept == (pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2) if is_counted else 0)
 
 
-@pytest.mark.parametrize("unproven", [given_up, accepted])
-@pytest.mark.parametrize("ago", [timedelta(days=1), timedelta(days=3), timedelta(days=400)])
+@every("unproven", [given_up, accepted])
+@every("ago", [timedelta(days=1), timedelta(days=3), timedelta(days=400)])
 def test_what_nothing_but_an_order_ends_counts_until_its_end_is_proved_and_for_no_more_than_a_day(
     unproven: Unproven, ago: timedelta
 ) -> None:
@@ -112,7 +113,7 @@ def test_what_nothing_but_an_order_ends_counts_until_its_end_is_proved_and_for_n
     assert committed(world, item, NOW) == pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2)
 
 
-@pytest.mark.parametrize("state", [AttemptState.INTENDED, AttemptState.RUNNING])
+@every("state", [AttemptState.INTENDED, AttemptState.RUNNING])
 def test_what_counts_is_looked_for_first_after_hours_that_nobody_watched(state: AttemptState) -> None:
     world = world_with(state, intended_at=NOW - 8 * HOUR)
     [item] = world.attempts.values()
@@ -121,7 +122,7 @@ def test_what_counts_is_looked_for_first_after_hours_that_nobody_watched(state: 
 
 
 @unproven
-@pytest.mark.parametrize("ahead", [timedelta(seconds=1), timedelta(hours=8), datetime(9999, 1, 1, tzinfo=UTC) - NOW])
+@every("ahead", [timedelta(seconds=1), timedelta(hours=8), datetime(9999, 1, 1, tzinfo=UTC) - NOW])
 def test_a_date_in_the_future_makes_no_time(unproven: Unproven, ahead: timedelta) -> None:
     world = unproven(-ahead)
     [item] = world.attempts.values()
@@ -166,7 +167,7 @@ def test_no_budget_carries_a_launch_beside_what_is_kept_until_that_is_proved(unp
         assert refusal(replace(settled, attempts={FIRST: replace(gone.attempts[FIRST], meter=Meter())}), other) is None
 
 
-@pytest.mark.parametrize("unproven", [given_up, accepted, beyond_its_lease])
+@every("unproven", [given_up, accepted, beyond_its_lease])
 def test_the_budget_of_its_own_job_carries_no_other_launch_beside_it(unproven: Unproven) -> None:
     world = unproven(5 * HOUR)
     world = limited(world, own=job_spent(world, world.jobs[FIRST.job], NOW) + owed(world, 5 * HOUR))
@@ -200,7 +201,7 @@ def stops(world: World) -> list[EndReason]:
 
 
 @unproven
-@pytest.mark.parametrize("budget", ["day", "month", "own"])
+@every("budget", ["day", "month", "own"])
 def test_what_is_not_proved_stops_no_machine_and_holds_no_budget(unproven: Unproven, budget: str) -> None:
     """As after hours of sleep: the first list may prove that all of them are gone."""
     world = beside(unproven(8 * HOUR), same_job=budget == "own")
@@ -228,7 +229,7 @@ SAVED: Final = Checkpoint(
 )
 
 
-@pytest.mark.parametrize("rate", [1, 2_000_000_000, 10**12])
+@every("rate", [1, 2_000_000_000, 10**12])
 def test_what_a_machine_without_an_attempt_may_cost_stops_nothing_and_forbids_no_save(rate: int) -> None:
     dear = replace(offer(), upload_price=MicroUsdPerGb(10_000))
     agreed = quote(dear, needs_of(job(), shop_policy()), 1_000_000, NOW)
@@ -277,7 +278,7 @@ def orphan(since: datetime | None, **changes: Any) -> World:
 SINCE_MIDNIGHT: Final = NOW - NOW.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("since", "day", "month"),
     [
         pytest.param(NOW - HOUR, 1.0, 1.0, id="an hour ago"),
@@ -312,7 +313,7 @@ def test_a_machine_that_no_attempt_owns_counts_in_day_and_month_until_it_is_gone
     ).lacking(owner, agreed)
 
 
-@pytest.mark.parametrize("days", [0, 1, 2, 30, 400])
+@every("days", [0, 1, 2, 30, 400])
 def test_one_that_no_list_can_prove_to_be_gone_counts_for_a_day_at_most(days: int) -> None:
     found = NOW - days * timedelta(days=1)
     seen = orphan(found - HOUR, created_at=found, account="a")
@@ -348,7 +349,7 @@ def test_one_that_no_list_can_prove_to_be_gone_counts_for_a_day_at_most(days: in
     assert "spotctl forget" not in words
 
 
-@pytest.mark.parametrize("stays", [True, False], ids=["its provider stays", "its provider left the config"])
+@every("stays", [True, False], ids=["its provider stays", "its provider left the config"])
 def test_a_machine_whose_end_was_accepted_and_not_confirmed_is_counted_whatever_is_configured(*, stays: bool) -> None:
     begun = NOW - 40 * HOUR
     world = world_with(AttemptState.RUNNING, heartbeat_seen_at=begun, launched_at=begun, intended_at=begun)
@@ -370,7 +371,7 @@ def test_a_machine_whose_end_was_accepted_and_not_confirmed_is_counted_whatever_
     assert (committed(world, found, late) > 0) is stays, "for ever only where it is known that it does not end itself"
 
 
-@pytest.mark.parametrize(("until", "hours"), [(None, 30.0), (NOW - 29 * HOUR, 0.0)], ids=["by order", "by itself"])
+@every(("until", "hours"), [(None, 30.0), (NOW - 29 * HOUR, 0.0)], ids=["by order", "by itself"])
 def test_a_machine_that_only_an_order_ends_is_counted_when_its_provider_left_the_config(
     until: datetime | None, hours: float
 ) -> None:

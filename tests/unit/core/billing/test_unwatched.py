@@ -19,6 +19,7 @@ from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import job_spent, spent
 from spotd.core.pricing import needs_of, quote
 from spotd_providers.contract.values import InstanceState, MicroUsdPerGbMonth, MicroUsdPerHour, cost
+from tests.cases import every
 from tests.unit.core.billing.test_bills import HOUR, JOB, RATE, over, running, seen, the, with_rules
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, shop_policy
 
@@ -26,7 +27,7 @@ DIED = NOW + 10 * MINUTE
 """The daemon; its last list, and the last heartbeat that it read, are of this instant."""
 BACK = DIED + 3 * HOUR
 SECOND = timedelta(seconds=1)
-KINDS = pytest.mark.parametrize("ends_itself", [True, False], ids=["ends itself", "ended by orders alone"])
+KINDS = every("ends_itself", [True, False], ids=["ends itself", "ended by orders alone"])
 
 
 def left(*, ends_itself: bool) -> World:
@@ -47,7 +48,7 @@ def is_about(booked: int, span: timedelta) -> bool:
 
 
 @KINDS
-@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.PAUSED])
+@every("state", [InstanceState.GONE, InstanceState.PAUSED])
 def test_a_machine_that_stopped_meanwhile_is_booked_up_to_what_its_host_wrote_last(
     state: InstanceState, *, ends_itself: bool
 ) -> None:
@@ -57,8 +58,8 @@ def test_a_machine_that_stopped_meanwhile_is_booked_up_to_what_its_host_wrote_la
     assert is_about(job_spent(world, world.jobs[JOB], BACK + 2 * MINUTE), 30 * MINUTE)
 
 
-@pytest.mark.parametrize("lived", [timedelta(seconds=s) for s in (1, 50, 90, 110, 20 * 60, 80 * 60)], ids=str)
-@pytest.mark.parametrize("state", [InstanceState.GONE, InstanceState.ENDING])
+@every("lived", [timedelta(seconds=s) for s in (1, 50, 90, 110, 20 * 60, 80 * 60)], ids=str)
+@every("state", [InstanceState.GONE, InstanceState.ENDING])
 @KINDS
 def test_a_machine_that_was_lost_meanwhile_is_booked_to_within_a_heartbeat(
     lived: timedelta, state: InstanceState, *, ends_itself: bool
@@ -72,8 +73,8 @@ def test_a_machine_that_was_lost_meanwhile_is_booked_to_within_a_heartbeat(
     assert least <= booked <= most
 
 
-@pytest.mark.parametrize("lived", [timedelta(minutes=m) for m in (2, 12, 25)], ids=str)
-@pytest.mark.parametrize("has_exited", [True, False], ids=["its runner had ended", "it was stopped"])
+@every("lived", [timedelta(minutes=m) for m in (2, 12, 25)], ids=str)
+@every("has_exited", [True, False], ids=["its runner had ended", "it was stopped"])
 @KINDS
 def test_a_list_that_is_read_before_the_host_takes_nothing_from_the_time_that_the_host_ran(
     lived: timedelta, *, has_exited: bool, ends_itself: bool
@@ -98,8 +99,8 @@ def test_a_machine_that_was_seen_to_stop_is_not_booked_until_a_date_that_its_hos
     assert job_spent(world, world.jobs[JOB], BACK) - before <= cost(RATE, MINUTE)
 
 
-@pytest.mark.parametrize("away", [timedelta(seconds=s) for s in (130, 200, 290)], ids=str)
-@pytest.mark.parametrize("lived", [timedelta(seconds=s) for s in (1, 20, 50)], ids=str)
+@every("away", [timedelta(seconds=s) for s in (130, 200, 290)], ids=str)
+@every("lived", [timedelta(seconds=s) for s in (1, 20, 50)], ids=str)
 @KINDS
 def test_a_machine_that_was_lost_while_the_daemon_was_dead_for_minutes_is_booked_to_within_a_heartbeat(
     lived: timedelta, away: timedelta, *, ends_itself: bool
@@ -138,7 +139,7 @@ def test_a_date_that_is_behind_what_is_proven_ends_no_bill_early(*, ends_itself:
     assert cost(RATE, at - NOW) <= booked <= cost(RATE, at + 10 * SECOND - NOW)
 
 
-@pytest.mark.parametrize("after", [timedelta(seconds=s) for s in (1, 100, 5 * 60, 12 * 60)], ids=str)
+@every("after", [timedelta(seconds=s) for s in (1, 100, 5 * 60, 12 * 60)], ids=str)
 def test_a_machine_that_ended_itself_meanwhile_is_booked_up_to_the_end_of_its_runner_and_little_more(
     after: timedelta,
 ) -> None:
@@ -150,7 +151,7 @@ def test_a_machine_that_ended_itself_meanwhile_is_booked_up_to_the_end_of_its_ru
     assert least <= booked <= most
 
 
-@pytest.mark.parametrize("rested", [timedelta(minutes=20), HOUR], ids=str)
+@every("rested", [timedelta(minutes=20), HOUR], ids=str)
 def test_a_rest_begins_half_a_heartbeat_after_the_last_sign_before_it(rested: timedelta) -> None:
     world, woke = left(ends_itself=False), DIED + 2 * HOUR
     wrote = heard(BACK, alive_at=BACK, script_began_at=woke, checkpoints=(saved(woke - rested),))
@@ -189,7 +190,7 @@ def saved(at: datetime) -> Checkpoint:
     return Checkpoint(name="c", attempt=1, step=1, bytes=1, at=at, manifest_key="k", sha256="0" * 64)
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         pytest.param({"alive_at": DIED + HOUR}, id="a heartbeat"),
@@ -213,7 +214,7 @@ def test_a_machine_that_was_idle_before_its_host_began_again_is_booked_in_full()
 
 
 @KINDS
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         pytest.param({"script_began_at": NOW}, id="it ran all the time"),

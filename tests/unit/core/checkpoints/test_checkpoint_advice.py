@@ -126,7 +126,7 @@ def test_four_losses_in_minutes_outweigh_the_prior() -> None:
     assert words.startswith("a save takes 1 s and a preemption every 6 min is expected")
 
 
-@pytest.mark.parametrize(("losses", "hours"), [(0, 0.1), (1, 0.01), (2, 0.01)])
+@every(("losses", "hours"), [(0, 0.1), (1, 0.01), (2, 0.01)])
 def test_one_or_two_losses_prove_nothing(losses: int, hours: float) -> None:
     hazards = Hazards(experience(record(RecordKind.LOSSES_PROVIDER, "spot", losses, hours)), NOW)
     assert hazards.proved_of(offer()) == 0
@@ -165,7 +165,7 @@ def test_a_job_that_saves_every_four_seconds_by_itself_is_not_advised_260() -> N
     assert "costs least" not in words
 
 
-@pytest.mark.parametrize("every", [2 * HOUR, timedelta(0), -4 * SECOND], ids=["seldom", "clock stands", "clock back"])
+@every("every", [2 * HOUR, timedelta(0), -4 * SECOND], ids=["seldom", "clock stands", "clock back"])
 def test_a_job_that_saves_seldom_or_by_a_wrong_clock_gets_the_advice(every: timedelta) -> None:
     [item] = decide(one_provider(often(every)), market(offer()), NOW).attempts.values()
     assert item.save_every == advised_interval(13 * SECOND, prior_hazard_ppm(shop_policy()))
@@ -183,7 +183,7 @@ def test_an_old_best_checkpoint_does_not_hide_how_often_a_job_saves() -> None:
 # --- without any checkpoint ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("spec", "states"),
     [
         ({}, False),

@@ -13,6 +13,7 @@ from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.kernel.reconcile import reconcile
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, world_with
 
 FIRST = AttemptId(job=job().id, number=1)
@@ -25,7 +26,7 @@ def saved(step: int, attempt: int = 1) -> Checkpoint:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("known", "older", "listed"),
     [
         pytest.param([160, 80], [(120, 160)], [160, 120, 80], id="between two"),

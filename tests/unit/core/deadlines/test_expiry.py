@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.jobs import Pacing, RunTotals
 from spotd.core.domain.plan import applied
@@ -16,6 +14,7 @@ from spotd.core.domain.world import VerdictKind, World
 from spotd.core.requests import retry
 from spotd.core.timeline import redated
 from spotd_jobs.spec.model import Deadline, Schedule
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 
 _HOUR = timedelta(hours=1)
@@ -33,7 +32,7 @@ def _stop(world: World, now: datetime = NOW) -> EndReason | None:
     return None if item.stop is None else item.stop.reason
 
 
-@pytest.mark.parametrize(
+@every(
     ("schedule", "expected"),
     [
         (Schedule(deadline=Deadline(at=NOW)), EndReason.DEADLINE_PASSED),
@@ -58,8 +57,8 @@ def test_a_machine_that_only_uploads_is_left_to_finish_for_as_long_as_a_save() -
     assert _stop(world, NOW + limit) is EndReason.DEADLINE_PASSED
 
 
-@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.WAITING_PRICE, JobState.RECOVERING])
-@pytest.mark.parametrize(
+@every("state", [JobState.QUEUED, JobState.WAITING_PRICE, JobState.RECOVERING])
+@every(
     ("changes", "words"),
     [
         ({"spec": {"schedule": Schedule(deadline=Deadline(at=NOW))}}, "it was due 2026-03-02 12:00 UTC"),

@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-import pytest
-
 from spotd.core.deadlines import with_spot
 from spotd.core.decide import decide
 from spotd.core.domain.jobs import Job, Pacing
@@ -29,6 +27,7 @@ from spotd_jobs.spec.model import (
     Work,
 )
 from spotd_providers.contract.values import NO_GPU, Interruption, Market, MicroUsdPerHour, Offer
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with
 
 _HOUR: Final = timedelta(hours=1)
@@ -64,7 +63,7 @@ def _placed(plan: Plan) -> Market | None:
     return next((item.quote.offer.market for item in plan.attempts.values()), None)
 
 
-@pytest.mark.parametrize(
+@every(
     ("hours", "offers", "expected"),
     [
         (40, (_SPOT, _sold()), Market.SPOT),
@@ -94,7 +93,7 @@ def test_a_job_that_waits_says_how_much_slack_it_has_and_when_it_is_due() -> Non
     )
 
 
-@pytest.mark.parametrize("choice", [None, MarketChoice.SPOT])
+@every("choice", [None, MarketChoice.SPOT])
 def test_a_job_that_takes_spot_only_never_gets_on_demand_and_is_warned_once(choice: MarketChoice | None) -> None:
     owner = job(**_due(21, market=choice))
     world = _world(owner)
@@ -107,7 +106,7 @@ def test_a_job_that_takes_spot_only_never_gets_on_demand_and_is_warned_once(choi
     assert [e for e in again.events if e.kind == "job.slipping"] == []
 
 
-@pytest.mark.parametrize("choice", [MarketChoice.AUTO, MarketChoice.SPOT])
+@every("choice", [MarketChoice.AUTO, MarketChoice.SPOT])
 def test_a_job_of_a_range_of_machines_is_warned_once_however_many_numbers_are_tried(choice: MarketChoice) -> None:
     owner = job(**_due(21, market=choice))
     gangs = replace(owner.spec.resources, nodes=2, nodes_max=4)
@@ -118,7 +117,7 @@ def test_a_job_of_a_range_of_machines_is_warned_once_however_many_numbers_are_tr
     assert [e.kind for e in plan.events].count("job.slipping") == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "policy", "words"),
     [
         ({}, {}, "the ceiling holds over the deadline: on-demand is 1 x RTX_4090 at shop, on-demand, $0.6000/GPU-h"),
@@ -292,8 +291,8 @@ def test_up_runs_of_spot_are_remembered_on_the_job() -> None:
     )
 
 
-@pytest.mark.parametrize("hours", [-1e5, 1e-9, 1e6])
-@pytest.mark.parametrize("work", [1e-3, 1e6])
+@every("hours", [-1e5, 1e-9, 1e6])
+@every("work", [1e-3, 1e6])
 def test_no_figure_quarantines_a_job(hours: float, work: float) -> None:
     for world in (_world(job(**_due(hours, work=work))), _running(_SPOT, hours, work=work), _running(_sold(), hours)):
         plan = decide(world, market(_SPOT, _sold()), NOW)

@@ -20,6 +20,7 @@ from spotd.core.requests import retry
 from spotd.core.timeline import redated
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources, Schedule, Window, Work
 from spotd_providers.contract.values import HostId, Interruption, Market, MicroUsdPerHour, Offer, OfferId
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.ranking.test_remaining_work import saved
 
@@ -131,8 +132,8 @@ def ended(reason: EndReason, *, hours: float = 0.1, has_saved: bool = False, spo
     return builder.plan().jobs[owner.id].pacing
 
 
-@pytest.mark.parametrize("spot", [True, False])
-@pytest.mark.parametrize(
+@every("spot", [True, False])
+@every(
     ("run", "is_over"),
     [
         pytest.param({"hours": 0.6}, True, id="it ran for half an hour"),

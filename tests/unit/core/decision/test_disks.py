@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import DISK_GB_MAX, Checkpoint, Job, disk_gb_after, disk_gb_for, disk_gb_on
@@ -17,6 +15,7 @@ from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import needs_of
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import InstanceState, Offer
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 
 JOB = JobId("j1")
@@ -69,7 +68,7 @@ def test_the_disk_that_is_asked_for_holds_code_and_checkpoint_and_is_paid_for() 
     assert needs_of(needing(10, 100 * GB), shop_policy()).disk_gb == 110
 
 
-@pytest.mark.parametrize("size", [0, 1, 10**12, 10**14, 10**15, 10**18, 10**30])
+@every("size", [0, 1, 10**12, 10**14, 10**15, 10**18, 10**30])
 def test_no_size_of_a_checkpoint_overflows(size: int) -> None:
     assert 10 <= disk_gb_for(needing(10, size)) <= 2 * DISK_GB_MAX
     chosen(needing(10, size), offer("a"), offer("b", disk_gb_max=100))

@@ -16,6 +16,7 @@ from spotd_jobs.spec.model import PriceLimit, Resources
 from spotd_jobs.spec.parse import parse_job
 from spotd_jobs.spec.problems import SpecError
 from spotd_providers.contract.values import NO_GPU, MicroUsdPerGpuHour, Offer
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 
 LEAST = {"name": "prep", "run": "true", "image": "scratch"}
@@ -44,7 +45,7 @@ def test_a_job_with_a_gpu_gets_no_machine_without_one() -> None:
     assert bought(job(resources=Resources(min_vram_mb=1)), cpu_offer(price=1)) == []
 
 
-@pytest.mark.parametrize(("ceiling", "launches"), [(40_000, 1), (39_999, 0)])
+@every(("ceiling", "launches"), [(40_000, 1), (39_999, 0)])
 def test_its_ceiling_is_that_of_the_whole_machine(ceiling: int, launches: int) -> None:
     assert len(bought(cpu_job(ceiling=ceiling), cpu_offer())) == launches
     config = {NO_GPU: MicroUsdPerGpuHour(ceiling)}
@@ -62,7 +63,7 @@ def test_a_bid_for_it_stays_under_the_ceiling() -> None:
     assert quote_words(item.quote).startswith("a machine without a GPU at shop, spot")
 
 
-@pytest.mark.parametrize(("cpus", "words"), [(4, " that has 4 CPUs"), (None, "")])
+@every(("cpus", "words"), [(4, " that has 4 CPUs"), (None, "")])
 def test_what_it_asks_for_is_said_where_nothing_fits(cpus: int | None, words: str) -> None:
     one = cpu_job()
     one = replace(one, spec=replace(one.spec, resources=replace(one.spec.resources, cpus=cpus)))

@@ -135,7 +135,7 @@ def test_dear_traffic_keeps_a_job_where_it_is() -> None:
     assert not is_moved(move(world, download_price=MicroUsdPerGb(50_000)))
 
 
-@pytest.mark.parametrize(("budget", "moves"), [(250_000, False), (500_000, True)])
+@every(("budget", "moves"), [(250_000, False), (500_000, True)])
 def test_a_job_stays_where_its_budget_carries_no_restore_elsewhere(budget: int, *, moves: bool) -> None:
     world = running(budget_set=budget, work=Work(time=50 * HOUR))
     owner = replace(world.jobs[FIRST.job], checkpoints=(saved(NOW - MINUTE, size=5 * 10**9),))

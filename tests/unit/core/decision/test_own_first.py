@@ -33,6 +33,7 @@ from spotd_providers.contract.values import (
     PoolId,
     ProviderName,
 )
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, offer, shop_policy, world_with
 from tests.unit.core.decision.test_moves import is_moved, move, running
 from tests.unit.core.ranking.test_remaining_work import saved
@@ -155,7 +156,7 @@ def test_without_a_time_the_cheapest_is_taken_whoever_owns_it() -> None:
     assert taken(decided(alone(wanting(), rules), RENTED, titan(200_000))[1]) == [HOME]
 
 
-@pytest.mark.parametrize("market", list(MarketChoice))
+@every("market", list(MarketChoice))
 def test_an_own_machine_is_taken_whatever_market_the_job_asks_for(market: MarketChoice) -> None:
     for rules in (policy(), policy(rent_after=timedelta(0))):
         assert taken(decided(alone(wanting(market=market), rules), RENTED, titan())[1]) == [HOME]
@@ -166,7 +167,7 @@ def test_after_the_wait_an_own_machine_is_still_taken_where_it_is_cheaper() -> N
     assert taken(decided(world, RENTED, titan(), after=3 * HOUR)[1]) == [HOME]
 
 
-@pytest.mark.parametrize(
+@every(
     "more",
     [
         pytest.param({"seen": None}, id="never seen"),
@@ -181,7 +182,7 @@ def test_a_machine_that_cannot_be_expected_is_not_waited_for(more: dict[str, Any
     assert plan.verdicts[FIRST].sentence.endswith("no own machine that it could use was seen, so none is waited for")
 
 
-@pytest.mark.parametrize(
+@every(
     "own",
     [
         pytest.param(titan(disk_gb_max=1), id="too little disk"),
@@ -203,7 +204,7 @@ def test_a_provider_that_the_job_excludes_or_the_config_disables_is_not_waited_f
     assert taken(decided(alone(owner, rented), RENTED)[1]) == [SHOP]
 
 
-@pytest.mark.parametrize("why", ["named alone", "nothing else is enabled"])
+@every("why", ["named alone", "nothing else is enabled"])
 def test_a_job_that_can_rent_nothing_is_not_said_to_rent_later(why: str) -> None:
     owner, rules = wanting(), policy()
     if why == "named alone":
@@ -288,7 +289,7 @@ def due(hours: float, work: timedelta | None = 2 * HOUR, market: MarketChoice | 
     return wanting(market=market, spec={"schedule": schedule, "work": Work(time=work)})
 
 
-@pytest.mark.parametrize("market", [None, *MarketChoice])
+@every("market", [None, *MarketChoice])
 def test_a_deadline_that_would_be_missed_overrules_the_wait(market: MarketChoice | None) -> None:
     fixed = replace(RENTED, offer_id=OfferId("f"), host_id=HostId("f"), market=Market.ON_DEMAND)
     _, plan = decided(alone(due(2.2, market=market)), RENTED, fixed)
@@ -395,7 +396,7 @@ def test_the_jobs_of_an_array_wait_together() -> None:
 # What runs on an own machine is not left for a rented one.
 
 
-@pytest.mark.parametrize("is_own", [True, False])
+@every("is_own", [True, False])
 def test_a_job_on_an_own_machine_never_moves_to_a_rented_one(*, is_own: bool) -> None:
     world = running()
     [item] = world.attempts.values()
@@ -406,7 +407,7 @@ def test_a_job_on_an_own_machine_never_moves_to_a_rented_one(*, is_own: bool) ->
     assert is_moved(move(world)), "without rent_after a price is a price"
 
 
-@pytest.mark.parametrize("rent_after", [HOUR, timedelta(0)])
+@every("rent_after", [HOUR, timedelta(0)])
 def test_a_job_with_a_deadline_leaves_its_own_machine_for_no_spot_machine(rent_after: timedelta) -> None:
     world = running(hours=5, schedule=Schedule(deadline=Deadline(at=NOW + 90 * HOUR)), work=Work(time=20 * HOUR))
     [item], [owner] = world.attempts.values(), world.jobs.values()
@@ -420,7 +421,7 @@ def test_a_job_with_a_deadline_leaves_its_own_machine_for_no_spot_machine(rent_a
     assert stops == [rent_after == timedelta(0)]
 
 
-@pytest.mark.parametrize(("starts", "expected"), [(0, SHOP), (2, SHOP), (3, None)])
+@every(("starts", "expected"), [(0, SHOP), (2, SHOP), (3, None)])
 def test_own_machines_that_start_no_several_at_once_are_not_waited_for(
     starts: int, expected: ProviderName | None
 ) -> None:
@@ -435,7 +436,7 @@ def test_own_machines_that_start_no_several_at_once_are_not_waited_for(
     assert taken(plan) == ([] if expected is None else [expected])
 
 
-@pytest.mark.parametrize("starts", [2, 3, 4])
+@every("starts", [2, 3, 4])
 def test_fewer_own_machines_of_a_range_come_before_more_rented_ones(starts: int) -> None:
     ranged = wanting()
     wanted = replace(ranged.spec.resources, nodes=2, nodes_max=4)

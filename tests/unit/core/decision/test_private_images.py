@@ -13,13 +13,14 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.todays_terms import words_against_launch
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy, world_with
 
 PRIVATE = "ghcr.io/lab/train:1"
 NO_LOGIN = "it takes no login"
 
 
-@pytest.mark.parametrize(
+@every(
     ("image", "server"),
     [
         ("python:3.12", "docker.io"),
@@ -67,7 +68,7 @@ def test_a_password_that_is_not_there_keeps_everything_from_being_bought() -> No
     assert "TOKEN is not set" in found.sentence
 
 
-@pytest.mark.parametrize(
+@every(
     ("rules", "image"),
     [
         pytest.param(policy(), PRIVATE, id="the login is taken"),
@@ -112,7 +113,7 @@ def ended(rules: Policy, detail: str, *, before: int = 0, image: str = PRIVATE) 
     return plan.jobs[owner.id].state, plan.jobs[owner.id].reason, plan.attempts[attempt].end_detail
 
 
-@pytest.mark.parametrize(
+@every(
     "said",
     [
         "unauthorized: authentication required",
@@ -133,7 +134,7 @@ def test_a_refusal_without_a_login_says_how_to_add_one() -> None:
     assert 'add a login with server = "ghcr.io" as [registries.NAME]' in reason
 
 
-@pytest.mark.parametrize("said", ["manifest unknown", "exec /bin/sh: Permission denied", ""])
+@every("said", ["manifest unknown", "exec /bin/sh: Permission denied", ""])
 def test_another_error_of_an_image_says_nothing_of_logins(said: str) -> None:
     assert ended(policy(), said)[2] == said
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import JobId
@@ -17,6 +15,7 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.requests import set_budget
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, Offer
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with
 
 JOB = JobId("j1")
@@ -37,7 +36,7 @@ def at_usd(price: float, name: str = "o1") -> Offer:
     return offer(name, price=int(price * USD))
 
 
-@pytest.mark.parametrize("low", [None, 2 * USD])
+@every("low", [None, 2 * USD])
 def test_a_momentary_price_does_not_end_a_job_that_could_work_at_another(low: int | None) -> None:
     owner = poor(2.0, rate_low=low)
     stage = world(owner)
@@ -73,7 +72,7 @@ def test_a_machine_that_is_stopped_for_its_jobs_budget_leaves_the_job_waiting() 
     assert EndReason.OVER_BUDGET.traits.next_state is JobState.QUEUED
 
 
-@pytest.mark.parametrize("size", [10**9, 10**11, 10**13, 10**14])
+@every("size", [10**9, 10**11, 10**13, 10**14])
 def test_a_launch_pays_for_boot_restore_and_at_least_as_much_work(size: int) -> None:
     saved = Checkpoint(name="c", attempt=1, step=1, bytes=size, at=NOW, manifest_key="k", sha256="s")
     owner = poor(0.0, checkpoints=(saved,))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
 from spotd.core.domain.jobs import Job
@@ -15,6 +13,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import MicroUsd
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
 
 COOLING = Cooldown(
@@ -83,8 +82,8 @@ def test_a_wait_for_the_budget_of_a_day_lasts_until_the_next_day_and_of_a_month_
     assert (month.kind, month.until) == (VerdictKind.BUDGET_MONTH, datetime(first.year, first.month, 1, tzinfo=UTC))
 
 
-@pytest.mark.parametrize("budget", ["budget_day", "budget_month"])
-@pytest.mark.parametrize("spent", [0, 1])
+@every("budget", ["budget_day", "budget_month"])
+@every("spent", [0, 1])
 def test_no_time_ends_the_wait_for_a_budget_that_is_smaller_than_a_launch_needs(budget: str, spent: int) -> None:
     found = verdict(job(1), market(offer()), policy=shop_policy(**{budget: MicroUsd(1)}), spent=spent)
     assert found.kind in {VerdictKind.BUDGET_DAY, VerdictKind.BUDGET_MONTH}

@@ -16,6 +16,7 @@ from spotd.core.domain.states import JobState
 from spotd.core.domain.world import VerdictKind, World
 from spotd_jobs.spec.model import Schedule, Window
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, Offer
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 from tests.unit.core.schedule.test_preemption import running
 
@@ -50,7 +51,7 @@ def test_a_job_that_waits_for_a_price_does_so_while_all_machines_are_in_use() ->
     assert world.jobs[WAITS].state is JobState.WAITING_PRICE
 
 
-@pytest.mark.parametrize(
+@every(
     ("policy", "changes"),
     [
         pytest.param({"launches_paused": "the state cannot be written"}, {}, id="nothing may be launched"),
@@ -116,7 +117,7 @@ NEARLY_SPENT: Final = {
 PER_MONTH: Final = {"budget_month": MicroUsd(1)}
 
 
-@pytest.mark.parametrize(
+@every(
     ("offers", "policy", "changes", "kind", "state"),
     [
         pytest.param(
@@ -152,14 +153,14 @@ def test_a_job_that_recovers_in_vain_for_an_hour_waits_like_any_other(
     assert events[0].message == sentence, "with what is to be done about it"
 
 
-@pytest.mark.parametrize("hours", [-9, 10_000])
+@every("hours", [-9, 10_000])
 def test_a_recovery_that_began_at_no_plausible_time_does_not_last_for_ever(hours: int) -> None:
     world = recovering(waiting(), state_since=NOW - hours * HOUR)
     after = applied(world, decide(world, market(), NOW))
     assert after.jobs[WAITS].state is JobState.WAITING_PRICE
 
 
-@pytest.mark.parametrize("changes", [{"not_before": NOW + 3 * HOUR}, {}])
+@every("changes", [{"not_before": NOW + 3 * HOUR}, {}])
 def test_what_passes_by_itself_ends_no_recovery(changes: dict[str, Any]) -> None:
     """It is served before jobs that had no machine yet, so its place is not lost to a pause or to full machines."""
     world = recovering(waiting(), **changes)

@@ -30,6 +30,7 @@ from spotd.core.kernel.outcomes import LaunchFailure, launch_refused, launched
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.requests import retry
 from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss, Offer
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 
 JOB = JobId("j1")
@@ -127,9 +128,7 @@ def test_a_refused_launch_goes_to_the_next_offer_at_once_for_the_first_times() -
     assert len(calls) < 7
 
 
-@pytest.mark.parametrize(
-    "reason", [EndReason.CODE_ERROR, EndReason.INPUT_ERROR, EndReason.DISK_FULL, EndReason.HOST_LOST]
-)
+@every("reason", [EndReason.CODE_ERROR, EndReason.INPUT_ERROR, EndReason.DISK_FULL, EndReason.HOST_LOST])
 def test_a_job_that_cannot_start_has_failed_after_as_many_starts_as_it_may_have(reason: EndReason) -> None:
     world, calls = lived(stage(), 4, ending(reason, exit_detail="no shell"), *MANY)
     assert len(calls) == 5
@@ -205,7 +204,7 @@ def test_the_reason_of_the_last_failure_is_in_the_jobs_own() -> None:
     assert "[retry] starts" in plan.jobs[JOB].reason
 
 
-@pytest.mark.parametrize(
+@every(
     ("failed_starts", "words"),
     [(5, "5 starts in a row failed, [retry] starts allows 5"), (20, "4 times [retry] starts")],
 )
@@ -339,7 +338,7 @@ def test_an_offer_that_is_shown_and_refused_again_and_again_is_left_alone_for_lo
         assert is_bought(world, fresh, timedelta(seconds=pause_s)), strikes
 
 
-@pytest.mark.parametrize("strikes", [0, 1, 9])
+@every("strikes", [0, 1, 9])
 def test_an_account_that_was_filled_is_used_at_once_however_long_it_was_empty(strikes: int) -> None:
     only = offer()
     world = refused_once(LaunchFailure.NO_BALANCE, only, strikes)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.intents import IntentKind, JobId
 from spotd.core.domain.jobs import Checkpoint
@@ -30,7 +28,7 @@ def saved(size: int) -> Checkpoint:
     return Checkpoint(name="c", attempt=1, step=1, bytes=size, at=NOW, manifest_key="k", sha256="0" * 64)
 
 
-@pytest.mark.parametrize("size", [24_500_000_000, 10 * TB, 100 * TB, 10**30], ids=["24.5 GB", "10 TB", "100 TB", "lie"])
+@every("size", [24_500_000_000, 10 * TB, 100 * TB, 10**30], ids=["24.5 GB", "10 TB", "100 TB", "lie"])
 def test_a_checkpoint_of_any_size_is_priced_placed_and_stored(size: int) -> None:
     is_expensive = offer(upload_price=MicroUsdPerGb(10_000), download_price=MicroUsdPerGb(10_000))
     owner = job(checkpoints=(saved(size),), ceiling=10**15)
@@ -56,8 +54,8 @@ def test_traffic_grows_with_the_checkpoint_until_the_highest_price_there_is() ->
     assert totals[-1] < 2**62
 
 
-@pytest.mark.parametrize("at", [YEAR_9999, datetime(1, 1, 1, tzinfo=UTC)], ids=["9999", "1"])
-@pytest.mark.parametrize("by_host", [True, False], ids=["host", "listing"])
+@every("at", [YEAR_9999, datetime(1, 1, 1, tzinfo=UTC)], ids=["9999", "1"])
+@every("by_host", [True, False], ids=["host", "listing"])
 def test_a_notice_for_any_instant_ends_nothing_and_no_machine_outlives_it(at: datetime, *, by_host: bool) -> None:
     world = world_with(AttemptState.RUNNING, phase="done", over_since=NOW)
     runs = instance(InstanceState.RUNNING)
@@ -90,7 +88,7 @@ def test_an_end_is_tried_again_within_minutes_whatever_wait_is_asked_for(wait: t
     assert NOW < again <= NOW + TERMINATE_RETRY_MAX <= NOW + timedelta(minutes=3)
 
 
-@pytest.mark.parametrize("wait", [timedelta.max, timedelta.min], ids=str)
+@every("wait", [timedelta.max, timedelta.min], ids=str)
 def test_a_cool_down_has_a_bound_whatever_the_provider_asks_for(wait: timedelta) -> None:
     world = world_with(AttemptState.INTENDED)
     [attempt] = world.attempts

@@ -27,6 +27,7 @@ from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel.outcomes import LaunchFailure, launch_refused, launched
 from spotd_jobs.spec.model import MarketChoice
 from spotd_providers.contract.values import InstanceState, Market, Offer, PoolId, ProviderName, QuotaId
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, market, offer, shop_policy
 
 EAST_G = QuotaId("east spot G")
@@ -79,7 +80,7 @@ def test_without_a_named_quota_the_pool_is_what_cools_down() -> None:
     assert next_offers(world, offer("o1"), offer("o2")) == ["o2"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("failure", "wait", "scope", "span"),
     [
         (LaunchFailure.NO_CAPACITY, None, CooldownScope.POOL, 3 * MINUTE),
@@ -231,7 +232,7 @@ def test_an_offer_that_cannot_do_what_a_job_asks_keeps_it_from_no_other() -> Non
     assert asked[-1][0] <= MINUTE
 
 
-@pytest.mark.parametrize(("kinds", "hours"), [(3, 0.1), (5, 0.6), (8, 8)])
+@every(("kinds", "hours"), [(3, 0.1), (5, 0.6), (8, 8)])
 def test_a_market_of_which_many_offers_cannot_do_it_sells_the_one_that_can(kinds: int, hours: float) -> None:
     odd = [offer(f"odd{number}", price=100_000 + number) for number in range(kinds)]
     asked = unable_in(12, *odd, offer("well", price=110_000))
@@ -240,7 +241,7 @@ def test_a_market_of_which_many_offers_cannot_do_it_sells_the_one_that_can(kinds
     assert len(asked) <= 3 * kinds
 
 
-@pytest.mark.parametrize("kinds", [1, 2, 3, 9])
+@every("kinds", [1, 2, 3, 9])
 def test_a_market_none_of_whose_offers_can_do_it_is_asked_each_of_them_once_in_hours(kinds: int) -> None:
     asked = unable_in(6, *(offer(f"odd{number}", price=100_000 + number) for number in range(kinds)))
     assert {name for _, name in asked[:UNABLE_AT_ONCE]} == {f"odd{number}" for number in range(min(kinds, 3))}

@@ -18,6 +18,7 @@ from spotd.core.host_reports import late_words
 from spotd.core.kernel.reconcile import reconcile
 from spotd_jobs.spec.model import CheckpointPolicy
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, report, world_with
 
 FIRST = AttemptId(job=job().id, number=1)
@@ -62,7 +63,7 @@ def test_the_next_checkpoint_ends_it() -> None:
     assert plan.attempts[FIRST].freshness == Freshness(since=NOW, up=92 * MINUTE, every=15 * MINUTE)
 
 
-@pytest.mark.parametrize(
+@every(
     ("world", "changes"),
     [
         pytest.param(running(replace(LAST, since=NOW - 31 * MINUTE)), {}, id="not late yet"),

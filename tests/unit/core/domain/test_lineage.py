@@ -18,6 +18,7 @@ from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
 from spotd_jobs.spec.model import CheckpointPolicy
 from spotd_providers.contract.values import HostId
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, offer, world_with
 
 HOUR = timedelta(hours=1)
@@ -221,7 +222,7 @@ def test_pinned_best_and_borrowed_ones_stay_what_they_are() -> None:
     assert names(kept(item, frozenset())) == ["c9", "c4", "c3", "c2"]
 
 
-@pytest.mark.parametrize("keep", [1, 2, 5])
+@every("keep", [1, 2, 5])
 def test_what_a_machine_was_offered_stays_in_reach_whatever_becomes_known_since(keep: int) -> None:
     story = Story(keep=keep, errors=9).begin().save(1, 2, 3).lose()
     story.begin("c3").save(4, 5, 6).lose()
@@ -260,7 +261,7 @@ def test_many_that_go_at_once_are_told_in_one_line() -> None:
     assert (line.kind, line.data["count"]) == ("checkpoint.dropped", 57)
 
 
-@pytest.mark.parametrize("errors", [pytest.param(1, id="at its last try"), pytest.param(0, id="with tries left")])
+@every("errors", [pytest.param(1, id="at its last try"), pytest.param(0, id="with tries left")])
 def test_what_a_grant_offered_stays_in_reach_when_tries_are_added_or_used_up(errors: int) -> None:
     """A grant at the job's last try offers the older generation first; one with tries left the newer one."""
     written = a_job(*row(2, 9, 8, 7, doubted_by=(3,)), *row(1, 3, 2, 1), keep=1, errors=1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spotd.core.domain.attempts import SHARE, HostSample, Watch, watched
 from spotd_jobs.spec.model import WatchdogPolicy
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW
 
 RULES = WatchdogPolicy(min_gpu_util=5, window=20 * MINUTE, no_progress=60 * MINUTE)
@@ -41,7 +42,7 @@ def test_a_job_that_prints_nothing_and_uses_no_gpu_is_quiet_and_idle() -> None:
     assert (found.quiet, found.idle, found.has_begun) == (30 * MINUTE, 30 * MINUTE, False)
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         pytest.param({"printed": 1}, id="a new line of output"),
@@ -65,7 +66,7 @@ def test_idle_time_does_not_grow_while_a_checkpoint_is_written() -> None:
     assert after(*steps).idle == NOTHING
 
 
-@pytest.mark.parametrize("phase", ["boot", "code", "restore", "save", "upload", "done"])
+@every("phase", ["boot", "code", "restore", "save", "upload", "done"])
 def test_no_progress_is_asked_for_while_bytes_are_moved(phase: str) -> None:
     found = after(*((m, sample(m, phase=phase)) for m in range(0, 301, 5)))
     assert (found.quiet, found.idle) == (NOTHING, NOTHING)
@@ -82,7 +83,7 @@ def test_figures_that_stop_coming_add_nothing() -> None:
     assert after(*steps).idle == NOTHING
 
 
-@pytest.mark.parametrize(
+@every(
     ("read_at", "up", "most"),
     [
         pytest.param(480.0, 480.0, 60 / SHARE, id="eight hours of sleep, or of a silent store"),

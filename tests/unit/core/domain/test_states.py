@@ -106,7 +106,7 @@ OTHER_SETS = {
 }
 
 
-@pytest.mark.parametrize("source", [pytest.param(source, id=name) for name, source in OTHER_SETS.items()])
+@every("source", [pytest.param(source, id=name) for name, source in OTHER_SETS.items()])
 def test_the_search_for_sets_of_reasons_finds_each_form(source: str) -> None:
     assert sets_of_reasons(source)
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from spotd.core.domain.intents import IntentState
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
@@ -17,6 +15,7 @@ from spotd.core.kernel.loss_evidence import is_missing_for_long, is_missing_twic
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import Listing
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, listing, report, world_with
 
 SECOND = timedelta(seconds=1)
@@ -55,7 +54,7 @@ def test_a_machine_that_was_listed_is_absent_from_any_later_list() -> None:
     assert proves(world, LAUNCHED + SECOND)
 
 
-@pytest.mark.parametrize("state", [IntentState.OPEN, IntentState.SENT])
+@every("state", [IntentState.OPEN, IntentState.SENT])
 def test_no_list_speaks_against_a_launch_whose_call_is_under_way(state: IntentState) -> None:
     world = with_intent(world_with(AttemptState.INTENDED), state=state)
     assert not proves(world, NOW + timedelta(days=1))
@@ -86,7 +85,7 @@ def test_lists_that_lack_it_for_long_span_what_they_may_lag() -> None:
     assert missing(listing(at=NOW + lag), NOW, twice=False)
 
 
-@pytest.mark.parametrize("complete", [True, False])
+@every("complete", [True, False])
 def test_a_list_that_is_not_complete_is_not_the_first_of_two(*, complete: bool) -> None:
     world = world_with(AttemptState.RUNNING)
     after = applied(world, reconcile(world, listing(complete=complete), report(seq=9, phase="run"), NOW))

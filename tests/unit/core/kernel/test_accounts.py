@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from spotd.core.domain.intents import IntentKind
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
@@ -13,6 +11,7 @@ from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import terminate_accepted
 from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, world_with
 
 
@@ -22,7 +21,7 @@ def seen_by(world: World, account: str) -> World:
     return replace(world, policy=replace(world.policy, providers={SHOP: rules}))
 
 
-@pytest.mark.parametrize(
+@every(
     ("bought_in", "asked_in", "is_over"),
     [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)],
 )
@@ -38,7 +37,7 @@ def test_a_machine_that_a_list_shows_is_in_the_account_of_that_list() -> None:
     assert [a.account for a in plan.attempts.values()] == ["a"]
 
 
-@pytest.mark.parametrize("state", [AttemptState.RUNNING, AttemptState.ENDING])
+@every("state", [AttemptState.RUNNING, AttemptState.ENDING])
 def test_a_machine_that_a_new_key_lists_is_that_keys_to_end(state: AttemptState) -> None:
     world = seen_by(world_with(state, account="key of May"), "key of June")
     owed = {i: replace(intent, account="key of May") for i, intent in world.intents.items()}
@@ -58,7 +57,7 @@ def test_a_stray_that_a_new_key_lists_is_that_keys_to_end() -> None:
     assert [intent.account for intent in world.intents.values()] == ["key of June"]
 
 
-@pytest.mark.parametrize(("key", "is_settled"), [("key of May", True), ("key of June", False)])
+@every(("key", "is_settled"), [("key of May", True), ("key of June", False)])
 def test_the_end_of_a_stray_is_not_settled_by_a_list_of_another_account(key: str, *, is_settled: bool) -> None:
     empty = replace(world_with(AttemptState.RUNNING), attempts={}, jobs={}, intents={})
     world = seen_by(empty, "key of May")

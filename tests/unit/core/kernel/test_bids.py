@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.pricing import gpu_price_within, needs_of, quote, quote_words, repriced, usual_bid
 from spotd_providers.contract.values import Market, MicroUsdPerGbMonth, MicroUsdPerHour, Offer, ProviderName
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
 
 POD = ProviderName("pod")
@@ -114,7 +114,7 @@ def test_the_price_within_a_total_is_the_highest_that_fits(price: int, total: in
         assert repriced(agreed, MicroUsdPerHour(highest + 2)).price.total > total
 
 
-@pytest.mark.parametrize("headroom", [0, 100_000])
+@every("headroom", [0, 100_000])
 def test_the_ranking_finds_an_admissible_bid_behind_fixed_prices_that_are_not(headroom: int) -> None:
     policy = shop_policy(bid_headroom_ppm=headroom)
     crowd = [offer(f"f{n}", price=505_000 + n) for n in range(30)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.budgets import committed
 from spotd.core.decide import decide
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, Meter, terminate_intent_id
@@ -18,6 +16,7 @@ from spotd.core.host_reports import find_machine, forget, refusal
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import UNSEEN_MAX, machines_in_use
 from spotd_providers.contract.values import InstanceState, Listing
+from tests.cases import every
 from tests.unit.core.builders import NOW, REF, SHOP, instance, listing, market, offer, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -25,7 +24,7 @@ KEY = "spotd-lab-j1-1"
 LASTS = timedelta(minutes=30 + 2, seconds=90)
 
 
-@pytest.mark.parametrize("text", ["m1", KEY, "j1-1", "j1@1"])
+@every("text", ["m1", KEY, "j1-1", "j1@1"])
 def test_a_machine_is_named_by_its_id_its_key_or_its_attempt(text: str) -> None:
     assert find_machine(world_with(AttemptState.RUNNING), text) == FIRST
 
@@ -35,7 +34,7 @@ def test_text_that_names_no_machine_finds_none() -> None:
         assert find_machine(world_with(AttemptState.RUNNING), text) is None
 
 
-@pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.ENDING])
+@every("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.ENDING])
 def test_what_was_given_up_holds_no_slot_no_budget_and_no_job(state: AttemptState) -> None:
     stage = world_with(state)
     plan = forget(stage, FIRST, NOW)
@@ -143,7 +142,7 @@ def test_a_machine_that_lists_may_lack_yet_cannot_be_given_up() -> None:
     assert refusal(replace(stage, attempts={FIRST: young}), FIRST, EMPTY, {SHOP: "the key was refused"}) == ""
 
 
-@pytest.mark.parametrize("state", [IntentState.OPEN, IntentState.SENT])
+@every("state", [IntentState.OPEN, IntentState.SENT])
 def test_a_launch_that_is_under_way_cannot_be_given_up(state: IntentState) -> None:
     stage = world_with(AttemptState.INTENDED)
     under_way = {i: replace(t, state=state) for i, t in stage.intents.items()}

@@ -15,6 +15,7 @@ from spotd.core.kernel.outcomes import after_restart
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import accrued
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, listing, world_with
 
 ACCEPTED_AT = NOW - timedelta(seconds=30)
@@ -27,8 +28,8 @@ def accepted(away: timedelta, *, restarted: bool) -> World:
     return applied(world, after_restart(world, ACCEPTED_AT + away)) if restarted else world
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("away", AWAY)
+@every("restarted", [False, True])
+@every("away", AWAY)
 def test_a_machine_whose_accepted_end_was_forgotten_is_booked_since_then(away: timedelta, restarted: bool) -> None:
     world, at = accepted(away, restarted=restarted), ACCEPTED_AT + away
     world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), {}, at))
@@ -38,8 +39,8 @@ def test_a_machine_whose_accepted_end_was_forgotten_is_booked_since_then(away: t
     assert booked == pytest.approx(owed, abs=item.quote.price.total / 60)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("state", [InstanceState.ENDING, InstanceState.GONE])
+@every("restarted", [False, True])
+@every("state", [InstanceState.ENDING, InstanceState.GONE])
 def test_one_whose_accepted_end_was_carried_out_is_booked_no_further(state: InstanceState, restarted: bool) -> None:
     world, at = accepted(AWAY[1], restarted=restarted), ACCEPTED_AT + AWAY[1]
     plan = reconcile(world, listing(instance(state), at=at), {}, at)

@@ -22,6 +22,7 @@ from spotd.core.metering import lease_and_save, machines_in_use
 from spotd.core.recovery import LaunchRecord, Survey, Unknown, record_of, recover
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, REF, SHOP, instance, job, listing, market, offer, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -70,7 +71,7 @@ def test_the_machine_of_a_job_that_is_done_waits_with_its_end_already_owed() -> 
     assert "it waits for another job for 5 min, [reuse] wait" in plan.events[-1].message
 
 
-@pytest.mark.parametrize(
+@every(
     ("policy", "said"),
     [
         pytest.param({"reuse_wait": timedelta(0)}, {}, id="not set"),
@@ -85,7 +86,7 @@ def test_any_other_machine_is_ended_at_once(policy: dict[str, Any], said: dict[s
     assert plan.intents[ORDER].not_before is None
 
 
-@pytest.mark.parametrize(
+@every(
     "rules",
     [
         {"bills_at_least": MINUTE},
@@ -117,7 +118,7 @@ def test_several_machines_of_one_job_go_to_no_other() -> None:
     assert said == "its job runs on several machines, which begin and end together"
 
 
-@pytest.mark.parametrize(
+@every(
     ("exit_at", "until"),
     [
         pytest.param(NOW - 2 * MINUTE, NOW + WAIT - 2 * MINUTE, id="read late"),
@@ -165,7 +166,7 @@ def test_a_machine_that_waits_has_its_place_among_the_machines_in_use() -> None:
     assert taken(some, decide(some, market(offer("o2")), NOW + MINUTE)) is not None
 
 
-@pytest.mark.parametrize(
+@every(
     ("price", "is_taken"),
     [
         pytest.param(399_000, True, id="hardly cheaper: less than its start costs"),
@@ -177,7 +178,7 @@ def test_an_offer_is_taken_where_it_is_better_with_the_time_of_its_start(price: 
     assert (taken(some, decide(some, market(offer("o2", price=price)), NOW + MINUTE)) is not None) is is_taken
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         pytest.param({"spec": {"reuse": False}}, id="it says so"),
@@ -207,7 +208,7 @@ def test_a_job_with_another_image_leaves_the_machine_to_others() -> None:
     assert taken(some, decide(some, market(), NOW + MINUTE)) is None
 
 
-@pytest.mark.parametrize(
+@every(
     "at",
     [
         pytest.param(NOW + WAIT - LEAST_LEFT + timedelta(seconds=1), id="its end is about to be ordered"),
@@ -227,7 +228,7 @@ def item_changed(some: World, **changes: Any) -> World:
     return replace(some, attempts={FIRST: replace(some.attempts[FIRST], **changes)})
 
 
-@pytest.mark.parametrize(
+@every(
     "change",
     [
         pytest.param(lambda some: order_changed(some, state=IntentState.ACCEPTED), id="its end is accepted"),
@@ -260,7 +261,7 @@ def test_a_machine_waits_on_while_nothing_speaks_against_it() -> None:
     assert released(decide(waiting(), market(), NOW + MINUTE)) is None
 
 
-@pytest.mark.parametrize("policy", [{"reuse_wait": timedelta(0)}, {"budget_day": 1}])
+@every("policy", [{"reuse_wait": timedelta(0)}, {"budget_day": 1}])
 def test_a_machine_is_ended_once_nothing_may_wait_any_more(policy: dict[str, Any]) -> None:
     some = waiting()
     some = replace(some, policy=replace(some.policy, **policy))
@@ -383,7 +384,7 @@ def test_a_state_older_than_a_handover_gives_the_machine_to_no_third_job() -> No
     assert [i for i, item in plan.attempts.items() if item.machine_key is not None] == []
 
 
-@pytest.mark.parametrize("after", [timedelta(0), WAIT - timedelta(seconds=1), WAIT + MINUTE])
+@every("after", [timedelta(0), WAIT - timedelta(seconds=1), WAIT + MINUTE])
 def test_a_state_older_than_a_handover_does_not_end_the_machine_of_the_next_job(after: timedelta) -> None:
     """It reads of the end of the former job only now, long after that, and the next one has its machine."""
     some, at = older(ended=False), NOW + after

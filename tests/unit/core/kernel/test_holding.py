@@ -21,6 +21,7 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import set_ceiling
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsdPerGpuHour, MicroUsdPerHour, Offer
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, world_with
 from tests.unit.core.kernel.test_raised_bids import bid_market, bid_world, usd
 
@@ -60,7 +61,7 @@ def test_an_outbid_machine_is_kept_and_counts() -> None:
     assert words in decide(applied(world(), plan), bid_market(), NOW + 4 * MINUTE).verdicts[FIRST.job].sentence
 
 
-@pytest.mark.parametrize(
+@every(
     "some",
     [
         pytest.param(world(hold=timedelta(0)), id="nobody asked for it"),
@@ -88,7 +89,7 @@ def test_it_is_left_for_another_machine_that_is_as_cheap() -> None:
     assert left(held, offer("o2", price=480_000)) == "another costs $0.4800 per hour, this one $0.4400"
 
 
-@pytest.mark.parametrize(
+@every(
     ("priority", "machines_max", "is_left"),
     [
         pytest.param(5, 1, False, id="its only place is awaited"),
@@ -96,7 +97,7 @@ def test_it_is_left_for_another_machine_that_is_as_cheap() -> None:
         pytest.param(-5, 1, True, id="it comes first itself"),
     ],
 )
-@pytest.mark.parametrize("raises", [True, False], ids=["bids are raised", "bids stay"])
+@every("raises", [True, False], ids=["bids are raised", "bids stay"])
 def test_it_is_left_for_another_machine_only_if_no_other_job_gets_its_place(
     priority: int, machines_max: int, *, is_left: bool, raises: bool
 ) -> None:
@@ -126,7 +127,7 @@ def test_an_outbid_machine_is_bid_for_again_under_the_ceiling() -> None:
     assert plan.attempts[FIRST].state is AttemptState.RUNNING
 
 
-@pytest.mark.parametrize(
+@every(
     ("some", "why"),
     [
         pytest.param(
@@ -183,7 +184,7 @@ def test_a_machine_whose_host_speaks_goes_on_though_its_provider_is_away_and_its
     assert item.meter.rate == MicroUsdPerHour(usd(0.44)), "it bills in full"
 
 
-@pytest.mark.parametrize("state", [InstanceState.PAUSED, InstanceState.GONE])
+@every("state", [InstanceState.PAUSED, InstanceState.GONE])
 def test_a_list_from_before_it_woke_is_no_first_of_two_that_say_it_is_over(state: InstanceState) -> None:
     some = world(held_since=NOW - 9 * MINUTE)
     for minutes in (0, 3, 4, 5, 6):

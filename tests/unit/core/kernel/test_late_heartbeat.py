@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.domain.states import AttemptState
 from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, instance, listing, report, world_with
 
 
-@pytest.mark.parametrize(
+@every(
     ("silent_s", "looks"),
     [(10, False), (26, False), (27, True), (44, True), (120, True), (146, True), (148, False), (90_000, False)],
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId, launch_intent_id
 from spotd.core.domain.plan import applied
@@ -24,6 +22,7 @@ from spotd.core.kernel.outcomes import (
 from spotd.core.recovery import recover, unsent
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -79,7 +78,7 @@ def test_a_launch_is_not_sent_once_the_secrets_of_its_job_cannot_be_read() -> No
     assert plan.jobs[FIRST.job].reason == "the launch was not made: no key for its secrets"
 
 
-@pytest.mark.parametrize("known", [True, False])
+@every("known", [True, False])
 def test_of_a_launch_that_is_owed_no_more_nothing_is_sent(*, known: bool) -> None:
     world = owed(IntentState.UNKNOWN) if known else replace(owed(), attempts={}, intents={})
     assert launch_sent(world, FIRST, NOW).is_empty
@@ -110,7 +109,7 @@ def test_after_a_restart_only_what_was_sent_is_unknown() -> None:
     assert (intent.id, intent.state) == (launch_intent_id(intent.key), IntentState.UNKNOWN)
 
 
-@pytest.mark.parametrize("state", [AttemptState.INTENDED, AttemptState.RUNNING, AttemptState.STOPPING])
+@every("state", [AttemptState.INTENDED, AttemptState.RUNNING, AttemptState.STOPPING])
 def test_the_answer_to_a_launch_ends_no_machine_whose_attempt_counts_however_early_its_host_was_heard(
     state: AttemptState,
 ) -> None:
@@ -142,7 +141,7 @@ def test_a_refusal_ends_its_attempt_and_one_of_an_attempt_that_is_unknown_change
     assert launch_refused(replace(world, attempts={}), FIRST, LaunchFailure.NO_CAPACITY, "no", NOW).is_empty
 
 
-@pytest.mark.parametrize(("failure", "counts"), [(LaunchFailure.AUTH, False), (LaunchFailure.NOT_PREPARED, True)])
+@every(("failure", "counts"), [(LaunchFailure.AUTH, False), (LaunchFailure.NOT_PREPARED, True)])
 def test_only_a_refusal_of_this_job_alone_counts_against_it(failure: LaunchFailure, *, counts: bool) -> None:
     world = owed()
     before = world.jobs[FIRST.job]
@@ -157,8 +156,8 @@ def test_the_answer_to_a_launch_that_names_another_machine_ends_that_one_and_kee
     assert applied(world, plan).attempts[FIRST].ref == REF
 
 
-@pytest.mark.parametrize("tries", [0, 5, 1_000_000])
-@pytest.mark.parametrize("asked", [None, MINUTE, timedelta(days=1), timedelta.max])
+@every("tries", [0, 5, 1_000_000])
+@every("asked", [None, MINUTE, timedelta(days=1), timedelta.max])
 def test_a_machine_that_should_be_gone_is_ended_again_soon_whatever_wait_its_provider_asks_for(
     tries: int, asked: timedelta | None
 ) -> None:

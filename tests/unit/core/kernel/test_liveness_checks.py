@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.domain.attempts import HostStatus, StopOrder
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import Instance, InstanceState, Loss
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, listing, report, world_with
 
 A, S = AttemptState, InstanceState
@@ -33,7 +32,7 @@ WOULD_END = {
 }
 
 
-@pytest.mark.parametrize(("world", "shown"), WOULD_END.values(), ids=WOULD_END)
+@every(("world", "shown"), WOULD_END.values(), ids=WOULD_END)
 def test_whatever_ends_an_attempt_asks_for_a_complete_look_first(world: World, shown: tuple[Instance, ...]) -> None:
     glanced = reconcile(world, listing(*shown), report(liveness_check=True), NOW)
     assert glanced.full_reads == {ATTEMPT}

@@ -16,6 +16,7 @@ from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import HostId, Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss
+from tests.cases import every
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, SHOP, instance, listing, world_with
 
 SECOND = timedelta(seconds=1)
@@ -132,7 +133,7 @@ def test_the_only_machine_that_is_missing_and_silent_is_lost_within_a_minute() -
     assert watch.alive == set()
 
 
-@pytest.mark.parametrize("count", [2, 6, 40])
+@every("count", [2, 6, 40])
 def test_hosts_that_cannot_write_for_70_s_are_all_kept(count: int) -> None:
     watch = Watch(fleet(count))
     rows = machines(watch.world, *range(1, count + 1))
@@ -156,7 +157,7 @@ def test_a_list_that_is_empty_while_the_store_takes_no_writes_of_hosts_ends_nobo
     assert watch.alive == set(), "a provider that lost all of them is believed in the end"
 
 
-@pytest.mark.parametrize("state", [InstanceState.RUNNING, InstanceState.PENDING])
+@every("state", [InstanceState.RUNNING, InstanceState.PENDING])
 def test_silence_alone_ends_nothing_before_the_limit_and_then_it_does(state: InstanceState) -> None:
     watch = Watch(fleet(3))
     rows = machines(watch.world, 1, 2, 3, state=state)
@@ -196,7 +197,7 @@ def test_most_hosts_that_are_silent_together_are_borne_four_times_as_long() -> N
     assert watch.alive == {1}
 
 
-@pytest.mark.parametrize("silent", [1, 4])
+@every("silent", [1, 4])
 def test_a_silence_that_most_hosts_share_confirms_no_row_that_states_a_machine_as_over(silent: int) -> None:
     watch = Watch(fleet(4))
     rows = machines(watch.world, 1, 2, 3, 4)
@@ -225,7 +226,7 @@ def test_a_lone_host_is_kept_while_the_daemon_itself_cannot_write() -> None:
     assert watch.plans[-1].shared_silence
 
 
-@pytest.mark.parametrize("loss", [Loss.PREEMPTED, Loss.OUTBID, None])
+@every("loss", [Loss.PREEMPTED, Loss.OUTBID, None])
 def test_a_provider_that_says_so_twice_ends_a_machine_at_once(loss: Loss | None) -> None:
     watch = Watch(fleet(3))
     rows = [*machines(watch.world, 1, 2), *machines(watch.world, 3, state=InstanceState.PAUSED, loss=loss)]
@@ -297,7 +298,7 @@ def with_newcomer(watch: Watch, running: int) -> None:
     watch.unheard.add(running + 1)
 
 
-@pytest.mark.parametrize("told_by", ["the silence of most hosts", "a write of its own"])
+@every("told_by", ["the silence of most hosts", "a write of its own"])
 def test_a_machine_that_starts_while_hosts_cannot_write_is_given_up_only_once_it_could_be_heard(told_by: str) -> None:
     watch = Watch(fleet(4))
     rows = machines(watch.world, *range(1, 5))
@@ -329,7 +330,7 @@ def test_one_list_ends_no_launch_of_unknown_outcome_while_no_host_can_be_heard()
     assert watch.world.attempts[number(1)].ref == found[0].ref
 
 
-@pytest.mark.parametrize("starts", [1, 5, 500])
+@every("starts", [1, 5, 500])
 def test_a_machine_that_is_found_long_after_its_launch_has_a_whole_start_from_then_on(starts: int) -> None:
     watch = Watch(world_with(AttemptState.INTENDED, outcome_unknown=True))
     watch.unheard = {1}
@@ -342,7 +343,7 @@ def test_a_machine_that_is_found_long_after_its_launch_has_a_whole_start_from_th
     assert watch.alive == set()
 
 
-@pytest.mark.parametrize("takes_no_writes", [True, False])
+@every("takes_no_writes", [True, False])
 def test_a_launch_that_lists_lack_for_as_long_as_they_may_lag_never_took_effect(*, takes_no_writes: bool) -> None:
     watch = Watch(world_with(AttemptState.INTENDED))
     watch.unheard, watch.store_takes_no_writes = {1}, takes_no_writes

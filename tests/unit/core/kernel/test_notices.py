@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from spotd.core.domain.attempts import Attempt, HostStatus, LapsedNotices
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.plan import applied
@@ -55,7 +53,7 @@ class Noticed:
         return self.world.attempts[FIRST]
 
 
-@pytest.mark.parametrize("by_host", [False, True], ids=["listed", "by its host"])
+@every("by_host", [False, True], ids=["listed", "by its host"])
 def test_a_notice_lapses_minutes_after_its_instant_if_its_host_still_beats(by_host: bool) -> None:
     due = NOW + 3 * MINUTE
     seen = Noticed()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-import pytest
-
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId, Meter, launch_intent_id
 from spotd.core.domain.plan import applied, broken_rules
@@ -16,6 +14,7 @@ from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import launched
 from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, REF, instance, job, listing, world_with
 
 FIRST: Final = AttemptId(job=JobId("j1"), number=1)
@@ -46,7 +45,7 @@ def beside(state: AttemptState, second: AttemptState) -> World:
     )
 
 
-@pytest.mark.parametrize("state", HAS_IT)
+@every("state", HAS_IT)
 def test_two_attempts_that_share_a_machine_which_neither_took_over_break_a_rule(state: AttemptState) -> None:
     world = beside(state, AttemptState.RUNNING)
     assert {one.job for one in broken_rules(world) if "machine of another" in one.sentence} == {FIRST.job, SECOND.job}
@@ -55,7 +54,7 @@ def test_two_attempts_that_share_a_machine_which_neither_took_over_break_a_rule(
     assert not [one for one in broken_rules(alone) if "machine of another" in one.sentence]
 
 
-@pytest.mark.parametrize("state", HAS_IT)
+@every("state", HAS_IT)
 def test_a_row_that_gives_the_machine_of_one_attempt_the_key_of_another_makes_it_no_other_ones(
     state: AttemptState,
 ) -> None:
@@ -67,7 +66,7 @@ def test_a_row_that_gives_the_machine_of_one_attempt_the_key_of_another_makes_it
     assert broken_rules(after) == broken_rules(world) == ()
 
 
-@pytest.mark.parametrize("state", HAS_IT)
+@every("state", HAS_IT)
 def test_a_launch_that_is_answered_with_the_machine_of_another_attempt_has_no_answer(state: AttemptState) -> None:
     world = beside(state, AttemptState.INTENDED)
     item = replace(world.attempts[SECOND], outcome_unknown=False)

@@ -18,6 +18,7 @@ from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import stray_cost
 from spotd.store import Store
 from spotd_providers.contract.values import InstanceState, MicroUsdPerHour, cost
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, shop_policy, world_with
 
 EMPTY = World(policy=shop_policy(), jobs={}, attempts={}, intents={})
@@ -30,7 +31,7 @@ def stray(**row: Any) -> World:
     return applied(EMPTY, reconcile(EMPTY, listing(found), {}, NOW))
 
 
-@pytest.mark.parametrize(
+@every(
     ("made", "since"),
     [
         pytest.param(NOW - timedelta(hours=2), NOW - timedelta(hours=2), id="as it was"),
@@ -76,7 +77,7 @@ def test_what_is_known_of_a_stray_machine_is_stored() -> None:
     assert kept.stray_rate == RATE
 
 
-@pytest.mark.parametrize("seconds", [-120, -1, 0])
+@every("seconds", [-120, -1, 0])
 def test_a_list_that_is_no_later_than_its_end_does_not_settle_a_stray_machine(seconds: int) -> None:
     """A list that was asked for before the end was accepted may not show the machine yet, or not any more."""
     world = stray()
@@ -112,7 +113,7 @@ def test_a_stray_machine_that_is_still_listed_is_not_settled_whatever_else_is_li
 HIGH = MicroUsdPerHour(2_000_000_000)
 
 
-@pytest.mark.parametrize(
+@every(
     ("prices", "believed"),
     [
         pytest.param([RATE, HIGH], RATE, id="one wrong row"),

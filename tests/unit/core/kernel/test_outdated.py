@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import pytest
-
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import IntentState, Meter
 from spotd.core.domain.plan import applied
@@ -14,6 +12,7 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.kernel.listed import TERMINATE_AGAIN_AFTER
 from spotd.core.kernel.reconcile import reconcile
 from spotd_providers.contract.values import InstanceState
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, listing, world_with
 
 ACCEPTED_AT = NOW - timedelta(seconds=30)
@@ -35,7 +34,7 @@ def test_a_machine_that_a_newer_listing_shows_alive_is_ended_again() -> None:
     assert [event.kind for event in plan.events] == ["machine.ending"]
 
 
-@pytest.mark.parametrize("state", [InstanceState.PAUSED, InstanceState.RUNNING, InstanceState.UNKNOWN])
+@every("state", [InstanceState.PAUSED, InstanceState.RUNNING, InstanceState.UNKNOWN])
 def test_an_outdated_listing_starts_no_meter_again(state: InstanceState) -> None:
     world = world_with(AttemptState.ENDING, **ENDED)
     quote = next(iter(world.attempts.values())).quote
@@ -52,7 +51,7 @@ def test_a_machine_that_an_outdated_listing_calls_gone_is_gone() -> None:
     assert not after.attempts
 
 
-@pytest.mark.parametrize(("at", "is_over"), [(BEFORE, False), (ACCEPTED_AT, False), (AFTER, True)])
+@every(("at", "is_over"), [(BEFORE, False), (ACCEPTED_AT, False), (AFTER, True)])
 def test_only_a_list_that_was_begun_after_the_end_was_accepted_shows_that_it_took_effect(
     at: datetime, *, is_over: bool
 ) -> None:

@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, IntentId, IntentKind, IntentState, JobId, launch_intent_id
@@ -31,6 +29,7 @@ from spotd_providers.contract.values import (
     MicroUsdPerGpuHour,
     ProviderName,
 )
+from tests.cases import every
 from tests.unit.core.builders import INSTALL, NOW, REF, SHOP, instance, job, listing, market, offer, report, world_with
 
 J, K = JobId("j1"), JobId("j2")
@@ -85,7 +84,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", ROWS.values(), ids=ROWS.keys())
+@every("changes", ROWS.values(), ids=ROWS.keys())
 def test_an_attempt_that_cannot_be_judged_is_quarantined_and_the_next_lives_on(changes: dict[str, Any]) -> None:
     world = two_jobs(**changes)
     plan = reconcile(world, shown(), reports(seq=9, phase="run"), NOW)
@@ -102,7 +101,7 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", WORDS.values(), ids=WORDS.keys())
+@every("changes", WORDS.values(), ids=WORDS.keys())
 def test_what_a_host_wrote_costs_its_own_job_and_no_other(changes: dict[str, Any]) -> None:
     world = two_jobs()
     quarantined(world, reconcile(world, shown(), reports(**changes), NOW))
@@ -117,7 +116,7 @@ LISTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", LISTED.values(), ids=LISTED.keys())
+@every("changes", LISTED.values(), ids=LISTED.keys())
 def test_a_listing_that_cannot_be_read_costs_that_reading_and_nothing_else(changes: dict[str, Any]) -> None:
     world = two_jobs()
     plan = reconcile(world, shown(**changes), reports(seq=9, phase="run"), NOW)
@@ -167,7 +166,7 @@ CHECKPOINTS = (
 )
 
 
-@pytest.mark.parametrize("what", ["budget", "cooldown"])
+@every("what", ["budget", "cooldown"])
 def test_what_is_added_up_over_all_jobs_is_contained_too(what: str) -> None:
     world = two_jobs(meter=HOSTILE) if what == "budget" else two_jobs(quote=HOSTILE)
     queued = JobId("j3")
@@ -231,7 +230,7 @@ def _second(world: World) -> Any:
     return replace(world.attempts[FIRST], id=AttemptId(job=J, number=2), key=attempt_key(INSTALL, J, 2), ref=ref)
 
 
-@pytest.mark.parametrize("break_it", BROKEN.values(), ids=BROKEN.keys())
+@every("break_it", BROKEN.values(), ids=BROKEN.keys())
 def test_a_world_that_breaks_a_rule_is_made_sound_by_ending_what_breaks_it(break_it: Callable[[World], World]) -> None:
     world = break_it(two_jobs())
     assert broken_rules(world)
@@ -297,7 +296,7 @@ def test_what_is_owed_for_a_job_that_is_left_out_is_left_out_with_it_and_no_othe
     assert {t.ref for t in judged[-1].intents.values()} == {world.attempts[SECOND].ref, foreign}
 
 
-@pytest.mark.parametrize(
+@every(
     ("outcome", "state"),
     [
         (LaunchOutcome.NOT_MADE, IntentState.FAILED),
@@ -332,7 +331,7 @@ def test_an_end_that_the_provider_accepted_is_recorded_at_the_first_answer() -> 
     assert end_contained(replace(world, intents={}), order.id, NOW).is_empty
 
 
-@pytest.mark.parametrize(
+@every(
     ("ref", "settled", "words"),
     [
         (REF, 0, "it cost $0.0000"),

@@ -115,7 +115,7 @@ def test_a_bid_is_left_where_a_move_is_cheaper_or_the_provider_changes_none_or_i
     assert raised(off)[0] is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("beside", "bid"),
     [
         pytest.param(offer("o1", price=470_000, market=Market.ON_DEMAND), None, id="its host costs no more on-demand"),
@@ -153,7 +153,7 @@ def test_no_bid_ever_breaks_a_limit(floor: float, bid: float, on_demand: float |
     assert on_demand is None or found < usd(on_demand)
 
 
-@pytest.mark.parametrize(("balance", "bid"), [(None, 0.473), (1, 0.473), (0.001, None)])
+@every(("balance", "bid"), [(None, 0.473), (1, 0.473), (0.001, None)])
 def test_a_raise_that_a_known_balance_does_not_carry_is_not_made(balance: float | None, bid: float | None) -> None:
     shown = bid_market()
     shop = replace(shown.by_provider[SHOP], balance_at=NOW, balance=None if balance is None else MicroUsd(usd(balance)))
@@ -200,7 +200,7 @@ def test_a_bid_is_never_lowered_to_less_than_half_at_once() -> None:
     assert lowered(settled_world(0.01))[0] == usd(0.22)
 
 
-@pytest.mark.parametrize(
+@every(
     "world",
     [
         pytest.param(settled_world(0.38), id="too little is saved"),
@@ -234,7 +234,7 @@ def test_no_lowered_bid_is_below_the_floor_or_above_any_limit(
         assert bids.raised_bid(item, owner, world.policy) is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("price", "bid", "kind"),
     [
         pytest.param(0.275, 0.275, "bid.lowered", id="the list shows the new bid"),
@@ -306,7 +306,7 @@ def test_a_refused_bid_is_what_it_was() -> None:
     assert bid_of(plan.attempts[FIRST]) == (usd(0.44), usd(0.44))
 
 
-@pytest.mark.parametrize(
+@every(
     ("price", "minutes", "state", "bid"),
     [
         pytest.param(0.473, 1, IntentState.DONE, 0.473, id="the list shows the new bid"),
@@ -325,7 +325,7 @@ def test_an_unknown_outcome_is_settled_by_a_list(
     assert bid_of(after.attempts[FIRST])[0] == usd(bid)
 
 
-@pytest.mark.parametrize(("world", "state", "bid"), [(owed(), "failed", 0.44), (sent(), "unknown", 0.473)])
+@every(("world", "state", "bid"), [(owed(), "failed", 0.44), (sent(), "unknown", 0.473)])
 def test_after_a_restart_what_was_not_sent_never_is(world: World, state: str, bid: float) -> None:
     plan = outcomes.after_restart(world, NOW)
     assert intent_state(world, plan) == state
@@ -400,7 +400,7 @@ def _floor_by_two_lists(world: World, mine: Instance) -> MicroUsdPerHour | None:
     return world.attempts[FIRST].bidding.floor
 
 
-@pytest.mark.parametrize("ago", [timedelta(0), 59 * MINUTE])
+@every("ago", [timedelta(0), 59 * MINUTE])
 def test_the_bid_for_our_machine_that_is_gone_is_no_floor_while_its_host_may_still_state_it(ago: timedelta) -> None:
     assert ended_beside(0.44, 0.473, ago=ago) is None
     assert ended_beside(0.473, 0.44, ago=ago) is None, "be it an older one"
@@ -421,7 +421,7 @@ def test_of_a_machine_that_is_gone_a_bounded_number_of_bids_is_remembered() -> N
     assert ended_beside(*many, 0.473, *many[: ECHOES_MAX - 1]) is None
 
 
-@pytest.mark.parametrize("scope", [CooldownScope.BID, CooldownScope.POOL])
+@every("scope", [CooldownScope.BID, CooldownScope.POOL])
 def test_a_bid_that_is_remembered_holds_nothing_back_so_no_decision_waits_for_its_end(scope: CooldownScope) -> None:
     builder = PlanBuilder(bid_world(None), NOW)
     builder.cool(SHOP, scope, bid_subject("h1", 1, usd(0.44)), ECHO_LASTS, "why")
@@ -442,7 +442,7 @@ def floors(world: World, *stated: float, bid: float = 0.44) -> list[MicroUsdPerH
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     ("stated", "believed"),
     [
         pytest.param((0.42, 0.43), (0.42, 0.43), id="rises under the bid: at once"),

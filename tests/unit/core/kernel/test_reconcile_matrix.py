@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-import pytest
-
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.cooldowns import CooldownScope
 from spotd.core.domain.intents import IntentKind, IntentState, JobId, Meter
@@ -120,7 +118,7 @@ def test_each_cell_of_ours_against_theirs(cell: Cell) -> None:
         assert attempt.meter.since is None
 
 
-@pytest.mark.parametrize("ours", [A.STARTING, A.RUNNING, A.STOPPING])
+@every("ours", [A.STARTING, A.RUNNING, A.STOPPING])
 def test_absence_of_the_only_machine_is_believed_at_the_second_reading_once_it_is_silent(ours: AttemptState) -> None:
     silent = None if ours is A.STARTING else NOW - MINUTE
     world = world_with(ours, heartbeat_seen_at=silent)
@@ -137,7 +135,7 @@ def test_absence_of_the_only_machine_is_believed_at_the_second_reading_once_it_i
     assert ends(second), "even what is believed to be gone is ended for certain"
 
 
-@pytest.mark.parametrize("ours", list(A)[:-1])
+@every("ours", list(A)[:-1])
 def test_an_incomplete_or_missing_listing_proves_no_loss(ours: AttemptState) -> None:
     world = world_with(ours, launched_at=NOW - MINUTE if ours is not A.INTENDED else None)
     for shown in (listing(complete=False), {}):
@@ -151,7 +149,7 @@ def test_an_incomplete_listing_proves_what_it_shows() -> None:
     assert after(world, plan)[0] is A.ENDING
 
 
-@pytest.mark.parametrize(("later", "doubted"), [(timedelta(0), NOW), (timedelta(seconds=1), None)])
+@every(("later", "doubted"), [(timedelta(0), NOW), (timedelta(seconds=1), None)])
 def test_only_a_newer_list_withdraws_that_a_machine_is_over(later: timedelta, doubted: datetime | None) -> None:
     world = world_with(A.RUNNING, over_since=NOW)
     plan = reconcile(world, listing(instance(S.RUNNING), at=NOW + later), report(), NOW + later)
@@ -159,7 +157,7 @@ def test_only_a_newer_list_withdraws_that_a_machine_is_over(later: timedelta, do
     assert item.over_since == doubted
 
 
-@pytest.mark.parametrize(("read_at", "state"), [(NOW - timedelta(seconds=1), A.RUNNING), (NOW, A.ENDING)])
+@every(("read_at", "state"), [(NOW - timedelta(seconds=1), A.RUNNING), (NOW, A.ENDING)])
 def test_a_machine_that_is_over_is_read_after_the_list_that_says_so(read_at: datetime, state: AttemptState) -> None:
     world = world_with(A.RUNNING, over_since=NOW - MINUTE)
     looked = {i: replace(r, read_at=read_at) for i, r in report().items()}
@@ -180,8 +178,8 @@ def test_one_empty_list_does_not_end_a_machine_that_no_list_has_shown_yet() -> N
     assert plan.list_again
 
 
-@pytest.mark.parametrize("ours", [A.STARTING, A.RUNNING], ids=str)
-@pytest.mark.parametrize("shown", [(instance(S.PAUSED, loss=Loss.OUTBID),), ()], ids=["paused", "absent"])
+@every("ours", [A.STARTING, A.RUNNING], ids=str)
+@every("shown", [(instance(S.PAUSED, loss=Loss.OUTBID),), ()], ids=["paused", "absent"])
 def test_no_machine_is_given_up_without_a_look_at_what_it_wrote(
     ours: AttemptState, shown: tuple[Instance, ...]
 ) -> None:
@@ -213,7 +211,7 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize(("reason", "code", "job"), EXITS.values(), ids=EXITS.keys())
+@every(("reason", "code", "job"), EXITS.values(), ids=EXITS.keys())
 def test_the_runners_own_word_decides(reason: EndReason, code: int | None, job: JobState) -> None:
     world = world_with(A.RUNNING)
     plan = reconcile(world, listing(instance(S.RUNNING)), report(seq=9, exit_reason=reason, exit_code=code), NOW)
@@ -265,7 +263,7 @@ def test_silence_alone_is_a_lost_host_only_after_the_lease() -> None:
     assert plan.attempts[next(iter(plan.attempts))].end_reason is EndReason.HOST_LOST
 
 
-@pytest.mark.parametrize("saved", [False, True])
+@every("saved", [False, True])
 def test_the_loss_of_a_host_without_a_name_cools_its_pool_down_only_if_the_attempt_had_saved_nothing(
     saved: bool,
 ) -> None:
@@ -281,7 +279,7 @@ def test_the_loss_of_a_host_without_a_name_cools_its_pool_down_only_if_the_attem
     assert [cooldown.scope for cooldown in plan.cooldowns] == ([] if saved else [CooldownScope.POOL])
 
 
-@pytest.mark.parametrize(
+@every(
     ("failure", "scope", "span"),
     [
         (LaunchFailure.NO_CAPACITY, CooldownScope.POOL, timedelta(minutes=3)),

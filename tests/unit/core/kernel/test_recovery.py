@@ -14,6 +14,7 @@ from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.metering import job_spent
 from spotd.core.recovery import Survey, Unknown, record_of, recover
+from tests.cases import every
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, world_with
 
 
@@ -50,7 +51,7 @@ def test_a_machine_whose_host_fell_silent_long_before_the_next_launch_is_booked_
     assert timedelta(minutes=2) <= charge.end - charge.start <= timedelta(minutes=3)
 
 
-@pytest.mark.parametrize(
+@every(
     ("alive", "booked"),
     [
         pytest.param(None, 40, id="it wrote nothing: as long as its lease"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import pytest
-
 from spotd.core.author import order_stop
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import StopOrder
@@ -20,6 +18,7 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import cancel
 from spotd.store.values import from_json
 from spotd_providers.contract.values import InstanceState, MicroUsd
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -69,7 +68,7 @@ def test_a_stop_for_money_is_not_prolonged() -> None:
     assert at <= NOW + BASE + timedelta(seconds=10)
 
 
-@pytest.mark.parametrize("reason", [EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED, EndReason.PRICE_ROSE])
+@every("reason", [EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED, EndReason.PRICE_ROSE])
 def test_only_an_order_that_is_not_for_money_may_be_prolonged_by_an_upload(reason: EndReason) -> None:
     """By the order alone: that each cycle ends a save which a budget does not carry is a rule of its own."""
     world = world_with(AttemptState.RUNNING)

@@ -8,8 +8,6 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from spotd.core import bids
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Bidding, MachineState
@@ -88,7 +86,7 @@ def test_a_launch_that_fits_no_longer_when_its_turn_comes_is_not_made(change: Ch
     assert not broken_rules(applied(world, plan))
 
 
-@pytest.mark.parametrize("change", [fee(1_200_000), fee(900_000), ceiling(0.45), budget(9), ceiling(9.0)])
+@every("change", [fee(1_200_000), fee(900_000), ceiling(0.45), budget(9), ceiling(9.0)])
 def test_a_launch_that_still_fits_is_made_within_what_is_allowed_today(change: Change) -> None:
     world = change(owed())
     after = applied(world, launch_sent(world, FIRST, NOW + MINUTE))
@@ -144,7 +142,7 @@ def stopped(world: World, seconds: int) -> EndReason | None:
 KINDS: dict[str, dict[str, Any]] = {"spot": {}, "bid": {"pays_bid": True}, "fixed": {"market": Market.ON_DEMAND}}
 
 
-@pytest.mark.parametrize("gpu", ["RTX_4090", "default"])
+@every("gpu", ["RTX_4090", "default"])
 @every("sold", KINDS.values(), ids=KINDS)
 def test_a_machine_above_a_lowered_ceiling_of_the_config_saves_and_stops_once_a_later_list_shows_it(
     sold: dict[str, Any], gpu: str
@@ -185,7 +183,7 @@ def test_a_ceiling_that_was_lowered_and_is_put_back_before_the_next_list_stops_n
     assert world.attempts[FIRST].over_ceiling_at is None
 
 
-@pytest.mark.parametrize("dollars", [0.0, 0.30, 0.45, 9.0, 1e12])
+@every("dollars", [0.0, 0.30, 0.45, 9.0, 1e12])
 def test_the_price_that_a_job_states_itself_stays_its_own(dollars: float) -> None:
     world = configured(dollars)(sold_as())
     plan = reconcile(world, {}, report(seq=6), NOW)
@@ -193,7 +191,7 @@ def test_the_price_that_a_job_states_itself_stays_its_own(dollars: float) -> Non
     assert stopped(polled(applied(world, plan), 5), 5) is None
 
 
-@pytest.mark.parametrize("change", [configured(None), configured(0.10, "H100_SXM")], ids=["none", "of another GPU"])
+@every("change", [configured(None), configured(0.10, "H100_SXM")], ids=["none", "of another GPU"])
 def test_where_the_config_has_no_ceiling_any_more_a_machine_keeps_the_one_that_it_had(change: Change) -> None:
     world = change(by_config(sold_as()))
     world = polled(world, 5)
@@ -201,7 +199,7 @@ def test_where_the_config_has_no_ceiling_any_more_a_machine_keeps_the_one_that_i
     assert stopped(world, 5) is None
 
 
-@pytest.mark.parametrize("state", [AttemptState.INTENDED, AttemptState.STARTING, AttemptState.STOPPING])
+@every("state", [AttemptState.INTENDED, AttemptState.STARTING, AttemptState.STOPPING])
 def test_the_ceiling_of_today_holds_in_every_state_of_a_machine(state: AttemptState) -> None:
     world = configured(0.30)(by_config(world_with(state)))
     after = applied(world, reconcile(world, {}, {}, NOW))
@@ -237,7 +235,7 @@ def test_a_launch_that_the_balance_carries_no_longer_is_not_made() -> None:
     assert not broken_rules(applied(world, plan))
 
 
-@pytest.mark.parametrize(
+@every(
     "market",
     [left_there(5, NOW + MINUTE), left_there(0.01, NOW - 31 * MINUTE), MarketSnapshot()],
     ids=["enough", "an old balance", "none known"],
@@ -278,7 +276,7 @@ def test_a_lower_fee_is_booked_too_and_changes_nothing_else() -> None:
     assert (item.ceiling, item.ceiling_set, item.stop) == (before.ceiling, None, None)
 
 
-@pytest.mark.parametrize("ppm", [1_000_000, 1_200_000, 1, 10_000_000])
+@every("ppm", [1_000_000, 1_200_000, 1, 10_000_000])
 def test_another_fee_and_back_is_the_same_price(ppm: int) -> None:
     quote = bid_world().attempts[FIRST].quote
     assert with_fee(quote, ppm).price.fee_ppm == ppm
@@ -309,7 +307,7 @@ AGAINST_RAISE: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "why"), AGAINST_RAISE.values(), ids=AGAINST_RAISE)
+@every(("change", "why"), AGAINST_RAISE.values(), ids=AGAINST_RAISE)
 def test_a_raise_that_fits_no_longer_when_its_turn_comes_is_not_placed(change: Change, why: str) -> None:
     world = change(raised(bid_world()))
     plan = bids.bid_sent(world, FIRST, NOW)
@@ -336,7 +334,7 @@ def test_a_raise_that_still_fits_is_placed() -> None:
     assert [t.state for t in plan.intents.values()] == [IntentState.SENT]
 
 
-@pytest.mark.parametrize("ppm", [1_000_000, 1_050_000, 1_150_000, 2_000_000])
+@every("ppm", [1_000_000, 1_050_000, 1_150_000, 2_000_000])
 def test_no_bid_is_decided_above_the_ceiling_at_the_fee_of_today(ppm: int) -> None:
     world = fee(ppm)(bid_world(bid=0.40, floor=0.42))
     most = bids.bid_limit(world.attempts[FIRST], world.jobs[FIRST.job], world.policy)
@@ -362,8 +360,8 @@ def seen(world: World, state: InstanceState, minutes: int = 0) -> Plan:
     return reconcile(world, listing(row, at=at), heard, at)
 
 
-@pytest.mark.parametrize("change", [ceiling(0.40), ceiling(0), fee(1_300_000)])
-@pytest.mark.parametrize("state", [InstanceState.PAUSED, InstanceState.RUNNING], ids=["outbid", "awake"])
+@every("change", [ceiling(0.40), ceiling(0), fee(1_300_000)])
+@every("state", [InstanceState.PAUSED, InstanceState.RUNNING], ids=["outbid", "awake"])
 def test_a_held_machine_whose_bid_is_above_what_is_accepted_today_is_left(change: Change, state: InstanceState) -> None:
     world = change(held(held_since=NOW - 5 * MINUTE))
     plan = seen(world, state)
@@ -415,7 +413,7 @@ def test_a_refused_raise_is_asked_for_ever_more_seldom_and_one_that_is_taken_end
     assert taken.attempts[FIRST].bidding.refused == 0
 
 
-@pytest.mark.parametrize(("stated", "today"), [(400_000, 400_000), (600_000, 500_000)])
+@every(("stated", "today"), [(400_000, 400_000), (600_000, 500_000)])
 def test_what_a_job_states_today_lowers_what_it_accepted_and_never_raises_it(stated: int, today: int) -> None:
     world = world_with(AttemptState.RUNNING)
     item, job = world.attempts[FIRST], world.jobs[FIRST.job]

@@ -19,6 +19,7 @@ from spotd.core.kernel.outcomes import record_unsaved_ends, terminate_accepted
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState, cost
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, market, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -45,7 +46,7 @@ def cancelled_after(away: timedelta, state: AttemptState = AttemptState.STARTING
     return applied(world, cancel(world, FIRST.job, NOW))
 
 
-@pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.INTENDED])
+@every("state", [AttemptState.STARTING, AttemptState.INTENDED])
 def test_a_cancelled_machine_that_was_not_read_for_long_is_read_before_its_attempt_ends(state: AttemptState) -> None:
     world = cancelled_after(4 * HOUR, state)
     assert attempt_of(world).state.counts
@@ -132,7 +133,7 @@ def test_after_a_day_without_the_store_the_attempt_ends_unread() -> None:
     assert plan.attempts[FIRST].end_reason is EndReason.CANCELLED
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@every("silent", [False, True])
 def test_a_machine_that_is_believed_lost_late_is_booked_up_to_the_first_list_that_lacked_it(silent: bool) -> None:
     missing = NOW - 6 * HOUR
     began = NOW - 10 * HOUR
@@ -146,7 +147,7 @@ def test_a_machine_that_is_believed_lost_late_is_booked_up_to_the_first_list_tha
     assert sum(c.amount for c in plan.charges) == pytest.approx(cost(item.meter.rate, 4 * HOUR), abs=2)
 
 
-@pytest.mark.parametrize(
+@every(
     ("saved_by", "heard_at", "worked"),
     [
         pytest.param(None, None, False, id="no sign"),
@@ -168,7 +169,7 @@ def test_a_machine_found_late_is_booked_from_its_launch_if_it_worked_before_it_i
     assert plan.attempts[FIRST].launched_at == launched
 
 
-@pytest.mark.parametrize(
+@every(
     ("reason", "has_saved", "was_heard", "allowed"),
     [
         (EndReason.PROVISION_TIMEOUT, True, False, 20),

@@ -20,6 +20,7 @@ from spotd.core.metering import machines_in_use, spent
 from spotd.core.requests import cancel
 from spotd.core.timeline import redated
 from spotd_providers.contract.values import InstanceState, MicroUsdPerHour, ProviderName, cost
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -71,7 +72,7 @@ def test_a_job_that_was_done_while_spotd_was_away_is_done_and_its_machine_is_boo
     assert [t.kind for t in found.intents.values() if t.state is IntentState.OPEN] == [IntentKind.TERMINATE]
 
 
-@pytest.mark.parametrize(
+@every(
     ("state", "minutes"),
     [(InstanceState.RUNNING, 14 + 40), (InstanceState.GONE, 14)],
     ids=["it runs", "it is gone"],
@@ -87,7 +88,7 @@ def test_a_machine_that_is_found_after_its_runner_ended_has_billed_since_if_it_r
     assert spent(plan.attempts[FIRST], later) == pytest.approx(booked(minutes * 60), abs=1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("cause", "code", "state"),
     [
         (EndReason.USER_ERROR, 1, JobState.RECOVERING),
@@ -284,7 +285,7 @@ def test_a_machine_that_was_heard_and_is_silent_for_long_is_given_up_although_it
     assert plan.jobs[FIRST.job].state is JobState.RECOVERING
 
 
-@pytest.mark.parametrize("says_its_end", [False, True])
+@every("says_its_end", [False, True])
 def test_a_machine_that_was_heard_is_booked_for_as_long_whatever_our_clock_is_set_to(says_its_end: bool) -> None:
     world = lost_launch(timedelta(hours=2))
     speaks = {i: replace(r, seq=9, phase="run", alive_at=NOW) for i, r in read_at(NOW).items()}

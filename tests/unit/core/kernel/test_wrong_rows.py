@@ -116,7 +116,7 @@ def test_one_list_that_says_it_ends_nothing_and_asks_for_another(row: Instance, 
     assert kinds.count("machine.doubted") == 1, "what was not believed is said once it is known"
 
 
-@pytest.mark.parametrize("row", WRONG.values(), ids=WRONG)
+@every("row", WRONG.values(), ids=WRONG)
 def test_two_lists_that_say_it_end_it_though_the_host_gives_signs_of_life(row: Instance) -> None:
     seen = Beating()
     seen.look(row)
@@ -128,7 +128,7 @@ def test_two_lists_that_say_it_end_it_though_the_host_gives_signs_of_life(row: I
     assert "machine.doubted" not in [e.kind for plan in seen.plans for e in plan.events]
 
 
-@pytest.mark.parametrize("row", [row for row in WRONG.values() if row.market is None], ids=list(WRONG)[:-1])
+@every("row", [row for row in WRONG.values() if row.market is None], ids=list(WRONG)[:-1])
 def test_one_list_and_a_silent_host_end_its_attempt_and_never_close_it(row: Instance) -> None:
     """A machine that is called gone is ended by nobody, so that silence, which may be its network's, is not enough."""
     seen = Beating()
@@ -145,8 +145,8 @@ def test_one_list_and_a_silent_host_end_its_attempt_and_never_close_it(row: Inst
     assert not seen.item.state.counts
 
 
-@pytest.mark.parametrize("phase", ["done", "save", "run"])
-@pytest.mark.parametrize("is_newer", [False, True], ids=["the same list", "a newer one"])
+@every("phase", ["done", "save", "run"])
+@every("is_newer", [False, True], ids=["the same list", "a newer one"])
 def test_a_machine_whose_host_says_that_it_ends_itself_is_gone_by_two_lists(phase: str, *, is_newer: bool) -> None:
     """Its order to end itself may come to nothing, as ours does, while its provider is away."""
     owed = Intent(
@@ -169,7 +169,7 @@ def test_a_machine_whose_host_says_that_it_ends_itself_is_gone_by_two_lists(phas
     assert (seen.item.state is A.ENDED) is is_newer
 
 
-@pytest.mark.parametrize("row", WRONG.values(), ids=WRONG)
+@every("row", WRONG.values(), ids=WRONG)
 def test_wrong_rows_that_come_and_go_for_an_hour_end_nothing(row: Instance) -> None:
     seen = Beating()
     for n in range(720):
@@ -178,7 +178,7 @@ def test_wrong_rows_that_come_and_go_for_an_hour_end_nothing(row: Instance) -> N
     assert not seen.ends
 
 
-@pytest.mark.parametrize("row", HARMLESS.values(), ids=HARMLESS)
+@every("row", HARMLESS.values(), ids=HARMLESS)
 def test_no_other_wrong_value_of_a_row_ends_it_however_often_it_comes(row: Instance) -> None:
     seen = Beating()
     for _ in range(20):
@@ -196,7 +196,7 @@ def test_what_its_host_reported_of_its_end_ends_the_attempt_and_two_lists_close_
     assert seen.item.state is A.ENDED
 
 
-@pytest.mark.parametrize("row", WRONG.values(), ids=WRONG)
+@every("row", WRONG.values(), ids=WRONG)
 def test_a_machine_that_never_spoke_is_over_when_a_second_list_says_so(row: Instance) -> None:
     seen = Beating(world_with(A.STARTING))
     seen.silent, seen.seq = True, -1
@@ -311,7 +311,7 @@ def two_jobs(rename: Callable[[Instance], Instance]) -> tuple[World, dict[Any, L
     return world, listing(RUNS, rename(instance(S.RUNNING, ident="m2", key=key)))
 
 
-@pytest.mark.parametrize(
+@every(
     "rename",
     [
         pytest.param(lambda row: replace(row, key=RUNS.key), id="with the key of another attempt"),

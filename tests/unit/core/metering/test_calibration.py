@@ -40,7 +40,7 @@ def bills(multiplier: float, count: int, noise: float = 0.0, seed: int = 1) -> l
     return found
 
 
-@pytest.mark.parametrize("true", [1.0, 1.08, 1.2, 1.35])
+@every("true", [1.0, 1.08, 1.2, 1.35])
 def test_the_true_multiplier_is_found(true: float) -> None:
     found = calibration(bills(true, 40, noise=0.01), X120)
     assert found.measured_ppm is not None
@@ -65,7 +65,7 @@ def test_the_true_multiplier_is_within_the_interval_as_often_as_is_claimed() -> 
     assert 0.90 <= sum(hits) / len(hits) <= 0.985
 
 
-@pytest.mark.parametrize("count", range(MACHINES_MIN))
+@every("count", range(MACHINES_MIN))
 def test_too_few_machines_say_nothing(count: int) -> None:
     found = calibration(bills(1.0, count), X120)
     assert (found.measured_ppm, found.suggested_ppm, found.machines) == (None, None, count)
@@ -83,7 +83,7 @@ def test_bills_that_agree_with_nothing_suggest_nothing() -> None:
     assert found.sentence.endswith("too uncertain to suggest anything")
 
 
-@pytest.mark.parametrize("true", [0.0, 0.3, 9.0])
+@every("true", [0.0, 0.3, 9.0])
 def test_what_cannot_be_a_fee_is_not_suggested(true: float) -> None:
     found = calibration(bills(true, 20), X120)
     assert found.suggested_ppm is None
@@ -107,7 +107,7 @@ def test_what_is_in_force_to_the_hundredth_is_not_suggested_again() -> None:
     assert found.sentence.endswith("x1.100 is in force and agrees")
 
 
-@pytest.mark.parametrize("image", [30_000, 140_000, 900_000])
+@every("image", [30_000, 140_000, 900_000])
 def test_what_each_start_costs_is_not_taken_for_a_fee(image: int) -> None:
     """The download of an image is billed with every start, whatever the machine then costs."""
     rows = [replace(one, billed=MicroUsd(one.billed + image)) for one in bills(1.0, 30, noise=0.005)]
@@ -126,7 +126,7 @@ def test_machines_that_cost_the_same_cannot_tell_a_start_from_a_fee() -> None:
     assert calibration(nearly, 1_000_000).suggested_ppm is None
 
 
-@pytest.mark.parametrize("less", [30_000, 400_000])
+@every("less", [30_000, 400_000])
 def test_no_start_costs_less_than_nothing(less: int) -> None:
     rows = [replace(one, billed=MicroUsd(one.billed - less)) for one in bills(1.1, 30, noise=0.005)]
     found = calibration(rows, X120)
@@ -173,7 +173,7 @@ def test_bills_of_a_thousand_machines_are_compared_at_once() -> None:
     assert found.suggested_ppm in {1_080_000, 1_090_000}
 
 
-@pytest.mark.parametrize(("wrong", "says"), [(8, True), (14, False)])
+@every(("wrong", "says"), [(8, True), (14, False)])
 def test_more_than_one_strange_bill_in_four_says_nothing(wrong: int, *, says: bool) -> None:
     rows = bills(1.08, 40, noise=0.001)
     rows[:wrong] = [replace(one, billed=MicroUsd(3 * one.billed)) for one in rows[:wrong]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.metering import booked_back, settled, spent, unsettled_sums
 from spotd.core.pricing import Needs, halted_rate, metered_rate, quote
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import NOW, world_with
 
 FEE = 1_200_000
@@ -90,7 +90,7 @@ def test_the_parts_are_the_amount(fee_ppm: int, rate: int, span: timedelta, traf
     assert (whole.fee >= 0) == (fee_ppm >= 1_000_000 or whole.fee == 0)
 
 
-@pytest.mark.parametrize("known", [True, False])
+@every("known", [True, False])
 def test_a_charge_says_whether_its_on_demand_price_is_known(known: bool) -> None:
     item = attempt()
     item = item if known else replace(item, quote=replace(item.quote, on_demand=None))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.bills import Bill, Sharer, compared
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.jobs import HOSTS_MAX, RunTotals
@@ -173,7 +171,7 @@ def test_where_no_on_demand_price_is_known_nothing_is_said_of_savings() -> None:
     assert {charge.on_demand for charge in plan.charges} == {None}
 
 
-@pytest.mark.parametrize("known", [True, False])
+@every("known", [True, False])
 def test_a_bill_that_is_lower_invents_no_savings(known: bool) -> None:
     before = world_with(AttemptState.RUNNING)
     world, plan = ended(before if known else without_on_demand(before))
@@ -205,7 +203,7 @@ def test_a_credit_invents_no_savings_either() -> None:
     assert after.machine is not MachineState.GONE
 
 
-@pytest.mark.parametrize(("billed", "cost", "estimated"), [(None, 1, True), (None, 0, False), (1, 1, False)])
+@every(("billed", "cost", "estimated"), [(None, 1, True), (None, 0, False), (1, 1, False)])
 def test_what_cost_nothing_or_is_billed_is_no_estimate(billed: int | None, cost: int, *, estimated: bool) -> None:
     [item] = world_with(AttemptState.RUNNING).attempts.values()
     item = replace(item, bill=replace(item.bill, believed=None if billed is None else MicroUsd(billed)))

@@ -18,6 +18,7 @@ from spotd.core.kernel.outcomes import after_restart, terminate_failed
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import LEFT_MAX, TAKING, UNSEEN_NOTICE, is_left_to_provider
 from spotd_providers.contract.values import InstanceState, Loss
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 
 TAKEN_AT = NOW + timedelta(seconds=90)
@@ -75,7 +76,7 @@ def test_a_machine_that_a_list_shows_as_being_taken_is_not_ended_by_us() -> None
     assert order(paid).not_before is None, "where it costs as much to be taken as to be ended"
 
 
-@pytest.mark.parametrize(
+@every(
     "world",
     [
         pytest.param(free_hour(told(), timedelta(0)), id="its provider bills what it takes"),
@@ -94,7 +95,7 @@ def test_a_machine_whose_runner_has_not_reported_its_end_is_not_left_alone() -> 
     assert order(plan).not_before is None
 
 
-@pytest.mark.parametrize("machines_max", [8, 1])
+@every("machines_max", [8, 1])
 def test_the_next_machine_does_not_wait_for_one_that_is_only_left_to_be_taken(machines_max: int) -> None:
     world = told()
     world = replace(world, policy=replace(world.policy, machines_max=machines_max))

@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from spotd.core.budgets import BudgetGuard, committed
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import ChargePart
@@ -118,7 +116,7 @@ def test_a_machine_that_is_woken_is_billed_from_a_new_start() -> None:
     assert abs(item.meter.settled - expected) <= 6
 
 
-@pytest.mark.parametrize("ran", [timedelta(0), MINUTE, 50 * MINUTE, 59 * MINUTE, 61 * MINUTE], ids=str)
+@every("ran", [timedelta(0), MINUTE, 50 * MINUTE, 59 * MINUTE, 61 * MINUTE], ids=str)
 def test_what_is_promised_covers_what_is_billed_at_once(ran: timedelta) -> None:
     """However soon the machine is ended, spent and promised together are never less than its bill."""
     world = ran_for(ran, bills_by=HOUR)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import pytest
-
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.lineage import repeated_time
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.plan_builder import PlanBuilder
+from tests.cases import every
 from tests.unit.core.builders import NOW, world_with
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
@@ -24,7 +23,7 @@ def an_attempt(seen_at: datetime | None, held_since: datetime | None = None) -> 
     return replace(item, running_at=SAVED, heartbeat_seen_at=seen_at, bidding=held)
 
 
-@pytest.mark.parametrize(
+@every(
     ("seen_at", "held_since", "repeated"),
     [
         (NOW - 15 * MINUTE, None, 2 * SECOND),

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from spotd.core.notifications import (
     quiet_left,
 )
 from spotd_jobs.spec.fields import parse_window
+from tests.cases import every
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 RULES = ChannelRules(name="phone")
@@ -120,7 +120,7 @@ NIGHT = replace(
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("local", "hours"),
     [
         ("2026-03-02T21:59", None),
@@ -156,7 +156,7 @@ def test_in_quiet_hours_only_the_urgent_pass_where_that_is_set() -> None:
 # --- what is queued ---
 
 
-@pytest.mark.parametrize(
+@every(
     ("rules", "wanted"),
     [
         (RULES, True),

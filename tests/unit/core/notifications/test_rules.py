@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,7 +67,7 @@ def test_each_event_that_matters_gives_its_notification(
     assert found.text.startswith("why")
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "changes"),
     [
         ("attempt.running", {}),
@@ -141,7 +140,7 @@ def stated(
     }
 
 
-@pytest.mark.parametrize(
+@every(
     ("hours", "title", "severity"),
     [
         (7.9, None, None),
@@ -171,7 +170,7 @@ def market_of(**changes: Any) -> MarketSnapshot:
     return MarketSnapshot(by_provider={SHOP: ProviderOffers(provider=SHOP, **changes)})
 
 
-@pytest.mark.parametrize(
+@every(
     ("balance", "titles"),
     [
         (7_000_000, []),

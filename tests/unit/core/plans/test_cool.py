@@ -10,6 +10,7 @@ from spotd.core.domain.cooldowns import CooldownEnd, CooldownScope
 from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState
 from spotd.core.plan_builder import PlanBuilder
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, world_with
 
 HOUR = timedelta(hours=1)
@@ -31,7 +32,7 @@ def test_a_pause_is_as_long_as_was_said() -> None:
     assert Cooling().cool(MINUTE) == MINUTE
 
 
-@pytest.mark.parametrize("span", [HOUR + MINUTE, timedelta(days=400), timedelta.max])
+@every("span", [HOUR + MINUTE, timedelta(days=400), timedelta.max])
 def test_no_pause_is_longer_than_the_most(span: timedelta) -> None:
     cooling = Cooling()
     assert [cooling.cool(span) for _ in range(3)] == [HOUR] * 3
@@ -64,7 +65,7 @@ def refusal(cooling: Cooling, seconds: int, asked: int | None, ends: CooldownEnd
     return cooling.builder.plan().cooldowns[-1].until - now
 
 
-@pytest.mark.parametrize(
+@every(
     ("asked", "pause"),
     [
         pytest.param(-1, MINUTE, id="decided before the first refusal: the same cause"),

@@ -94,7 +94,7 @@ def test_what_has_faded_or_is_old_is_forgotten() -> None:
 # --- learning --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.OUTBID, EndReason.HOST_LOST])
+@every("reason", [EndReason.PREEMPTED, EndReason.OUTBID, EndReason.HOST_LOST])
 def test_a_loss_is_added_to_host_pool_provider_and_time_of_the_week(reason: EndReason) -> None:
     found = counts(ended(reason).experience)
     assert found == {
@@ -105,7 +105,7 @@ def test_a_loss_is_added_to_host_pool_provider_and_time_of_the_week(reason: EndR
     }
 
 
-@pytest.mark.parametrize(
+@every(
     "reason", [EndReason.DONE, EndReason.CANCELLED, EndReason.OVER_BUDGET, EndReason.PRICE_ROSE, EndReason.USER_ERROR]
 )
 def test_an_end_that_is_ours_adds_hours_and_no_loss(reason: EndReason) -> None:

@@ -16,6 +16,7 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.plan_builder import PREPARATION, STALLS_MAX, WORTH, PlanBuilder, stall_words, watch_every
 from spotd_jobs.spec.model import StallAction, WatchdogPolicy
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, market, world_with
 
 RULES = WatchdogPolicy(min_gpu_util=5, window=20 * MINUTE, no_progress=60 * MINUTE)
@@ -56,7 +57,7 @@ def test_an_idle_gpu_is_named_with_its_use() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     "known",
     [
         pytest.param(watch(quiet=59 * MINUTE, idle=19 * MINUTE), id="not long enough"),
@@ -129,7 +130,7 @@ def test_a_cancelled_job_is_cancelled_all_the_same() -> None:
     assert ended(replace(world, jobs={owner.id: owner})).state is JobState.CANCELLED
 
 
-@pytest.mark.parametrize(
+@every(
     ("rules", "every"),
     [
         (WatchdogPolicy(), None),

@@ -27,6 +27,7 @@ from spotd.core.starts import (
     usual_start,
 )
 from spotd_providers.contract.values import Interruption, Market, ProviderName
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, offer, shop_policy, world_with
 from tests.unit.core.experiences import record
 
@@ -160,7 +161,7 @@ def test_it_is_exceeded_as_seldom_as_it_says_by_starts_of_the_same_kind() -> Non
     assert held_back <= 1.3 * spans[-len(spans) // 200], "and it holds back little more than needed"
 
 
-@pytest.mark.parametrize("host", ["h1", None])
+@every("host", ["h1", None])
 def test_a_start_that_comes_to_nothing_is_counted_with_the_time_that_it_took(host: str | None) -> None:
     sold = offer(host_id=host, market=Market.ON_DEMAND, interruption=Interruption.NEVER)
     counted = failure_record(SHOP, Market.ON_DEMAND, 18 * MINUTE, shop_policy().providers[SHOP].provision_timeout)

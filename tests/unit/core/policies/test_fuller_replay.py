@@ -10,6 +10,7 @@ import pytest
 
 from spotd.core.policies import HOUR_S, POLICIES, WITH_DEADLINE, Action, Choice, Observation, shielded
 from spotd_providers.contract.values import MicroUsdPerHour
+from tests.cases import every
 from tests.replays.fuller import replay_fully
 from tests.replays.replay import ReplayTerms, ZoneTrace
 from tests.replays.traces import ABSENT, SCORES, windows
@@ -35,7 +36,7 @@ def _terms(seed: int) -> ReplayTerms:
     )
 
 
-@pytest.mark.parametrize("stays", [0.3, 0.8, 0.97])
+@every("stays", [0.3, 0.8, 0.97])
 def test_a_random_policy_inside_the_shield_is_not_late(stays: float) -> None:
     for seed in range(12):
         rng = Random(seed)
@@ -47,7 +48,7 @@ def test_a_random_policy_inside_the_shield_is_not_late(stays: float) -> None:
         assert not result.is_late, (stays, seed, result)
 
 
-@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"ceiling"}))
+@every("policy", sorted(set(POLICIES) - {"ceiling"}))
 def test_no_policy_of_the_library_is_late(policy: str) -> None:
     for seed in range(6):
         result = replay_fully(partial(shielded, POLICIES[policy]), [_zone(seed, 0.9)], _terms(seed), seed)

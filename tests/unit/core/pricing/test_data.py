@@ -6,8 +6,6 @@ import random
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
@@ -22,6 +20,7 @@ from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.cost_words import data_words
 from spotd_jobs.spec.model import DataSource
 from spotd_providers.contract.values import MicroUsdPerGb, Offer, ProviderName
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, report, shop_policy, world_with
 
 GB = 10**9
@@ -60,7 +59,7 @@ def test_a_terabyte_has_its_words() -> None:
     assert data_words(job(), quoted) == ""
 
 
-@pytest.mark.parametrize("size", [10**12, 44 * 10**11, 10**15, 10**18, 2**63])
+@every("size", [10**12, 44 * 10**11, 10**15, 10**18, 2**63])
 def test_however_large_it_is_the_plan_is_made(size: int) -> None:
     one = with_data(job(), *[size] * 8, files=2**62)
     policy = replace(shop_policy(), egress=S3)

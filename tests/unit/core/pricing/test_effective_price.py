@@ -106,7 +106,7 @@ def test_the_price_limit_is_the_highest_that_stays_under_the_ceiling(
         assert repriced(agreed, MicroUsdPerHour(limit + 5)).price.per_gpu > ceiling
 
 
-@pytest.mark.parametrize(
+@every(
     ("sold", "stated", "on_demand"),
     [
         pytest.param(Market.ON_DEMAND, None, 600_000, id="bought on demand, its own price"),

@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from spotd.core.bills import Bill, Sharer, compared
 from spotd.core.budgets import BudgetGuard
 from spotd.core.decide import decide
@@ -24,6 +22,7 @@ from spotd.core.pricing import needs_of, quote, restore_cost
 from spotd.core.ranking.candidates import CandidateCatalogue
 from spotd.core.ranking.cost_words import cost_words
 from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerGb, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import (
     MINUTE,
     NOW,
@@ -146,7 +145,7 @@ def ended() -> tuple[World, Job, Charge]:
     return replace(world, attempts={item.id: item}), owner, charges[0]
 
 
-@pytest.mark.parametrize("billed", [400_000, 300_000, 450_000])
+@every("billed", [400_000, 300_000, 450_000])
 def test_a_providers_bill_takes_nothing_back_of_what_the_store_asks(billed: int) -> None:
     world, owner, charge = ended()
     bill = Bill(amount=MicroUsd(billed), since=NOW - 24 * HOUR, until=NOW)

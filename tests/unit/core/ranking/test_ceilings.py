@@ -16,6 +16,7 @@ from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import DWELL_MAX, borne_until
 from spotd_providers.contract.values import InstanceState, Market, MicroUsdPerGpuHour, MicroUsdPerHour
+from tests.cases import every
 from tests.unit.core.builders import NOW, instance, listing, market, offer, report, world_with
 
 JOB = JobId("j1")
@@ -45,7 +46,7 @@ def test_a_price_well_above_the_ceiling_stops_the_machine_in_order() -> None:
     assert not decide(applied(world, plan), market(), NOW).attempts, "it is told so once"
 
 
-@pytest.mark.parametrize(
+@every(
     ("world", "why"),
     [
         pytest.param(priced(500_000), "it costs what was accepted", id="at-the-ceiling"),
@@ -117,8 +118,8 @@ def test_a_price_that_rises_past_the_margin_is_not_borne_any_more() -> None:
     assert stops(world, timedelta(minutes=1))
 
 
-@pytest.mark.parametrize("gpus", [1, 8])
-@pytest.mark.parametrize("excess", [1, 25_000])
+@every("gpus", [1, 8])
+@every("excess", [1, 25_000])
 def test_what_is_paid_above_the_ceiling_is_bounded_for_machines_of_any_size(gpus: int, excess: int) -> None:
     (item,) = world_with(AttemptState.RUNNING, over_ceiling_at=NOW).attempts.values()
     agreed = replace(item.quote, offer=replace(item.quote.offer, gpu_count=gpus))

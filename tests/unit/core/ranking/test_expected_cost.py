@@ -38,6 +38,7 @@ from spotd_providers.contract.values import (
     PoolId,
     ProviderName,
 )
+from tests.cases import every
 from tests.unit.core import builders as b
 from tests.unit.core.builders import NOW, SHOP, job, market, offer
 from tests.unit.core.experiences import experience, experiences, record
@@ -338,7 +339,7 @@ def test_a_long_restart_makes_the_same_losses_weigh_more() -> None:
     assert chosen(one_provider(job(), known=slow), loud, quiet) == ["quiet"]
 
 
-@pytest.mark.parametrize("faults", [1, 1_000], ids=["one", "a thousand"])
+@every("faults", [1, 1_000], ids=["one", "a thousand"])
 def test_a_host_that_failed_ranks_behind_and_is_taken_where_nothing_else_is_sold(faults: int) -> None:
     known = experience(record(RecordKind.FAILED_STARTS, "host-a", faults))
     bad, good = offer("a", price=400_000), offer("b", price=415_000)

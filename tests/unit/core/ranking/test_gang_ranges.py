@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.intents import JobId, Meter
@@ -22,6 +20,7 @@ from spotd.core.pricing import needs_of, quote
 from spotd.store.tables import gpu_wanted
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import MicroUsdPerHour, Offer, ProviderName
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 
 OTHER = ProviderName("other")
@@ -65,7 +64,7 @@ def test_the_most_machines_are_bought_that_may_be() -> None:
     assert "4 machines with 1 x RTX_4090" in verdict(plan).sentence
 
 
-@pytest.mark.parametrize(("most", "expected"), [(3, 3), (2, 2)])
+@every(("most", "expected"), [(3, 3), (2, 2)])
 def test_the_limit_on_machines_leaves_fewer(most: int, expected: int) -> None:
     plan = decide(world_of(ranged_job(), shop_policy(machines_max=most)), selling(offer()), NOW)
     assert size(plan) == expected
@@ -182,7 +181,7 @@ def test_a_job_that_left_its_machines_for_cheaper_ones_gets_as_many_as_it_had() 
     assert (next_.provider, next_.quote.offer.nodes) == (OTHER, 4), "without that it gets as many as it can"
 
 
-@pytest.mark.parametrize("had", [2, 3, 4])
+@every("had", [2, 3, 4])
 def test_the_next_attempt_may_have_another_size(had: int) -> None:
     world = running_on(had)
     (item,) = world.attempts.values()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import IntentState, JobId
@@ -29,6 +27,7 @@ from spotd_providers.contract.values import (
     ProviderName,
     QuotaId,
 )
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 
 GB = 1_000_000_000
@@ -141,7 +140,7 @@ def test_the_rules_of_a_provider_know_nothing_of_gangs() -> None:
     assert not [name for name in ProviderPolicy.__dataclass_fields__ if "gang" in name or "node" in name]
 
 
-@pytest.mark.parametrize("failure", [LaunchFailure.NO_CAPACITY, LaunchFailure.QUOTA])
+@every("failure", [LaunchFailure.NO_CAPACITY, LaunchFailure.QUOTA])
 def test_what_refuses_several_machines_at_once_is_still_offered_to_fewer(failure: LaunchFailure) -> None:
     world, one = world_of(gang_job()), offer(quotas=(QuotaId("east"),))
     plan = decide(world, selling(one), NOW)

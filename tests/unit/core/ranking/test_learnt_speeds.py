@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from spotd.core.ranking.learnt_speeds import HOSTS_MIN, SPEEDS_MAX, is_asked, le
 from spotd.core.ranking.remaining_work import PPM, SPREAD, machine_speed_ppm, speeds_of
 from spotd_jobs.spec.model import GpuAlternative, GpuSpeed, JobSpec, Resources, Work
 from spotd_providers.contract.values import Benchmark, HostId
+from tests.cases import every
 from tests.unit.core.builders import NOW, SHOP, job, market, offer
 from tests.unit.core.ranking.test_expected_cost import FAST_DEAR, SLOW_CHEAP, one_provider, two_kinds
 from tests.unit.core.ranking.test_remaining_work import sample
@@ -80,7 +80,7 @@ def test_the_first_gpu_that_the_job_names_is_the_unit_of_work() -> None:
     assert machine_speed_ppm(replace(job(), spec=eight, learnt=learnt_speeds(eight, jobs, NOTHING)), A100, 8) == PPM
 
 
-@pytest.mark.parametrize("names", [("L4",), ("L4", "A100"), ("A100",)])
+@every("names", [("L4",), ("L4", "A100"), ("A100",)])
 def test_a_job_that_admits_fewer_than_two_compared_kinds_has_no_learnt_speeds(names: tuple[str, ...]) -> None:
     assert found(spec_of(*names), [ran_on(H100_SXM=300, A100_SXM_80=100)] * 2) == {}
 
@@ -113,7 +113,7 @@ def test_each_test_of_a_market_is_a_comparison_of_its_own() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("score", [0.0, -1.0, float("nan"), float("inf")])
+@every("score", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_score_that_is_none_is_none(score: float) -> None:
     assert found(spec_of(), known=scored(H100_SXM=score, A100_SXM_80=60.0, T4=9.0)) == {A100: PPM, T4: 150_000}
 
@@ -166,7 +166,7 @@ def test_the_own_pace_goes_before_what_was_learnt_in_the_same_unit() -> None:
     assert machine_speed_ppm(both, T4, 1) == PPM, "known to neither: like the slowest that was measured"
 
 
-@pytest.mark.parametrize("stated", [1, 10**12])
+@every("stated", [1, 10**12])
 def test_a_host_that_misstates_its_steps_moves_no_kind_further_than_the_spread(stated: int) -> None:
     for liar, other in ((A100, H100), (H100, A100)):
         lied = learnt_job(sample(1, 1_000, gpu=other, count=1), sample(2, stated, gpu=liar, count=1))

@@ -32,6 +32,7 @@ from spotd.core.ranking.remaining_work import (
     with_work,
 )
 from spotd_jobs.spec.model import GpuSpeed, Work
+from tests.cases import every
 from tests.unit.core import builders as b
 
 HOUR = timedelta(hours=1)
@@ -72,7 +73,7 @@ def test_nothing_is_known_of_a_job_that_states_nothing() -> None:
     assert remaining_on(job, "RTX_4090", 1) is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("gpu", "count", "hours"),
     [("H100_SXM", 1, 24.0), ("H100_PCIE", 4, 6.0), ("A100_SXM_80", 2, 24 / 0.84), ("RTX_4090", 1, 24 / 0.42)],
     ids=["reference", "four of them", "slower", "not named: as slow as the slowest"],
@@ -164,7 +165,7 @@ def test_an_attempt_that_resumed_made_only_the_steps_since() -> None:
     assert [one.steps for one in job.paces] == [900, 50]
 
 
-@pytest.mark.parametrize("step", [0, -5, None, 10**18], ids=["none", "backwards", "no step", "beyond bounds"])
+@every("step", [0, -5, None, 10**18], ids=["none", "backwards", "no step", "beyond bounds"])
 def test_figures_that_show_no_pace_are_passed_over(step: int | None) -> None:
     job = work_job(steps=1000)
     assert with_pace(job, running(), [saved(step)], b.NOW) is job

@@ -91,9 +91,7 @@ SCENES: Final[dict[MachineVerdict, tuple[Scene, EndReason]]] = {
     MachineVerdict.MAKE_ROOM: (preempting, EndReason.MADE_ROOM),
     MachineVerdict.STALL: (stalling, EndReason.STALLED),
 }
-every_scene = pytest.mark.parametrize(
-    ("scene", "reason"), [pytest.param(*scene, id=verdict.value) for verdict, scene in SCENES.items()]
-)
+every_scene = every(("scene", "reason"), [pytest.param(*scene, id=verdict.value) for verdict, scene in SCENES.items()])
 
 
 def beating(world: World, at: datetime) -> World:
@@ -140,8 +138,8 @@ def test_only_a_new_list_of_our_machines_beside_new_offers_is_a_second_reading(s
         assert polls(scene, facts(*offers), old_offers, both) == [[], [], [reason]]
 
 
-@pytest.mark.parametrize("factor", [0.01, 100])
-@pytest.mark.parametrize("scene", [pytest.param(s, id=v.value) for v, (s, _) in SCENES.items() if s is not stalling])
+@every("factor", [0.01, 100])
+@every("scene", [pytest.param(s, id=v.value) for v, (s, _) in SCENES.items() if s is not stalling])
 def test_one_page_of_other_prices_stops_nothing(scene: Scene, factor: float) -> None:
     """The prices of the pages before and behind it give no reason for a stop."""
     calm = {
@@ -263,7 +261,7 @@ def test_no_stop_comes_to_be_due_while_the_provider_stays_away(scene: Scene, rea
 
 
 @every_scene
-@pytest.mark.parametrize("age", [LIST_IS_RECENT, timedelta(hours=1), timedelta(days=3650)])
+@every("age", [LIST_IS_RECENT, timedelta(hours=1), timedelta(days=3650)])
 def test_a_list_that_hangs_without_an_error_is_an_answer_no_longer(
     scene: Scene, reason: EndReason, age: timedelta
 ) -> None:
@@ -349,7 +347,7 @@ def test_nothing_is_stopped_before_its_provider_has_listed_its_machines_since_th
     assert SHOP in plan.list_again
 
 
-@pytest.mark.parametrize("state", [IntentState.OPEN, IntentState.SENT, IntentState.UNKNOWN])
+@every("state", [IntentState.OPEN, IntentState.SENT, IntentState.UNKNOWN])
 def test_a_machine_is_released_once_the_change_of_its_bid_is_settled(state: IntentState) -> None:
     world = releasing()
     [item] = world.attempts.values()
@@ -432,7 +430,7 @@ def test_a_launch_may_still_use_what_was_refused_after_a_stop() -> None:
     assert len(decide(world, facts(offer("o1")), NOW).attempts) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "is_met"),
     [
         pytest.param({"subject": "spot host-o1"}, True, id="it has the target"),
@@ -462,7 +460,7 @@ def test_a_claim_is_open_while_its_machine_saves_or_starts_and_not_for_ever() ->
         assert plan.jobs.get(owner.id, owner).moves.refusals == refusals
 
 
-@pytest.mark.parametrize(
+@every(
     ("until", "left"),
     [
         (None, timedelta(0)),
@@ -497,7 +495,7 @@ def failing(verdict: MachineVerdict, hours: int) -> list[datetime]:
     return stopped_at
 
 
-@pytest.mark.parametrize(
+@every(
     ("verdict", "most"), [(MachineVerdict.MOVE, 5), (MachineVerdict.GO_ON_DEMAND, 7), (MachineVerdict.BACK_TO_SPOT, 5)]
 )
 def test_patience_with_a_target_that_never_sells_grows(verdict: MachineVerdict, most: int) -> None:
@@ -571,8 +569,8 @@ def test_a_raised_bid_is_not_followed_by_a_leave_before_two_readings_since() -> 
 LEAVING: Final = [v for v in MachineVerdict if VERDICTS[v].reason in {EndReason.OUTBID, EndReason.MIGRATED}]
 
 
-@pytest.mark.parametrize("verdict", LEAVING)
-@pytest.mark.parametrize(
+@every("verdict", LEAVING)
+@every(
     ("ago", "is_held_back"),
     [
         pytest.param(timedelta(0), True, id="in this instant"),
@@ -594,7 +592,7 @@ def test_every_verdict_that_leaves_a_machine_waits_until_its_bid_has_settled(
     assert bool(verdicts.held_back(world.attempts[item.id], verdict)) is is_held_back
 
 
-@pytest.mark.parametrize("verdict", [*LEAVING, MachineVerdict.RAISE, MachineVerdict.LOWER])
+@every("verdict", [*LEAVING, MachineVerdict.RAISE, MachineVerdict.LOWER])
 def test_a_machine_that_is_ordered_to_stop_gets_no_other_verdict(verdict: MachineVerdict) -> None:
     world = world_with(AttemptState.STOPPING)
     [item] = world.attempts.values()

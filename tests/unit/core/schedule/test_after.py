@@ -16,6 +16,7 @@ from spotd.core.domain.states import JobState
 from spotd.core.domain.world import PastJob, Verdict, VerdictKind, World, awaited, past_job
 from spotd.core.requests import retry
 from spotd.core.schedule import circular, readers
+from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 
 STORED = Outputs(attempt=2, sha256="a" * 64, bytes=7_000)
@@ -69,7 +70,7 @@ def test_inputs_are_kept_whatever_becomes_of_the_other_later_until_a_retry() -> 
     assert queued.chain == Chain(after=(JobId("j1"),))
 
 
-@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED])
+@every("state", [JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED])
 def test_one_that_ended_otherwise_is_named_with_both_ways_out(state: JobState) -> None:
     ended = replace(PREP, state=state, reason="the disk was full")
     verdict, after = decided(world_of(following(2, 1), past=(ended,)))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Checkpoint, Job
@@ -16,6 +14,7 @@ from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd.core.schedule import save_instant, save_lead
 from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.model import CheckpointPolicy, Schedule
+from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 
 HOUR = 60 * MINUTE
@@ -111,7 +110,7 @@ def test_a_machine_is_ordered_to_save_before_its_window_closes_and_the_loop_wake
     assert "; it saves and stops: its window ends: closes Mon 14:10 Europe/Kyiv" in verdict.sentence
 
 
-@pytest.mark.parametrize("asleep", [timedelta(minutes=30), timedelta(hours=8), timedelta(days=4)])
+@every("asleep", [timedelta(minutes=30), timedelta(hours=8), timedelta(days=4)])
 def test_after_a_sleep_of_the_computer_it_is_stopped_at_once(asleep: timedelta) -> None:
     world, item = running("Mon 12:00-14:10")
     stop = decide(world, market(), NOW + asleep).attempts[item.id].stop

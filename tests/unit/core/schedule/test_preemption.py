@@ -18,6 +18,7 @@ from spotd.core.domain.world import VerdictKind, World
 from spotd.core.enforcement import DWELL
 from spotd_jobs.spec.model import Deadline, PolicyName, Schedule
 from spotd_providers.contract.values import MicroUsd
+from tests.cases import every
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, job, market, offer, shop_policy, world_with
 
 URGENT = JobId("j9")
@@ -83,7 +84,7 @@ def test_a_lower_job_saves_and_stops_where_all_machines_are_in_use_and_both_side
     )
 
 
-@pytest.mark.parametrize(
+@every(
     "one",
     [
         pytest.param(urgent(schedule=Schedule()), id="it does not ask"),

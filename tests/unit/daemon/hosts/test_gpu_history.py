@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
 from spotd.daemon.hosts.host_reader import SAMPLES_MAX, GpuHistory
 from spotd_jobs.wire.reports import Gpu
+from tests.cases import every
 
 AT = datetime(2026, 3, 2, 12, tzinfo=UTC)
 
@@ -42,7 +41,7 @@ def test_a_machine_without_figures_has_no_samples_and_an_unknown_one_is_none() -
     assert [(s.util_pct, s.mem_used_mb) for s in history.samples()] == [(None, None)]
 
 
-@pytest.mark.parametrize("count", [1, SAMPLES_MAX - 1, SAMPLES_MAX, 10_000])
+@every("count", [1, SAMPLES_MAX - 1, SAMPLES_MAX, 10_000])
 def test_however_many_heartbeats_come_the_samples_cover_all_of_the_time(count: int) -> None:
     history = GpuHistory()
     for number in range(count):

@@ -15,6 +15,7 @@ from spotd.core.decide import decide
 from spotd_providers.aws.offers import read_advisor
 from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.values import Market
+from tests.cases import every
 from tests.unit.core.builders import NOW, market, offer
 from tests.unit.core.domain.test_cooldowns import empty
 from tests.unit.providers.aws.harness import AwsHarness
@@ -38,9 +39,7 @@ def test_a_row_that_cannot_be_read_costs_itself_only() -> None:
     assert {kind: band.label for (_, kind), band in bands.items()} == {"good": "5-10%"}
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b"not json", b"\x1f\x8bno", b'{"ranges": [], "spot_advisor": {}}']
-)
+@every("content", [b"", b"[]", b"{}", b"not json", b"\x1f\x8bno", b'{"ranges": [], "spot_advisor": {}}'])
 def test_what_is_no_spot_advisor_is_refused_in_words(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"no copy of spot-advisor-data\.json"):
         read_advisor(content)
@@ -79,7 +78,7 @@ def test_a_copy_that_is_not_there_is_told_once_and_nothing_stops(tmp_path: Path)
     play(tmp_path, story, spot_advisor=str(tmp_path / "absent.json"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("safe", "risky", "bought"),
     [(400_000, 400_000, "safe"), (400_400, 400_000, "risky"), (400_000, 400_100, "safe")],
     ids=["equal-prices", "a-tenth-of-a-percent-dearer", "dearer-and-risky"],

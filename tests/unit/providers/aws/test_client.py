@@ -19,6 +19,7 @@ from spotd_providers.contract.values import InstallId
 from spotd_providers.kit.boundary import install_command
 from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.harness import RecordingLog
+from tests.cases import every
 
 
 def opened(folder: Path, credential: str | None) -> None:
@@ -65,7 +66,7 @@ def test_knowing_the_provider_does_not_import_its_client() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
+@every(
     "wrong",
     [
         {"regions": ["moon"]},

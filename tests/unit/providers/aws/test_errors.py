@@ -32,6 +32,7 @@ from spotd_providers.contract.values import (
     PoolId,
     ProviderName,
 )
+from tests.cases import every
 
 REQUEST = LaunchRequest(
     key=AttemptKey("spotd-lab-j0b-1"),
@@ -103,7 +104,7 @@ LAUNCH: list[tuple[str, int, type[ProviderError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "status", "leaf"), LAUNCH, ids=[f"{code}-{status}" for code, status, _ in LAUNCH])
+@every(("code", "status", "leaf"), LAUNCH, ids=[f"{code}-{status}" for code, status, _ in LAUNCH])
 def test_a_refused_launch_is_the_leaf_that_says_what_to_do_next(
     code: str, status: int, leaf: type[ProviderError]
 ) -> None:
@@ -123,7 +124,7 @@ def test_a_type_that_a_zone_lacks_is_told_by_the_sentence_too() -> None:
     assert type(launch_failure(refused, REQUEST, rng=Random(1))) is OfferGone
 
 
-@pytest.mark.parametrize(
+@every(
     ("code", "field"),
     [
         ("InvalidAMIID.NotFound", "ami"),
@@ -139,7 +140,7 @@ def test_a_wrong_setting_is_named(code: str, field: str) -> None:
     assert found.field == field
 
 
-@pytest.mark.parametrize(("code", "status", "leaf"), LAUNCH, ids=[f"{code}-{status}" for code, status, _ in LAUNCH])
+@every(("code", "status", "leaf"), LAUNCH, ids=[f"{code}-{status}" for code, status, _ in LAUNCH])
 def test_a_refused_question_changes_nothing_and_is_asked_again_or_told(
     code: str, status: int, leaf: type[ProviderError]
 ) -> None:

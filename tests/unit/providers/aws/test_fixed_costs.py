@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spotd_providers.aws.offers import storage_fixed
+from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("image_gb", "mb_per_s", "per_hour"),
     [
         pytest.param(0, 125, 5_000, id="an address"),

@@ -7,8 +7,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import CooldownScope
@@ -24,6 +22,7 @@ from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.errors import OfferGone, ProviderError
 from spotd_providers.contract.values import LaunchRequest, Market, Offer
 from spotd_providers.testkit.serve import Call
+from tests.cases import every
 from tests.fakes.aws import Ec2Cloud
 from tests.fakes.aws.catalog import ZONES
 from tests.fakes.aws.wire import Params
@@ -279,7 +278,7 @@ def test_a_zone_whose_subnets_are_all_full_is_left_alone_for_minutes(tmp_path: P
     play(tmp_path, story, subnets=BOTH_SUBNETS)
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "spot", "on_demand"),
     [
         ("g4dn.xlarge", "G", "G"),

@@ -7,12 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.aws.prices import VALUE_CHARS_MAX, AwsOnDemandPrices, endpoint_region, listed_prices, questions
 from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.values import Market, MicroUsdPerHour, OfferPage
+from tests.cases import every
 from tests.fakes.aws import Quirks
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import official, play
@@ -121,7 +120,7 @@ def product(**changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         {"unit": "Quantity"},

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
 from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.aws.wire import Hardware, scores_of, sets_of_types
 from spotd_providers.contract.values import Market, OfferPage, Power
+from tests.cases import every
 from tests.fakes.aws import Quirks
 from tests.fakes.aws.wire import Params
 from tests.unit.providers.aws.harness import AwsHarness
@@ -120,7 +119,7 @@ def test_only_sets_that_aws_scores_at_all_are_asked_for() -> None:
     assert sets_of_types(kinds) == [("g5.1xlarge", "g5.2xlarge", "g5.4xlarge")]
 
 
-@pytest.mark.parametrize(
+@every(
     "row",
     [
         {"AvailabilityZoneId": "use1-az6", "Score": 0},

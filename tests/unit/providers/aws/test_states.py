@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.values import AttemptKey, Billing, InstanceState, Loss
 from spotd_providers.kit.shapes import row_or_none
+from tests.cases import every
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import cheapest, play
 
@@ -38,7 +38,7 @@ def told(state: str, reason: str = "", message: str = "", code: str = "fulfilled
     return as_instance(row, KEY, region="us-east-1", request=request, prices={})
 
 
-@pytest.mark.parametrize(
+@every(
     ("word", "state"),
     [
         ("pending", InstanceState.PENDING),
@@ -55,7 +55,7 @@ def test_every_state_is_translated_and_an_unheard_of_one_is_unknown(word: str, s
     assert told(word).state is state
 
 
-@pytest.mark.parametrize(
+@every(
     ("reason", "message", "code", "loss"),
     [
         ("Server.SpotInstanceTermination", "", "instance-terminated-no-capacity", Loss.PREEMPTED),
@@ -78,7 +78,7 @@ def test_every_reason_says_why_a_machine_stopped(reason: str, message: str, code
     assert told("terminated", reason, message, code).loss is loss
 
 
-@pytest.mark.parametrize("code", sorted(ANNOUNCED))
+@every("code", sorted(ANNOUNCED))
 def test_an_announced_end_is_a_notice_of_two_minutes_while_the_machine_runs(code: str) -> None:
     running = told("running", code=code)
     assert running.notice_at == AT + timedelta(minutes=2)
@@ -106,7 +106,7 @@ def test_an_announced_end_without_a_legible_time_is_two_minutes_after_it_was_see
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("code", ["fulfilled", "request-canceled-and-instance-running", "pending-fulfillment", "new"])
+@every("code", ["fulfilled", "request-canceled-and-instance-running", "pending-fulfillment", "new"])
 def test_no_other_code_is_a_notice(code: str) -> None:
     assert told("running", code=code).notice_at is None
 
@@ -176,7 +176,7 @@ def test_no_mutated_instance_row_hides_the_machine_or_calls_it_gone(changes: dic
     assert told.state is (expected if "State" in changes else InstanceState.RUNNING)
 
 
-@pytest.mark.parametrize(
+@every(
     ("state", "transition", "code", "ended_at"),
     [
         ("terminated", "User initiated (2026-03-02 11:40:07 GMT)", "instance-terminated-by-user", ENDED),
@@ -199,7 +199,7 @@ def test_when_a_machine_ended_is_read_from_its_transition_or_its_request(
     assert as_instance(row, KEY, region="us-east-1", request=request, prices={}).ended_at == ended_at
 
 
-@pytest.mark.parametrize(
+@every(
     ("state", "billing"),
     [
         ("pending", Billing.DISK),

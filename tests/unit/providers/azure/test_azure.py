@@ -37,6 +37,7 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.shapes import decode, row_or_none
 from spotd_providers.testkit.serve import Call
 from spotd_providers.testkit.suite import Behaviour, run
+from tests.cases import every
 from tests.fakes.rest import RestRefusal
 from tests.unit.providers.azure.fake import BLOB_SECRET, AzureQuirks, some_sizes
 from tests.unit.providers.azure.fake_cloud import ADDRESS, DISK, NIC
@@ -124,7 +125,7 @@ def test_a_region_that_does_not_answer_makes_the_page_incomplete(tmp_path: Path)
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize(
+@every(
     ("size", "gpu"),
     [
         ("Standard_NC24ads_A100_v4", "A100_PCIE_80"), ("Standard_ND96asr_v4", "A100_SXM_40"),
@@ -547,7 +548,7 @@ def test_a_setting_that_lacks_is_named_before_anything_is_asked(lacks: str, tmp_
         play(tmp_path, story, None, **{lacks: () if lacks == "regions" else ""})
 
 
-@pytest.mark.parametrize(
+@every(
     ("provisioning", "power", "state", "billing"),
     [
         ("Creating", None, InstanceState.PENDING, Billing.UNKNOWN),

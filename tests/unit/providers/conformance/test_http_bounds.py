@@ -22,6 +22,7 @@ from spotd_providers.kit import http as door
 from spotd_providers.kit import shapes
 from spotd_providers.kit.http import AnswerLost, HttpAnswer, open_http
 from spotd_providers.kit.shapes import VALUES_MAX, BodyTooLarge, Inflate
+from tests.cases import every
 
 MIB = 1024 * 1024
 
@@ -74,7 +75,7 @@ def _sockets(socket_enabled: None) -> None:
     """The server is on loopback."""
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
+@every("pack", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
 def test_a_packed_answer_is_unpacked(pack: Callable[[bytes], bytes]) -> None:
     body = json.dumps({"offers": list(range(100_000))}).encode()
     word = "gzip" if pack is gzip.compress else "deflate"
@@ -87,7 +88,7 @@ def test_an_answer_of_several_gzip_members_is_one_body() -> None:
         assert got(url).json() == [1, 2]
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "headers"),
     [
         pytest.param(bomb, ["content-encoding: gzip"], id="a-bomb"),
@@ -137,7 +138,7 @@ def test_a_small_packed_answer_is_never_unpacked_in_one_piece() -> None:
     assert 0 < max(pieces) <= 256 * 1024
 
 
-@pytest.mark.parametrize("body", [b"[" + b"[]," * VALUES_MAX + b"[]]", b"[" * (VALUES_MAX + 1), b"[" * 100_000])
+@every("body", [b"[" + b"[]," * VALUES_MAX + b"[]]", b"[" * (VALUES_MAX + 1), b"[" * 100_000])
 def test_a_body_of_too_many_or_too_deep_values_is_not_parsed(body: bytes) -> None:
     with pytest.raises(Unavailable):
         shapes.decode(body, who="it")

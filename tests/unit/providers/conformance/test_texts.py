@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from spotd_providers.kit.text import clean, quote_safely
+from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     "piece",
     ["http://", "https://a", "http://a#", "x http://", "token", "token=", 'secret"', "a1", "f" * 31 + " ", "=:"],
 )

@@ -26,6 +26,7 @@ from spotd_providers.testkit.serve import (
     read_body,
     serving,
 )
+from tests.cases import every
 
 
 class Counter:
@@ -72,7 +73,7 @@ def test_without_faults_the_cloud_answers_and_is_recorded() -> None:
     assert request.headers["x-key"] == "k"
 
 
-@pytest.mark.parametrize("after_effect", [True, False], ids=["after effect", "before effect"])
+@every("after_effect", [True, False], ids=["after effect", "before effect"])
 def test_a_lost_answer_is_lost_and_its_effect_is_as_said(after_effect: bool) -> None:
     async def case(http: Http, faults: Faults, cloud: Counter) -> None:
         faults.lose_answer(Call.LAUNCH, after_effect=after_effect)

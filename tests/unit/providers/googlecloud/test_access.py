@@ -14,6 +14,7 @@ from spotd_providers.googlecloud.access import TOKEN_FOR, project_of
 from spotd_providers.googlecloud.wire import GoogleSettings
 from spotd_providers.testkit.clock import run_virtually
 from spotd_providers.testkit.harness import CANARY
+from tests.cases import every
 from tests.unit.providers.googlecloud.harness import GoogleHarness, open_harness
 
 pytest.importorskip("google.auth", reason="google-auth is not installed (spotd[gcp])")
@@ -76,7 +77,7 @@ def test_a_login_that_does_not_answer_says_nothing_of_the_key(tmp_path: Path) ->
         run_virtually(main)
 
 
-@pytest.mark.parametrize("credential", [None, "", "{}", "[]", "ya29.token", '{"project_id": 7}'])
+@every("credential", [None, "", "{}", "[]", "ya29.token", '{"project_id": 7}'])
 def test_without_a_project_nothing_is_opened(credential: str | None) -> None:
     with pytest.raises(AuthFailed, match="project"):
         project_of(GoogleSettings(), credential)

@@ -14,6 +14,7 @@ import pytest
 
 from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.serve import Call, RecordedRequest
+from tests.cases import every
 from tests.unit.providers.googlecloud.fake import GoogleApi, GoogleCloud, GoogleInstance, GoogleQuirks, some_kinds
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.rest_client import RestClient, asking
@@ -376,7 +377,7 @@ def test_an_end_may_leave_the_disk_or_the_instance(tmp_path: Path) -> None:
         assert ask.cloud.disks == {}
 
 
-@pytest.mark.parametrize(
+@every(
     ("method", "path", "call"),
     [
         ("GET", "/v1/services/6F81-5844-456A/skus", Call.OFFERS),

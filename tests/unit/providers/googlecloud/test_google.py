@@ -48,6 +48,7 @@ from spotd_providers.googlecloud.wire import GoogleSettings, as_instance, key_in
 from spotd_providers.kit import template, vm_causes
 from spotd_providers.kit.shapes import decode
 from spotd_providers.testkit.serve import Call, Canned
+from tests.cases import every
 from tests.fakes.rest import RestRefusal
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 from tests.unit.providers.googlecloud.catalog import GoogleQuirks, families, sku_rows
@@ -337,7 +338,7 @@ def test_accelerators_that_are_not_listed_once_are_not_missing_for_hours(tmp_pat
     play(tmp_path, story, machine_types=("n1-*", "g2-*"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("zones", "found", "whole"),
     [
         (["https://x/zones/us-central1-a"], ["us-central1-a"], True),
@@ -615,7 +616,7 @@ def test_gpus_are_attached_to_n1_where_google_lists_them() -> None:
     assert kinds_of([TYPE], "us-central1-a", frozenset(), settings) == ([], [])
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "accelerator", "stated", "ssd_gb"),
     [
         ("a4-highgpu-8g", "nvidia-b200", {"partitionCount": 32}, 12_000),

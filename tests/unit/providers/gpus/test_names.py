@@ -143,7 +143,7 @@ def test_a_sold_name_with_its_memory_is_this_card(provider: str, name: str, vram
     assert canonical(provider, name, vram_mb) == meant
 
 
-@pytest.mark.parametrize(("provider", "name"), [("vast", "A100 SXM4"), ("vast", "Tesla V100"), ("vast", "RTX 4060 Ti")])
+@every(("provider", "name"), [("vast", "A100 SXM4"), ("vast", "Tesla V100"), ("vast", "RTX 4060 Ti")])
 def test_without_stated_memory_the_smallest_card_of_that_name_is_assumed(provider: str, name: str) -> None:
     assumed = gpu_info(canonical(provider, name, None))
     assert assumed is not None
@@ -161,7 +161,7 @@ def test_memory_beyond_seven_percent_is_another_card() -> None:
     assert not matches(resolve("l4"), "L4_3")
 
 
-@pytest.mark.parametrize("typed", ["rtx 6000", "rtx 5000", "rtx 4000", "rtx 6000 48gb"])
+@every("typed", ["rtx 6000", "rtx 5000", "rtx 4000", "rtx 6000 48gb"])
 def test_a_name_that_several_generations_share_is_never_guessed(typed: str) -> None:
     with pytest.raises(UnknownGpu) as refusal:
         resolve(typed)
@@ -174,7 +174,7 @@ def test_look_alikes_are_named_in_the_refusal() -> None:
     assert set(refusal.value.nearest) == {"RTX_A6000", "RTX_6000_ADA", "QUADRO_RTX_6000", "RTX_PRO_6000_SE"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("typed", "nearest"),
     [("h1000", "H100_SXM"), ("4091", "RTX_4090"), ("h100-40gb", "H100_SXM"), ("a6001", "RTX_A6000")],
 )
@@ -184,7 +184,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(typed: str, nearest: 
     assert nearest in refusal.value.nearest
 
 
-@pytest.mark.parametrize("typed", ["", "   ", "🚀", "gpu:8", "x" * 4000])
+@every("typed", ["", "   ", "🚀", "gpu:8", "x" * 4000])
 def test_nonsense_is_refused_without_crashing(typed: str) -> None:
     with pytest.raises(UnknownGpu):
         resolve(typed)

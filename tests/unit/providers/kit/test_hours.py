@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from spotd_providers.kit.hours import weekly_hours
+from tests.cases import every
 
 FORWARD = datetime(2026, 3, 29, 1, tzinfo=UTC)
 """In Berlin 2:00 becomes 3:00."""
@@ -19,7 +20,7 @@ def is_owners(text: str, at: datetime) -> bool:
     return weekly_hours([text], "Europe/Berlin").next_begin(at) == at
 
 
-@pytest.mark.parametrize(
+@every(
     ("window", "begin", "end"),
     [
         pytest.param(
@@ -44,7 +45,7 @@ def test_hours_that_clocks_skip_or_repeat_are_the_owners_in_each_reading(
     assert not is_owners(window, begin - timedelta(minutes=1))
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns", "Pacific/Apia"])
+@every("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns", "Pacific/Apia"])
 def test_the_next_begin_never_goes_back_and_is_never_past(zone: str) -> None:
     hours = weekly_hours(["Mon-Fri 08:00-18:00", "Sun 01:59-02:01", "Sat"], zone)
     at = datetime(2026, 1, 1, tzinfo=UTC)

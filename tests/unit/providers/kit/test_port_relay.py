@@ -20,6 +20,7 @@ from spotd_providers.kit import port_relay
 from spotd_providers.slurm.plugin import SlurmProvider
 from spotd_providers.ssh.plugin import SshProvider
 from spotd_providers.testkit.suite import an_offer, buy_machine
+from tests.cases import every
 from tests.unit.providers.slurm import harness as slurm
 from tests.unit.providers.ssh import harness as ssh
 from tests.unit.providers.ssh.harness import SshHarness
@@ -158,7 +159,7 @@ def test_what_starts_no_relay_is_given_up_and_ended(
     anyio.run(main)
 
 
-@pytest.mark.parametrize("line", [b"!!!\n", b"AAA\n", b"A" * 70_000])
+@every("line", [b"!!!\n", b"AAA\n", b"A" * 70_000])
 def test_bytes_that_no_relay_wrote_end_the_connection(line: bytes) -> None:
     async def main() -> None:
         with pytest.raises(Unavailable, match="no line of a relay"):

@@ -39,6 +39,7 @@ from spotd_providers.kit.vm_boot import doorless_ssh_key
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.harness import RecordingLog
 from spotd_providers.testkit.serve import Call, Canned, Faults, Message, Receive, Scope, Send, Served, serving
+from tests.cases import every
 
 KEY = AttemptKey("spotd-lab-j0b1-1")
 MART = ProviderName("mart")
@@ -134,16 +135,16 @@ ANSWERS: dict[str, tuple[Canned, type[Exception], type[Exception], type[Provider
 }
 
 
-@pytest.mark.parametrize(("canned", "read", "bought", "_leaf"), ANSWERS.values(), ids=ANSWERS)
-def test_what_an_answer_means_to_a_read(canned: Canned, read: type, bought: type, _leaf: type | None) -> None:
+@every(("canned", "read", "bought", "leaf"), ANSWERS.values(), ids=ANSWERS)
+def test_what_an_answer_means_to_a_read(canned: Canned, read: type, bought: type, leaf: type | None) -> None:
     outcome, sent = _outcome(canned, lambda client: client.ask("GET", "/things", what="things"))
     assert type(outcome) is read
     is_definite = bought is RestRefused or read is not Unavailable
     assert sent == (1 if is_definite else 3)
 
 
-@pytest.mark.parametrize(("canned", "_read", "bought", "leaf"), ANSWERS.values(), ids=ANSWERS)
-def test_what_an_answer_means_to_a_purchase(canned: Canned, _read: type, bought: type, leaf: type | None) -> None:
+@every(("canned", "read", "bought", "leaf"), ANSWERS.values(), ids=ANSWERS)
+def test_what_an_answer_means_to_a_purchase(canned: Canned, read: type, bought: type, leaf: type | None) -> None:
     outcome, sent = _outcome(canned, lambda client: client.buy("POST", "/buy", {}, key=KEY))
     assert type(outcome) is bought
     assert sent == 1
@@ -153,20 +154,18 @@ def test_what_an_answer_means_to_a_purchase(canned: Canned, _read: type, bought:
         assert outcome.key == KEY
 
 
-@pytest.mark.parametrize("status", [302, 408, 500, 599])
+@every("status", [302, 408, 500, 599])
 def test_a_redirect_and_what_a_server_could_not_do_in_time_says_nothing_about_the_request(status: int) -> None:
     with pytest.raises(Unavailable, match="Mart"):
         raise_for_status(HttpAnswer(status=status, headers={}, body=b""), who="Mart", what="a request")
 
 
-@pytest.mark.parametrize("status", [200, 204, 400, 404, 407, 409, 429, 499])
+@every("status", [200, 204, 400, 404, 407, 409, 429, 499])
 def test_any_other_status_is_an_answer(status: int) -> None:
     raise_for_status(HttpAnswer(status=status, headers={}, body=b""), who="Mart", what="a request")
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "said"), [("E9", "it is sold", "it is sold"), ("E9", "", "E9"), ("", "", "no reason given")]
-)
+@every(("code", "text", "said"), [("E9", "it is sold", "it is sold"), ("E9", "", "E9"), ("", "", "no reason given")])
 def test_a_refusal_says_its_sentence_or_else_its_word(code: str, text: str, said: str) -> None:
     refused = RestRefused("Mart", status=409, meaning=Meaning.REJECTED, problem=RefusalWords(code=code, text=text))
     assert str(refused) == f"Mart answered 409: {said}"
@@ -215,7 +214,7 @@ def test_without_a_key_nothing_is_opened() -> None:
     run_virtually(main)
 
 
-@pytest.mark.parametrize("start", [0, 1, 2**255 - 20, 2**255 - 1, 7 * 2**200])
+@every("start", [0, 1, 2**255 - 20, 2**255 - 1, 7 * 2**200])
 def test_a_doorless_key_is_a_point_of_the_curve(start: int) -> None:
     kind, blob, _ = doorless_ssh_key(start).split()
     assert kind == "ssh-ed25519"
@@ -328,7 +327,7 @@ def test_a_429_that_names_no_wait_costs_the_penalty_of_its_kind() -> None:
     assert timedelta(seconds=12) < other.retry_after < timedelta(seconds=13)
 
 
-@pytest.mark.parametrize(("interval_s", "at_once"), [(2, 1), (0, 3)], ids=["paced", "as they come"])
+@every(("interval_s", "at_once"), [(2, 1), (0, 3)], ids=["paced", "as they come"])
 def test_one_purchase_is_on_its_way_at_a_time_where_they_are_paced(interval_s: int, at_once: int) -> None:
     on_way: list[int] = []
     most: list[int] = []

@@ -9,6 +9,7 @@ import pytest
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.kit.calls import retry_read
 from spotd_providers.local.hosts.machines import REAL_TIME
+from tests.cases import every
 
 DOWN = Unavailable("down")
 
@@ -30,7 +31,7 @@ def limited(seconds: float) -> RateLimited:
     return RateLimited("too often", retry_after=timedelta(seconds=seconds))
 
 
-@pytest.mark.parametrize(
+@every(
     ("failures", "answer", "waits"),
     [
         pytest.param([], "ok", [], id="at once"),

@@ -61,6 +61,7 @@ from spotd_providers.kit.template import (
 from spotd_providers.kit.text import NO_PYTHON
 from spotd_providers.testkit.clock import START, FakeClock, run_virtually
 from spotd_providers.testkit.harness import RecordingLog
+from tests.cases import every
 
 KEY = AttemptKey("spotd-lab-j0b1-1")
 MART = ProviderName("mart")
@@ -175,9 +176,7 @@ def test_the_requests_of_all_clients_are_counted() -> None:
     assert mart.requests_sent == 7
 
 
-@pytest.mark.parametrize(
-    ("row", "runs"), [({}, True), ({"ends": True}, False), ({"gone": True}, False), (None, False)], ids=str
-)
+@every(("row", "runs"), [({}, True), ({"ends": True}, False), ({"gone": True}, False), (None, False)], ids=str)
 def test_only_a_machine_that_runs_is_entered(row: dict[str, Any] | None, runs: bool) -> None:
     async def story(mart: Mart) -> None:
         mart.rows = {} if row is None else {"m1": {"id": "m1", "label": str(KEY), **row}}
@@ -272,7 +271,7 @@ def test_an_end_counts_once_it_is_shown() -> None:
     _play(story)
 
 
-@pytest.mark.parametrize("label", ["", "a notebook", "spotd-lab2-j0b1-1", "spotd-la-j0b1-1"])
+@every("label", ["", "a notebook", "spotd-lab2-j0b1-1", "spotd-la-j0b1-1"])
 def test_a_machine_of_others_is_neither_ended_nor_listed(label: str) -> None:
     async def story(mart: Mart) -> None:
         mart.rows["m7"] = {"id": "m7", "label": label, "price": 1}
@@ -286,7 +285,7 @@ def test_a_machine_of_others_is_neither_ended_nor_listed(label: str) -> None:
     _play(story)
 
 
-@pytest.mark.parametrize("number", ["", "../m1", "m 1", "m" * 129])
+@every("number", ["", "../m1", "m 1", "m" * 129])
 def test_what_is_no_id_is_sent_nowhere(number: str) -> None:
     async def story(mart: Mart) -> None:
         with pytest.raises(RequestRejected):
@@ -296,7 +295,7 @@ def test_what_is_no_id_is_sent_nowhere(number: str) -> None:
     _play(story)
 
 
-@pytest.mark.parametrize("row", [{}, {"label": None}, "a row", {"label": str(KEY)}], ids=str)
+@every("row", [{}, {"label": None}, "a row", {"label": str(KEY)}], ids=str)
 def test_a_row_that_cannot_be_attributed_proves_no_absence(row: Any) -> None:
     async def story(mart: Mart) -> None:
         mart.rows["odd"] = row
@@ -403,7 +402,7 @@ def test_an_end_that_is_not_confirmed_is_asked_for_once_and_not_read_again() -> 
     _play(story)
 
 
-@pytest.mark.parametrize("confirms", [True, False])
+@every("confirms", [True, False])
 def test_a_new_machine_that_is_said_to_be_absent_is_not_gone_before_it_was_shown(confirms: bool) -> None:
     async def story(mart: Mart) -> None:
         mart.hides.add("m1")
@@ -474,7 +473,7 @@ def _charge(row: BillRow) -> list[ProviderCharge]:
     return [ProviderCharge(key=KEY, instance_id=InstanceId("m1"), start=START, end=end, amount=MicroUsd(row.amount))]
 
 
-@pytest.mark.parametrize("breaks", ["a failed page", "a page that is promised without a token", "the same page again"])
+@every("breaks", ["a failed page", "a page that is promised without a token", "the same page again"])
 def test_a_bill_that_breaks_off_is_none(breaks: str) -> None:
     async def story(mart: Mart) -> None:
         async def page(token: str | None) -> Page:
@@ -510,7 +509,7 @@ def test_a_bill_with_more_rows_than_any_account_has_is_none() -> None:
     _play(story)
 
 
-@pytest.mark.parametrize(("last", "said"), [(NO_PYTHON, NO_PYTHON), ("it goes on", "")])
+@every(("last", "said"), [(NO_PYTHON, NO_PYTHON), ("it goes on", "")])
 def test_the_console_of_a_machine_is_read_once_for_the_start_scripts_own_words(last: str, said: str) -> None:
     async def story(mart: Mart) -> None:
         reads = []
@@ -528,7 +527,7 @@ def test_the_console_of_a_machine_is_read_once_for_the_start_scripts_own_words(l
 # What is refused before it is sent, and the lines of doctor.
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "field"),
     [
         ({"start_script": "x" * 101}, "start_script"),
@@ -553,9 +552,7 @@ def test_what_would_be_refused_for_ever_is_not_sent(changes: dict[str, Any], fie
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize(
-    ("error", "hint"), [(AuthFailed("no"), "a new key"), (Unavailable("away"), "later"), (NotSupported("x"), "hm")]
-)
+@every(("error", "hint"), [(AuthFailed("no"), "a new key"), (Unavailable("away"), "later"), (NotSupported("x"), "hm")])
 def test_a_key_that_is_not_accepted_is_the_only_line(error: ProviderError, hint: str) -> None:
     async def greet() -> str:
         raise error

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from spotd_providers.kit.rest import Meaning
 from spotd_providers.kubernetes.machines import as_instance, disruption_of, job_name, job_of, rows_of, secrets_of
 from spotd_providers.kubernetes.market import offers_of, used_by_node
 from spotd_providers.kubernetes.wire import DIALECT, KubernetesSettings, instant, problem_of, quantity
+from tests.cases import every
 
 NOW = datetime(2026, 11, 28, 12, 0, 0, tzinfo=UTC)
 PRICES = [{"gpu": "h100", "price": "2.00"}, {"gpu": "h100", "price": "1.20", "market": "spot"}]
@@ -69,7 +69,7 @@ def sizes(offers: list[Offer]) -> list[int]:
     return sorted(one.gpu_count for one in offers)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "value"),
     [("3920m", 3.92), ("8", 8.0), ("131900Mi", 131900 * 2**20), ("1.5Gi", 1.5 * 2**30), ("2e3", 2000.0), (4, 4.0),
      ("1e99", 0.0), ("NaN", 0.0), ("-1", 0.0), ("", 0.0), (None, 0.0), (True, 0.0), ("1Zi", 0.0), (math.inf, 0.0),
@@ -79,7 +79,7 @@ def test_a_quantity_is_a_finite_figure_or_nothing(text: object, value: float) ->
     assert quantity(text) == value
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "said"),
     [("2026-11-28T12:00:00Z", NOW), ("2026-11-28T12:00:00.000000Z", NOW), ("2026-11-28T14:00:00+02:00", NOW),
      ("2026-11-28T12:00:00", None), ("9999-12-31T23:59:59-14:00", None), ("0001-01-01T00:00:00+14:00", None), (1, None),
@@ -119,7 +119,7 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.parametrize(
+@every(
     ("made", "reason"),
     [
         (_changed(lambda n: n["spec"].update(unschedulable=True)), "takes no new pods"),
@@ -274,7 +274,7 @@ PENDING, RUNNING, PAUSED = InstanceState.PENDING, InstanceState.RUNNING, Instanc
 ENDING, GONE = InstanceState.ENDING, InstanceState.GONE
 
 
-@pytest.mark.parametrize(
+@every(
     ("pods", "state", "loss"),
     [
         ([], PENDING, None),
@@ -332,7 +332,7 @@ def test_a_deleted_job_that_a_finalizer_keeps_is_gone_once_it_has_no_pod() -> No
     assert seen(own_pod(), a_job=held).state is InstanceState.ENDING
 
 
-@pytest.mark.parametrize(
+@every(
     ("a_job", "state", "loss"),
     [
         (job(conditions=[condition("Complete", "")]), InstanceState.GONE, Loss.SELF),
@@ -348,7 +348,7 @@ def test_a_job_without_a_pod_is_judged_by_its_own_conditions(
     assert (found.state, found.loss) == (state, loss)
 
 
-@pytest.mark.parametrize("ended", [condition("Complete", ""), condition("Failed", "BackoffLimitExceeded")])
+@every("ended", [condition("Complete", ""), condition("Failed", "BackoffLimitExceeded")])
 def test_a_job_whose_pod_was_taken_away_is_preempted_also_once_the_pod_is_no_more(ended: dict[str, Any]) -> None:
     taken = own_pod(**LEAVING, status={"conditions": [condition("DisruptionTarget", "PreemptionByScheduler")]})
     seen_before = disruption_of((taken,))
@@ -396,7 +396,7 @@ RIGHTS_LACK = (
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("code", "reason", "message", "meaning"),
     [
         (403, "Forbidden", RIGHTS_LACK, Meaning.AUTH),

@@ -15,6 +15,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.kubernetes.access import Cluster
 from spotd_providers.kubernetes.ports import open_pod_port
+from tests.cases import every
 
 PATH = "/api/v1/namespaces/jobs/pods/spotd-lab-j1-1-abcde/portforward"
 ODD = bytes(range(256)) * 300
@@ -107,7 +108,7 @@ def test_what_the_kubelet_complains_of_is_said() -> None:
     anyio.run(main)
 
 
-@pytest.mark.parametrize(
+@every(
     ("refusals", "kind", "words"),
     [
         ([HTTPStatus.UNAUTHORIZED, HTTPStatus.UNAUTHORIZED], AuthFailed, "does not take the token"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from starlette.routing import Route
 
 from spotd_providers.local.market.market import LocalMarket
@@ -20,6 +19,7 @@ from spotd_providers.local.settings import (
     SeededPrice,
     TracePrice,
 )
+from tests.cases import every
 from tests.unit.providers.local.clocks import ManualClock
 
 _DOCS = Path(__file__).parents[4] / "docs"
@@ -29,7 +29,7 @@ PAGE = "".join(
 )
 
 
-@pytest.mark.parametrize(
+@every(
     "model",
     [
         LocalSettings, HostSpec, EventSpec, SeededPrice, FixedPrice, CsvPrice, TracePrice,

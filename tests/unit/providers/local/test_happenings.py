@@ -9,6 +9,7 @@ import pytest
 
 from spotd_providers.contract.values import InstanceState, Loss
 from spotd_providers.local.settings import LocalSettings, MarketSpec
+from tests.cases import every
 from tests.unit.providers.local.clocks import START
 from tests.unit.providers.local.market_setup import HOUR, MINUTE, bench, host
 
@@ -115,7 +116,7 @@ def test_an_event_that_was_due_while_no_server_ran_happens_when_one_is_back(tmp_
         assert b.bill(machine) == -(-2_000_000 * 10 // 60)
 
 
-@pytest.mark.parametrize(
+@every(
     ("event", "complaint"),
     [
         ({"do": "crash"}, "either at or after_launch"),
@@ -133,7 +134,7 @@ def test_an_event_that_makes_no_sense_is_refused(event: dict[str, object], compl
         MarketSpec.model_validate({"hosts": [host()], "events": [event]})
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "complaint"),
     [
         ({"hosts": [{"name": "kyiv", "gpu": "RTX_4090"}]}, "neither as spot nor on-demand"),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from spotd_providers.local.market.series import BadPriceFile, PriceSource, Replay, Seeded, price_source
 from spotd_providers.local.settings import CsvPrice, FixedPrice, HostSpec, SeededPrice, TracePrice
+from tests.cases import every
 
 MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
 TICK = timedelta(minutes=5)
@@ -58,7 +59,7 @@ def test_a_restarted_market_tells_the_same_past_and_future() -> None:
     assert forwards == backwards[::-1]
 
 
-@pytest.mark.parametrize("other", [{"seed": 2}, {"host": "other"}], ids=["other-seed", "other-host"])
+@every("other", [{"seed": 2}, {"host": "other"}], ids=["other-seed", "other-host"])
 def test_seed_and_host_each_make_another_series(other: dict[str, Any]) -> None:
     instants = _ticks(MONDAY, MONDAY + DAY)
     assert [_seeded().at(i).price for i in instants] != [_seeded(**other).at(i).price for i in instants]
@@ -84,7 +85,7 @@ def test_a_deviation_is_followed_by_its_own_decay() -> None:
     assert mean(b for _, b in low) > 0.75 * mean(a for a, _ in low)
 
 
-@pytest.mark.parametrize("offset", [-8, 0, 9])
+@every("offset", [-8, 0, 9])
 def test_nights_are_cheaper_than_days_where_the_host_is(offset: int) -> None:
     source = _seeded(utc_offset_h=offset, **CALM)
     local_midnights = [MONDAY + number * DAY - timedelta(hours=offset) for number in range(1, 12) if number % 7 < 5]

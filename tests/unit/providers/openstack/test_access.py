@@ -17,6 +17,7 @@ from spotd_providers.openstack.plugin import OpenstackProvider
 from spotd_providers.openstack.wire import OpenstackSettings
 from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.serve import Call, Canned
+from tests.cases import every
 from tests.fakes.openstack import OpenstackQuirks
 from tests.unit.providers.openstack.harness import OpenstackHarness, play
 
@@ -49,7 +50,7 @@ def test_a_region_once_known_is_not_left_for_another_one() -> None:
     assert keys.region == "A"
 
 
-@pytest.mark.parametrize(("base_url", "is_safe"), [("https://auth.example", False), ("http://127.0.0.1:9", True)])
+@every(("base_url", "is_safe"), [("https://auth.example", False), ("http://127.0.0.1:9", True)])
 def test_a_token_goes_in_the_clear_to_this_computer_only_where_keystone_is_on_it(base_url: str, is_safe: bool) -> None:
     urls, unsafe = _keystone(base_url)._endpoints(_catalog("http://127.0.0.1:6379"))
     assert ("compute" in urls, "compute" in unsafe) == (is_safe, not is_safe)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from spotd_providers.openstack.wire import OpenstackFlavor, flavors_of, gpus_of
+from tests.cases import every
 
 MANY, WHICH, SHARE, KINDS = "how many GPUs", "which GPUs", "a share of a GPU", "several kinds"
 X = {"gpu": "H100_PCIE"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "alias", "said", "expected"),
     [
         ("g.1", "l40s:4", {}, ("L40S", 4)),
@@ -46,7 +45,7 @@ def test_gpus_are_counted_or_the_flavour_is_not_offered(
     assert expected in found if isinstance(expected, str) else found == expected, found
 
 
-@pytest.mark.parametrize("spec", ["resources:VGPU", "resources1:VGPU", "resources_GPU:CUSTOM_GPU_A100"])
+@every("spec", ["resources:VGPU", "resources1:VGPU", "resources_GPU:CUSTOM_GPU_A100"])
 def test_a_share_of_a_gpu_is_not_counted_as_a_whole_one(spec: str) -> None:
     specs = {spec: "1", "pci_passthrough:alias": "l40s:1"}
     (row,) = flavors_of([{"id": "f-1", "name": "g.1", "disk": 10, "extra_specs": specs}]).rows

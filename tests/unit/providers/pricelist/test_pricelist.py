@@ -46,6 +46,7 @@ from spotd_providers.pricelist.plugin import NO_COMMAND, PLUGIN, Commands, Price
 from spotd_providers.pricelist.rows import PROVIDER, PricelistSettings, offer_of, rows_of
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.harness import RecordingLog
+from tests.cases import every
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
 
 LIST = """name,gpu,gpus,price,market,region,disk_gb_month,fee,until
@@ -136,16 +137,14 @@ def test_rows_become_offers_with_fee_disk_and_dates(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize(
-    "cell", ["NaN", "inf", "-1", "0", "1e308", "abc", "", "true", "9" * 400, "1e-99999", "\x00"], ids=repr
-)
+@every("cell", ["NaN", "inf", "-1", "0", "1e308", "abc", "", "true", "9" * 400, "1e-99999", "\x00"], ids=repr)
 def test_a_price_that_is_none_costs_its_row(cell: str) -> None:
     rows = rows_of(f"name,gpu,price\na,H100,{cell}\nb,H100,2\n".encode(), is_json=False)
     assert [row.id for row in rows.rows] == (["b"] if cell != "1e-99999" else ["a", "b"])
     assert all(row.price >= 1 for row in rows.rows)
 
 
-@pytest.mark.parametrize("body", [b"", b"<html/>", b"\xff\xfe", b"{}", b"[", b"price\n1\n", b'name,price\n"a,1\n'])
+@every("body", [b"", b"<html/>", b"\xff\xfe", b"{}", b"[", b"price\n1\n", b'name,price\n"a,1\n'])
 def test_what_is_no_list_is_never_an_empty_market(body: bytes) -> None:
     for is_json in (True, False):
         with pytest.raises(Unavailable):
@@ -234,7 +233,7 @@ def test_a_config_with_a_list_and_no_commands_says_what_that_can_do(tmp_path: Pa
     assert out_of_reach(loaded.config) == ["pricelist"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("keys", "says"),
     [
         ({"launch": "a"}, "launch needs list and end"),

@@ -26,6 +26,7 @@ from spotd_providers.primeintellect.plugin import EMPTY, NO_TEMPLATE, PLUGIN, Pr
 from spotd_providers.primeintellect.wire import HistoryRow, PrimePodRow, PrimeSettings, as_instance, offer_of, sales_of
 from spotd_providers.testkit.serve import Call
 from spotd_providers.testkit.suite import Behaviour, run
+from tests.cases import every
 from tests.fakes.primeintellect import PrimeQuirks
 from tests.fakes.rest import RestRefusal
 from tests.unit.providers.conformance.tiers import stories
@@ -97,7 +98,7 @@ def test_processors_and_memory_with_a_price_are_added() -> None:
     assert _with(vcpu=part, prices=held).gpu_price == 2_850_000
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "reason"),
     [
         ({"stockStatus": "Unavailable"}, "sold out"),

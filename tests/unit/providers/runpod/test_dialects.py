@@ -19,6 +19,7 @@ from spotd_providers.runpod.plugin import RunpodProvider
 from spotd_providers.runpod.wire import RunpodSettings, gpu_rows
 from spotd_providers.testkit.clock import run_virtually
 from spotd_providers.testkit.serve import AsgiApp, Call, Canned, Receive, Scope, Send, serving
+from tests.cases import every
 from tests.fakes.runpod import Quirks
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.runpod.harness import RunpodHarness, open_harness
@@ -55,8 +56,8 @@ def page(**fields: Any) -> Canned:
     return Canned(status=200, body=json.dumps(fields).encode())
 
 
-@pytest.mark.parametrize("told", ["HIGH", "High", "low"])
-@pytest.mark.parametrize("left_out", ["", "dataCenters cudaVersions pool maxCount secure community manufacturer name"])
+@every("told", ["HIGH", "High", "low"])
+@every("left_out", ["", "dataCenters cudaVersions pool maxCount secure community manufacturer name"])
 def test_the_documented_gpu_is_priced_with_all_its_fields_and_with_the_fewest(told: str, left_out: str) -> None:
     row = {name: value for name, value in GPU.items() if name not in left_out.split()} | {"availability": told}
     understood = gpu_rows({"gpus": [row]})

@@ -17,6 +17,7 @@ from spotd_providers.contract.values import MICRO
 from spotd_providers.kit.shapes import as_model, decode, row_or_none
 from spotd_providers.runpod.offers import offers_of
 from spotd_providers.runpod.wire import BillingPage, BillingRow, PodPage, PodRow, RunpodSettings, gpu_rows
+from tests.cases import every
 from tests.fakes.runpod import some_gpus
 
 EVERYTHING = RunpodSettings(amd=True)
@@ -113,13 +114,13 @@ def test_an_odd_bill_is_unreadable_and_no_crash(fields: dict[str, Any]) -> None:
     assert row is None or math.isfinite(row.total)
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"gpus":null}', b'{"gpus":{}}', b"\xff", b"[" * 9999])
+@every("body", [b"", b"null", b"[]", b"{}", b'{"gpus":null}', b'{"gpus":{}}', b"\xff", b"[" * 9999])
 def test_an_answer_without_a_list_of_gpus_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
         gpu_rows(decode(body, who="RunPod"))
 
 
-@pytest.mark.parametrize("rows", [None, {}, "rows", 7])
+@every("rows", [None, {}, "rows", 7])
 def test_a_page_whose_rows_are_no_list_is_unavailable(rows: Any) -> None:
     for model in (PodPage, BillingPage):
         with pytest.raises(Unavailable):

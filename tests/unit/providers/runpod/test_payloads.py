@@ -17,6 +17,7 @@ import pytest
 from spotd_providers.contract.values import micro_usd
 from spotd_providers.runpod.offers import offers_of
 from spotd_providers.runpod.wire import RunpodSettings, gpu_rows
+from tests.cases import every
 
 EVERYTHING = RunpodSettings(amd=True)
 RECORDED = {"gputypes-1gpu-2026-08-25.json": 1, "gputypes-8gpu-2026-07-18.json": 8, "gputypes-listprices-2026.json": 1}
@@ -48,8 +49,8 @@ def in_new_words(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("name", "count"), RECORDED.items())
-@pytest.mark.parametrize("cloud", ["SECURE", "COMMUNITY"])
+@every(("name", "count"), RECORDED.items())
+@every("cloud", ["SECURE", "COMMUNITY"])
 def test_every_recorded_gpu_is_priced_or_rejected_with_a_reason(name: str, count: int, cloud: str) -> None:
     rows = recorded(name)
     understood = gpu_rows({"gpus": [in_new_words(row) for row in rows]})

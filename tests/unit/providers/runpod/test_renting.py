@@ -17,6 +17,7 @@ from spotd_providers.runpod.offers import DIRECT_SSH, PROVIDER
 from spotd_providers.runpod.plugin import RunpodProvider
 from spotd_providers.runpod.wire import PodRow
 from spotd_providers.testkit.serve import Call, Canned
+from tests.cases import every
 from tests.fakes.runpod import Failure, Quirks
 from tests.fakes.runpod.pods import PUBLIC_IP
 from tests.unit.providers.local.waiting import until
@@ -37,7 +38,7 @@ async def rent(
     return launched.instance.key, launched.instance.ref.instance_id
 
 
-@pytest.mark.parametrize(
+@every(
     ("status", "state", "loss"),
     [
         ("PROVISIONING", InstanceState.PENDING, None),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from spotd_jobs.runner.heartbeat import parse_gpus
 from spotd_providers.ssh.answers import facts_of, offers_of
 from spotd_providers.ssh.settings import SshHost, SshSettings
+from tests.cases import every
 from tests.unit.core.builders import NOW
 
 CARD = "GPU-00000000-1111-2222-3333-444444444444"
@@ -28,7 +27,7 @@ listed\tGPU 0: NVIDIA H200 (UUID: {CARD})
 """
 
 
-@pytest.mark.parametrize(
+@every(
     ("answer", "fault"),
     [
         (ANSWER.replace("USED", "0"), ""),
@@ -67,8 +66,8 @@ AMD_ROWS = (
 )
 
 
-@pytest.mark.parametrize("rows", [AMD_ROWS, '{    "gpu_data": ' + AMD_ROWS + "}"], ids=["amd-smi 6", "amd-smi 7"])
-@pytest.mark.parametrize("before", ["", WARNING, "[!] " + WARNING], ids=["root", "no group", "another warning"])
+@every("rows", [AMD_ROWS, '{    "gpu_data": ' + AMD_ROWS + "}"], ids=["amd-smi 6", "amd-smi 7"])
+@every("before", ["", WARNING, "[!] " + WARNING], ids=["root", "no group", "another warning"])
 def test_a_card_of_amd_is_read_behind_the_warning_of_its_tool(rows: str, before: str) -> None:
     host = SshHost(name="attic", address="10.0.0.7", user="ann", price=0.5)
     lines = [line for line in ANSWER.splitlines() if line.partition("\t")[0] not in ("nvidia", "gpu", "more", "listed")]

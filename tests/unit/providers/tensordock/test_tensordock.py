@@ -15,6 +15,7 @@ from spotd_providers.kit.vm_market import label_in
 from spotd_providers.tensordock.plugin import EMPTY, TensorDockProvider
 from spotd_providers.tensordock.wire import TensorDockRow, TensorDockSettings, as_instance, flat, offers_of
 from spotd_providers.testkit.suite import Behaviour, run
+from tests.cases import every
 from tests.fakes.tensordock import TensorDockQuirks
 from tests.unit.providers.conformance.tiers import stories
 from tests.unit.providers.damaged import ALL, SLICE, judge_damaged
@@ -97,7 +98,7 @@ def test_the_disk_is_not_booked_twice_in_the_rate_of_a_machine_and_beside_it(tmp
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("rate", [2.41, "2.41", 0.001])
+@every("rate", [2.41, "2.41", 0.001])
 def test_a_disk_that_would_cost_more_than_the_machine_takes_nothing_off(rate: Any) -> None:
     row = row_or_none(TensorDockRow, {"id": "a", "rateHourly": rate, "resources": {"storage_gb": 500}})
     assert row is not None

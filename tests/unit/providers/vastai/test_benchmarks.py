@@ -13,6 +13,7 @@ from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.serve import GATEWAY_ERROR, Call, Canned
 from spotd_providers.vastai.benchmarks import AGAIN_AFTER, ASKED_EVERY, HOSTS_MIN, compare_results
 from spotd_providers.vastai.plugin import VastProvider
+from tests.cases import every
 from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.stories import play
 
@@ -56,7 +57,7 @@ def test_the_names_of_the_older_version_are_read() -> None:
     assert {one.test for one in compare_results(old)} == {"bench llama"}
 
 
-@pytest.mark.parametrize(
+@every(
     "odd",
     [
         {"value": 0}, {"value": -1}, {"value": float("nan")}, {"value": 1e300}, {"value": "fast"}, {"num_gpus": 0},

@@ -18,6 +18,7 @@ from spotd_providers.testkit.serve import Call
 from spotd_providers.vastai.plugin import VastProvider
 from spotd_providers.vastai.searching import PROBE_POLLS, SEARCHES_PER_POLL, OfferSearch, SearchResult
 from spotd_providers.vastai.wire import OfferRows, VastSettings, offer_rows
+from tests.cases import every
 from tests.fakes.vastai import Ask, Quirks
 from tests.fakes.vastai.asks import selected
 from tests.fakes.vastai.rows import ask_row
@@ -100,7 +101,7 @@ def test_without_the_cap_two_searches_read_the_whole_market() -> None:
     assert len(shop.bodies) == 2
 
 
-@pytest.mark.parametrize("cap", [17, 40, 90, 300])
+@every("cap", [17, 40, 90, 300])
 def test_a_cap_that_nobody_knew_of_is_learned_from_a_gpu_that_only_its_name_finds(cap: int) -> None:
     wanted = asks(cap + 20, gpu="H100 SXM", first=5_000, price=2.0)
     shop, clock = Shop(*asks(500), *wanted, cap=cap), FakeClock()
@@ -123,7 +124,7 @@ def test_a_search_by_name_that_fails_costs_nothing_else() -> None:
     assert polled(searcher(shop), H100).complete
 
 
-@pytest.mark.parametrize("rows", [63, 64, 65, 100, 127, 128, 129, 200])
+@every("rows", [63, 64, 65, 100, 127, 128, 129, 200])
 def test_a_cursor_of_prices_goes_on_where_a_page_ends(rows: int) -> None:
     shop = Shop(*asks(100), *asks(rows, gpu="H100 SXM", first=5_000, price=2.0))
     found = polled(searcher(shop), H100)
@@ -131,7 +132,7 @@ def test_a_cursor_of_prices_goes_on_where_a_page_ends(rows: int) -> None:
     assert found.complete
 
 
-@pytest.mark.parametrize("rows", [64, 65, 128, 180])
+@every("rows", [64, 65, 128, 180])
 def test_a_price_that_fills_more_than_a_page_is_walked_through_by_machine(rows: int) -> None:
     tied = asks(rows, gpu="H100 SXM", first=5_000, price=2.0, step=0.0)
     dearer = asks(5, gpu="H100 SXM", first=9_000, price=3.0)
@@ -183,7 +184,7 @@ class Strict(Shop):
         return await super().search(body)
 
 
-@pytest.mark.parametrize("kind", [Deaf, Strict])
+@every("kind", [Deaf, Strict])
 def test_a_service_that_does_not_know_the_cursor_is_not_asked_for_ever_and_the_page_is_not_whole(
     kind: type[Shop],
 ) -> None:

@@ -17,6 +17,7 @@ from spotd_providers.kit.shapes import as_model
 from spotd_providers.testkit.clock import START
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.wire import ChargePage, InstancePage, VastSettings, offer_rows
+from tests.cases import every
 from tests.fakes.vastai import Quirks, some_asks
 from tests.fakes.vastai.rows import ask_row
 from tests.unit.providers.vastai.payloads import SEARCHES, recorded_rows
@@ -115,10 +116,8 @@ def test_thousands_of_damages_to_recorded_offers_never_become_a_false_price(data
     judge([first, second])
 
 
-@pytest.mark.parametrize("field", PRICES)
-@pytest.mark.parametrize(
-    "raw", ["NaN", "Infinity", "-Infinity", "1e999", "-0.01", '"0.2"', "true", "[]", "{}", '"\\ud800"', "1e5"]
-)
+@every("field", PRICES)
+@every("raw", ["NaN", "Infinity", "-Infinity", "1e999", "-0.01", '"0.2"', "true", "[]", "{}", '"\\ud800"', "1e5"])
 def test_a_price_that_is_no_price_costs_its_row_and_no_other(field: str, raw: str) -> None:
     mark = "here"
     rows = [{**ROWS[0], field: mark}, ROWS[1]]
@@ -129,7 +128,7 @@ def test_a_price_that_is_no_price_costs_its_row_and_no_other(field: str, raw: st
     assert field in understood.rejected[0].reason
 
 
-@pytest.mark.parametrize("field", ["cuda_max_good", "geolocation", "cpu_ram", "reliability2", "hosting_type"])
+@every("field", ["cuda_max_good", "geolocation", "cpu_ram", "reliability2", "hosting_type"])
 def test_an_odd_detail_is_unknown_and_costs_no_offer_unless_a_filter_needs_it(field: str) -> None:
     rows = offer_rows(json.dumps({"offers": [{**ROWS[0], field: {"new": "shape"}}]}).encode()).rows
     (offer,), _ = offers_of(rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
@@ -153,16 +152,14 @@ def test_the_same_offer_twice_is_one_offer() -> None:
     assert understood.rejected[0].reason == "the same offer twice in one answer"
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"null", b"[]", b"{}", b'{"offers":null}', b'{"offers":{}}', b"\xff", b"[" * 9999]
-)
+@every("body", [b"", b"null", b"[]", b"{}", b'{"offers":null}', b'{"offers":{}}', b"\xff", b"[" * 9999])
 def test_an_answer_without_a_list_of_offers_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
         offer_rows(body)
 
 
-@pytest.mark.parametrize("model", [InstancePage, ChargePage])
-@pytest.mark.parametrize("rows", [None, {}, "rows", 7])
+@every("model", [InstancePage, ChargePage])
+@every("rows", [None, {}, "rows", 7])
 def test_a_page_whose_rows_are_no_list_is_unavailable(model: type[Any], rows: Any) -> None:
     with pytest.raises(Unavailable):
         as_model(model, {"instances": rows, "results": rows}, who="vast.ai", what="a page")

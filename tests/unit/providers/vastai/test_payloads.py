@@ -17,6 +17,7 @@ from spotd_providers.kit.text import key_of
 from spotd_providers.vastai.listing import standing
 from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.wire import CreateReply, InstanceRow, VastSettings, offer_rows, single_instance
+from tests.cases import every
 from tests.unit.providers.vastai.payloads import SEARCHES, as_answer, recorded, recorded_rows
 
 EVERYBODY = VastSettings(verified=False, laptops=True, cpu_arch="any")
@@ -28,8 +29,8 @@ def up(usd: float) -> int:
     return math.ceil(Decimal(repr(usd)) * MICRO)
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-@pytest.mark.parametrize("market", list(Market))
+@every("name", SEARCHES)
+@every("market", list(Market))
 def test_every_recorded_offer_is_priced_or_rejected_with_a_reason(name: str, market: Market) -> None:
     rows = recorded_rows(name)
     understood = offer_rows(as_answer(rows))
@@ -51,7 +52,7 @@ def test_every_recorded_offer_is_priced_or_rejected_with_a_reason(name: str, mar
         assert (offer.host_id, offer.gpu_count) == (str(row["machine_id"]), row["num_gpus"])
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@every("name", SEARCHES)
 def test_no_recorded_offer_is_bid_on_above_its_own_on_demand_price(name: str) -> None:
     rows = recorded_rows(name)
     offers, rejected = offers_of(offer_rows(as_answer(rows)).rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
@@ -79,7 +80,7 @@ def test_recorded_gpu_names_keep_an_id_and_most_are_known() -> None:
     assert len(known) >= len(names) // 2
 
 
-@pytest.mark.parametrize("name", ["show-instance-running-2024-11-01.json", "get-instance-wrapped-2025-10.json"])
+@every("name", ["show-instance-running-2024-11-01.json", "get-instance-wrapped-2025-10.json"])
 def test_recorded_instances_are_read(name: str) -> None:
     row = row_or_none(InstanceRow, single_instance(recorded(name)))
     assert row is not None

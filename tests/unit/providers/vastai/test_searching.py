@@ -18,6 +18,7 @@ from spotd_providers.testkit.serve import Call, Canned
 from spotd_providers.vastai.offers import OnDemandPrices, country, offers_of, search_body
 from spotd_providers.vastai.plugin import PLUGIN, VastProvider
 from spotd_providers.vastai.wire import OfferRow, VastSettings, offer_rows
+from tests.cases import every
 from tests.fakes.vastai import Ask, Quirks
 from tests.fakes.vastai.rows import ask_row
 from tests.unit.providers.vastai.harness import VastHarness
@@ -67,9 +68,7 @@ def test_only_the_market_that_is_wanted_is_searched(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize(
-    ("stated", "score"), [(196.8, 196.8), (0, None), (None, None), (-1.0, None), ("fast", None), (1e300, None)]
-)
+@every(("stated", "score"), [(196.8, 196.8), (0, None), (None, None), (-1.0, None), ("fast", None), (1e300, None)])
 def test_an_offer_has_the_benchmark_of_its_machine_and_never_fails_by_it(stated: object, score: float | None) -> None:
     rows = rows_of(GOOD, dlperf=stated)
     [offer] = offers_of(rows, Market.SPOT, VastSettings(), on_demand=OnDemandPrices())[0]
@@ -86,7 +85,7 @@ def test_every_filter_is_sent_to_vast() -> None:
     assert body["inet_up_cost"] == body["inet_down_cost"] == {"lte": 0.01}
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "reason"),
     [
         ({"verification": "unverified"}, "verified"),
@@ -149,7 +148,7 @@ def test_an_offer_says_all_that_a_price_needs() -> None:
     assert (offer.cuda_max, offer.disk_gb_max, offer.duration_max) == ("12.8", 800, timedelta(days=30))
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "code"), [("Quebec, CA", "CA"), (", US", "US"), (None, ""), ("", ""), ("Mars", "Mars"), ("a, b, de", "DE")]
 )
 def test_regions_are_country_codes(text: str | None, code: str) -> None:
@@ -205,7 +204,7 @@ def test_many_polls_stay_below_ten_searches_a_minute(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize(
+@every(
     "wrong",
     [
         {"base_url": "http://console.vast.ai"},
@@ -225,7 +224,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         VastSettings.model_validate(wrong)
 
 
-@pytest.mark.parametrize(
+@every(
     ("url", "loopback"),
     [
         ("https://console.vast.ai", False),

@@ -15,6 +15,7 @@ from spotd_providers.kit.text import key_of
 from spotd_providers.testkit.clock import START
 from spotd_providers.vastai.listing import as_instance, standing
 from spotd_providers.vastai.wire import InstanceRow
+from tests.cases import every
 
 KEY = AttemptKey("spotd-lab-7f3a-1")
 OLD = START - timedelta(hours=3)
@@ -49,7 +50,7 @@ def row(actual: str | None, current: str | None, wanted: str | None, **more: Any
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     ("seen", "state", "loss"),
     [
         pytest.param(row(None, "running", "running"), P, None, id="host has not reported yet"),
@@ -112,11 +113,9 @@ NO_SHELL = (
 )
 
 
-@pytest.mark.parametrize("actual", ["created", "exited", "stopped", None, "loading"])
-@pytest.mark.parametrize(
-    ("current", "wanted"), [("stopped", "stopped"), ("stopped", "running"), ("running", "running")]
-)
-@pytest.mark.parametrize(
+@every("actual", ["created", "exited", "stopped", None, "loading"])
+@every(("current", "wanted"), [("stopped", "stopped"), ("stopped", "running"), ("running", "running")])
+@every(
     ("text", "loss"),
     [
         pytest.param(CDI, Loss.PROVISION_FAILED, id="recorded"),
@@ -136,7 +135,7 @@ def test_what_the_host_says_of_a_failed_start_goes_before_the_words_of_the_contr
     assert (found.state, found.loss) == (S, loss)
 
 
-@pytest.mark.parametrize("text", ["success, running pytorch", "", "Error response from daemon: No such container: C.7"])
+@every("text", ["success, running pytorch", "", "Error response from daemon: No such container: C.7"])
 def test_an_outbid_machine_stays_one_whatever_else_its_host_says(text: str) -> None:
     assert standing(row("exited", "stopped", "stopped", status_msg=text), now=START).loss is Loss.OUTBID
 
@@ -177,7 +176,7 @@ def test_no_combination_of_words_is_a_crash(
         assert machine.market is (Market.SPOT if is_bid else Market.ON_DEMAND)
 
 
-@pytest.mark.parametrize(
+@every(
     ("label", "ours"),
     [
         ("spotd-lab-7f3a-1", True),
@@ -197,7 +196,7 @@ def test_only_labels_of_this_installation_are_ours(label: Any, ours: bool) -> No
     assert (key_of(label, InstallId("lab")) is not None) is ours
 
 
-@pytest.mark.parametrize(
+@every(
     ("more", "floor"),
     [
         pytest.param({"min_bid": 0.171}, 171_000, id="of a bid"),
@@ -210,7 +209,7 @@ def test_the_lowest_bid_that_wins_is_read_where_there_is_one(more: dict[str, Any
     assert as_instance(row("running", "running", "running", **more), KEY, now=START).bid_floor == floor
 
 
-@pytest.mark.parametrize(
+@every(
     ("seen", "billing"),
     [
         pytest.param(row("running", "running", "running"), Billing.FULL, id="it runs"),
