@@ -21,6 +21,7 @@ BYTES_MIN: Final = 16 * 1024
 class TimedH11Protocol(H11Protocol):
     """uvicorn's protocol with a limit for the arrival of each request."""
 
+    window_s: float = WINDOW_S
     _timer: asyncio.TimerHandle | None = None
     _bytes = 0
 
@@ -53,7 +54,7 @@ class TimedH11Protocol(H11Protocol):
             self._stop_watching()
         elif self._timer is None:
             self._bytes = 0
-            self._timer = self.loop.call_later(WINDOW_S, self._end_if_slow)
+            self._timer = self.loop.call_later(self.window_s, self._end_if_slow)
 
     def _stop_watching(self) -> None:
         if self._timer is not None:

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from spotd.api.handlers import Handlers
+from spotd.api.handlers.context import CALLER
 from spotd.api.requests import (
     utc_text,
 )
@@ -19,6 +20,7 @@ from spotd.api.responses import (
     ApiRefusal,
     ApiUnavailable,
     ByteStream,
+    Forbidden,
     Record,
     RecordStream,
     error_body,
@@ -28,6 +30,7 @@ from spotd.api.responses import (
 from spotd.api.routes import (
     ApiRoute,
 )
+from spotd.core.domain.callers import OWNER, Caller, Right
 
 QUICK_S: Final = 30.0
 """Longest that a query of rows may take; the client waits a little longer."""
@@ -37,9 +40,27 @@ ADOPTION_S: Final = 600.0
 """To read the files of ten thousand jobs from a slow store."""
 _ERROR_CHECK_S: Final = 0.1
 
+CALLER_KEY: Final = "spotd.caller"
+"""Of a request's scope: set by who has checked a token. A request without it came by the owner's socket."""
 Failure = Callable[[str, Exception], None]
 """Called with the route and what broke; must not raise."""
 T = TypeVar("T")
+
+
+def require_right(route: ApiRoute, caller: Caller) -> None:
+    """Check that the caller may use the route.
+
+    Raises:
+        Forbidden
+    """
+    if caller.right >= route.right:
+        return
+    if route.right is Right.LOCAL:
+        raise Forbidden(f"{route.path} leads to a place on the daemon's own computer", hint="run spotctl there")
+    raise Forbidden(
+        f"{caller.name} may {caller.right.name.lower()} only, and this needs the right to {route.right.name.lower()}",
+        hint=f"role in [users.{caller.name}] of the daemon's config",
+    )
 
 
 def _store_down(sentence: str) -> ApiUnavailable:
@@ -62,8 +83,15 @@ class RequestEdge:
         endpoint = getattr(self, route.name)
 
         async def answer(request: Request) -> Response:
+            caller: Caller = request.scope.get(CALLER_KEY, OWNER)
+            CALLER.set(caller)
             try:
-                found = await endpoint(**await route.arguments(request))
+                require_right(route, caller)
+                arguments = await route.arguments(request)
+                if route.is_of_own and caller.right < Right.OPERATE:
+                    ref = arguments["ref"]
+                    arguments["ref"] = await self._ask(lambda: self._handlers.context.own(ref, caller))
+                found = await endpoint(**arguments)
                 return found if isinstance(found, Response) else self._reply(found, status=route.status)
             except ApiRefusal as refusal:
                 return refusal_response(refusal)

@@ -22,7 +22,8 @@ from spotd.api.schemas.bodies import Answer
 
 Json = dict[str, Any]
 BYTES_TYPE: Final = "application/octet-stream"
-ABOUT: Final = """The API of spotd, HTTP on a unix socket that only the daemon's own user may open.
+ABOUT: Final = """The API of spotd, HTTP on a unix socket that only the daemon's own user may open, or by TCP
+with the token of a user, whose role (view, submit, operate) must reach `x-right`.
 
 Every answer holds `schema` (1) and `now` (the daemon's time) beside what is described here; every refusal is an
 `error` with a code, a sentence and a hint. Instants are ISO 8601 in UTC; `_usd` is an amount in dollars, `_usd_h` per
@@ -60,7 +61,12 @@ def document(routes: Iterable[ApiRoute]) -> Json:
         "openapi": "3.1.0",
         "info": {"title": "spotd", "version": str(SCHEMA), "description": ABOUT},
         "paths": paths,
-        "components": {"responses": responses, "schemas": dict(sorted(schemas.items()))},
+        "components": {
+            "responses": responses,
+            "schemas": dict(sorted(schemas.items())),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
     }
 
 
@@ -74,7 +80,7 @@ def _operation(route: ApiRoute, schemas: dict[str, Json]) -> Json:
         known = query_parameters(route.takes["query"])
         words = _description(route.takes["query"])[1]
         parameters += [_query_parameter(one, words.get(name, "")) for name, one in known.items()]
-    found: Json = {"operationId": route.name, "summary": route.about}
+    found: Json = {"operationId": route.name, "summary": route.about, "x-right": route.right.name.lower()}
     if parameters:
         found["parameters"] = parameters
     if "body" in route.takes:
@@ -92,6 +98,7 @@ def _operation(route: ApiRoute, schemas: dict[str, Json]) -> Json:
 def _refusal_statuses(route: ApiRoute) -> set[int]:
     """Return the status of each refusal that is possible: a job may be unknown, a body too long, the store away."""
     codes = {responses.RefusalCode.INVALID, responses.RefusalCode.UNAVAILABLE, *route.refuses}
+    codes |= {responses.RefusalCode.UNAUTHORIZED, responses.RefusalCode.FORBIDDEN}
     if "ref" in route.takes:
         codes |= {responses.RefusalCode.NOT_FOUND, responses.RefusalCode.AMBIGUOUS}
     too_long = {responses.STATUS_OF_LONG_BODY} if {"body", "request"} & set(route.takes) else set()

@@ -32,6 +32,8 @@ class RefusalCode(StrEnum):
     INVALID = "invalid"
     CONFLICT = "conflict"
     BUDGET = "budget"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
     UNAVAILABLE = "unavailable"
 
 
@@ -77,6 +79,18 @@ class StateConflict(ApiRefusal):
     code = RefusalCode.CONFLICT
 
 
+class Unauthorized(ApiRefusal):
+    """The request has no token, or none of a user."""
+
+    code = RefusalCode.UNAUTHORIZED
+
+
+class Forbidden(ApiRefusal):
+    """The right of the user does not reach so far."""
+
+    code = RefusalCode.FORBIDDEN
+
+
 class OverBudget(ApiRefusal):
     """A budget forbids it."""
 
@@ -101,6 +115,8 @@ STATUS_OF_CODE: Final[Mapping[RefusalCode, int]] = {
     RefusalCode.INVALID: 422,
     RefusalCode.CONFLICT: 409,
     RefusalCode.BUDGET: 402,
+    RefusalCode.UNAUTHORIZED: 401,
+    RefusalCode.FORBIDDEN: 403,
     RefusalCode.UNAVAILABLE: 503,
 }
 

@@ -3,6 +3,8 @@
 An endpoint's parameters are, by name: those of the path; `query`, a dataclass of `spotd.api.requests`; `body`, an
 object of `spotd.api.schemas.bodies`; and `request`, for a body that is a stream of bytes. It returns an object of
 `spotd.api.schemas.answers`, or a response that is sent as it is.
+
+Each route begins with the right that a caller needs, so that none can be without.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from starlette.requests import Request
 from spotd.api.requests import BudgetChange, FolderContent, JobDraft, read_query, require_known
 from spotd.api.responses import BodyTooLong, Invalid, RefusalCode
 from spotd.api.schemas.bodies import DraftBody, FolderBody
+from spotd.core.domain.callers import Right
 from spotd.shell_address import PORT_MAX
 from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.fields import shown
@@ -247,6 +250,8 @@ class ApiRoute:
         status: of an answer that is no refusal.
         takes: the types of its parameters by name.
         answer: the type of what it returns.
+        right: the least that a caller needs.
+        is_of_own: who may not operate reaches jobs of one's own only.
     """
 
     method: str
@@ -257,6 +262,8 @@ class ApiRoute:
     refuses: frozenset[RefusalCode]
     takes: Mapping[str, Any]
     answer: Any
+    right: Right
+    is_of_own: bool
 
     async def arguments(self, request: Request) -> dict[str, Any]:
         """Return what the endpoint is called with.
@@ -277,16 +284,18 @@ class ApiRoute:
 
 
 def serving(
-    method: str, path: str, *, status: int = 200, refuses: Collection[RefusalCode] = ()
+    right: Right, method: str, path: str, *, own: bool = False, status: int = 200, refuses: Collection[RefusalCode] = ()
 ) -> Callable[[_Method], _Method]:
     """Make a method the endpoint of a route.
 
     Args:
+        right: the least that a caller needs.
+        own: the job is one that the caller queued, unless the caller may operate.
         refuses: ways in which it refuses a request, but for those that its parameters bring with them.
     """
 
     def mark(endpoint: _Method) -> _Method:
-        setattr(endpoint, _MARK, (method, path, status, frozenset(refuses)))
+        setattr(endpoint, _MARK, (method, path, status, frozenset(refuses), right, own))
         return endpoint
 
     return mark
@@ -298,7 +307,7 @@ def routes_of(api: type) -> tuple[ApiRoute, ...]:
     for name, endpoint in vars(api).items():
         if (mark := getattr(endpoint, _MARK, None)) is None:
             continue
-        method, path, status, refuses = mark
+        method, path, status, refuses, right, own = mark
         hints = get_type_hints(endpoint)
         answer = hints.pop("return")
         about = " ".join((endpoint.__doc__ or "").split())
@@ -312,6 +321,8 @@ def routes_of(api: type) -> tuple[ApiRoute, ...]:
                 refuses=refuses,
                 takes=hints,
                 answer=answer,
+                right=right,
+                is_of_own=own,
             )
         )
     return tuple(found)

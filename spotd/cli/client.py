@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -47,13 +48,18 @@ COMMANDS = {
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--url", "urls", multiple=True, metavar="URL", help="A daemon of another computer; each of several.")
+@click.option("--token-file", metavar="FILE", help="The token for it.")
+@click.option("--ca", metavar="FILE", help="The authority of its certificate, where this computer knows none.")
 @click.version_option(package_name="spotd", message="spotctl %(version)s")
-def spotctl() -> None:
+def spotctl(*, urls: tuple[str, ...], token_file: str | None, ca: str | None) -> None:
     """Queue GPU jobs, and see where they run, why, and what they cost.
 
-    JOB is an id, the beginning of one, or a name. The daemon is found by $SPOTD_SOCKET, else in the runtime directory
-    of this user.
+    JOB is an id, the beginning of one, or a name. The daemon is found by --url, $SPOTCTL_URL (with $SPOTCTL_TOKEN_FILE
+    and $SPOTCTL_CA), else $SPOTD_SOCKET, else in the runtime directory of this user.
     """
+    given = {"SPOTCTL_URL": ",".join(urls), "SPOTCTL_TOKEN_FILE": token_file, "SPOTCTL_CA": ca}
+    os.environ.update({name: value for name, value in given.items() if value})
 
 
 def main() -> int:

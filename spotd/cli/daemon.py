@@ -19,6 +19,7 @@ COMMANDS = {
     "install-service": Lazy(
         target="spotd.cli.commands.daemon:install_service", help="Run the daemon as a service of systemd."
     ),
+    "user": Lazy(target=f"{_HERE}:user", help="Users of the API by TCP: add NAME."),
     "config": Lazy(target=f"{_HERE}:config", help="Check the configuration, or print an example."),
 }
 

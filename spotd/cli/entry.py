@@ -56,6 +56,7 @@ _BY_REFUSAL = {
     "invalid": ExitCode.USAGE,
     "conflict": ExitCode.USAGE,
     "budget": ExitCode.BUDGET,
+    "forbidden": ExitCode.USAGE,
 }
 
 _BY_STATE = {"SUCCEEDED": ExitCode.OK, "EXPIRED": ExitCode.BUDGET}

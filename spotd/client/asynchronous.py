@@ -36,7 +36,7 @@ def _as_stream(
 
     @wraps(call)
     async def run(self: AsyncDaemon, /, *args: P.args, **given: P.kwargs) -> AsyncGenerator[T, None]:
-        daemon = Daemon(self.daemon.socket)  # its own, since it is what is closed
+        daemon = Daemon(self._socket)  # its own, since it is what is closed
         records = call(daemon, *args, **given)
         thread = ThreadPoolExecutor(1, thread_name_prefix=call.__name__)
         step = partial(next, records, None)
@@ -55,6 +55,7 @@ class AsyncDaemon:
     """One daemon, found by its socket. Every call may raise `DaemonUnreachable` or `DaemonRefused`."""
 
     def __init__(self, socket: Path | None = None) -> None:
+        self._socket = socket
         self.daemon = Daemon(socket)
 
     status = _as_awaitable(Daemon.status)

@@ -9,26 +9,40 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from spotd import paths
-from spotd.client.transport import ADOPTION_S, ANSWER_S, PATIENT_S, DaemonRefused, Query, Transport
+from spotd.client.transport import (
+    ADOPTION_S,
+    ANSWER_S,
+    PATIENT_S,
+    DaemonRefused,
+    DaemonUnreachable,
+    Query,
+    Transport,
+)
 
 if TYPE_CHECKING:  # a command that does not print a type does not load it
     from spotd.api.schemas import answers
     from spotd.api.schemas import jobs as schemas
     from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PriceImportAnswer, PricesResponse
+    from spotd.client.remote import Remote
 
 SPANS_MAX: Final = 200
 """So that the line of a request stays within what every server takes."""
 
 
 class Daemon:
-    """One daemon, found by its socket. Every call may raise `DaemonUnreachable` or `DaemonRefused`."""
+    """One daemon, found by its socket. Every call may raise `DaemonUnreachable` or `DaemonRefused`.
+
+    Without a socket it is the daemon that `SPOTCTL_URL` names, else the one of this computer.
+    """
 
     def __init__(self, socket: Path | None = None) -> None:
-        self._transport = Transport(paths.socket_path(os.environ) if socket is None else socket)
+        remote = _remote() if socket is None and os.environ.get("SPOTCTL_URL") else None
+        self._transport = Transport(paths.socket_path(os.environ) if socket is None else socket, remote)
 
     @property
-    def socket(self) -> Path:
-        return self._transport.path
+    def place(self) -> str:
+        """Where it is, for messages: a socket or a URL."""
+        return self._transport.place
 
     def close_streams(self) -> None:
         """Let the streams of this object, which other threads read, end at the next sign of the daemon."""
@@ -223,3 +237,12 @@ def _job(ref: str, part: str = "") -> str:
 
 def _streaming(query: Query | None, *, follow: bool) -> Query | None:
     return {**(query or {}), "follow": 1} if follow else query
+
+
+def _remote() -> Remote | None:
+    from spotd.client.remote import RemoteRefused, remote_in
+
+    try:
+        return remote_in(os.environ)
+    except RemoteRefused as exc:
+        raise DaemonUnreachable(exc.message, hint=exc.hint) from exc

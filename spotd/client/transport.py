@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from spotd import paths
+
+if TYPE_CHECKING:
+    from spotd.client.remote import Address, Remote
 
 # The two ways a call to the daemon fails.
 
@@ -96,6 +99,8 @@ ADOPTION_S: Final = 660.0
 STREAM_S: Final = 45.0
 """A followed stream sends an empty line every 10 s; several missing mean that the daemon is gone."""
 SCHEMA: Final = 1
+MISDIRECTED: Final = 421
+"""The status by which a daemon that waits says that it did nothing."""
 _LINE_BYTES_MAX: Final = 16 * 2**20
 _ANSWER_BYTES_MAX: Final = 512 * 2**20
 _EMPTY_LINES_MAX: Final = 1_000_000
@@ -139,10 +144,20 @@ def _wait_for_start(path: Path) -> None:
 class Transport:
     """Requests to one daemon, a connection each: a command makes one or two."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, remote: Remote | None = None) -> None:
         self.path = path
+        self.remote = remote
+        self._last: Address | None = None
+        """Which of several led when it was asked last."""
         self.is_closing = False
         """Set by another thread: a stream ends at the next sign of the daemon."""
+
+    @property
+    def place(self) -> str:
+        """Where the daemon is, for messages."""
+        if self.remote is None:
+            return str(self.path)
+        return (self._last or self.remote.addresses[0]).url
 
     def json_bytes(
         self,
@@ -225,26 +240,68 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout_s: float,
     ) -> Iterator[http.client.HTTPResponse]:
+        sent = _Sent(method, f"{target}?{text}" if (text := _query_text(query)) else target, body, dict(headers or {}))
+        if self.remote is not None:
+            with self._leader(self.remote, sent, timeout_s) as response:
+                yield response
+            return
         _wait_for_start(self.path)
         connection = _UnixConnection(self.path, timeout_s=timeout_s)
-        url = f"{target}?{text}" if (text := _query_text(query)) else target
         try:
-            # A server that refuses an upload early answers and closes: that answer is worth more than the broken pipe.
-            try:
-                connection.request(method, url, body=body, headers=dict(headers or {}))
-            except (BrokenPipeError, ConnectionResetError):
-                if connection.sock is None:
-                    raise
-            response = connection.getresponse()
-            if response.status >= 300:
-                raise self._refusal(response)
-            yield response
+            yield self._require_success(sent.by(connection))
         except ClientError:
             raise
         except (OSError, http.client.HTTPException) as exc:
             raise self._unreachable(exc) from exc
         finally:
             connection.close()
+
+    @contextmanager
+    def _leader(self, remote: Remote, sent: _Sent, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+        """Yield the answer of the daemon that leads.
+
+        Only where nothing can have been done, because no connection came about or one that waits said so, is the next
+        one asked: no request is made twice.
+        """
+        from spotd.client.remote import RemoteRefused  # only for those who reach another computer
+
+        failures: list[ClientError] = []
+        order = sorted(remote.addresses, key=lambda one: one is not self._last)
+        for address in order:
+            try:
+                headers = {"Authorization": f"Bearer {remote.token()}"}
+                connection = remote.connection(address, timeout_s=CONNECT_S)
+            except RemoteRefused as exc:
+                raise DaemonUnreachable(exc.message, hint=exc.hint) from exc
+            try:
+                try:
+                    connection.connect()
+                except (OSError, http.client.HTTPException) as exc:
+                    failures.append(_failure_at(exc, address))
+                    continue
+                connection.sock.settimeout(timeout_s)
+                response = sent.by(connection, headers)
+                if response.status == MISDIRECTED and sent.can_repeat():
+                    failures.append(self._refusal(response))
+                    continue
+                self._last = address
+                yield self._require_success(response)
+                return
+            except ClientError:
+                raise
+            except (OSError, http.client.HTTPException) as exc:
+                raise _failure_at(exc, address) from exc
+            finally:
+                connection.close()
+        if len(failures) == 1:
+            raise failures[0]
+        words = "; ".join(one.message for one in failures)
+        raise DaemonUnreachable(f"none of {len(failures)} daemons leads: {words}", hint=failures[0].hint)
+
+    def _require_success(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
+        if response.status >= 300:
+            raise self._refusal(response)
+        return response
 
     def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
         body = self._parse(self._whole(response), check_error=False)
@@ -268,7 +325,7 @@ class Transport:
             raise self._foreign_answer()
         if body.get("schema") != SCHEMA:
             raise DaemonUnreachable(
-                f"the daemon at {self.path} speaks another version of the API",
+                f"the daemon at {self.place} speaks another version of the API",
                 hint="install the same version of spotd for both and restart the daemon",
             )
         if check_error and isinstance(body.get("error"), dict):
@@ -276,9 +333,8 @@ class Transport:
         return body
 
     def _foreign_answer(self) -> DaemonUnreachable:
-        return DaemonUnreachable(
-            f"what answers at {self.path} is not spotd", hint="set SPOTD_SOCKET to the daemon's socket"
-        )
+        hint = "set SPOTD_SOCKET to the daemon's socket" if self.remote is None else "check host and port of --url"
+        return DaemonUnreachable(f"what answers at {self.place} is not spotd", hint=hint)
 
     def _unreachable(self, exc: Exception) -> DaemonUnreachable:
         place = str(self.path)
@@ -317,6 +373,41 @@ class Transport:
                 )
             case _:
                 return DaemonUnreachable(f"cannot talk to the daemon at {place}: {exc}", hint=start)
+
+
+class _Sent:
+    """A request, which is made once; again only of a daemon that did nothing."""
+
+    def __init__(self, method: str, url: str, body: bytes | IO[bytes] | None, headers: dict[str, str]) -> None:
+        self._method, self._url, self._body, self._headers = method, url, body, headers
+
+    def by(
+        self, connection: http.client.HTTPConnection, headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPResponse:
+        """Make the request; return the answer."""
+        # A server that refuses an upload early answers and closes: that answer is worth more than the broken pipe.
+        try:
+            connection.request(self._method, self._url, body=self._body, headers={**self._headers, **(headers or {})})
+        except (BrokenPipeError, ConnectionResetError):
+            if connection.sock is None:
+                raise
+        return connection.getresponse()
+
+    def can_repeat(self) -> bool:
+        """Begin the body anew; return whether that is possible."""
+        if self._body is None or isinstance(self._body, bytes):
+            return True
+        if not self._body.seekable():
+            return False
+        self._body.seek(0)
+        return True
+
+
+def _failure_at(exc: Exception, address: Address) -> DaemonUnreachable:
+    from spotd.client.remote import failure
+
+    message, hint = failure(exc, address)
+    return DaemonUnreachable(message, hint=hint)
 
 
 def _exists(path: Path) -> bool:

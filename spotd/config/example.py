@@ -17,6 +17,7 @@ from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.load import DEFAULT_PROVIDER
 from spotd.config.model import SECTIONS, BucketSection, ProviderSection
 from spotd.config.notify import NotifySection
+from spotd.config.team import UserSection
 from spotd.config.values import Bytes
 from spotd_jobs.spec.units import format_duration, format_size
 from spotd_providers.contract.provider import ProviderPlugin
@@ -44,7 +45,12 @@ def example_text() -> str:
                 *_comment("A line for each GPU, by any of its usual names."),
                 *(f"# {line}" for line in _CEILINGS),
             ]
-    named = (("notify.phone", NotifySection), ("registries.ghcr", RegistrySection), ("buckets.corpus", BucketSection))
+    named: tuple[tuple[str, type[BaseModel]], ...] = (
+        ("notify.phone", NotifySection),
+        ("registries.ghcr", RegistrySection),
+        ("buckets.corpus", BucketSection),
+        ("users.ada", UserSection),
+    )
     for head, table in named:
         lines += ["", *_comment(table.__doc__ or ""), *_example_table(head, table)]
     lines += ["", *_comment("Where to buy. A table for each provider; without any, the local market is open.")]

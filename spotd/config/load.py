@@ -41,6 +41,7 @@ from spotd.config.model import (
     source_warnings,
 )
 from spotd.config.notify import NOTIFY, is_in_the_clear, read_channels
+from spotd.config.team import USERS, read_users, team_warnings
 from spotd.config.values import ConfigError, known_keys, problems_of
 from spotd_jobs.spec.parse import read_toml
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_keys
@@ -103,6 +104,32 @@ def find(explicit: Path | None = None, *, environ: Mapping[str, str] = os.enviro
     return next((path for path in candidates if path.exists()), None)
 
 
+def append_table(path: Path, table: str) -> None:
+    """Write one more table at the end of a configuration that is in order with it.
+
+    Raises:
+        ConfigError: it would not be, and nothing was written. OSError
+    """
+    text = path.read_text(encoding="utf-8")
+    added = table if text.endswith("\n") or not text else f"\n{table}"
+    try:
+        data = tomllib.loads(text + added)
+    except tomllib.TOMLDecodeError as exc:
+        problem = Problem(key="", message=f"no table can be added: {exc}", hint="write [users.NAME] by hand")
+        raise ConfigError(str(path), [problem]) from exc
+    understand(data, str(path), plugins=InstalledPlugins())
+    # In place, so that owner, mode and links stay.
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            file.write(added.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
 def _require_own(path: Path | None) -> None:
     """Refuse a file that other users can change: it names programs, addresses and the money that may be spent.
 
@@ -121,7 +148,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         ConfigError: with every problem found.
     """
     problems: list[Problem] = []
-    known = {*SECTIONS, _PROVIDERS, NOTIFY, REGISTRIES, BUCKETS}
+    known = {*SECTIONS, _PROVIDERS, NOTIFY, REGISTRIES, BUCKETS, USERS}
     problems += unknown_keys(data, known, elsewhere=_HOMES)
     tables: dict[str, Any] = {name: _section(model, data, name, problems) for name, model in SECTIONS.items()}
     ceilings: CeilingsSection = tables.pop("ceilings")
@@ -133,6 +160,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         notify=read_channels(data.get(NOTIFY, {}), problems),
         registries=read_registries(data.get(REGISTRIES, {}), problems),
         buckets=read_buckets(data.get(BUCKETS, {}), tables["store"].url, problems),
+        users=read_users(data.get(USERS, {}), problems),
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)
@@ -246,7 +274,7 @@ def _checked_provider(
 
 
 def _contradictions(config: Config) -> list[Problem]:
-    return [*_shared_state_problems(config), *_out_of_time(config)]
+    return [*_shared_state_problems(config), *_out_of_time(config), *_jobs_as_spotd(config)]
 
 
 def _shared_state_problems(config: Config) -> list[Problem]:
@@ -261,6 +289,17 @@ def _shared_state_problems(config: Config) -> list[Problem]:
         message = "is a folder of this computer: the daemons that share a state in PostgreSQL have one store"
         found.append(Problem(key="store.url", message=message, hint='write url = "s3://bucket/prefix" in each config'))
     return found
+
+
+def _jobs_as_spotd(config: Config) -> list[Problem]:
+    """Return where a user who may only submit could do everything: jobs there can read what spotd keeps."""
+    near = [one.name for one in config.providers if one.common.enabled and _shares_files(one)]
+    names = [name for name, user in config.users.items() if user.role == "submit"]
+    if not near or not names:
+        return []
+    message = f'is "submit", but jobs at {", ".join(near)} can read the files of this computer, and so do everything'
+    hint = f'enabled = false in [providers.{near[0]}], or role = "operate"'
+    return [Problem(key=key_path((USERS, name, "role")), message=message, hint=hint) for name in names]
 
 
 def _out_of_time(config: Config) -> list[Problem]:
@@ -310,6 +349,7 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
                 read_secrets_key(key_ref, environ=environ)
         except BadValue as exc:
             warnings.append(Problem(key=key_path(("daemon", name)), message=str(exc), hint=exc.hint))
+    warnings += team_warnings(config.api, config.users, environ)
     if not config.budget.machines:
         warnings.append(Problem(key="budget.machines", message="is 0, so nothing is launched", hint="write 1 or more"))
     for provider in config.providers:
@@ -348,7 +388,13 @@ def secrets_of(config: Config) -> Iterator[tuple[tuple[str, ...], CredentialRef 
     for provider in config.providers:
         yield from _secrets_in(provider.common, (_PROVIDERS, provider.name))
         yield from _secrets_in(provider.settings, (_PROVIDERS, provider.name))
-    for kind, tables in ((NOTIFY, config.notify), (REGISTRIES, config.registries), (BUCKETS, config.buckets)):
+    named: tuple[tuple[str, Mapping[str, BaseModel]], ...] = (
+        (NOTIFY, config.notify),
+        (REGISTRIES, config.registries),
+        (BUCKETS, config.buckets),
+        (USERS, config.users),
+    )
+    for kind, tables in named:
         for name, table in tables.items():
             yield from _secrets_in(table, (kind, name))
 

@@ -25,6 +25,7 @@ from pydantic import (
 from spotd.config import values
 from spotd.config.credentials import CredentialRef, RegistrySection, resolve_credential
 from spotd.config.notify import MetricsSection, NotifySection
+from spotd.config.team import ApiSection, McpSection, UserSection
 from spotd_jobs.objects.s3_client import is_private
 from spotd_jobs.spec.problems import BadValue, Problem, key_path
 from spotd_providers.contract.provider import ProviderPlugin
@@ -415,17 +416,6 @@ class CanarySection(values.Section):
     fewer GPUs, less of their memory or far less speed than was sold is left for another. At most 5m. "0s": none."""
 
 
-class McpSection(values.Section):
-    """What agents may queue through `spotctl mcp`; they may only watch unless both are set. docs/how-to/agents.md."""
-
-    job_budget: Annotated[values.Money | None, Field(examples=[10.0])] = None
-    """Most dollars that one job of an agent may cost; a job that names no budget gets this one."""
-
-    day_budget: Annotated[values.Money | None, Field(examples=[30.0])] = None
-    """Most dollars that all jobs of agents may cost together: budgets of those that have not ended, and what those
-    have cost that ended since midnight UTC."""
-
-
 class ProviderSection(values.Section):
     """Keys that every provider has; the others under its table are the provider's own."""
 
@@ -483,6 +473,8 @@ class Config:
     reuse: ReuseSection = field(default_factory=ReuseSection)
     canary: CanarySection = field(default_factory=CanarySection)
     mcp: McpSection = field(default_factory=McpSection)
+    api: ApiSection = field(default_factory=ApiSection)
+    users: Mapping[str, UserSection] = field(default_factory=dict)
     notify: Mapping[str, NotifySection] = field(default_factory=dict)
     registries: Mapping[str, RegistrySection] = field(default_factory=dict)
     hub: HubSection = field(default_factory=HubSection)
@@ -502,6 +494,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "reuse": ReuseSection,
     "canary": CanarySection,
     "mcp": McpSection,
+    "api": ApiSection,
     "hub": HubSection,
 }
-"""Every table of fixed name, beside `[providers.NAME]`, `[notify.NAME]`, `[registries.NAME]` and `[buckets.NAME]`."""
+"""Every table of fixed name; of the names of a user are those of providers, notify, registries, buckets and users."""

@@ -145,7 +145,7 @@ _ADDRESS: Final = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9.-]{1,253
 _LOOPBACK: Final = re.compile(r"127(\.[0-9]{1,3}){3}|::1|localhost")
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, *, hint: str = HINT) -> tuple[str, int]:
     """Return host and port.
 
     Raises:
@@ -153,8 +153,13 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found[3]) < 65_536:
-        raise hinted("is no address with a port", HINT)
+        raise hinted("is no address with a port", hint)
     return found[1] or found[2], int(found[3])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address of the config is one that only this computer reaches."""
+    return _LOOPBACK.fullmatch(host) is not None
 
 
 def _address(text: str) -> str:
@@ -174,7 +179,7 @@ class MetricsSection(Section):
 
     @model_validator(mode="after")
     def _stays_here(self) -> MetricsSection:
-        if self.listen is not None and not self.remote and not _LOOPBACK.fullmatch(parse_address(self.listen)[0]):
+        if self.listen is not None and not self.remote and not is_loopback(parse_address(self.listen)[0]):
             raise hinted(
                 f"{self.listen} is reached from other computers, and the figures have no password",
                 f"{HINT}, or remote = true beside it",

@@ -193,7 +193,7 @@ def words_against_job(former: Job, job: Job, policy: Policy, rules: ProviderPoli
     if former.id == job.id:
         return "it is the same job"
     if former.submitted_by != job.submitted_by:
-        return "jobs of agents and of people share no machine"
+        return "jobs that different users queued share no machine"
     return "" if former.spec.image == job.spec.image else "it has another image"
 
 

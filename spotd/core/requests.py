@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -76,7 +76,7 @@ def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
     builder.put_job(replace(job, budget_set=amount))
     builder.event(
         "job.budget",
-        f"its owner changed the job's budget from {before} to {dollar_words(amount)}",
+        f"the job's budget was changed from {before} to {dollar_words(amount)}",
         job=job.id,
         budget_microusd=amount,
     )
@@ -96,7 +96,7 @@ def set_ceiling(world: World, jobs: Iterable[Job], limit: PriceLimit | None, now
         before, after = limit_words(job.spec.price), limit_words(limit)
         builder.put_job(replace(job, spec=replace(job.spec, price=limit)))
         builder.event(
-            "job.ceiling", f"its owner changed the job's ceiling from {before} to {after}", job=job.id, ceiling=after
+            "job.ceiling", f"the job's ceiling was changed from {before} to {after}", job=job.id, ceiling=after
         )
         if job.id in counting:
             _set_ceiling(builder, counting[job.id], limit)
@@ -131,22 +131,24 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
         )
     )
     although = ", although it had succeeded" if job.state is JobState.SUCCEEDED else ""
-    builder.move_job(job.id, JobState.QUEUED, f"queued again by its owner{although}", kind="job.retried")
+    builder.move_job(job.id, JobState.QUEUED, f"queued again{although}", kind="job.retried")
     return builder.plan()
 
 
-# What agents may queue: within figures that a person set, for no higher price than a person accepts.
+# What agents and users may queue: within figures that a person set, and agents for no higher price than one accepts.
 #
-# An agent's job has a budget always. All that agents have queued counts against their day: the whole budget of each job
-# that has not ended, since a machine may spend it today, or what it has cost where that is more, as where its budget
-# was
-# lowered or a bill was higher; and what those have cost that ended today.
+# The job of an agent, or of a user who may only submit, has a budget always. All that one of them has queued counts
+# against a day: the whole budget of each job that has not ended, since a machine may spend it today, or what it has
+# cost where that is more, as where its budget was lowered or a bill was higher; and what those have cost that ended
+# today.
 
 
 AGENT: Final = "agent"
 """What `Job.submitted_by` says of an agent's job."""
 JOBS_MAX: Final = 100
 """More jobs of agents than this may not wait or run: a tiny budget bounds no number."""
+USER_JOBS_MAX: Final = 1_000
+"""The same for one user."""
 ALLOW_HINT: Final = "a person sets job_budget and day_budget in [mcp] of the config, and sends SIGHUP or restarts spotd"
 
 
@@ -183,17 +185,60 @@ def _price_problem(spec: JobSpec, policy: Policy) -> str:
     return ""
 
 
-def day_problem(jobs: Sequence[Job], world: World, ended_today: MicroUsd, now: datetime) -> str:
-    """Return why these jobs of an agent are too many for a day; empty where they are not."""
-    live = [job for job in world.jobs.values() if job.submitted_by == AGENT and not job.state.is_final]
-    if len(live) + len(jobs) > JOBS_MAX:
-        return f"agents have {len(live)} jobs that have not ended, and may have {JOBS_MAX}"
-    limit = world.policy.agent_day_budget or MicroUsd(0)
-    held = MicroUsd(ended_today + sum(max(job.budget or 0, job_spent(world, job, now)) for job in live))
-    wanted = MicroUsd(sum(job.budget or 0 for job in jobs))
-    if held + wanted <= limit:
-        return ""
-    return (
-        f"{dollar_words(wanted)} more is beyond [mcp] day_budget: of {dollar_words(limit)}, agents' jobs hold "
-        f"{dollar_words(held)} already"
-    )
+def submitter_problem(spec: JobSpec) -> str:
+    """Return why a user who may submit only may not queue this job; empty where that is allowed."""
+    if spec.priority > 0 or spec.schedule.preempt:
+        return "only a user who may operate puts a job before others (priority above 0) or stops them (preempt)"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayLimit:
+    """What all jobs of one author may hold together in a day.
+
+    Attributes:
+        author: what `Job.submitted_by` says of them.
+        key: of the config, for messages.
+    """
+
+    author: str
+    limit: MicroUsd
+    jobs_max: int
+    key: str
+
+    def problem(self, jobs: Sequence[Job], world: World, ended_today: MicroUsd, now: datetime) -> str:
+        """Return why these jobs, which are new or to be changed, hold too much; empty where they do not.
+
+        Args:
+            ended_today: what others of the author have cost that ended today.
+        """
+        who, verb = ("agents", "have") if self.author == AGENT else (self.author, "has")
+        mine = {job.id for job in jobs}
+        live = [j for j in world.jobs.values() if j.submitted_by == self.author and not j.state.is_final]
+        others = [job for job in live if job.id not in mine]
+        if len(others) + len(jobs) > self.jobs_max:
+            return f"{who} {verb} {len(live)} jobs that have not ended, and may have {self.jobs_max}"
+        held = MicroUsd(ended_today + sum(_share_of(job, world, now) for job in others))
+        wanted = MicroUsd(sum(_share_of(job, world, now) for job in jobs))
+        if held + wanted <= self.limit:
+            return ""
+        whose = "agents' jobs" if self.author == AGENT else f"jobs of {who}"
+        return (
+            f"{dollar_words(wanted)} more is beyond {self.key}: of {dollar_words(self.limit)}, {whose} hold "
+            f"{dollar_words(held)} already"
+        )
+
+
+def _share_of(job: Job, world: World, now: datetime) -> MicroUsd:
+    return MicroUsd(max(job.budget or 0, job_spent(world, job, now)))
+
+
+def agents_day(policy: Policy) -> DayLimit:
+    """Return what all jobs of agents may hold together in a day."""
+    limit = policy.agent_day_budget or MicroUsd(0)
+    return DayLimit(author=AGENT, limit=limit, jobs_max=JOBS_MAX, key="[mcp] day_budget")
+
+
+def users_day(name: str, limit: MicroUsd) -> DayLimit:
+    """Return what all jobs of a user may hold together in a day."""
+    return DayLimit(author=name, limit=limit, jobs_max=USER_JOBS_MAX, key=f"[users.{name}] budget_per_day")

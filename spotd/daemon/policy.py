@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from spotd.core.domain.callers import Caller
 from spotd.core.domain.policy import Policy, ProviderPolicy, UserLimits, names_in_config
 from spotd.core.notifications import ChannelRules
 from spotd.daemon.hosts.limits import FloodLimits
@@ -53,6 +54,14 @@ class ChannelSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """One `[users.NAME]`, known by the hash of a token."""
+
+    caller: Caller
+    digest: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(UserLimits):
     """Everything about this daemon that is not decided while it runs.
 
@@ -74,6 +83,10 @@ class Settings(UserLimits):
     clock_scale: float = 1.0
     clock_start: datetime | None = None
     metrics_address: tuple[str, int] | None = None
+    api_address: tuple[str, int] | None = None
+    api_files: tuple[Path, Path] | None = None
+    """Certificate and key."""
+    users: tuple[User, ...] = ()
     channels: tuple[ChannelSettings, ...] = ()
     logins: Mapping[str, RegistryLogin] = field(default_factory=dict)
     """Of registries with private images, by server."""
@@ -90,6 +103,8 @@ _AT_ONCE: Final = (
     ("logins", "the logins of [registries]"),
     ("remote", "[buckets] and [hub]"),
     ("secrets_keys", "[daemon] secrets_key"),
+    ("users", "[users]"),
+    ("api_files", "[api] certificate and key"),
 )
 """What a reload changes at once, and its name in the config."""
 _AT_RESTART: Final = (
@@ -101,6 +116,7 @@ _AT_RESTART: Final = (
     ("flood", "[store] flood limits"),
     ("clock_scale", "the speed of the clock"),
     ("metrics_address", "[metrics]"),
+    ("api_address", "[api] listen"),
     ("channels", "[notify]"),
 )
 

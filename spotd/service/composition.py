@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from enum import Enum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final
@@ -42,7 +43,7 @@ from spotd.daemon.grants.secret_rows import SecretRows
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor, use_of
 from spotd.daemon.hosts.reader import last_lines
-from spotd.daemon.install import JobIds, new_identity, other_account_words, require_same_install, this_holder
+from spotd.daemon.install import BadConfig, JobIds, new_identity, other_account_words, require_same_install, this_holder
 from spotd.daemon.job_records import JobRecords
 from spotd.daemon.lease_controller import LeaseController
 from spotd.daemon.log import Redactor
@@ -68,6 +69,9 @@ from spotd_providers.contract.values import ProviderName, RegistryLogin
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+
+    from spotd.service.metrics_listener import MetricsText
+    from spotd.service.team import TeamListener
 
 TAKING_STOCK: Final = "spotd has just started and first asks every provider which machines run"
 STOCK_DEADLINE_S: Final = 10.0
@@ -111,6 +115,7 @@ class App:
         self.notify = SystemdNotifier()
         self.log = logs.get("daemon")
         self._load = load
+        self.team: TeamListener | None = None
 
     async def run(self) -> DaemonEnded:
         """Run until a signal ends it, or until the computer's clock was set.
@@ -124,7 +129,7 @@ class App:
         clock = open_clock(settings.state_dir, scale=settings.clock_scale, begin=settings.clock_start)
         bound = sockets.bind(settings.socket)
         try:
-            async with signals() as received, self._state(bound.socket, received) as store:
+            async with signals() as received, self._listening(), self._state(bound.socket, received) as store:
                 if store is None:
                     return DaemonEnded.BY_SIGNAL
                 require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
@@ -161,13 +166,59 @@ class App:
                 raise
             from spotd.service.http_server import wait_to_lead
 
-            store = await wait_to_lead(url, error, sock, received, notify=self.notify, log=self.log)
+            store = await wait_to_lead(
+                url, error, sock, received, notify=self.notify, log=self.log, begin=self._wait, reload=self._reload
+            )
         try:
             yield store
         finally:
             if store is not None:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(store.close)
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Take connections of users, where the config says so, also while another process leads."""
+        if self.settings.api_address is None:
+            yield
+            return
+        from spotd.service.team import TeamListener
+
+        self.team = TeamListener(self.settings, self.settings.api_address, log=logs.get("team"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.team.run, name="team")
+            yield
+            group.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _serve_team(self, daemon: _Daemon, api: Starlette, closing: anyio.Event) -> AsyncIterator[None]:
+        """Answer users, and let their requests end before what answers them does."""
+        if self.team is not None:
+            daemon.serve_team(self.team, api)
+        try:
+            yield
+        finally:
+            closing.set()
+            if self.team is not None:
+                with anyio.CancelScope(shield=True):
+                    await self.team.end_requests()
+
+    def _wait(self, reason: Callable[[], str]) -> None:
+        if self.team is not None:
+            from spotd.service.team import waiting_app
+
+            self.team.gate.app = waiting_app(reason)
+
+    def _reload(self) -> None:
+        """Read the config again while another process leads: only who may ask here changes before this one leads."""
+        try:
+            fresh = self._load()
+        except BadConfig as exc:
+            self.log.error("config.refused", error=str(exc), kept="the config that was in force")  # noqa: TRY400 - no traceback
+            return
+        self.settings = self.reloaded = replace(self.settings, users=fresh.users, api_files=fresh.api_files)
+        if self.team is not None:
+            self.team.reload(fresh)
 
     async def _serve(
         self, daemon: _Daemon, sock: socket.socket, received: AsyncIterator[signal.Signals]
@@ -182,7 +233,7 @@ class App:
             self.log.warning("state.not_adopted", error=str(exc))
         await daemon.forget_secrets_of_no_job()
         api = make_app(Handlers(daemon.parts), on_failure=self._api_failed, closing=closing)
-        async with anyio.create_task_group() as group:
+        async with self._serve_team(daemon, api, closing), anyio.create_task_group() as group:
             group.start_soon(_serving, api, sock, started, closing, closed, name="api")
             group.start_soon(daemon.executor.run, name="executor")
             group.start_soon(daemon.surveyor.run, name="recovery-survey")
@@ -273,6 +324,7 @@ class _Daemon:
     ) -> None:
         settings, log, crash = app.settings, app.log, app.crash
         self.timeline = timeline
+        self._metrics: MetricsText | None = None
         clock = clock if timeline is None else timeline.clock
         self._app = app
         self._clock = clock
@@ -475,6 +527,21 @@ class _Daemon:
         )
         self.controllers += notifier.controllers
 
+    def serve_team(self, team: TeamListener, api: Starlette) -> None:
+        """Answer users with the application of the socket, and with the metrics where they can be made."""
+        self.parts.findings.append(team.findings)
+        team.gate.app = api
+        if find_spec("prometheus_client") is not None:
+            team.gate.metrics = self._metrics_text
+
+    async def _metrics_text(self) -> bytes | None:
+        if self._metrics is None:
+            from spotd.service.metrics_listener import make_text  # for those who ask only
+
+            controllers = (*self.controllers, self.price_recorder.controller)
+            self._metrics = make_text(self.parts, controllers, log=logs.get("metrics"))
+        return await self._metrics.get()
+
     async def date_wanted(self) -> None:
         """Return when the clock was set and the state can be written: without that no run could begin."""
         if self.timeline is None:
@@ -518,6 +585,8 @@ class _Daemon:
         self._app.redactor.register(fresh.secrets)
         if self.secret_rows is not None:
             self.secret_rows.use(fresh.secrets_keys)
+        if self._app.team is not None:
+            self._app.team.reload(fresh)
         self.policy.reload(self._policy(fresh))
         self.wake_event.notify()
 

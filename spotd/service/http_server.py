@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
 from typing import Final
 
@@ -32,7 +32,7 @@ ASK_EVERY_S: Final = 2.0
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
-def _import_uvicorn() -> None:
+def import_uvicorn() -> None:
     """Import uvicorn without its command line, which it imports wherever it is imported itself.
 
     The reloader behind it, multiprocessing and click are one and a half megabytes that a daemon has no use for. Names
@@ -72,7 +72,7 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
 
     uvicorn is imported here, because importing it takes longer than most of the daemon's start.
     """
-    _import_uvicorn()
+    import_uvicorn()
     import uvicorn
 
     from spotd.slow_requests import TimedH11Protocol
@@ -121,11 +121,15 @@ async def wait_to_lead(
     *,
     notify: SystemdNotifier,
     log: Logger,
+    begin: Callable[[Callable[[], str]], None] = lambda _: None,
+    reload: Callable[[], None] = lambda: None,
 ) -> Store | None:
     """Return the state, opened by this process as the one that writes it; `None` where a signal ended the wait.
 
     Args:
         first: why it could not be opened at once.
+        begin: called with what returns why this process waits now.
+        reload: called when the config is to be read again.
 
     Raises:
         StateError: it cannot be opened, and waiting does not mend that.
@@ -133,6 +137,7 @@ async def wait_to_lead(
     wait = _Wait(url, first)
     log.info("daemon.waits", reason=wait.reason.message)
     notify.waiting()
+    begin(lambda: wait.reason.message)
     async with anyio.create_task_group() as group:
         closing = anyio.Event()
         group.start_soon(wait.serve, sock, closing, name="standby-api")
@@ -144,6 +149,7 @@ async def wait_to_lead(
                         wait.is_ended = True
                         waiting.cancel_scope.cancel()
                         return
+                    reload()
 
             async def lead() -> None:
                 await wait.until_leading()

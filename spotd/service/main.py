@@ -8,7 +8,9 @@ import os
 import re
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from importlib.util import find_spec
@@ -24,7 +26,9 @@ from spotd.config.credentials import registry_password, resolve_credential
 from spotd.config.load import load
 from spotd.config.model import STORE_DEFAULT, BucketSection, Config, ProviderConfig, StoreSection
 from spotd.config.notify import NotifySection, parse_address
+from spotd.config.team import token_digest
 from spotd.config.values import FEE_LEAST, FEE_MOST, ConfigError
+from spotd.core.domain.callers import Caller, Right
 from spotd.core.domain.market import FREE_EGRESS, UNKNOWN_REGION, StoreEgress, bucket_egress
 from spotd.core.domain.policy import RegistryRules, names_in_config
 from spotd.core.domain.states import InvariantBroken
@@ -35,7 +39,7 @@ from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.hub import HubPlace
 from spotd.daemon.install import ALPHABET, BadConfig
 from spotd.daemon.log import Redactor
-from spotd.daemon.policy import ChannelSettings, ProviderSettings, Settings
+from spotd.daemon.policy import ChannelSettings, ProviderSettings, Settings, User
 from spotd.daemon.remote_data import BucketPlace, RemotePlaces
 from spotd.paths import write_once
 from spotd.service import memory
@@ -150,6 +154,9 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         clock_scale=config.daemon.time_scale,
         clock_start=config.daemon.time_start,
         metrics_address=_metrics_address(config),
+        api_address=None if config.api.listen is None else parse_address(config.api.listen),
+        api_files=_api_files(config),
+        users=_users(config, environ),
         channels=channels,
         registries=registries,
         logins=logins,
@@ -192,6 +199,23 @@ def _metrics_address(config: Config) -> tuple[str, int] | None:
         hint = f"{install_command('metrics')}, or remove the key"
         raise BadConfig(f"metrics.listen: the metrics need prometheus-client\n\nhint: {hint}")
     return parse_address(config.metrics.listen)
+
+
+def _api_files(config: Config) -> tuple[Path, Path] | None:
+    certificate, key = config.api.certificate, config.api.key
+    return None if certificate is None or key is None else (Path(certificate), Path(key))
+
+
+def _users(config: Config, environ: Mapping[str, str]) -> tuple[User, ...]:
+    """Return the users whose token is known, and is that of no other; the config's warnings have the rest."""
+    found: list[User] = []
+    for name, one in config.users.items():
+        budget = None if one.budget_per_day is None else values.MicroUsd(one.budget_per_day)
+        caller = Caller(name=name, right=Right[one.role.upper()], budget_per_day=budget)
+        with suppress(BadValue):
+            found.append(User(caller=caller, digest=token_digest(one, environ=environ)))
+    counts = Counter(user.digest for user in found)
+    return tuple(user for user in found if counts[user.digest] == 1)
 
 
 def _registries(

@@ -42,17 +42,43 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class MetricsListener:
-    """Serves the newest text. `last_error`: why nothing is served, empty while something is."""
+class MetricsText:
+    """The newest text, made at most once in `KEPT_S`."""
 
-    def __init__(self, host: str, port: int, compute: Callable[[], Awaitable[bytes]], *, log: Logger) -> None:
-        self._host, self._port = host, port
+    def __init__(self, compute: Callable[[], Awaitable[bytes]], *, log: Logger) -> None:
         self._compute = compute
         self._log = log
-        self._outage = Outage(log, "metrics.not_served", "metrics.served")
         self._turn = anyio.Lock()
         self._text: bytes | None = None
         self._computed_s = -KEPT_S
+
+    async def get(self) -> bytes | None:
+        """Return text that is no older than `KEPT_S`; `None` where none can be made now."""
+        async with self._turn:
+            if anyio.current_time() - self._computed_s >= KEPT_S:
+                self._text = None
+                with anyio.move_on_after(COMPUTED_WITHIN_S):
+                    self._text = await self._new_text()
+                self._computed_s = anyio.current_time()
+            return self._text
+
+    async def _new_text(self) -> bytes | None:
+        try:
+            return await self._compute()
+        except ApiRefusal:
+            return None  # the state cannot be read now, which `doctor` states
+        except Exception as exc:  # noqa: BLE001 - the outermost frame: figures that cannot be shown must end nothing
+            self._log.error("metrics.failed", exc_info=exc)
+            return None
+
+
+class MetricsListener:
+    """Serves the newest text. `last_error`: why nothing is served, empty while something is."""
+
+    def __init__(self, host: str, port: int, text: MetricsText, *, log: Logger) -> None:
+        self._host, self._port = host, port
+        self._text = text
+        self._outage = Outage(log, "metrics.not_served", "metrics.served")
         self._open: dict[object, anyio.CancelScope | None] = {}
         """Each open connection, oldest first, with what ends it while its request has not arrived."""
 
@@ -130,7 +156,7 @@ class MetricsListener:
             return 200, "the metrics of spotd are at /metrics"
         if path != "/metrics":
             return 404, "the metrics are at /metrics"
-        text = await self.text()
+        text = await self._text.get()
         return (503, "the figures cannot be read now") if text is None else (200, text)
 
     def _is_for_us(self, headers: list[str]) -> bool:
@@ -140,25 +166,6 @@ class MetricsListener:
         named = [line.partition(":")[2].strip() for line in headers if line.lower().startswith("host:")]
         hosts = {one.removesuffix(f":{self._port}").strip("[]") for one in named}
         return all(is_loopback(host) for host in hosts)
-
-    async def text(self) -> bytes | None:
-        """Return text that is no older than `KEPT_S`; `None` where none can be made now."""
-        async with self._turn:
-            if anyio.current_time() - self._computed_s >= KEPT_S:
-                self._text = None
-                with anyio.move_on_after(COMPUTED_WITHIN_S):
-                    self._text = await self._new_text()
-                self._computed_s = anyio.current_time()
-            return self._text
-
-    async def _new_text(self) -> bytes | None:
-        try:
-            return await self._compute()
-        except ApiRefusal:
-            return None  # the state cannot be read now, which `doctor` states
-        except Exception as exc:  # noqa: BLE001 - the outermost frame: figures that cannot be shown must end nothing
-            self._log.error("metrics.failed", exc_info=exc)
-            return None
 
     async def _send(
         self, stream: anyio.abc.ByteStream, status: int, body: str | bytes, *, lingers: bool = True
@@ -193,16 +200,21 @@ async def _head_of(stream: anyio.abc.ByteStream) -> bytes:
 # The metrics of one daemon, put together.
 
 
-def make_listener(
-    host: str, port: int, context: HandlerContext, controllers: Sequence[Controller], *, log: Logger
-) -> MetricsListener:
-    """Return what serves this daemon's figures, with a line in `doctor`; they are computed in a thread of their own."""
+def make_text(context: HandlerContext, controllers: Sequence[Controller], *, log: Logger) -> MetricsText:
+    """Return what makes the text of this daemon's figures; they are computed in a thread of their own."""
     reader, threads = MetricsReader(context, controllers), Threads(inline=context.inline)
 
     async def compute() -> bytes:
         return await threads.run(partial(text_of, await reader.read()))
 
-    listener = MetricsListener(host, port, compute, log=log)
+    return MetricsText(compute, log=log)
+
+
+def make_listener(
+    host: str, port: int, context: HandlerContext, controllers: Sequence[Controller], *, log: Logger
+) -> MetricsListener:
+    """Return what serves this daemon's figures, with a line in `doctor`."""
+    listener = MetricsListener(host, port, make_text(context, controllers, log=log), log=log)
 
     def findings() -> list[CheckResponse]:
         error = listener.last_error

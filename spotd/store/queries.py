@@ -28,6 +28,7 @@ from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import Experience, PastJob, UnreadableRow, World
 from spotd.core.kernel.quarantine import QUARANTINE_MARK
+from spotd.core.requests import AGENT
 from spotd.store import tables
 from spotd.store.encryption import EncryptedSecrets, read_secrets, secrets_key_ids
 from spotd.store.outbox import Outbox
@@ -185,7 +186,7 @@ class Reads:
 
     def newest_paces(self, *, limit: int) -> tuple[tuple[PaceSample, ...], ...]:
         """Return what the steps of the newest jobs show of machines: of people's jobs, and of an array one."""
-        own = (JOBS.c.paces != "[]", JOBS.c.submitted_by == "")
+        own = (JOBS.c.paces != "[]", JOBS.c.submitted_by != AGENT)
         votes = select(func.max(JOBS.c.id)).where(*own).group_by(func.coalesce(JOBS.c.array_id, JOBS.c.id))
         query = select(JOBS.c.paces).where(JOBS.c.id.in_(votes)).order_by(desc(JOBS.c.submitted_at)).limit(limit)
         return tuple(one.paces for one in kept(PACES.read, tables.fetch(self._connection, query)))

@@ -10,7 +10,6 @@ login needs a session or the token itself in a header; it is never part of an ad
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import ipaddress
 import os
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spotd.tokens import WrongTokens, digest_of, left_s, peer_of
 from spotd.web.folder import CODE_BYTES_MAX
 
 # Who is at the other end of a connection: an address, and on loopback the user, where Linux states it.
@@ -34,29 +34,6 @@ from spotd.web.folder import CODE_BYTES_MAX
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _OWN: Final = frozenset({0})
 GONE: Final = -1
-
-
-def peer_of(client: Sequence[Any] | None, headers: Mapping[str, str]) -> str:
-    """Return by what a peer is counted: its address, and of IPv6 its network, all addresses of which one host may have.
-
-    On loopback a proxy may say for whom it asks. A program of this computer can claim any address there, and so be
-    counted anew: what it gains is bounded by what holds for all together.
-    """
-    text = "" if client is None else str(client[0])
-    address = _address(text)
-    if address is not None and address.is_loopback:
-        address = _address(headers.get("x-forwarded-for", "").rpartition(",")[2].strip()) or address
-    if address is None or address.is_loopback or address.version == 4:
-        return str(address or text)
-    return str(ipaddress.ip_network((address, 64), strict=False))
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    return (address.ipv4_mapped if address.version == 6 else None) or address
 
 
 def is_other_user(client: Sequence[Any] | None, server: Sequence[Any] | None) -> bool:
@@ -111,11 +88,6 @@ TOKEN_LENGTH_MIN: Final = 16
 SESSION_S: Final = 7 * 86_400
 SESSIONS_MAX: Final = 64
 """One more closes the oldest."""
-FAILURES_MAX: Final = 8
-FAILURES_S: Final = 60.0
-"""After so many wrong tokens in so long from one peer, none of its is compared until the first has aged."""
-PEERS_MAX: Final = 256
-"""Of so many peers wrong tokens are remembered; one more forgets the one that was wrong least lately."""
 ALL_FAILURES_MAX: Final = 64
 DELAY_S: Final = 1.0
 """How long each comparison waits while so many tokens were wrong in so long, from wherever they came."""
@@ -129,56 +101,45 @@ class Sessions:
     """Open sessions. Only hashes are kept: what could open a session is nowhere in memory for long."""
 
     def __init__(self, token: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._token = _hash(token)
+        self._token = digest_of(token)
         self._clock = clock
         self._until: OrderedDict[bytes, float] = OrderedDict()
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._wrong = WrongTokens(clock)
         self._all_failures: deque[float] = deque(maxlen=ALL_FAILURES_MAX)
 
     def is_token(self, text: str, peer: str) -> bool:
         """Whether this is the token; false without a comparison while too many of this peer were wrong."""
         if self.wait_s(peer):
             return False
-        is_right = hmac.compare_digest(_hash(text), self._token)
+        is_right = hmac.compare_digest(digest_of(text), self._token)
         if not is_right:
-            failures = self._failures.setdefault(peer, deque(maxlen=FAILURES_MAX))
-            self._failures.move_to_end(peer)
-            if len(self._failures) > PEERS_MAX:
-                self._failures.popitem(last=False)
-            for known in (failures, self._all_failures):
-                known.append(self._clock())
+            self._wrong.note(peer)
+            self._all_failures.append(self._clock())
         return is_right
 
     def wait_s(self, peer: str) -> float:
         """Return the seconds until a token of this peer is compared again."""
-        return self._left_s(self._failures.get(peer, ()), FAILURES_MAX)
+        return self._wrong.wait_s(peer)
 
     def delay_s(self) -> float:
         """Return how long the next comparison is to wait, of any peer: that locks out none."""
-        return DELAY_S if self._left_s(self._all_failures, ALL_FAILURES_MAX) else 0.0
-
-    def _left_s(self, failures: Sequence[float], most: int) -> float:
-        return max(0.0, failures[0] + FAILURES_S - self._clock()) if len(failures) == most else 0.0
+        return DELAY_S if left_s(self._all_failures, ALL_FAILURES_MAX, self._clock()) else 0.0
 
     def open(self) -> str:
         """Return the cookie of a new session."""
         value = secrets.token_urlsafe(32)
-        self._until[_hash(value)] = self._clock() + SESSION_S
+        self._until[digest_of(value)] = self._clock() + SESSION_S
         while len(self._until) > SESSIONS_MAX:
             self._until.popitem(last=False)
         return value
 
     def is_open(self, value: str) -> bool:
         """Whether this is the cookie of an open session."""
-        return bool(value) and self._until.get(_hash(value), 0.0) > self._clock()
+        return bool(value) and self._until.get(digest_of(value), 0.0) > self._clock()
 
     def close(self, value: str) -> None:
         """End a session, if there is such a one."""
-        self._until.pop(_hash(value), None)
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        self._until.pop(digest_of(value), None)
 
 
 LOGIN: Final = "/login"

@@ -23,7 +23,8 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 
 from spotd.client.daemon import Daemon
 from spotd.slow_requests import TimedH11Protocol
-from spotd.web.guard import COOKIE, LOGIN, SESSION_S, Guard, Place, Sessions, is_loopback, peer_of, session_cookie
+from spotd.tokens import peer_of
+from spotd.web.guard import COOKIE, LOGIN, SESSION_S, Guard, Place, Sessions, is_loopback, session_cookie
 from spotd.web.markup import el, job_href
 from spotd.web.pages import jobs, market, submit
 from spotd.web.pages.live import TreeElement, shell

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from spotd.api.responses import ApiUnavailable, Invalid, JobHead, NotFound, StateConflict, resolve
+from spotd.api.responses import (
+    ApiUnavailable,
+    Forbidden,
+    Invalid,
+    JobHead,
+    NotFound,
+    OverBudget,
+    StateConflict,
+    resolve,
+)
 from spotd.api.schemas.answers import CheckResponse
+from spotd.core.domain.callers import OWNER, Caller
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import Verdict, World
+from spotd.core.metering import day_start, job_spent
+from spotd.core.requests import DayLimit, users_day
 from spotd.daemon.commits import (
     Beside,
     Commits,
@@ -43,15 +56,18 @@ from spotd.store import JobView, Reads, StateError
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_providers.contract.provider import Clock, Logger
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.values import MicroUsd, ProviderName
 
 if TYPE_CHECKING:
     from spotd.daemon.notifications.notifier import Notifier
 
 T = TypeVar("T")
 
+CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=OWNER)
+"""Who made the request that is being answered."""
 OBJECTS_DEADLINE_S: Final = 120.0
 OBJECTS_THREADS: Final = 4
+DAY_HINT: Final = "jobs that end free their budgets; a person who sets the config may raise it"
 COMMIT_POINTS: Final = (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY)
 """Of every request that changes rows and has no points of its own."""
 
@@ -129,13 +145,16 @@ class HandlerContext:
         points: Points | Callable[[Plan], Points] = COMMIT_POINTS,
         beside: Beside | None = None,
     ) -> Committed:
-        """Make a request durable, and wake the control loop.
+        """Make a request durable with its author, and wake the control loop.
 
         Raises:
             ApiUnavailable: the state cannot be written now.
         """
+        author = CALLER.get().name
         try:
-            committed = await self.commits.commit_with(decide, points, beside=beside)
+            committed = await self.commits.commit_with(
+                lambda *now: _with_author(decide(*now), author), points, beside=beside
+            )
         except StateError as exc:
             raise ApiUnavailable(exc.message, hint=exc.hint) from exc
         self.wake_event.notify()
@@ -163,6 +182,26 @@ class HandlerContext:
         """
         return await self.read(lambda reads: find_job(reads, ref))
 
+    async def own(self, ref: str, caller: Caller) -> JobId:
+        """Return the id of the job or array that is meant, which stays the same whatever is queued meanwhile.
+
+        Raises:
+            Forbidden: another user queued it.
+            NotFound, Ambiguous
+        """
+
+        def work(reads: Reads) -> tuple[JobId, str]:
+            if (array := find_array(reads, ref)) is not None:
+                return array, reads.array_jobs(array)[0].submitted_by
+            job = reads.job(found := find_job(reads, ref))
+            return found, "" if job is None else job.submitted_by
+
+        found, author = await self.read(work)
+        if not caller.may_change(author):
+            hint = "who queued it may do this, and who may operate"
+            raise Forbidden(f"{ref} was queued by {author or 'the owner of spotd'}", hint=hint)
+        return found
+
     async def find_array(self, ref: str) -> JobId | None:
         """Return the id of the array that a user means, `None` where a job is meant, or nothing."""
         return await self.read(lambda reads: find_array(reads, ref))
@@ -186,6 +225,45 @@ class HandlerContext:
         if self.control_loop.state is None:
             raise ApiUnavailable("the daemon has only just started", hint="try again in a moment")
         return self.control_loop.state.world
+
+
+def _with_author(plan: Plan, name: str) -> Plan:
+    """Return the plan with the name of the user who asked for it in each of its events; as it is for the owner."""
+    if not name:
+        return plan
+    events = (replace(e, message=f"{e.message} (by {name})", data={**e.data, "by": name}) for e in plan.events)
+    return replace(plan, events=tuple(events))
+
+
+def require_day(day: DayLimit, reads: Reads, world: World, jobs: Sequence[Job], now: datetime) -> None:
+    """Check that these jobs of an author, which are new or to be changed, and the others hold no more than they may.
+
+    Raises:
+        OverBudget: they would hold more.
+    """
+    begin = day_start(now.astimezone(UTC).date())
+    today = reads.spent_by(day.author, ended_since=begin)
+    counted = [job for job in jobs if job.ended_at is not None and job.ended_at >= begin]
+    today = MicroUsd(today - sum(job_spent(world, job, now) for job in counted))
+    if problem := day.problem(jobs, world, today, now):
+        raise OverBudget(problem, hint=DAY_HINT)
+
+
+def require_callers_day(reads: Reads, world: World, jobs: Sequence[Job], now: datetime) -> None:
+    """Check the same for jobs of the caller, where a budget of the day limits that.
+
+    Raises:
+        OverBudget: they would hold more, or one has no budget of its own.
+    """
+    caller = CALLER.get()
+    if caller.budget_per_day is None:
+        return
+    if without := next((job for job in jobs if job.budget is None), None):
+        raise OverBudget(
+            f"{without.name} has no budget, and all jobs of {caller.name} count against one of a day",
+            hint=f"spotctl budget {without.name} =USD, or [budget] job in the job file",
+        )
+    require_day(users_day(caller.name, caller.budget_per_day), reads, world, jobs, now)
 
 
 class DaemonAnswers:

@@ -9,7 +9,14 @@ from datetime import datetime
 from typing import Final
 
 from spotd.api.handlers import render
-from spotd.api.handlers.context import DaemonAnswers, HandlerContext, find_array, get_job, require_free_names
+from spotd.api.handlers.context import (
+    DaemonAnswers,
+    HandlerContext,
+    find_array,
+    get_job,
+    require_callers_day,
+    require_free_names,
+)
 from spotd.api.handlers.data import gone
 from spotd.api.handlers.health import notes_of
 from spotd.api.handlers.plans import require_due_later
@@ -345,8 +352,9 @@ class JobHandlers(DaemonAnswers):
         surveys = await context.stored(lambda: [survey_one(context.objects, policy, job, now) for job in due])
         refused: list[StateConflict | OverBudget] = []
 
-        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
             refused.clear()
+            again: list[Job] = []
             plan = Plan()
             active = [job for job in world.jobs.values() if not job.state.is_final]
             names, chained = {job.name for job in active}, [job for job in active if job.chain is not None]
@@ -359,9 +367,11 @@ class JobHandlers(DaemonAnswers):
                     _require_no_readers(chained, job)
                     _require_data(job, lacking.get(job.id))
                     self._refuse_used_up(world, newest, now)
+                    require_callers_day(reads, world, [*again, newest], now)
                 except (StateConflict, OverBudget) as refusal:
                     refused.append(refusal)
                 else:
+                    again.append(newest)
                     plan = combine(plan, recovery.retry(world, newest, survey, now))
             return plan
 

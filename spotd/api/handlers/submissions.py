@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,17 +16,27 @@ from typing import Final
 import anyio
 
 from spotd.api.handlers import plans
-from spotd.api.handlers.context import DaemonAnswers, HandlerContext, get_job, require_free_names, require_free_views
+from spotd.api.handlers.context import (
+    CALLER,
+    DaemonAnswers,
+    HandlerContext,
+    get_job,
+    require_callers_day,
+    require_day,
+    require_free_names,
+    require_free_views,
+)
 from spotd.api.handlers.data import with_data
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.requests import BudgetChange, JobDraft, Submission
-from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
+from spotd.api.responses import ApiUnavailable, Forbidden, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.schemas.answers import CodeResponse, PlanResponse
 from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobDetailResponse, JobResponse
 from spotd.core import host_reports, requests
 from spotd.core.checkpoints import HINT as UNPROTECTED_HINT
 from spotd.core.checkpoints import unprotected_words
 from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.callers import Right
 from spotd.core.domain.intents import AttemptId, Intent, JobId
 from spotd.core.domain.jobs import ArrayTask, Job, new_job
 from spotd.core.domain.market import MarketSnapshot
@@ -34,9 +44,8 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.core.enforcement import used_up
-from spotd.core.metering import day_start
 from spotd.core.ranking.learnt_speeds import JOBS_READ, is_asked, learnt_speeds
-from spotd.core.requests import AGENT, ALLOW_HINT, day_problem, within_limits
+from spotd.core.requests import AGENT, ALLOW_HINT, agents_day, submitter_problem, within_limits
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint
 from spotd.daemon.hosts.reader import with_job
@@ -146,6 +155,7 @@ class SubmissionHandlers(DaemonAnswers):
         """
         context = self._context
         spec = await with_data(context, self._spec(submission.draft), submission.draft.folders)
+        _require_right(spec, submission)
         if submission.agent:
             limited = within_limits(spec, context.policy.current)
             if isinstance(limited, str):
@@ -177,14 +187,15 @@ class SubmissionHandlers(DaemonAnswers):
             require_free_names(world, set(names), "" if tasks is None else spec.name)
             chain = plans.find_chain(reads, spec.schedule.after, tuple(names), spec.name, by_agent=submission.agent)
             job = new_job(ids[0], spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
-            job = replace(job, chain=chain, learnt=bare.learnt, submitted_by=AGENT if submission.agent else "")
+            job = replace(
+                job, chain=chain, learnt=bare.learnt, submitted_by=AGENT if submission.agent else CALLER.get().name
+            )
             if source is not None:
                 job = replace(job, checkpoints=source.checkpoints(reads, world))
             jobs = [job] if tasks is None else tasks.of(job, ids, array_id)
             if submission.agent:
-                today = reads.spent_by(AGENT, ended_since=day_start(now.astimezone(UTC).date()))
-                if problem := day_problem(jobs, world, today, now):
-                    raise OverBudget(problem, hint="jobs of agents that end free their budgets; a person may raise it")
+                require_day(agents_day(world.policy), reads, world, jobs, now)
+            require_callers_day(reads, world, jobs, now)
             return requests.submit_all(world, jobs, now)
 
         try:
@@ -258,6 +269,20 @@ def _tasks(spec: JobSpec, text: str) -> _Tasks | None:
         raise Invalid(str(exc), hint=exc.hint) from exc
 
 
+def _require_right(spec: JobSpec, submission: Submission) -> None:
+    """Check what the right of the caller allows a job.
+
+    Raises:
+        Forbidden: it allows less.
+    """
+    caller = CALLER.get()
+    if submission.agent and caller.name:
+        hint = "run spotctl mcp on the daemon's computer, without --url"
+        raise Forbidden("agents queue jobs by the socket of the daemon only", hint=hint)
+    if caller.right < Right.OPERATE and (problem := submitter_problem(spec)):
+        raise Forbidden(problem, hint="leave both out")
+
+
 def _require_secrets(spec: JobSpec, submission: Submission) -> None:
     missing = [name for name in spec.secrets if name not in submission.secrets]
     if missing:
@@ -290,7 +315,10 @@ class AmendmentHandlers(DaemonAnswers):
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             job = get_job(reads, job_id, world)
-            return requests.set_budget(world, job, _budget_after(job, change), now)
+            amount = _budget_after(job, change)
+            if not job.state.is_final and amount > (job.budget or 0):  # one that is over holds nothing until a retry
+                require_callers_day(reads, world, [replace(job, budget_set=amount)], now)
+            return requests.set_budget(world, job, amount, now)
 
         await self._context.commit(decide)
         self._context.log.info("job.budget_changed", job=job_id)

@@ -239,7 +239,7 @@ class JobResponse(Spending):
     `stage` is null while its command runs, and without a machine.
     `moves` is how often it was moved to a cheaper machine.
     `failure` is null for a job that neither failed nor is tried again because its command did.
-    `submitted_by` is `agent` for a job that an agent queued, else empty.
+    `submitted_by` is the name of the user who queued it, `agent` for an agent, empty for the owner of spotd.
     """
 
     id: str

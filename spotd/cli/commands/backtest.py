@@ -14,7 +14,7 @@ from spotd import words
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import CommandFailed, ExitCode, unusable
 from spotd.cli.inputs.draft import read_draft
-from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, shown_option
+from spotd.cli.inputs.options import JSON, TABLE, Parsed, complete_file, output, plot_option, require_here, shown_option
 from spotd.cli.inputs.ranges import (
     PURCHASE,
     RANGE,
@@ -184,6 +184,8 @@ def _result(
         hold_max=bids.hold,
         moves_max=moves.most,
     )
+    if history == OWN:
+        require_here("recorded prices lie")
     place = state_dir() / "prices.sqlite" if history == OWN else Path(history)
     if history == OWN and not os.access(place, os.R_OK):
         raise CommandFailed(

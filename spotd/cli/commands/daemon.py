@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,6 +150,47 @@ def example() -> None:
     from spotd.config.example import example_text
 
     stdout.write(example_text())
+
+
+@click.group()
+def user() -> None:
+    """Users of the API by TCP: add NAME."""
+
+
+@user.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice(["view", "submit", "operate"]), required=True, help="What the user may do.")
+@click.option("--budget-per-day", metavar="USD", default="", help="Of a user of the role submit: 20, or 7.50.")
+@_config_option
+def add(*, name: str, role: str, budget_per_day: str, config_path: Path | None) -> None:
+    """Make a token for a user, print it this once, and write its hash into the configuration.
+
+    The daemon lets the user in after SIGHUP. To remove one, delete the table [users.NAME] and send SIGHUP.
+    """
+    loaded = _load_config(config_path)
+    if loaded.path is None:
+        raise CommandFailed("there is no configuration file to write the user into", hint="spotctl init")
+    if name in loaded.config.users:
+        hint = f"delete it from {loaded.path}, then run this again"
+        raise CommandFailed(f"[users.{clean(name)}] is there already", hint=hint)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", name):
+        raise CommandFailed("that is no name of a user", hint="up to 32 of a-z, 0-9, - and _")
+    if budget_per_day and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", budget_per_day):
+        raise CommandFailed("--budget-per-day is no amount in dollars", hint="write 20 or 7.50")
+    from spotd.config.load import append_table
+    from spotd.config.team import user_table
+    from spotd.tokens import digest_of, new_user_token
+
+    token = new_user_token()
+    try:
+        append_table(loaded.path, user_table(name, role, budget_per_day, digest_of(token)))
+    except FileProblems as exc:
+        raise unusable("the user was not added", exc) from exc
+    except OSError as exc:
+        words = f"{loaded.path} cannot be written: {exc.strerror}"
+        raise CommandFailed(words, code=ExitCode.LOCAL_IO, hint="run this as the owner of the file") from exc
+    stdout.line(token)
+    stderr.note(f"only its hash is kept, in {loaded.path}; the daemon knows it after SIGHUP (systemctl reload spotd)")
 
 
 def _load_config(path: Path | None) -> Loaded:

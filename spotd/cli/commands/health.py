@@ -159,7 +159,7 @@ def doctor(*, output: str) -> int:
 
 def _show_checks(daemon: Daemon, shape: answers.DoctorResponse) -> None:
     reached: answers.CheckResponse = {
-        "area": "daemon", "name": "reachable", "ok": True, "detail": f"answers at {daemon.socket}", "hint": ""
+        "area": "daemon", "name": "reachable", "ok": True, "detail": f"answers at {daemon.place}", "hint": ""
     }  # fmt: skip
     for check in [reached, *shape["checks"]]:
         mark = "FAIL" if not check["ok"] else "warn" if check["hint"] else "ok  "

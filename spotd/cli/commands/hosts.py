@@ -21,7 +21,7 @@ import click
 from spotd import paths
 from spotd.cli import stderr, stdout
 from spotd.cli.entry import CommandFailed, ExitCode
-from spotd.cli.inputs.options import ID, JSON, TABLE, output, require_yes, show_data
+from spotd.cli.inputs.options import ID, JSON, TABLE, output, require_here, require_yes, show_data
 from spotd.cli.views.table import Column
 from spotd.cli.views.table import show as show_table
 from spotd.shell_address import fault_of
@@ -97,6 +97,7 @@ def _options(function: F) -> F:
 @click.group()
 def hosts() -> None:
     """The pinned keys of own hosts, which the provider `ssh` connects to."""
+    require_here("the pinned keys lie")
 
 
 @hosts.command()

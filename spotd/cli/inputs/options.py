@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -67,6 +68,12 @@ class Parsed(click.ParamType[Any]):
             return self._parse(value)
         except BadValue as exc:
             self.fail(f"{exc}; {exc.hint}" if exc.hint else str(exc), param, ctx)
+
+
+def require_here(what: str) -> None:
+    """Refuse what needs the disk of the daemon's computer where that may be another one."""
+    if os.environ.get("SPOTCTL_URL"):
+        raise CommandFailed(f"{what} on the daemon's computer", hint="run this there, without --url")
 
 
 def require_extra(extra: str, module: str, sentence: str, *, way_round: str = "") -> None:

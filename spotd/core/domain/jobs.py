@@ -318,7 +318,7 @@ class Job:
         stalls: machines in a row on which the watchdog saw no progress.
         chain: the jobs that come before it, `None` where none do.
         array: its place among the jobs of one submission, `None` for one that came alone.
-        submitted_by: `agent` for a job that an agent queued, empty for any other.
+        submitted_by: the name of the user who queued it, `agent` for an agent, empty for the owner of spotd.
         machines_refused: how many machines their canaries refused, in all of its life; `None` before the first.
     """
 

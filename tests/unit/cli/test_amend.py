@@ -110,7 +110,7 @@ def test_the_new_ceiling_is_stated_and_shown(stocked: Ctl) -> None:
     out = stocked("ceiling", "llama-lora", "3.10").out
     assert out == "llama-lora (6k0a1b2c3d) accepts up to $3.100 per GPU-hour; it is RUNNING: runs on local h3\n"
     assert "$3.100 per GPU-hour" in stocked("show", "llama-lora").out
-    assert "its owner changed the job's ceiling from $2.4000/GPU-h to $3.1000/GPU-h" in stocked("why", "6k0a").out
+    assert "the job's ceiling was changed from $2.4000/GPU-h to $3.1000/GPU-h" in stocked("why", "6k0a").out
     assert stocked("ceiling", "absent", "3.10").code == 6
 
 

@@ -9,6 +9,7 @@ from spotd.config.example import example_text
 from spotd.config.load import load, understand
 from spotd.config.model import SECTIONS, BucketSection
 from spotd.config.notify import NotifySection
+from spotd.config.team import UserSection
 from tests.cases import every
 
 COMMITTED = Path(__file__).parents[3] / "config.example.toml"
@@ -46,10 +47,14 @@ def test_what_stands_in_the_section_of_a_provider_are_its_defaults(name: str) ->
 
 def test_every_key_is_there_and_each_commented_one_is_right_once_uncommented() -> None:
     text = example_text()
-    uncommented = re.sub(r"^# (\w+ = \S.*|\[(?:notify|registries|buckets)\.\w+\])$", r"\1", text, flags=re.MULTILINE)
+    named = r"^# (\w+ = \S.*|\[(?:notify|registries|buckets|users)\.\w+\])$"
+    uncommented = re.sub(named, r"\1", text, flags=re.MULTILINE)
     data = tomllib.loads(uncommented)
     data["notify"]["phone"]["quiet"] = ["Sat,Sun"]  # the time zone beside it is of these
     assert set(data["buckets"]["corpus"]) == set(BucketSection.model_fields)
+    assert set(data["users"]["ada"]) == set(UserSection.model_fields)
+    del data["users"]["ada"]["token"]  # beside its hash
+    data["providers"]["local"]["enabled"] = False  # beside it no user may submit only
     data["store"]["url"] = "s3://bucket/prefix"  # beside a folder the keys of a bucket are refused
     understand(data, "example", plugins=InstalledPlugins())
     for name, model in SECTIONS.items():

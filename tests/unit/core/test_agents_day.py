@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState
-from spotd.core.requests import AGENT, day_problem
+from spotd.core.requests import AGENT, agents_day
 from spotd_providers.contract.values import MicroUsd
 from tests.cases import every
 from tests.unit.core.builders import NOW, world_with
@@ -24,6 +25,7 @@ def test_a_job_that_has_cost_more_than_its_budget_holds_what_it_cost(budget: int
     live = replace(job, submitted_by=AGENT, budget_set=MicroUsd(budget * USD), spent=MicroUsd(cost * USD))
     policy = replace(world.policy, agent_day_budget=MicroUsd(25 * USD))
     world = replace(world, jobs={job.id: live}, attempts={}, policy=policy)
-    more = replace(job, budget_set=MicroUsd(free * USD))
-    assert day_problem([more], world, MicroUsd(0), NOW) == ""
-    assert "hold" in day_problem([replace(more, budget_set=MicroUsd(free * USD + 1))], world, MicroUsd(0), NOW)
+    more = replace(job, id=JobId("other00000"), budget_set=MicroUsd(free * USD))
+    gate = agents_day(policy)
+    assert gate.problem([more], world, MicroUsd(0), NOW) == ""
+    assert "hold" in gate.problem([replace(more, budget_set=MicroUsd(free * USD + 1))], world, MicroUsd(0), NOW)

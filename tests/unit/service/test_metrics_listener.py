@@ -10,7 +10,14 @@ import anyio.abc
 import pytest
 
 from spotd.api.responses import ApiUnavailable
-from spotd.service.metrics_listener import ANSWER_WITHIN_S, BIND_AGAIN_S, CONNECTIONS_MAX, KEPT_S, MetricsListener
+from spotd.service.metrics_listener import (
+    ANSWER_WITHIN_S,
+    BIND_AGAIN_S,
+    CONNECTIONS_MAX,
+    KEPT_S,
+    MetricsListener,
+    MetricsText,
+)
 from tests.unit.daemon.rig import Log
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +78,7 @@ class Source:
 
 
 def listener(source: Source, host: str = "127.0.0.1") -> MetricsListener:
-    return MetricsListener(host, 9464, source, log=Log())
+    return MetricsListener(host, 9464, MetricsText(source, log=Log()), log=Log())
 
 
 async def test_a_scrape_gets_the_figures_and_a_closed_connection() -> None:

@@ -55,10 +55,19 @@ async def waited(
             may_open.set()
 
         group.start_soon(let_open)
+        reasons: list[str] = []
         with anyio.fail_after(20):
-            return await http_server.wait_to_lead(
-                "postgresql://db/x", FIRST, sock, received, notify=SystemdNotifier({}), log=logs.get("test")
+            found = await http_server.wait_to_lead(
+                "postgresql://db/x",
+                FIRST,
+                sock,
+                received,
+                notify=SystemdNotifier({}),
+                log=logs.get("test"),
+                begin=lambda reason: reasons.append(reason()),
             )
+        assert reasons == [FIRST.message], "users are answered with it as well"
+        return found
     raise AssertionError("no answer")
 
 

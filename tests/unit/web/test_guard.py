@@ -12,15 +12,13 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
+from spotd.tokens import FAILURES_MAX, FAILURES_S, PEERS_MAX, peer_of
 from spotd.web import main as gate_module
 from spotd.web.guard import (
     ALL_FAILURES_MAX,
     BODY_BYTES_MAX,
     COOKIE,
     DELAY_S,
-    FAILURES_MAX,
-    FAILURES_S,
-    PEERS_MAX,
     SESSION_S,
     SESSIONS_MAX,
     Guard,
@@ -28,7 +26,6 @@ from spotd.web.guard import (
     Sessions,
     is_loopback,
     is_other_user,
-    peer_of,
     peer_uid,
     refusal,
 )
@@ -265,7 +262,7 @@ def test_wrong_tokens_of_many_peers_delay_everyone_and_are_remembered_for_so_man
     for number in range(2 * PEERS_MAX):
         assert sessions.delay_s() == (DELAY_S if number >= ALL_FAILURES_MAX else 0)
         assert not sessions.is_token("wrong", f"peer {number}")
-    assert len(sessions._failures) == PEERS_MAX
+    assert len(sessions._wrong._failures) == PEERS_MAX
     assert sessions.is_token(TOKEN, "the user")
     clock.now += FAILURES_S + 1
     assert sessions.delay_s() == 0

@@ -82,7 +82,7 @@ def test_the_ceiling_of_the_config_holds_again_where_that_is_asked_for() -> None
 def test_the_event_states_both_ceilings_in_their_units() -> None:
     world = waiting()
     (event,) = set_ceiling(world, [world.jobs[JOB]], PriceLimit(machine_hour=19_200_000), NOW).events
-    assert event.message == ("its owner changed the job's ceiling from $0.5000/GPU-h to $19.2000/h for the machine")
+    assert event.message == ("the job's ceiling was changed from $0.5000/GPU-h to $19.2000/h for the machine")
     world = changed(world, None)
     (event,) = set_ceiling(world, [world.jobs[JOB]], per_gpu(1), NOW).events
     assert event.message.endswith("from that of the config to $0.0000/GPU-h")

@@ -1,0 +1,167 @@
+"""The `[api]`, `[users.NAME]` and `[mcp]` tables: who but the owner uses the API, from where, and how far."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from spotd.config.credentials import CredentialMissing, CredentialRef, others_may_write, resolve_credential
+from spotd.config.notify import is_loopback, parse_address
+from spotd.config.values import Money, Section, hinted, named_tables
+from spotd.core.requests import AGENT
+from spotd.tokens import TOKEN_LENGTH_MIN, digest_of
+from spotd_jobs.spec.problems import BadValue, Problem, key_path
+
+USERS: Final = "users"
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_MAKE: Final = "spotd user add NAME makes a token and writes its hash"
+
+
+def _listen(text: str) -> str:
+    parse_address(text, hint='write listen = "0.0.0.0:7443"')
+    return text
+
+
+def _digest(text: str) -> str:
+    if not _SHA256.fullmatch(text):
+        raise hinted("is no SHA-256: 64 lower-case hexadecimal digits", _MAKE)
+    return text
+
+
+class ApiSection(Section):
+    """The API by TCP, for users with tokens; docs/how-to/team.md."""
+
+    listen: Annotated[str | None, AfterValidator(_listen), Field(examples=["0.0.0.0:7443"])] = None
+    """Where it is served, with /metrics beside it. Absent: nowhere. An address that other computers reach needs
+    certificate and key."""
+
+    certificate: Annotated[str | None, Field(examples=["/etc/spotd/api.crt"])] = None
+    """The file of its certificate in PEM, followed by those between it and its authority."""
+
+    key: Annotated[str | None, Field(examples=["/etc/spotd/api.key"])] = None
+    """The file of its key in PEM, which others must not be able to read. SIGHUP has both read again."""
+
+    @model_validator(mode="after")
+    def _is_encrypted(self) -> ApiSection:
+        if (self.certificate is None) != (self.key is None):
+            raise hinted("certificate and key need each other", "write both, or neither")
+        if self.listen and self.certificate is None and not is_loopback(parse_address(self.listen)[0]):
+            raise hinted(
+                f"{self.listen} is reached from other computers, and tokens would travel there in the clear",
+                'write certificate and key beside it, or listen = "127.0.0.1:7443"',
+            )
+        return self
+
+
+class UserSection(Section):
+    """A user of the API by TCP; `spotd user add` writes one. docs/how-to/team.md."""
+
+    role: Annotated[Literal["view", "submit", "operate"], Field(examples=["submit"])]
+    """What the user may do: see all jobs, prices and costs; queue jobs and change those, too; or everything."""
+
+    budget_per_day: Annotated[Money | None, Field(examples=[20.0])] = None
+    """Most dollars that all jobs of a user of the role submit may cost together: budgets of those that have not ended,
+    and what those have cost that ended since midnight UTC."""
+
+    token_sha256: Annotated[str | None, AfterValidator(_digest), Field(examples=["0" * 64])] = None
+    """The SHA-256 of the user's token, as `spotd user add` writes it."""
+
+    token: Annotated[CredentialRef | None, Field(examples=[{"env": "SPOTD_TOKEN_ADA"}])] = None
+    """In its place: where the token itself is kept (env, file or credential), 43 or more characters drawn at
+    random."""
+
+    @field_validator("token")
+    @classmethod
+    def _token_is_elsewhere(cls, value: CredentialRef | None) -> CredentialRef | None:
+        if value is not None and value.inline is not None:
+            raise hinted("is not written into the config", f"write its hash as token_sha256; {_MAKE}")
+        return value
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> UserSection:
+        if (self.token_sha256 is None) == (self.token is None):
+            raise hinted("needs one of token_sha256 and token", _MAKE)
+        if self.role == "submit" and self.budget_per_day is None:
+            raise hinted("has no budget_per_day, without which nothing may be queued", "write budget_per_day = 20.0")
+        if self.role != "submit" and self.budget_per_day is not None:
+            raise hinted(f'a user of the role "{self.role}" has no budget', 'remove it, or write role = "submit"')
+        return self
+
+
+class McpSection(Section):
+    """What agents may queue through `spotctl mcp`; they may only watch unless both are set. docs/how-to/agents.md."""
+
+    job_budget: Annotated[Money | None, Field(examples=[10.0])] = None
+    """Most dollars that one job of an agent may cost; a job that names no budget gets this one."""
+
+    day_budget: Annotated[Money | None, Field(examples=[30.0])] = None
+    """Most dollars that all jobs of agents may cost together: budgets of those that have not ended, and what those
+    have cost that ended since midnight UTC."""
+
+
+def read_users(tables: Any, problems: list[Problem]) -> dict[str, UserSection]:
+    """Return every `[users.NAME]`, understood; what is wrong is added to the problems."""
+    found = named_tables(USERS, tables, UserSection, "[users.ada]", problems)
+    if found.pop(AGENT, None) is not None:
+        hint = "agents are limited by [mcp]; give the user another name"
+        problems.append(Problem(key=key_path((USERS, AGENT)), message="is the name of all agents", hint=hint))
+    return found
+
+
+def token_digest(section: UserSection, *, environ: Mapping[str, str] = os.environ) -> bytes:
+    """Return the hash by which the user's token is known.
+
+    Raises:
+        CredentialMissing: the token is not where the config says, or is too short.
+    """
+    if section.token is None:
+        return bytes.fromhex(section.token_sha256 or "")
+    token = resolve_credential(section.token, environ=environ).get_secret_value()
+    if len(token) < TOKEN_LENGTH_MIN or not token.isascii():
+        raise CredentialMissing(f"the token has less than {TOKEN_LENGTH_MIN} characters of ASCII", hint=_MAKE)
+    return digest_of(token)
+
+
+def user_table(name: str, role: str, budget_per_day: str, digest: bytes) -> str:
+    """Return the table of a user as it stands in a config."""
+    budget = f"budget_per_day = {budget_per_day}\n" if budget_per_day else ""
+    return f'\n[{USERS}.{name}]\nrole = "{role}"\n{budget}token_sha256 = "{digest.hex()}"\n'
+
+
+def team_warnings(
+    api: ApiSection, users: Mapping[str, UserSection], environ: Mapping[str, str] = os.environ
+) -> Iterator[Problem]:
+    """Yield what keeps the API from being served by TCP, or a user from using it."""
+    if api.key is not None and (why := key_problem(Path(api.key))):
+        yield Problem(key="api.key", message=why, hint=f"chmod 600 {api.key}")
+    if api.listen is not None and not users:
+        message = "is served to no user: there is no [users.NAME]"
+        yield Problem(key="api.listen", message=message, hint="spotd user add NAME --role view")
+    digests: dict[bytes, str] = {}
+    for name, section in users.items():
+        try:
+            digest = token_digest(section, environ=environ)
+        except BadValue as exc:
+            yield Problem(key=key_path((USERS, name, "token")), message=str(exc), hint=exc.hint)
+            continue
+        if (twin := digests.setdefault(digest, name)) != name:
+            message = f"has the token of [{USERS}.{twin}], so neither is let in"
+            yield Problem(key=key_path((USERS, name)), message=message, hint="give each a token of its own")
+
+
+def key_problem(path: Path) -> str:
+    """Return why the key of a certificate is not used; empty where it may be."""
+    try:
+        mode = path.expanduser().stat().st_mode
+    except OSError as exc:
+        return f"cannot be read: {exc.strerror}"
+    # Of a group it is that the file of a systemd credential seems to be, whose access list names the service's user.
+    if mode & stat.S_IROTH or others_may_write(path):
+        return "is a secret in a file that other users can read or change"
+    return ""
