@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The tests start hundreds of processes; without its compiled modules each would compile all of spotd anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test system check format docs lengthy swarm frameworks clients bench clean
+.PHONY: help demo quick test system check format docs lengthy swarm frameworks clients bench soak clean
 
 # The lines beginning with `##@` name the groups.
 help: ## list what make can do
@@ -67,6 +67,11 @@ clients: $(VENV)/.dev ## drive other people's clients against the fake clouds (i
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
 	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b $(ARGS) || exit 1; done
+
+# HOURS=0.1 shows whether it works; what is flat is judged from half an hour on.
+HOURS ?= 2
+soak: $(VENV)/.dev ## a real daemon with 1,000 jobs for HOURS=2: memory, descriptors, threads and state must stay flat
+	@$(BIN)/python benchmarks/soak.py --hours $(HOURS) $(ARGS)
 
 ##@ Housekeeping
 clean: ## remove what make made

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
@@ -18,12 +18,12 @@ from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, new_job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.domain.plan import Plan, applied
+from spotd.core.domain.plan import Plan, applied, combine
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.world import World
 from spotd.core.kernel import outcomes
 from spotd.core.kernel.reconcile import reconcile
-from spotd.core.requests import submit
+from spotd.core.requests import submit_all
 from spotd.store import Store, Tx
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.values import (
@@ -55,8 +55,8 @@ POLICY = Policy(
             provision_timeout=timedelta(minutes=5),
         )
     },
-    machines_max=10_000,
-    launches_per_cycle_max=10_000,
+    machines_max=100_000,
+    launches_per_cycle_max=100_000,
 )
 EXPENSIVE = host("expensive", 5.0, on_demand=9.0)
 """A market in which every job's ceiling is too low: nothing is bought while something is measured."""
@@ -86,24 +86,28 @@ def history(at: datetime, *, jobs: int, running: int) -> list[Plan]:
         plans.append(plan)
         return plan
 
-    for number in range(jobs):
-        happens(submit(world, _job(number, 1_000_000 if number < running else 10_000, at), at))
+    happens(submit_all(world, [job_of(n, 1_000_000 if n < running else 10_000, at) for n in range(jobs)], at))
     offers = build_offer_index(tuple(_offer(number) for number in range(running)))
     happens(
         decide(
             world, MarketSnapshot(by_provider={LOCAL: ProviderOffers(provider=LOCAL, offer_index=offers, at=at)}), at
         )
     )
+    launched = []
     for attempt in world.attempts.values():
         ref = InstanceRef(provider=LOCAL, instance_id=InstanceId(f"m-{attempt.id.job}"))
         machine = Instance(ref=ref, key=attempt.key, state=InstanceState.RUNNING, created_at=at)
-        happens(outcomes.launched(world, attempt.id, machine, at))
+        launched.append(outcomes.launched(world, attempt.id, machine, at))
+    while len(launched) > 1:  # by halves: one after the other copies them all again and again
+        launched = [reduce(combine, launched[n : n + 2]) for n in range(0, len(launched), 2)]
+    for plan in launched:
+        happens(plan)
     reports = {i: HostStatus(attempt=i, read_at=at, seq=1, phase="run") for i in world.attempts}
     happens(reconcile(world, {}, reports, at))
     return plans
 
 
-def _job(number: int, ceiling: int, at: datetime) -> Job:
+def job_of(number: int, ceiling: int, at: datetime) -> Job:
     spec = JobSpec(
         name=f"job-{number:04d}",
         run=("python", "train.py", "--config", f"experiment-{number}.toml"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,8 +23,9 @@ def text(at: datetime) -> str:
 class Host:
     """One attempt's runner, as far as the store can tell."""
 
-    def __init__(self, objects: ObjectStore, attempt: AttemptId) -> None:
+    def __init__(self, objects: ObjectStore, attempt: AttemptId, now: Callable[[], datetime] = lambda: NOW) -> None:
         self.objects = objects
+        self._now = now
         self.attempt = attempt
         self.seq = -1
         self._events = 0
@@ -42,12 +44,12 @@ class Host:
             "attempt": self.attempt.number,
             "seq": self.seq,
             "boot": 0,
-            "at": text(NOW),
+            "at": text(self._now()),
             "phase": phase,
             "pid": 4711,
             "up_s": 1.0,
             "runner": "0.1.0",
-            "grant_issued_at": text(NOW),
+            "grant_issued_at": text(self._now()),
             "order_checkpoint": 0,
             "seen": None,
             "stored": None,
@@ -85,7 +87,7 @@ class Host:
             "job": self.attempt.job,
             "attempt": self.attempt.number,
             "seq": self._events,
-            "at": text(NOW),
+            "at": text(self._now()),
             "kind": kind,
             "data": data,
         }
@@ -127,7 +129,7 @@ class Host:
             "name": name,
             "serial": self._serial,
             "step": self._serial,
-            "created_at": text(NOW),
+            "created_at": text(self._now()),
             "bytes": len(content),
             "files": [entry],
             "previous": None,

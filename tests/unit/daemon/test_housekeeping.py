@@ -1,6 +1,6 @@
 """What a job adds to the state with each checkpoint is bounded, and so is the file on the disk.
 
-`benchmarks/soak.py` shows the same for a week of the whole daemon.
+`benchmarks/virtual_weeks.py` shows the same for a week of the whole daemon.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Hours of one daemon whose jobs save every quarter of an hour: what it holds does not grow with time.
 
-`python benchmarks/soak.py` is the same for a week and eight jobs; `test_housekeeping.py` holds the rows to their bound.
+`python benchmarks/virtual_weeks.py` is the same for a week and eight jobs; `test_housekeeping.py` holds the rows to
+their bound.
 """
 
 from __future__ import annotations
