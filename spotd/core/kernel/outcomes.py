@@ -142,7 +142,8 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
         builder.owe_termination(instance.ref, instance.key, None, why="its attempt has ended meanwhile")
         return builder.plan()
     item = builder.attempt(attempt_id)
-    if any(other.ref == instance.ref for other in world.attempts.values() if other.id != attempt_id):
+    of_that_name = (a for a in world.attempts.values() if a.ref and a.ref.instance_id == instance.ref.instance_id)
+    if any(other.ref == instance.ref and other.id != attempt_id for other in of_that_name):
         return launch_unknown(world, attempt_id, "its provider named the machine of another attempt", now)
     if item.ref is None:
         since = began(item, instance.created_at, now, now)
