@@ -65,8 +65,8 @@ def duration_left(job: Job, item: Attempt | None, now: datetime) -> timedelta | 
     if limit is None:
         return None
     ran = job.totals.ran - job.pacing.ran_before
-    if item is not None and item.running_at is not None:
-        ran += max(timedelta(0), metered_until(item.meter, now) - item.running_at)
+    if item is not None:
+        ran += item.command_time(metered_until(item.meter, now))
     return limit - ran
 
 

@@ -24,7 +24,7 @@ from spotd.core.domain.jobs import HOSTS_MAX, Job, RunTotals, hourly_within
 from spotd.core.domain.policy import Policy, ProviderPolicy
 from spotd.core.domain.states import AttemptState, EndKind, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.pricing import PPM, dollar_words, halted_rate, moved_cost
+from spotd.core.pricing import PPM, dollar_words, halted_rate, metered_rate, moved_cost
 from spotd_providers.contract.values import Instance, InstanceState, Loss, MicroUsd, MicroUsdPerHour, as_usd, cost
 
 _TICK: Final = timedelta(microseconds=1)
@@ -123,12 +123,14 @@ def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]
 
 
 def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Charge, ...]:
-    """So much of what is booked up to `now` is taken back, from each day what was booked on it."""
+    """So much of what is booked up to `now` is taken back, from each day what was booked on it.
+
+    Of the time up to midnight all was booked, of that after it what the machine was seen to run, which may be less.
+    """
     began = attempt.meter.since or attempt.launched_at or now
     midnight = day_start(now.astimezone(UTC).date())
-    former = 0
-    if began < midnight:
-        former = amount * ((midnight - began) // _TICK) // max(1, (now - began) // _TICK)
+    rate = MicroUsdPerHour(max(0, metered_rate(attempt.quote) - halted_rate(attempt.quote)))
+    former = min(amount, cost(rate, max(timedelta(0), midnight - began)))
     parts = [(midnight - _TICK, former), (now, amount - former)]
     credit = ChargePart.CREDIT
     return tuple(_charge(attempt, credit, at, at, MicroUsd(-part), NOTHING) for at, part in parts if part > 0)
@@ -324,7 +326,7 @@ def with_run(totals: RunTotals, item: Attempt, reason: EndReason, now: datetime)
     """Return the totals with an attempt that ends now for this reason. What nothing proves of its time is left out."""
     ran, hosts = totals.ran, totals.hosts
     if item.running_at is not None:
-        ran += max(timedelta(0), metered_until(item.meter, now) - item.running_at)
+        ran += item.command_time(metered_until(item.meter, now))
         host = _host_name(item)
         if host not in hosts and len(hosts) < HOSTS_MAX:
             hosts = (*hosts, host)

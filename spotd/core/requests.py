@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core.author import order_stop
+from spotd.core.budgets import committed
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
@@ -16,7 +17,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering import job_spent
+from spotd.core.metering import job_spent, spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import dollar_words, limit_words, per_gpu_words
 from spotd.core.ranking.candidates import ceiling_for
@@ -140,7 +141,7 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
 # The job of an agent, or of a user who may only submit, has a budget always. All that one of them has queued counts
 # against a day: the whole budget of each job that has not ended, since a machine may spend it today, or what it has
 # cost where that is more, as where its budget was lowered or a bill was higher; and what those have cost that ended
-# today.
+# today, with what is set aside for their machines whose end is not proved.
 
 
 AGENT: Final = "agent"
@@ -210,15 +211,20 @@ class DayLimit:
         """Return why these jobs, which are new or to be changed, hold too much; empty where they do not.
 
         Args:
-            ended_today: what others of the author have cost that ended today.
+            ended_today: what is booked for others of the author that ended today.
         """
         who, verb = ("agents", "have") if self.author == AGENT else (self.author, "has")
         mine = {job.id for job in jobs}
-        live = [j for j in world.jobs.values() if j.submitted_by == self.author and not j.state.is_final]
+        own = [j for j in world.jobs.values() if j.submitted_by == self.author]
+        live, over = [j for j in own if not j.state.is_final], [j for j in own if j.state.is_final and j.id not in mine]
         others = [job for job in live if job.id not in mine]
         if len(others) + len(jobs) > self.jobs_max:
             return f"{who} {verb} {len(live)} jobs that have not ended, and may have {self.jobs_max}"
-        held = MicroUsd(ended_today + sum(_share_of(job, world, now) for job in others))
+        held = MicroUsd(
+            ended_today
+            + sum(_share_of(job, world, now) for job in others)
+            + sum(_unproven_cost(job, world, now) for job in over)
+        )
         wanted = MicroUsd(sum(_share_of(job, world, now) for job in jobs))
         if held + wanted <= self.limit:
             return ""
@@ -231,6 +237,12 @@ class DayLimit:
 
 def _share_of(job: Job, world: World, now: datetime) -> MicroUsd:
     return MicroUsd(max(job.budget or 0, job_spent(world, job, now)))
+
+
+def _unproven_cost(job: Job, world: World, now: datetime) -> MicroUsd:
+    """Return what machines of a job that is over have cost and may cost: booked once their end is proved."""
+    items = world.attempts_of(job.id)
+    return MicroUsd(sum(spent(item, now) + committed(world, item, now) for item in items))
 
 
 def agents_day(policy: Policy) -> DayLimit:

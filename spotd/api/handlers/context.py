@@ -28,7 +28,7 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import Verdict, World
-from spotd.core.metering import day_start, job_spent
+from spotd.core.metering import day_start
 from spotd.core.requests import DayLimit, users_day
 from spotd.daemon.commits import (
     Beside,
@@ -244,7 +244,7 @@ def require_day(day: DayLimit, reads: Reads, world: World, jobs: Sequence[Job], 
     begin = day_start(now.astimezone(UTC).date())
     today = reads.spent_by(day.author, ended_since=begin)
     counted = [job for job in jobs if job.ended_at is not None and job.ended_at >= begin]
-    today = MicroUsd(today - sum(job_spent(world, job, now) for job in counted))
+    today = MicroUsd(today - sum(job.spent for job in counted))
     if problem := day.problem(jobs, world, today, now):
         raise OverBudget(problem, hint=DAY_HINT)
 

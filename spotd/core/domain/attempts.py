@@ -413,6 +413,12 @@ class Attempt:
     def provider(self) -> ProviderName:
         return self.quote.offer.provider
 
+    def command_time(self, until: datetime) -> timedelta:
+        """Return how long its command has run up to this instant; it does not while its machine is outbid and held."""
+        if self.running_at is None:
+            return timedelta(0)
+        return max(timedelta(0), min(until, self.bidding.held_since or until) - self.running_at)
+
     @property
     def ceiling_now(self) -> MicroUsdPerGpuHour:
         """What the job accepts to pay for this machine from now on."""

@@ -17,7 +17,7 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import ProviderOffers
 from spotd.core.domain.policy import ProviderPolicy
-from spotd.core.domain.states import Counted, EndReason
+from spotd.core.domain.states import Counted, EndReason, JobState
 from spotd_providers.contract.values import Market, Offer, OfferId, ProviderName
 
 # What an attempt that came to nothing costs its job: when it is tried again, and when it is given up.
@@ -90,12 +90,12 @@ def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:
 
 def did_start(item: Attempt, job: Job, now: datetime) -> bool:
     """Whether the command ran for a while or saved something."""
-    return _ran(item, now) >= RAN_FOR_A_WHILE or has_saved(item, job)
+    return item.command_time(now) >= RAN_FOR_A_WHILE or has_saved(item, job)
 
 
 def got_somewhere(item: Attempt, job: Job, now: datetime) -> bool:
     """Whether the machine was worth its launch: the job has a checkpoint of it, or its command ran for long enough."""
-    return has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE
+    return has_saved(item, job) or item.command_time(now) >= GOT_SOMEWHERE
 
 
 def has_saved(item: Attempt, job: Job) -> bool:
@@ -178,6 +178,12 @@ def wait_for_cause(
     return rules.causes_within if rules is not None and is_first and may_be_taken else timedelta(0)
 
 
+def may_wait_for_cause(job: Job, now: datetime) -> bool:
+    """Whether the job waits after failed starts, so that a late cause of the last one is of use."""
+    is_lost = job.state is JobState.RECOVERING and job.failed_starts > 0
+    return is_lost and job.not_before is not None and job.not_before > now
+
+
 def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:
     """How long the job still waits before it is launched again.
 
@@ -186,10 +192,6 @@ def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:
     if job.not_before is None or job.not_before - now > max(FAULT_MAX, AWAY_MAX, longest):
         return timedelta(0)
     return max(timedelta(0), job.not_before - now)
-
-
-def _ran(item: Attempt, now: datetime) -> timedelta:
-    return timedelta(0) if item.running_at is None else now - item.running_at
 
 
 SHOWN_FIRST: Final = timedelta(seconds=5)

@@ -131,7 +131,7 @@ def with_progress(job: Job, attempt: Attempt, now: datetime) -> Job:
 
 def has_progress(job: Job, attempt: Attempt, source: Checkpoint, now: datetime) -> bool:
     """Whether the attempt has saved something beyond what it resumed from."""
-    worked = attempt.running_at is not None and now - attempt.running_at >= WORKED
+    worked = attempt.command_time(now) >= WORKED
     for own in (c for c in job.checkpoints if c.attempt == attempt.id.number):
         further = own.step > source.step if own.step is not None and source.step is not None else worked
         if further:

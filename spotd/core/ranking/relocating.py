@@ -92,7 +92,7 @@ class Staying:
         self._unsaved = unsaved_time(job, item, now)
         self._age, self._start_took = _age(item, now), _start_took(item)
         if self._left is None:
-            self._here_left = min(HORIZON_MAX, _ran_there(item, now))
+            self._here_left = min(HORIZON_MAX, item.command_time(now))
         else:
             self._here_left = max(timedelta(0), time_on(job, self._left, here.gpu, here.gpu_count) - self._unsaved)
         rate = running_rate(item.quote) if rate_here is None else rate_here
@@ -152,7 +152,7 @@ def rate_limit(job: Job, item: Attempt, until: datetime, rate_here: int, margin_
     machine above it to be compared misses no move. It never rises where it is known what is left of the job.
     """
     left, here = remaining_work(job), item.quote.offer
-    ran = min(HORIZON_MAX, _ran_there(item, until))
+    ran = min(HORIZON_MAX, item.command_time(until))
     here_left = ran if left is None else time_on(job, left, here.gpu, here.gpu_count)
     stop = job.spec.checkpoint.stop_grace + STOP_TAKES
     kept = here_left * (100 - margin_percent) / 100 - stop
@@ -197,10 +197,6 @@ _ENDS: Final = tuple(ends // _TICK for ends, _ in _HAZARD)
 
 def _age(item: Attempt, now: datetime) -> timedelta:
     return timedelta(0) if item.launched_at is None else max(timedelta(0), now - item.launched_at)
-
-
-def _ran_there(item: Attempt, now: datetime) -> timedelta:
-    return timedelta(0) if item.running_at is None else max(timedelta(0), now - item.running_at)
 
 
 def _start_took(item: Attempt) -> timedelta:

@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 
 from spotd.core.domain import market
-from spotd.core.domain.cooldowns import CooldownEnd
+from spotd.core.domain.cooldowns import CooldownEnd, may_wait_for_cause
 from spotd.core.domain.jobs import Job, disk_gb_for
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import JobState
@@ -484,6 +484,9 @@ class WatchedProviders:
         for name, listing in listings.items():
             if any(machine.state is not values.InstanceState.GONE for machine in listing.instances):
                 self._last[name] = now
+        if any(may_wait_for_cause(job, now) for job in world.jobs.values()):
+            # Why its machine was lost stands in a list of a provider where nothing else may be left to watch.
+            self._last.update({name: now for name, rules in world.policy.providers.items() if rules.causes_within})
         for name, since in list(self._last.items()):
             seen = listings.get(name)
             if since < now and seen is not None and seen.complete and seen.at > since + world.policy.list_lag(name):
