@@ -17,6 +17,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import Quote
+from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
 from spotd.core.metering import metered_until
@@ -268,24 +269,49 @@ def with_spot(pacing: Pacing, now: datetime, *, is_up: bool, recoveries: int) ->
 
 # How long a job waits for spot before it may take on-demand, where its owner states it.
 #
-# Theory. With `market = "auto"` and `on_demand_after = "2h"` a job is placed on spot alone at first. The time counts
-# from
-# the first decision in which nothing but the market kept it from a machine, within its windows, and it goes on over
-# launches that come to nothing. Once it has reached the limit the job takes what costs least of both markets, under its
-# ceiling as ever. It counts anew once a machine got the job further (a checkpoint, or half an hour of its command):
-# after
-# a preemption the job tries spot first again. A machine that runs on-demand is not left for spot by this rule.
+# Theory. With `market = "auto"` and `on_demand_after = "2h"` a job is placed on spot alone at first. Time counts from a
+# decision in which nothing but the market kept it from a machine, within its windows, until one in which something else
+# does (its turn, a budget, a balance), and it goes on over launches that come to nothing. Time in which nothing was
+# decided does not count: a daemon that was dead, a computer that slept. So what was waited is added up every few
+# minutes, and what is added up is all that a new process goes on from. Once it has reached the limit the job takes what
+# costs least of both markets, under its ceiling as ever. It counts anew once a machine got the job further (a
+# checkpoint, or half an hour of its command): after a preemption the job tries spot first again. A machine that runs
+# on-demand is not left for spot by this rule.
 
 
-def with_spot_wait(pacing: Pacing, now: datetime) -> Pacing:
-    """Return what is remembered of a job that waits for spot now."""
+ADDED_UP: Final = timedelta(minutes=10)
+"""A wait is added up so often, which is what the end of a process may take from it."""
+
+
+def with_spot_wait(job: Job, pacing: Pacing, now: datetime) -> Pacing:
+    """Return what is remembered of a job that nothing but the market keeps from a spot machine now."""
     since = pacing.spot_wanted_since
-    return pacing if since is not None and since <= now else replace(pacing, spot_wanted_since=now)
+    if since is not None and since <= now < since + ADDED_UP:
+        return pacing
+    return replace(without_spot_wait(job, pacing, now), spot_wanted_since=now)
+
+
+def without_spot_wait(job: Job, pacing: Pacing, now: datetime) -> Pacing:
+    """Return the same of a job that something else keeps from a machine."""
+    if pacing.spot_wanted_since is None:
+        return pacing
+    return replace(pacing, spot_wanted_since=None, spot_waited=waited_for_spot(job, pacing, now))
+
+
+def without_unwatched_waits(world: World) -> Plan:
+    """Let no time count as waited for spot that passed since a wait was added up: nothing was decided in it."""
+    waiting = [job for job in world.jobs.values() if job.pacing.spot_wanted_since is not None]
+    return Plan(jobs={job.id: replace(job, pacing=replace(job.pacing, spot_wanted_since=None)) for job in waiting})
+
+
+def waited_for_spot(job: Job, pacing: Pacing, now: datetime) -> timedelta:
+    """Return for how long the job has waited for spot."""
+    return (pacing.spot_waited or timedelta(0)) + waiting_time(job, pacing.spot_wanted_since, now)
 
 
 def time_to_on_demand(job: Job, limit: timedelta, now: datetime) -> timedelta:
     """Return how much longer the job waits for spot alone; 0 or less once it may take on-demand."""
-    return limit - waiting_time(job, job.pacing.spot_wanted_since, now)
+    return limit - waited_for_spot(job, job.pacing, now)
 
 
 def waiting_time(job: Job, since: datetime | None, now: datetime) -> timedelta:

@@ -21,7 +21,6 @@ from spotd.core.budgets import BudgetGuard
 from spotd.core.deadlines import (
     Outlook,
     Quotes,
-    array_waits,
     due_at,
     due_words,
     duration_left,
@@ -30,8 +29,10 @@ from spotd.core.deadlines import (
     time_to_on_demand,
     time_until,
     wait_words,
+    waited_for_spot,
     with_spot,
     with_spot_wait,
+    without_spot_wait,
 )
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import JobId
@@ -142,21 +143,40 @@ class Pacer:
     def _waiting_for_spot(self, job: Job, limit: timedelta) -> Job:
         """Return the job on spot alone while it waits for that; on both markets once it has waited for long enough."""
         builder = self._builder
-        pacing = builder.job(job.id).pacing
-        if pacing.spot_wanted_since is None and job.array is not None and is_untried(job):
-            pacing = replace(pacing, spot_wanted_since=self._array_waits.get(job.array.id))
-        pacing = with_spot_wait(pacing, builder.now)
-        self._put(job, pacing)
-        left = time_to_on_demand(replace(job, pacing=pacing), limit, builder.now)
+        left = time_to_on_demand(replace(job, pacing=self._spot_pacing(job)), limit, builder.now)
         self._words[job.id] = wait_words(left, limit)
         if left <= timedelta(0):
             return job
         builder.wake(builder.now + left)
         return on_market(job, MarketChoice.SPOT)
 
+    def note_spot_wait(self, job: Job, *, is_market: bool) -> None:
+        """Count the time of a job that may take on-demand later, where the market alone keeps it from a machine."""
+        if job.spec.resources.on_demand_after is None or job.spec.schedule.deadline is not None:
+            return
+        counts = with_spot_wait if is_market else without_spot_wait
+        self._put(job, counts(job, self._spot_pacing(job), self._builder.now))
+
+    def _spot_pacing(self, job: Job) -> Pacing:
+        """Return the pacing of the job; one of an array that was never tried has waited as long as any other of it."""
+        pacing = self._builder.job(job.id).pacing
+        if job.array is None or not is_untried(job):
+            return pacing
+        longest = self._array_waits.get(job.array.id, pacing)
+        now = self._builder.now
+        return longest if waited_for_spot(job, longest, now) > waited_for_spot(job, pacing, now) else pacing
+
     @cached_property
-    def _array_waits(self) -> dict[JobId, datetime]:
-        return array_waits(self._world.jobs.values(), lambda pacing: pacing.spot_wanted_since)
+    def _array_waits(self) -> dict[JobId, Pacing]:
+        """What is remembered by the job of each array that waits for spot longest."""
+        found: dict[JobId, Pacing] = {}
+        for job in self._world.jobs.values():
+            if job.array is None or not job.state.may_be_placed:
+                continue
+            known, now = found.get(job.array.id, Pacing()), self._builder.now
+            if waited_for_spot(job, job.pacing, now) >= waited_for_spot(job, known, now):
+                found[job.array.id] = job.pacing
+        return found
 
     def keep_pace(self, job: Job, item: Attempt | None) -> bool:
         """Order the job's machine to stop if the other market is to be used; whether this could be judged."""

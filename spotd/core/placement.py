@@ -74,6 +74,25 @@ _SAYS_NOTHING_OF_PRICES = frozenset(
     }
 )
 """What comes and goes with machines and launches: a job that waits for a price does so behind it, too."""
+_MARKET: Final = frozenset(
+    {VerdictKind.ABOVE_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS, VerdictKind.COOLING}
+)
+"""What the market keeps from a job, so that its time of waiting for spot counts."""
+_NO_MARKET: Final = frozenset(
+    {
+        VerdictKind.NO_CEILING,
+        VerdictKind.BUDGET_JOB,
+        VerdictKind.BUDGET_DAY,
+        VerdictKind.BUDGET_MONTH,
+        VerdictKind.BALANCE,
+        VerdictKind.MACHINES,
+        VerdictKind.PAUSED,
+        VerdictKind.WINDOW,
+        VerdictKind.AFTER,
+        VerdictKind.ARRAY,
+    }
+)
+"""What keeps a job from any machine, whatever the market: its time does not count. What launches leave behind does."""
 _LIMITS_OF_LAUNCHES: Final = frozenset({VerdictKind.MACHINES, VerdictKind.LAUNCH_LIMIT})
 """What keeps a job from another machine, but not from one that waits for it."""
 PRICE_DWELL: Final = timedelta(minutes=30)
@@ -395,6 +414,7 @@ class JobPlacement:
         return None
 
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
+        self.pacer.note_spot_wait(job, is_market=True)
         known = self.builder.job(job.id)
         if agreed.is_own:
             alike = sized(known, agreed.offer.nodes)
@@ -468,6 +488,8 @@ class JobPlacement:
         )
         if is_over:
             return
+        if kind in _MARKET or kind in _NO_MARKET:
+            self.pacer.note_spot_wait(job, is_market=kind in _MARKET)
         self.turns.note_wait(job, sentence)
         state = _state_of_waiting(job, kind, self.now)
         if state is not job.state:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import anyio
 
+from spotd.core.deadlines import without_unwatched_waits
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
@@ -45,6 +46,8 @@ from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
 CYCLE_GAP_S: Final = 0.05
 """However often it is woken, the loop leaves the computer to others in between."""
 HOLD_S: Final = 2.0
+UNWATCHED_S: Final = 300.0
+"""A cycle that comes so long after the one before it was held up, as by a computer that slept."""
 NOT_WRITABLE: Final = "the state cannot be written"
 READ_SHARED_S: Final = 1.0
 READ_NETWORK: Final = timedelta(seconds=10)
@@ -59,6 +62,12 @@ class LoopState:
     world: World
     verdicts: Mapping[JobId, Verdict]
     at: datetime
+
+
+def _taken_on(world: World, now: datetime, *, asks_store: bool) -> Plan:
+    """Go on with what a former process left."""
+    plan = without_unwatched_waits(world)
+    return combine(plan, after_restart(applied(world, plan), now, asks_store=asks_store))
 
 
 class ControlLoop:
@@ -126,7 +135,7 @@ class ControlLoop:
             StoreError: the state cannot be written, so nothing may begin.
         """
         committed = await self._commits.commit(
-            partial(after_restart, asks_store=self._asks_store),
+            partial(_taken_on, asks_store=self._asks_store),
             (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT),
             contain=True,
         )
@@ -179,6 +188,8 @@ class ControlLoop:
             before = world
             fresh = self._host_monitor.fresh(reports, world)
             ended = record_unsaved_ends(world, unsaved_ends, now)
+            if self.state is not None and self._clock.real_seconds(now - self.state.at) > UNWATCHED_S:
+                ended = combine(ended, without_unwatched_waits(applied(world, ended)))
             first = combine(ended, reconcile(applied(world, ended), listings, fresh, now))
             if self.only_reconciles:
                 return replace(first, events=first.events + notes)

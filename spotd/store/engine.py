@@ -289,6 +289,7 @@ BUNDLED: Final = Schema(
         "0019": "16b6a3a3b646c314",
         "0020": "dfbe0d4cfc0b105f",
         "0021": "3ef91f9f49891416",
+        "0022": "97a7e0522631ff47",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -133,10 +133,10 @@ def pacing_after(job: Job, item: Attempt, now: datetime) -> Pacing:
     every hour that would cost the wait each time.
     """
     pacing = job.pacing
-    if (pacing.spot_wanted_since is None and pacing.own_wanted_since is None) or not got_somewhere(item, job, now):
+    if not pacing.waits or not got_somewhere(item, job, now):
         return pacing
     own_wanted_since = None if item.quote.is_own else pacing.own_wanted_since
-    return replace(pacing, spot_wanted_since=None, own_wanted_since=own_wanted_since)
+    return replace(pacing, spot_wanted_since=None, spot_waited=None, own_wanted_since=own_wanted_since)
 
 
 def words_of_setback(back: Setback) -> str:

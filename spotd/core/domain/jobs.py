@@ -262,7 +262,9 @@ class Pacing:
         past_up, past_runs: how long, and how often, that was so before.
         losses: of its recoveries those that have ended such a run already.
         is_slipping: its owner was warned that the deadline may not be met.
-        spot_wanted_since: since when a job that may take on-demand later waits for spot; `None` while it does not.
+        spot_wanted_since: since when a job that may take on-demand later waits for spot; `None` while it does not, as
+            while something else than the market keeps it from a machine.
+        spot_waited: how long it waited so before that; `None` where it did not.
         own_wanted_since: since when a job that may rent later waits for an own machine; `None` while it does not.
     """
 
@@ -274,7 +276,13 @@ class Pacing:
     losses: int = 0
     is_slipping: bool = False
     spot_wanted_since: datetime | None = None
+    spot_waited: timedelta | None = None
     own_wanted_since: datetime | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything is remembered of a wait for spot or for an own machine."""
+        return any(one is not None for one in (self.spot_wanted_since, self.spot_waited, self.own_wanted_since))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.daemon.market.late_causes import CauseCheck
 from spotd.daemon.market.price_recorder import BillCheck
-from spotd_jobs.spec.model import Schedule
+from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources, Schedule
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -36,6 +36,7 @@ from spotd_providers.contract.values import (
     ProviderCharge,
     ProviderName,
 )
+from spotd_providers.contract.values import Market as Sold
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, offer
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.ledger import BID, KEY, Hosts, Market, at_work, first_runs, reload, rig_of, stop_reasons
@@ -303,3 +304,61 @@ async def test_a_launch_without_an_answer_stops_no_machine_where_the_budget_has_
         await rig.clock.sleep(5 * MINUTE)
         assert rig.attempts(name)[0].state is AttemptState.RUNNING
         assert stop_reasons(rig, name) == []
+
+
+WAITS = Resources(
+    gpu=(GpuAlternative(name="RTX_4090", count=1),), market=MarketChoice.AUTO, on_demand_after=20 * MINUTE
+)
+DEMAND = replace(offer("d1", price=450_000), market=Sold.ON_DEMAND, interruption=Interruption.NEVER)
+TOO_DEAR = offer("o1", price=900_000)
+IN_THE_WAY: Final[Mapping[str, Mapping[str, Any]]] = {
+    "the balance": {},
+    "the day's budget": {"budget_day": MicroUsd(100)},
+    "the month's budget": {"budget_month": MicroUsd(100)},
+    "machines": {"machines_max": 0},
+    "the store": {"launches_paused": "the store is away"},
+}
+
+
+@pytest.mark.parametrize("what", IN_THE_WAY)
+async def test_only_time_counts_for_on_demand_in_which_nothing_but_the_market_is_in_the_way(
+    tmp_path: Path, what: str
+) -> None:
+    clock = VirtualClock()
+    shop = Books(clock, offers=[DEMAND, TOO_DEAR])
+    rig = rig_of(tmp_path, clock=clock, shops=[shop], every_s=30.0)
+    shop.credit = POOR if what == "the balance" else RICH
+    async with at_work(rig, Hosts(rig, tmp_path)):
+        await rig.clock.sleep(11 * MINUTE)  # a balance is asked for every ten minutes
+        await rig.submit(job(resources=WAITS))
+        await rig.clock.sleep(5 * MINUTE)
+        reload(rig, **IN_THE_WAY[what])
+        shop.offer_index = [DEMAND, HERE]
+        await rig.clock.sleep(40 * MINUTE)
+        shop.credit, shop.offer_index = RICH, [DEMAND, TOO_DEAR]
+        await rig.clock.sleep(MINUTE)
+        reload(rig, budget_day=None, budget_month=None, machines_max=8, launches_paused="")
+        await rig.clock.sleep(10 * MINUTE)
+        assert shop.requests == []
+        await rig.until(lambda: bool(shop.requests), within=7 * MINUTE)
+
+
+@pytest.mark.parametrize("how", ["dead", "asleep"])
+async def test_no_time_counts_for_on_demand_in_which_nothing_was_decided(tmp_path: Path, how: str) -> None:
+    rig = rig_of(tmp_path, offers=[DEMAND, TOO_DEAR])
+    hosts, shop = Hosts(rig, tmp_path), rig.shop
+    async with at_work(rig, hosts):
+        await rig.submit(job(resources=WAITS))
+        await rig.clock.sleep(15 * MINUTE)
+        if how == "asleep":
+            rig.clock.offset += 3 * HOUR
+            await rig.clock.sleep(4 * MINUTE)
+            assert shop.requests == []
+            await rig.until(lambda: bool(shop.requests), within=7 * MINUTE)
+            return
+    await rig.clock.sleep(3 * HOUR)
+    later = rig.reborn()
+    async with at_work(later, hosts):
+        await later.clock.sleep(4 * MINUTE)
+        assert shop.requests == []
+        await later.until(lambda: bool(shop.requests), within=7 * MINUTE)
