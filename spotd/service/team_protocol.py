@@ -10,7 +10,7 @@ import anyio
 from spotd.service.http_server import is_failure
 from spotd.slow_requests import TimedH11Protocol
 
-_LOGGER: Final = logging.getLogger("uvicorn.error.team")
+_LOGGER: Final = logging.getLogger("spotd.team.http")
 """What a peer without a token sends wrong is not written down: that could fill the disk."""
 _LOGGER.setLevel(logging.ERROR)
 _LOGGER.addFilter(is_failure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -27,7 +28,7 @@ Client = Callable[..., Daemon]
 
 
 def plain(team: Team) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", team.port), timeout=30)
+    return socket.create_connection(("127.0.0.1", team.port), timeout=15)
 
 
 def encrypted(team: Team, authority: Authority) -> ssl.SSLSocket:
@@ -41,6 +42,8 @@ def until_closed(sock: socket.socket) -> bytes:
     try:
         while piece := sock.recv(65_536):
             read += piece
+    except TimeoutError:
+        raise AssertionError("the connection stays open") from None
     except OSError:
         pass
     return read
@@ -71,6 +74,7 @@ def test_a_handshake_that_is_not_made_ends(team: Team, sent: bytes) -> None:
 
 
 def test_what_is_no_http_is_written_nowhere(team: Team, authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     with encrypted(team, authority) as sock:
         sock.sendall(b"\0\0 nothing of HTTP\r\n\r\n")
         assert b" 400 " in until_closed(sock).partition(b"\r\n")[0]

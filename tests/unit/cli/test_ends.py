@@ -83,7 +83,7 @@ def test_every_daemon_command_has_its_own_help(command: str) -> None:
         (("ls", "-n", "0"), "error: invalid value for '-n' / '--limit': 0 is not in the range", "spotctl ls --help"),
         (("show",), "error: missing argument 'JOB'", "hint: spotctl show --help"),
         (("logs", "a", "-n", "-3"), "error: invalid value for '-n' / '--tail'", "hint: spotctl logs --help"),
-        (("--colour",), "error: no such option", "hint: spotctl --help"),
+        (("--frobnicate",), "error: no such option", "hint: spotctl --help"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, tuple) else "",
 )
