@@ -238,16 +238,11 @@ AFTER_A_CRASH = {
 }
 AT_STAKE = frozenset(
     {
-        P.AFTER_COMMIT_SUBMIT,
-        P.BEFORE_COMMIT_CYCLE_LAUNCH,
-        P.AFTER_COMMIT_LAUNCH_SENT,
         P.AFTER_LAUNCH,
-        P.AFTER_COMMIT_ADOPT,
         P.AFTER_INSTANCES,
         P.AFTER_PUT_RUNNER,
         P.AFTER_COMMIT_CANCEL,
         P.AFTER_COMMIT_RETRY,
-        P.AFTER_COMMIT_CYCLE_TERMINATE,
         P.AFTER_TERMINATE,
         P.AFTER_COMMIT_TERMINATE_FAILED,
         P.BEFORE_COMMIT_LAUNCH_REFUSED,
@@ -256,7 +251,7 @@ AT_STAKE = frozenset(
         P.AFTER_PUT_NEXT,
     }
 )
-"""Of each story, the points at which the provider knows most and the daemon least.
+"""Of each story, the point at which the provider knows most and the daemon least.
 
 `make lengthy` kills at all others; `make test` does that in virtual time (`tests/unit/daemon/test_crashes.py`).
 """

@@ -140,13 +140,13 @@ async def test_a_bill_that_is_not_whole_takes_nothing_back_and_says_why_once(tmp
     booked = spent(rig, job_id)
     assert booked in range(WHOLE, WHOLE + 3)
     shop.rows, why = NOT_BELIEVED[case]
-    await read_for(24, rig, bills)
+    await read_for(5, rig, bills)
     assert spent(rig, job_id) == booked
     (item,) = rig.attempts(job_id)
     assert (item.bill.believed, why in item.bill.note) == (None, True), item.bill.note
     assert rig.kinds(job_id).count("attempt.bill_refused") == 1
     shop.rows = [(0, 30, 11_500_000)]
-    await read_for(15 * 24, rig, bills, step=24)
+    await read_for(3 * 96, rig, bills, step=96)
     assert spent(rig, job_id) == 11_500_000, "a better one corrects it for days"
     assert (rig.attempts(job_id)[0].bill.believed, rig.attempts(job_id)[0].bill.note) == (11_500_000, "")
 
@@ -180,7 +180,7 @@ async def test_a_bill_that_covers_the_machine_is_what_was_spent(tmp_path: Path, 
 OFF = 0.11  # hours: the machine of these rows was launched a while after the full hour
 OTHER_CLOCKS: Mapping[str, tuple[Rows, int | None]] = {
     f"{words} by {hours} h": (tuple((begin + OFF - hours, end + OFF - hours, n) for begin, end, n in rows), amount)
-    for hours in (5, -5, 20, -20)
+    for hours in (5, -20)
     for words, rows, amount in (
         ("whole", [(0.0, 30.0, 11_000_000)], 11_000_000),
         ("whole in two rows", [(0.0, 12.0, 4_000_000), (12.0, 30.0, 7_000_000)], 11_000_000),
