@@ -39,6 +39,7 @@ class SlowStore:
 @pytest.fixture
 def slow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowStore:
     store = SlowStore(Rig(tmp_path))
+    monkeypatch.chdir(tmp_path)  # where a runner marks its lease
     monkeypatch.setattr(grants, "steady", store.steady)
     monkeypatch.setattr(web, "read", store.read)
     return store
