@@ -61,7 +61,7 @@ from spotd.service import memory
 from spotd.service.accelerated import open_clock, paced, seconds_on_host
 from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, signals
 from spotd.service.state import SECRETS_FOLDER
-from spotd.store import POSTGRES, Store, StoreInUse, parse_place
+from spotd.store import POSTGRES, StateUnavailable, Store, StoreInUse, parse_place
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.start import SCRIPT_BYTES_MAX, build_runner, start_script
 from spotd_providers.contract.provider import Clock
@@ -106,7 +106,10 @@ class App:
         redactor: Redactor,
         crash: CrashPoints,
         computer: Computer | None = None,
+        has_led: bool = False,
     ) -> None:
+        """Make it. `has_led`: this process led until a moment ago, so a state that is away is waited for."""
+        self._waits_for = (StoreInUse, StateUnavailable) if has_led else (StoreInUse,)
         self.settings = settings
         self.reloaded = settings
         self.computer = computer or Computer()
@@ -161,7 +164,7 @@ class App:
         store: Store | None
         try:
             store = await anyio.to_thread.run_sync(Store.open, url)
-        except StoreInUse as error:
+        except self._waits_for as error:
             if isinstance(url, Path) or not url.startswith(f"{POSTGRES}://"):
                 raise
             from spotd.service.http_server import wait_to_lead
@@ -251,7 +254,7 @@ class App:
             lifecycle = daemon.lifecycle(self._load, group)
             if daemon.timeline is not None:
                 group.start_soon(lifecycle.end_when, daemon.date_wanted, name="clock")
-            group.start_soon(_end_when_lost, daemon.parts.database, group.cancel_scope, name="lead")
+            group.start_soon(self._end_when_lost, daemon.parts.database, group.cancel_scope, name="lead")
             await lifecycle.run(received)
             closing.set()
             with anyio.move_on_after(API_CLOSE_S):
@@ -260,7 +263,6 @@ class App:
         for controller in daemon.controllers:
             self.log.info("controller.metrics", controller=controller.name, **asdict(controller.metrics))
         if daemon.parts.database.is_lost:
-            self.log.error("daemon.lead_lost", reason="another spotd may lead this state; machines are left running")
             return DaemonEnded.LEAD_LOST
         if lifecycle.begins_anew:
             self.log.info("daemon.begins_anew", reason="the computer's clock was set")
@@ -281,15 +283,16 @@ class App:
             daemon.control_loop.only_reconciles = False
             daemon.wake_event.notify()
 
+    async def _end_when_lost(self, database: Database, scope: anyio.CancelScope) -> None:
+        """End everything at once when another process may lead: what this one still did would be the other's to do."""
+        while not database.is_lost:  # noqa: ASYNC110 - a thread of the state's finds it out
+            await anyio.sleep(LEAD_CHECK_S)
+        # Before the end, which a transaction that gets no answer may put off.
+        self.log.error("daemon.lead_lost", reason="another spotd may lead this state; machines are left running")
+        scope.cancel()
+
     def _api_failed(self, route: str, error: Exception) -> None:
         self.log.error("api.failed", route=route, exc_info=error)
-
-
-async def _end_when_lost(database: Database, scope: anyio.CancelScope) -> None:
-    """End everything at once when another process may lead: whatever this one still did would be the other's to do."""
-    while not database.is_lost:  # noqa: ASYNC110 - a thread of the state's finds it out
-        await anyio.sleep(LEAD_CHECK_S)
-    scope.cancel()
 
 
 async def _serving(

@@ -192,5 +192,7 @@ class _Wait:
         await serve(Starlette(routes=routes), sock.dup(), started=anyio.Event(), closing=closing)
 
     async def _answer(self, _request: Request) -> Response:
-        hint = "ask on the computer of that one; this spotd leads when that one stops"
+        hint = self.reason.hint
+        if isinstance(self.reason, StoreInUse):
+            hint = "ask on the computer of that one; this spotd leads when that one stops"
         return refusal_response(ApiUnavailable(f"this spotd waits: {self.reason.message}", hint=hint))

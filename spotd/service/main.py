@@ -438,8 +438,9 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
         settings = load()
         redactor.register(settings.secrets)
         app = App(settings, load=load, redactor=redactor, crash=crash)
-        while anyio.run(app.run) is not DaemonEnded.BY_SIGNAL:
-            app = App(app.reloaded, load=load, redactor=redactor, crash=crash)
+        while (ended := anyio.run(app.run)) is not DaemonEnded.BY_SIGNAL:
+            has_led = ended is DaemonEnded.LEAD_LOST
+            app = App(app.reloaded, load=load, redactor=redactor, crash=crash, has_led=has_led)
     except BadConfig as exc:
         return _fail(str(exc), BAD_CONFIG)
     except KeyboardInterrupt:

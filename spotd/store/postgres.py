@@ -25,15 +25,17 @@ error codes.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Engine, Text, create_engine, exc, text
+from sqlalchemy import Connection, Engine, Text, create_engine, event, exc, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import QueuePool
 
@@ -62,6 +64,7 @@ IDLE_MS: Final = 10_000
 FATE_S: Final = 10.0
 FATE_PAUSE_S: Final = 0.25
 CONNECT_S: Final = 5
+_SETTING: Final = re.compile(r"(?:-c\s*|--)([A-Za-z_][\w.]*)=(\S*)")
 _LINK: Final = {
     "connect_timeout": CONNECT_S,
     "keepalives_idle": 5,
@@ -87,19 +90,20 @@ def open_postgres(place: DatabasePlace, *, reads_only: bool = False, statement_m
     if place.url is None:
         raise ValueError("this place is not in PostgreSQL")
     url = place.url
+    given, options = _options(url)
     settings = {
+        **given,
         "synchronous_commit": "on",
         "statement_timeout": str(statement_ms),
         "idle_in_transaction_session_timeout": str(IDLE_MS),
         "default_transaction_read_only": "on" if reads_only else "off",
         "TimeZone": "UTC",
     }
-    options = " ".join((_options(url), *(f"-c {name}={value}" for name, value in settings.items()))).strip()
     try:
-        return create_engine(
+        engine = create_engine(
             url.set(drivername="postgresql+psycopg").difference_update_query(["options"]),
             # Statements are prepared nowhere: a pooler between may give each transaction another session.
-            connect_args={**_LINK, "options": options, "application_name": "spotd", "prepare_threshold": None},
+            connect_args={**_LINK, **options, "application_name": "spotd", "prepare_threshold": None},
             isolation_level="REPEATABLE READ" if reads_only else "READ COMMITTED",
             poolclass=QueuePool,
             pool_size=1,
@@ -111,11 +115,26 @@ def open_postgres(place: DatabasePlace, *, reads_only: bool = False, statement_m
         raise StoreUnsupported(
             "a state in PostgreSQL needs psycopg, which is not installed", hint="install the extra spotd[postgres]"
         ) from error
+    event.listen(engine, "connect", partial(_set, settings))
+    return engine
 
 
-def _options(url: URL) -> str:
+def _set(settings: Mapping[str, str], connection: Any, _record: object) -> None:
+    """Set these for the session. Not as options of the connection's start, which PgBouncer refuses."""
+    calls = ", ".join("set_config(%s, %s, false)" for _ in settings)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {calls}", [part for pair in settings.items() for part in pair])
+    connection.commit()
+
+
+def _options(url: URL) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the settings that the URL gives, and its options where they hold anything else."""
     given = url.query.get("options", "")
-    return given if isinstance(given, str) else " ".join(given)
+    text = given if isinstance(given, str) else " ".join(given)
+    found = _SETTING.findall(text)
+    if _SETTING.sub("", text).strip() or "\\" in text:
+        return {}, {"options": text}
+    return dict(found), {}
 
 
 def translate_postgres(place: DatabasePlace, error: BaseException | None) -> Exception:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -53,6 +53,8 @@ class Postgres:
 
     root: Path
     port: int
+    namespace: str = ""
+    """The network namespace that it runs in."""
 
     @property
     def data(self) -> Path:
@@ -74,6 +76,28 @@ class Postgres:
 
     def start(self) -> None:
         self._run("pg_ctl", "-D", str(self.data), "-l", str(self.root / "log"), "-t", str(_READY_S), "-w", "start")
+
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """Leave nothing free on the disk of this server meanwhile; it may crash, and is there again afterwards."""
+        filler = self.root / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            for size in (1 << 20, 1 << 12):
+                with suppress(OSError):
+                    while True:
+                        file.write(b"\0" * size)
+        try:
+            yield
+        finally:
+            filler.unlink()
+            if not (self.data / "postmaster.pid").exists() or not _is_alive(self._pid()):
+                self.start()
+
+    def use_up_log(self) -> None:
+        """Write into the write-ahead log alone until a full disk ends the server."""
+        with suppress(RuntimeError):
+            while True:
+                self.sql("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
 
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-t", str(_STOP_S), "-w", "stop")
@@ -119,10 +143,9 @@ class Postgres:
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         folder = programs()
         assert folder is not None
-        as_root = os.geteuid() == 0
-        owner = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--init-groups"] if as_root else []
+        within = ["ip", "netns", "exec", self.namespace] if self.namespace else []
         done = subprocess.run(
-            [*owner, str(folder / program), *arguments],
+            [*within, *as_server_user(), str(folder / program), *arguments],
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if program in _ANSWERS else subprocess.DEVNULL,
@@ -135,6 +158,20 @@ class Postgres:
             log = self.root / "log"
             raise RuntimeError(f"{program} failed: {done.stderr or (log.read_text()[-2000:] if log.exists() else '')}")
         return done
+
+
+def as_server_user() -> list[str]:
+    """Return what begins a command that is not to run as root."""
+    return ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--init-groups"] if os.geteuid() == 0 else []
+
+
+def no_disk_of_its_own() -> str:
+    """Why no server here can have a disk of its own; empty where one can."""
+    with tempfile.TemporaryDirectory(prefix="disk-") as folder:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=False, capture_output=True)
+        if mounted.returncode == 0:
+            subprocess.run(["umount", folder], check=True)
+        return "" if mounted.returncode == 0 else "no file system may be mounted here"
 
 
 def _is_alive(pid: int) -> bool:
@@ -159,22 +196,34 @@ def free_port() -> int:
 
 
 @contextmanager
-def running() -> Iterator[Postgres]:
-    """Start a server in a folder of its own, which its user must be able to reach."""
-    with tempfile.TemporaryDirectory(prefix="postgres-") as folder:
+def running(*, namespace: str = "", disk_mb: int = 0) -> Iterator[Postgres]:
+    """Start a server in a folder of its own, which its user must be able to reach.
+
+    Args:
+        namespace: the network namespace that it is to run in.
+        disk_mb: the size of a file system of its own; 0: it is on the disk of this computer.
+    """
+    with tempfile.TemporaryDirectory(prefix="postgres-") as folder, ExitStack() as stack:
         Path(folder).chmod(0o755)
-        with _running(Path(folder) / "server") as server:
+        if disk_mb:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m,mode=755", "tmpfs", folder], check=True)
+            stack.callback(subprocess.run, ["umount", "-l", folder], check=True)
+        with _running(Path(folder) / "server", namespace) as server:
             yield server
 
 
 @contextmanager
-def _running(root: Path) -> Iterator[Postgres]:
+def _running(root: Path, namespace: str) -> Iterator[Postgres]:
     make_root(root)
     port = free_port()
-    server = Postgres(root=root, port=port)
-    server._run("initdb", "-D", str(server.data), "-A", "trust", "-U", "spotd", "-N")
+    server = Postgres(root=root, port=port, namespace=namespace)
+    server._run("initdb", "-D", str(server.data), "-A", "trust", "-U", "spotd", "-N", "--wal-segsize=1")
+    with (server.data / "pg_hba.conf").open("a") as rules:
+        rules.write("host all all 198.18.0.0/15 trust\n")  # where there is a network of its own
     with (server.data / "postgresql.conf").open("a") as config:
-        config.write(f"port={port}\nlisten_addresses='127.0.0.1'\nunix_socket_directories='{root}'\n")
+        everywhere = "*" if namespace else "127.0.0.1"
+        config.write(f"port={port}\nlisten_addresses='{everywhere}'\nunix_socket_directories='{root}'\n")
+        config.write("min_wal_size=4MB\nmax_wal_size=16MB\n")
         config.write("fsync=off\n")  # a killed server loses nothing by it, only a computer without power
     server.start()
     try:

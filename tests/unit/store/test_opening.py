@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from spotd.store import (
     StateError,
@@ -20,6 +21,7 @@ from spotd.store import (
     StoreOtherSchema,
     StoreTooNew,
     StoreUnsupported,
+    postgres,
 )
 from spotd.store.engine import BUNDLED
 from tests.cases import every
@@ -267,3 +269,20 @@ def test_an_empty_file_becomes_a_state(path: Path) -> None:
     path.touch()
     with Store.open(path) as store:
         assert store.read(lambda r: r.jobs()) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "passed_on"),
+    [
+        ("-csearch_path=a", {"search_path": "a"}, {}),
+        ("-c search_path=a --work_mem=8MB", {"search_path": "a", "work_mem": "8MB"}, {}),
+        ("", {}, {}),
+        ("-csearch_path=a -E", {}, {"options": "-csearch_path=a -E"}),
+        (r"-csearch_path=a\ b", {}, {"options": r"-csearch_path=a\ b"}),
+    ],
+)
+def test_settings_of_a_url_are_made_by_a_statement_which_poolers_pass_on(
+    options: str, settings: dict[str, str], passed_on: dict[str, str]
+) -> None:
+    url = make_url("postgresql://db/spotd").update_query_dict({"options": options})
+    assert postgres._options(url) == (settings, passed_on)
