@@ -213,6 +213,10 @@ class MachineVerdicts:
             return ""
         if Need.READINGS in needs and self._world.policy.launches_paused:
             return self._world.policy.launches_paused
+        if Need.TARGET in needs:
+            locked = next((one.id.job for one in machines if one.id.job in self._world.policy.locked), None)
+            if locked is not None:
+                return self._world.policy.locked[locked]
         if Need.TARGET in needs and target is not None:
             if job.moves.claim is not None:
                 return "it waits for the machine that another one was stopped for"

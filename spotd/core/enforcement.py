@@ -255,7 +255,8 @@ class Preemption:
         spec = self._world.jobs[item.id.job].spec
         # A job with a deadline may have no time to lose: its policy decides about that.
         is_lower = spec.priority < job.spec.priority and spec.schedule.deadline is None
-        if not is_lower or self._builder.now - item.intended_at < DWELL:
+        is_locked = item.id.job in self._world.policy.locked
+        if not is_lower or is_locked or self._builder.now - item.intended_at < DWELL:
             return False
         return not self._machine_verdicts.held_back(item, MachineVerdict.MAKE_ROOM)
 

@@ -253,8 +253,6 @@ class Relocation:
 
     def _may_move(self, item: Attempt) -> bool:
         job = self._builder.job(item.id.job)
-        if job.id in self._policy.locked:
-            return False
         return job.moves.count < self._policy.moves_max and self._has_settled(job, item, job.moves.at)
 
     def _has_settled(self, job: Job, item: Attempt, changed_at: datetime | None) -> bool:

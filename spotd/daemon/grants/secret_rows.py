@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from spotd.core.domain.intents import JobId
 from spotd.daemon.commits import Beside, Database
 from spotd.daemon.grants.inputs import InputsAway, SecretFiles, SecretsLocked, SecretsMissing, SecretsRefused
 from spotd.daemon.log import Redactor
-from spotd.store import NotDecrypted, SecretsKeys, StateUnavailable
+from spotd.store import NotDecrypted, SecretsKeys, StateUnavailable, Tx
 
 BYTES_MAX: Final = 16 * 2**20
 """Of the secrets of all jobs of one submission: they are written in one transaction, within the leader's lease."""
 NAMED_MAX: Final = 3
+AT_ONCE: Final = 100
+"""Rows that are encrypted anew in one transaction."""
 GIVE_KEY: Final = "give the same key to every spotd of this state, as secrets_key in [daemon], and reload it"
 MAKE_KEY: Final = (
     "make one with `spotd secrets-key FILE`, copy the file to every computer of this state, write "
@@ -44,22 +48,23 @@ class SecretRows:
         Raises:
             StateError: the state cannot be read or written now.
         """
-        keys, stored = self._keys, await self._database.read(lambda reads: reads.secrets())
-        if keys.current is not None and keys.former is not None:
-            old = [row for row in stored if row.key_id == keys.former.id]
-            fresh = {}
-            for row in old:
-                try:
-                    fresh[row.job] = keys.current.encrypt(row.job, keys.former.decrypt(row))
-                except NotDecrypted:
-                    continue  # it stays as it is, and is refused where it is asked for
-            if fresh:
-                await self._database.tx(lambda tx: tx.write_secrets(fresh.values()))
-            stored = tuple(fresh.get(row.job, row) for row in stored)
-        self._key_ids = {row.job: row.key_id for row in stored}
-        self.use(keys)
+        former = self._keys.former
+        found = await self._database.read(lambda reads: reads.secrets_key_ids())
+        old = [job for job, key_id in found.items() if former is not None and key_id == former.id]
+        for start in range(0, len(old), AT_ONCE):
+            await self._database.tx(partial(self._encrypt_anew, old[start : start + AT_ONCE]))
+        self._key_ids = await self._database.read(lambda reads: reads.secrets_key_ids()) if old else found
+        self.use(self._keys)
         for job in files.jobs() & self._key_ids.keys():
             files.remove(job)
+
+    def _encrypt_anew(self, jobs: Sequence[JobId], tx: Tx) -> None:
+        keys, rows = self._keys, []
+        for row in (row for job in jobs for row in tx.secrets(job)):
+            with suppress(NotDecrypted):  # it stays as it is, and is refused where it is asked for
+                if keys.current is not None:
+                    rows.append(keys.current.encrypt(row.job, keys.decrypt(row)))
+        tx.write_secrets(rows)
 
     def use(self, keys: SecretsKeys) -> None:
         """Read with these keys from now on."""

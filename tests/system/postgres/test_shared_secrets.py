@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.client.transport import DaemonRefused
-from tests.e2e.ctl import log_lines
+from tests.e2e.ctl import log_lines, spotctl
 from tests.e2e.harness import FINAL, Lab, until
 from tests.system.engines.postgres import Postgres
 from tests.system.postgres.pairs import leads, two_daemons
@@ -124,6 +124,8 @@ def test_a_successor_without_the_key_buys_nothing_for_them_and_keeps_what_runs(
         assert second.job(running)["recoveries"] == 0
         why = "encrypted with key"
         until(lambda: reads_reason(second, waiting, why), what="the reason to be given", within=30)
+        found = spotctl(second, "doctor")
+        assert f"1 job waits: its secrets were {why}" in " ".join((found.stdout + found.stderr).split())
         until(lambda: not first.open_machines(), what="no machine to be left", within=60)
         plain = second.submit("plain", "true")
         until(lambda: second.state(plain) in FINAL, what="a job without secrets to end", within=120)

@@ -107,6 +107,11 @@ def test_a_machine_is_left_alone_for_a_while_after_its_launch() -> None:
     assert stopped(decided(world_of(running(1, minutes=young + 1), waiting=(urgent(),)))) == ["j1"]
 
 
+def test_a_job_whose_secrets_could_not_be_given_to_another_machine_makes_no_room() -> None:
+    policy = shop_policy(machines_max=2, locked={JobId("j1"): "no key for its secrets"})
+    assert stopped(decided(world_of(running(1), running(2, priority=5), waiting=(urgent(),), policy=policy))) == ["j2"]
+
+
 def test_a_job_with_a_deadline_makes_no_room() -> None:
     owner, item = running(1)
     due = Schedule(deadline=Deadline(span=timedelta(hours=36)), policy=PolicyName.CEILING)
