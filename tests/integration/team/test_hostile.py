@@ -74,7 +74,8 @@ def test_a_handshake_that_is_not_made_ends(team: Team, sent: bytes) -> None:
 
 
 def test_what_is_no_http_is_written_nowhere(team: Team, authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    for name in ("", "uvicorn.error"):
+        caplog.set_level(logging.INFO, name)
     with encrypted(team, authority) as sock:
         sock.sendall(b"\0\0 nothing of HTTP\r\n\r\n")
         assert b" 400 " in until_closed(sock).partition(b"\r\n")[0]
