@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -16,7 +16,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
-from spotd.core.metering import with_correction, with_estimates, with_paid
+from spotd.core.metering import days_between, with_correction, with_estimates, with_paid
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import egress_cost, traffic_cost
 from spotd_providers.contract.values import InstanceId, MicroUsd, ProviderCharge, as_usd, cost
@@ -39,6 +39,7 @@ class Bill:
         gap: the longest time between them that no row covers.
         is_certain: no row was repeated, so that the sum is all that the rows say and not only the least.
         problem: why the rows cannot be added up, in words that follow "the bill"; empty where they can.
+        paid: the rows that cost something, by their begin.
     """
 
     amount: MicroUsd
@@ -47,6 +48,7 @@ class Bill:
     gap: timedelta = timedelta(0)
     is_certain: bool = True
     problem: str = ""
+    paid: tuple[ProviderCharge, ...] = ()
 
 
 def bill_of(machine: InstanceId, charges: Iterable[ProviderCharge]) -> Bill | None:
@@ -63,6 +65,7 @@ def bill_of(machine: InstanceId, charges: Iterable[ProviderCharge]) -> Bill | No
         gap=_longest_gap(paid),
         is_certain=len(rows) == len(own),
         problem=_problem(rows, paid),
+        paid=tuple(paid),
     )
 
 
@@ -105,12 +108,14 @@ def _longest_gap(rows: Sequence[ProviderCharge]) -> timedelta:
 # little. A bill is written by the hour or by the day, late, and sometimes in part, so what it adds up to is at first
 # only the least that the machine cost. It raises what is booked at any time; it lowers that only where its rows cover
 # the machine from its first work to the last proof of its life, without a gap. It is read again for some days, less
-# and less often, so that what it says later corrects what it said before. What was booked too much is taken back from
-# the last days first, as it is the end that was not seen.
+# and less often, so that what it says later corrects what it said before. Where its rows cover the machine, each day is
+# corrected to what they say of it, since budgets are of days; else what was booked too much is taken back from the last
+# days first, as it is the end that was not seen.
 #
 # Attempts that had one machine after the other have one bill. It is read once all of them have ended, and divided.
 
 
+_TICK: Final = timedelta(microseconds=1)
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -169,8 +174,9 @@ def compared(world: World, sharers: Sequence[Sharer], bill: Bill | None, now: da
         note, read = last.bill.note, last.bill.read
     elif not refusal and (bill.amount == _booked_of_all(items) or is_final or bill.amount == last.bill.read):
         believed = True
+        rows = bill.paid if _is_whole(items, bill) else ()
         for one, share in zip(sharers, shares(sharers, bill.amount), strict=True):
-            _believe(builder, one, share)
+            _believe(builder, one, share, rows)
         tries = DONE if is_final else tries
     elif refusal and refusal != last.bill.note:
         builder.event("attempt.bill_refused", f"{refusal}: what was booked stays", attempt=last.id)
@@ -216,10 +222,10 @@ def _egress(item: Attempt) -> MicroUsd:
     return egress_cost(item.quote, item.restored_bytes)
 
 
-def _believe(builder: PlanBuilder, one: Sharer, share: MicroUsd) -> None:
+def _believe(builder: PlanBuilder, one: Sharer, share: MicroUsd, rows: Sequence[ProviderCharge]) -> None:
     """Charge what the provider bills of an attempt, in place of what was metered."""
     job, item = builder.job(one.job.id), one.item
-    is_news = _correct(builder, job, item, one.booked, share)
+    is_news = _correct(builder, one, share, rows)
     if item.bill.believed is None and item.meter.settled:
         own = builder.job(job.id)
         builder.put_job(replace(own, totals=with_estimates(own.totals, -1)))
@@ -310,25 +316,28 @@ def _most(item: Attempt) -> int:
     return PLAUSIBLE * (time + traffic_cost(item.quote.offer, item.uploaded_bytes, item.restored_bytes))
 
 
-def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Charge], billed: MicroUsd) -> bool:
+def _correct(builder: PlanBuilder, one: Sharer, billed: MicroUsd, rows: Sequence[ProviderCharge]) -> bool:
     """Charge what is missing, and take back what is too much; return whether that is worth a line."""
+    job, item = builder.job(one.job.id), one.item
     settled = _booked_there(item)
     missing = billed - settled
     # A correction stands beside a charge of its day; one that was moved over midnight to be apart cannot bear it.
-    own = sorted(
-        (one for one in booked if one.attempt == item.id and one.start.astimezone(UTC).date() == one.day),
-        key=lambda charge: charge.start,
-    )
-    if missing > 0:
-        builder.add_charge(_again(own[-1], missing) if own else _first(item, missing))
-    left = -missing
-    for day in sorted({charge.day for charge in own}, reverse=True):
-        on_day = [charge for charge in own if charge.day == day]
-        part = min(left, sum(charge.amount for charge in on_day))
-        if part > 0:
-            builder.add_charge(_again(on_day[-1], -part))
-            left -= part
-    missing += max(0, left)
+    beside = {
+        charge.day: charge
+        for charge in sorted(one.booked, key=lambda charge: charge.start)
+        if charge.attempt == item.id and charge.start.astimezone(UTC).date() == charge.day
+    }
+    booked = Counter[date]()
+    for charge in one.booked:
+        if charge.attempt == item.id and charge.day in beside:
+            booked[charge.day] += charge.amount
+    more = _moved_by_day(booked, missing, _billed_by_day(one.booked, item, rows))
+    for day, amount in more.items():
+        builder.add_charge(_again(beside[day], amount))
+    if not beside and missing > 0:
+        builder.add_charge(_first(item, missing))
+        more[item.intended_at.date()] = missing
+    missing = sum(more.values())
     billed = MicroUsd(settled + missing)
     corrected = with_correction(item, missing)
     compared = corrected.on_demand_settled - item.on_demand_settled
@@ -352,6 +361,40 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
         amount_microusd=missing,
     )
     return True
+
+
+def _billed_by_day(booked: Iterable[Charge], item: Attempt, rows: Iterable[ProviderCharge]) -> Counter[date]:
+    """Return in what proportion the rows bill the days of the attempt: each is for the time that it shares with it."""
+    own = [charge for charge in booked if charge.attempt == item.id]
+    found = Counter[date]()
+    for row in rows:
+        begin = max(row.start, min((charge.start for charge in own), default=row.start))
+        end = min(row.end, max((charge.end for charge in own), default=row.end))
+        for start, until in days_between(begin, end):
+            found[start.astimezone(UTC).date()] += row.amount * ((until - start) // _TICK) // ((end - begin) // _TICK)
+    return found
+
+
+def _moved_by_day(booked: Mapping[date, int], missing: int, billed: Mapping[date, int]) -> dict[date, int]:
+    """Return by how much each day is corrected, so that no day is below zero; all together it is what is missing.
+
+    Args:
+        billed: in what proportion the days are billed; empty where that is not known.
+    """
+    days, total = sorted(booked), sum(booked.values()) + missing
+    whole = sum(billed.get(day, 0) for day in days)
+    if whole and total >= 0:
+        upto = [total * part // whole for part in accumulate(billed.get(day, 0) for day in days)]
+        found = {day: now - before - booked[day] for day, now, before in zip(days, upto, [0, *upto], strict=False)}
+        return {day: amount for day, amount in found.items() if amount}
+    if missing > 0:
+        return {days[-1]: missing} if days else {}
+    found, left = {}, -missing
+    for day in reversed(days):
+        if (part := min(left, booked[day])) > 0:
+            found[day] = -part
+            left -= part
+    return found
 
 
 def _first(item: Attempt, amount: int) -> Charge:

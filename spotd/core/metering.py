@@ -115,7 +115,7 @@ def spent_in_month(world: World, now: datetime) -> MicroUsd:
     return MicroUsd(settled + running)
 
 
-def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+def days_between(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
     while start < end:
         midnight = day_start(start.astimezone(UTC).date() + timedelta(days=1))
         yield start, min(end, midnight)
@@ -155,7 +155,7 @@ def settled(
     the machine up to now, it runs on from the end of the proof, so that a later one finds the time between.
     """
     meter = attempt.meter
-    spans = () if meter.since is None else tuple(_days(meter.since, metered_until(meter, now)))
+    spans = () if meter.since is None else tuple(days_between(meter.since, metered_until(meter, now)))
     charges: list[Charge] = []
     part = ChargePart.DISK if meter.rate <= halted_rate(attempt.quote) else ChargePart.MACHINE
     on_demand_now = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate

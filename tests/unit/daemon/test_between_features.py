@@ -287,6 +287,31 @@ async def test_neither_a_double_nor_a_machine_of_that_id_elsewhere_nor_another_c
     assert [sum(days(rig, name).values()) for name in (one, two)] == [booked[0] + 30_000, booked[1]]
 
 
+@pytest.mark.parametrize("parts", [(50, 50), (200, 200), (100, 50), (50, 100)], ids=str)
+async def test_a_bill_corrects_each_day_to_what_it_says_of_it(tmp_path: Path, parts: tuple[int, int]) -> None:
+    clock = VirtualClock()
+    shop = Books(clock, offers=[HERE])
+    rig = rig_of(tmp_path, at=MIDNIGHT - 25 * MINUTE, clock=clock, shops=[shop], every_s=60.0)
+    async with at_work(rig, seldom(rig, tmp_path)):
+        name = await rig.submit()
+        await first_runs(rig, name)
+        await rig.clock.sleep(34 * MINUTE)
+        await rig.cancel(name)
+        await rig.until(lambda: not shop.not_gone())
+        await rig.clock.sleep(3 * MINUTE)
+    before, today = days(rig, name), MIDNIGHT.date()
+    wanted = {day: before[day] * part // 100 for day, part in zip(sorted(before), parts, strict=True)}
+    whole = shop.row("m1", sum(wanted.values()))
+    begin = MIDNIGHT - timedelta(days=1)
+    first = replace(whole, start=begin, end=MIDNIGHT, amount=MicroUsd(wanted[begin.date()]))
+    second = replace(whole, start=MIDNIGHT, end=MIDNIGHT + timedelta(days=1), amount=MicroUsd(wanted[today]))
+    shop.rows = (whole,) if parts[0] == parts[1] else (first, second)
+    await bills_read(rig)
+    after = days(rig, name)
+    assert sum(after.values()) == whole.amount
+    assert after == pytest.approx(wanted, rel=0.02)
+
+
 @pytest.mark.parametrize("limit", ["budget_day", "budget_month"])
 async def test_a_launch_without_an_answer_stops_no_machine_where_the_budget_has_no_room_for_both(
     tmp_path: Path, limit: str
