@@ -110,6 +110,11 @@ NOT_BELIEVED: Mapping[str, tuple[Rows, str]] = {
     "its first day alone": ([day(7_200_000)], "does not cover all of its time"),
     "its last day alone": ([day(4_800_000, number=1)], "does not cover all of its time"),
     "a hole in it": ([(0, 10, 4_000_000), (20, 31, 4_400_000)], "does not cover all of its time"),
+    "a hole that a row of nothing fills": (
+        [(0, 10, 4_000_000), (10, 20, 0), (20, 31, 4_400_000)],
+        "does not cover all of its time",
+    ),
+    "a row of nothing before its last day": ([day(0), day(4_800_000, number=1)], "does not cover all of its time"),
     "a day that is not written yet": ([day(7_200_000), day(0, number=1)], "does not cover all of its time"),
     "the last day's disk alone": (
         [day(7_100_000, kind="gpu"), day(100_000, kind="disk"), day(90_000, number=1, kind="disk")],

@@ -127,6 +127,7 @@ ANSWERS: dict[str, tuple[Canned, type[Exception], type[Exception], type[Provider
     "time-out of the server": (Canned(status=408, body=b"{}"), Unavailable, OutcomeUnknown, None),
     "time-out of the server, in its own words": (_own(408, "x"), Unavailable, OutcomeUnknown, None),
     "error of the server": (Canned(status=500, body=b"{}"), Unavailable, OutcomeUnknown, None),
+    "error of the server, in its own words": (_own(500, "x"), Unavailable, OutcomeUnknown, None),
     "error of the layer below": (_own(400, "below/x"), Unavailable, OutcomeUnknown, None),
     "gateway": (Canned(status=502, body=b"<html/>", headers=HTML), Unavailable, OutcomeUnknown, None),
     "success of no JSON": (Canned(status=200, body=b"<html/>", headers=HTML), Unavailable, OutcomeUnknown, None),
