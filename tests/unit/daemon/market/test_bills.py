@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.bills import DONE, READ_AFTER
+from spotd.core.bills import DONE, READ_AFTER, Sharer, _moved_by_day, shares
 from spotd.core.domain.attempts import MachineState
-from spotd.core.domain.intents import AttemptId, JobId, Meter
+from spotd.core.domain.intents import AttemptId, Charge, ChargePart, JobId, Meter
 from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
@@ -256,3 +256,43 @@ async def test_a_bill_that_is_final_at_once_is_believed_once_the_machine_is_gone
     shop.bill = 300_000
     await bills.reconcile_once()
     assert spent(rig, job_id) == ((shop.bill,) * 3 if state is MachineState.GONE else booked)
+
+
+def sharer(number: int, **parts: int) -> Sharer:
+    """An attempt of a job with these charges, in micro-dollars by part."""
+    world = world_with(AttemptState.RUNNING)
+    ((identity, item),), (owner,) = world.attempts.items(), world.jobs.values()
+    item = replace(item, id=replace(identity, number=number))
+    booked = [
+        Charge(
+            attempt=item.id,
+            provider=item.provider,
+            day=NOW.date(),
+            start=NOW,
+            end=NOW + HOUR,
+            amount=MicroUsd(amount),
+            on_demand=None,
+            part=ChargePart(part),
+        )
+        for part, amount in parts.items()
+    ]
+    return Sharer(job=owner, item=item, booked=booked)
+
+
+@pytest.mark.parametrize("billed", [0, 1, 99, 100, 150, 199, 200, 201, 1_000])
+def test_no_share_of_a_bill_is_below_zero_and_all_of_them_are_the_bill(billed: int) -> None:
+    both = sharer(1, machine=100, traffic=100), sharer(2, machine=50, traffic=100)
+    found = shares(both, MicroUsd(billed))
+    assert sum(found) == billed
+    assert min(found) >= 0
+
+
+def test_no_day_is_corrected_to_less_than_nothing() -> None:
+    today = NOW.date()
+    yesterday = today - timedelta(days=1)
+    booked, billed = {yesterday: 100, today: 50}, {yesterday: 2, today: 1}
+    assert _moved_by_day(booked, -60, billed) == {yesterday: -40, today: -20}
+    assert _moved_by_day(booked, -60, {}) == {today: -50, yesterday: -10}
+    assert _moved_by_day(booked, -200, billed) == {today: -50, yesterday: -100}
+    assert _moved_by_day(booked, 30, {}) == {today: 30}
+    assert _moved_by_day({}, 30, {}) == {}

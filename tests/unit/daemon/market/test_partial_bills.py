@@ -16,7 +16,15 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.market.price_recorder import BillCheck
-from spotd_providers.contract.values import AttemptKey, Capability, InstanceState, MicroUsd, Power, ProviderCharge
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    InstanceId,
+    InstanceState,
+    MicroUsd,
+    Power,
+    ProviderCharge,
+)
 from tests.unit.core.builders import NOW, instance, listing, report, world_with
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig
@@ -107,6 +115,7 @@ def day(
 
 NOT_BELIEVED: Mapping[str, tuple[Rows, str]] = {
     "for half, up to an instant that cannot be": ([(0, 24 * 365 * 100, 6_000_000)], "a time that is yet to come"),
+    "up to more than a month ahead": ([(0, 31 + 24 * 33, 13_000_000)], "a time that is yet to come"),
     "its first day alone": ([day(7_200_000)], "does not cover all of its time"),
     "its last day alone": ([day(4_800_000, number=1)], "does not cover all of its time"),
     "a hole in it": ([(0, 10, 4_000_000), (20, 31, 4_400_000)], "does not cover all of its time"),
@@ -245,6 +254,33 @@ async def test_two_readings_after_a_long_sleep_are_an_hour_apart_all_the_same(tm
     assert spent(rig, job_id) == booked, "minutes apart prove nothing"
     await read_for(4, rig, bills)
     assert spent(rig, job_id) == 11_000_000
+
+
+async def test_two_readings_on_either_side_of_an_instant_at_which_one_is_due_are_an_hour_apart(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    shop.rows = [(0, 31, 11_000_000)]
+    await rig.clock.sleep(8 * HOUR - HOUR / 12)  # the sixth reading is due at 8 h
+    for _ in range(3):
+        await bills.reconcile_once()
+        assert spent(rig, job_id) == booked
+        await rig.clock.sleep(HOUR / 6)
+
+
+async def test_a_row_of_another_machine_with_the_same_key_is_in_no_bill(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    shop.rows = [(0, 31, 11_000_000)]
+    (machine,) = shop.machines.values()
+    plain = shop.charges
+
+    async def charges(since: datetime, until: datetime) -> Sequence[ProviderCharge]:
+        rows = await plain(since, until)
+        others = (replace(row, instance_id=InstanceId("double"), key=key) for row in rows for key in (row.key, None))
+        return (*rows, *others)
+
+    shop.charges = charges  # type: ignore[method-assign]  # an account in which a launch made two machines
+    await read_for(5, rig, bills)
+    assert spent(rig, job_id) == 11_000_000, machine.key
 
 
 async def test_the_bill_of_a_machine_that_may_still_run_is_not_read(tmp_path: Path) -> None:
