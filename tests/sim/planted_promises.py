@@ -154,13 +154,13 @@ def meters_what_was_agreed() -> AbstractContextManager[None]:
 
 
 def meters_the_day_twice() -> AbstractContextManager[None]:
-    days = metering._days
+    days = metering.days_between
 
     def wrong(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
         for _, other in days(start, end):
             yield start, other
 
-    return patched((metering, "_days", wrong))
+    return patched((metering, "days_between", wrong))
 
 
 # --- in the proof of an end ---
