@@ -102,6 +102,18 @@ def test_machines_that_run_take_their_part_first() -> None:
     assert decide(both, stage, NOW).verdicts[second.id].kind is VerdictKind.PLACED
 
 
+@pytest.mark.parametrize(("balance", "kind"), [(-10, VerdictKind.BALANCE), (10, VerdictKind.PLACED)])
+def test_a_machine_that_was_just_launched_needs_a_useful_run_from_its_launch_on(
+    balance: int, kind: VerdictKind
+) -> None:
+    """The balance is older than its launch."""
+    world = world_with(AttemptState.RUNNING, intended_at=NOW - MINUTE)
+    second = job(2)
+    both = replace(world, jobs={**world.jobs, second.id: second})
+    stage = with_balance(market(offer("o2")), 2 * RUN + balance, age=timedelta(minutes=10))
+    assert decide(both, stage, NOW).verdicts[second.id].kind is kind
+
+
 def test_another_provider_is_taken_where_one_has_no_money_left() -> None:
     policy = shop_policy()
     policy = replace(policy, providers={**policy.providers, OTHER: replace(policy.providers[SHOP], name=OTHER)})

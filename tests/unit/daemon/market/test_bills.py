@@ -281,8 +281,8 @@ def sharer(number: int, **parts: int) -> Sharer:
 
 @pytest.mark.parametrize("billed", [0, 1, 99, 100, 150, 199, 200, 201, 1_000])
 def test_no_share_of_a_bill_is_below_zero_and_all_of_them_are_the_bill(billed: int) -> None:
-    both = sharer(1, machine=100, traffic=100), sharer(2, machine=50, traffic=100)
-    found = shares(both, MicroUsd(billed))
+    each = sharer(1, machine=100), sharer(2, machine=50, traffic=100), sharer(3, traffic=100)
+    found = shares(each, MicroUsd(billed))
     assert sum(found) == billed
     assert min(found) >= 0
 
