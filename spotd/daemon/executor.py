@@ -34,7 +34,7 @@ from spotd.core.metering import needs_list
 from spotd.daemon.calls import BidChanges, LaunchRefusal, refusal_of
 from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Decide, Points
 from spotd.daemon.controllers import WakeEvent, backoff_s
-from spotd.daemon.grants.inputs import InputsAway, InputsMissing, SecretsMissing
+from spotd.daemon.grants.inputs import InputsAway, InputsMissing, SecretsLocked, SecretsMissing
 from spotd.daemon.market.guarded import GuardedProvider, guarded
 from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import StoreError as ObjectsError
@@ -266,6 +266,11 @@ class Executor:
         answer: values.Instance | LaunchRefusal | str
         try:
             script = await self._grants.prepare(attempt, job)
+        except SecretsLocked as exc:
+            # The policy names it as locked, so it is not sent and this was no start, unless the key is back by now.
+            if await self._sent(attempt) is None:
+                return
+            answer = LaunchRefusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
         except (SecretsMissing, InputsMissing, ScriptTooLong) as exc:
             answer = LaunchRefusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
         except InputsAway as exc:
@@ -274,7 +279,11 @@ class Executor:
             answer = LaunchRefusal(failure=LaunchFailure.STORE_AWAY, detail=str(exc))
         except Exception as exc:  # noqa: BLE001 - one job's values must not end the daemon
             self._log.error("launch.not_prepared", key=attempt.key, exc_info=exc)
-            await self._contain_launch(attempt, f"its launch cannot be prepared ({in_words(exc)})")
+            why = f"its launch cannot be prepared ({in_words(exc)})"
+            await self._commit(
+                lambda world, now: launch_contained(world, attempt.id, LaunchOutcome.NOT_MADE, None, why, now),
+                (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
+            )
             return
         else:
             await self._tell_passed_over(attempt)
@@ -306,12 +315,6 @@ class Executor:
             lambda world, now: launch_sent(world, attempt.id, now, market),
             (CrashPoint.BEFORE_COMMIT_LAUNCH_SENT, CrashPoint.AFTER_COMMIT_LAUNCH_SENT),
             otherwise=self._contained(attempt, LaunchOutcome.NOT_MADE),
-        )
-
-    async def _contain_launch(self, attempt: Attempt, why: str) -> None:
-        await self._commit(
-            lambda world, now: launch_contained(world, attempt.id, LaunchOutcome.NOT_MADE, None, why, now),
-            (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
         )
 
     def _contained(self, attempt: Attempt, outcome: LaunchOutcome, made: values.Instance | None = None) -> Decide:
@@ -372,8 +375,7 @@ class Executor:
             "effective_microusd_h": attempt.quote.price.total,
         }
         match answer:
-            case values.Instance():
-                machine = answer
+            case values.Instance() as machine:
                 # First, because the commit wakes the loop, and the cache still offers what has just been sold.
                 self._bought(attempt.quote.offer)
                 await self._commit(
@@ -382,8 +384,7 @@ class Executor:
                     otherwise=self._contained(attempt, LaunchOutcome.MADE, machine),
                 )
                 self._log.info("launch.done", instance=machine.ref.instance_id, **fields)
-            case LaunchRefusal():
-                no = answer
+            case LaunchRefusal() as no:
                 await self._commit(
                     lambda world, now: outcomes.launch_refused(
                         world, attempt.id, no.failure, no.detail, now, no.retry_after, no.quota
@@ -399,8 +400,7 @@ class Executor:
                     case outcomes.ReadAgain.NOTHING:
                         pass
                 self._log.warning("launch.refused", failure=no.failure.value, detail=no.detail, **fields)
-            case str():
-                detail = answer
+            case str() as detail:
                 await self._commit(
                     lambda world, now: outcomes.launch_unknown(world, attempt.id, detail, now),
                     (CrashPoint.BEFORE_COMMIT_LAUNCH_UNKNOWN, CrashPoint.AFTER_COMMIT_LAUNCH_UNKNOWN),

@@ -27,7 +27,7 @@ from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint, CrashPoints
 from spotd.daemon.grants.canary import canary_rules
-from spotd.daemon.grants.inputs import DataGrants, JobSecrets, RestorePoints, SecretsLocked
+from spotd.daemon.grants.inputs import DataGrants, JobSecrets, RestorePoints, SecretsMissing
 from spotd.daemon.recovery_survey import NumberUsed, name_next, require_newest, require_same, use_number
 from spotd.daemon.remote_data import RemoteData
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError
@@ -266,8 +266,10 @@ class GrantBuilder:
     def _secrets_of(self, attempt: Attempt, job: Job) -> dict[str, str]:
         try:
             return self._secrets.read(job.id, job.spec.secrets)
-        except SecretsLocked as exc:
-            # The machine has them: it goes on with what its former grant holds, wherever the key is.
+        except SecretsMissing as exc:
+            if job.state.is_final:
+                raise
+            # The machine has them: it goes on with what its former grant holds, wherever the key or the values are.
             try:
                 former = grant.Grant.model_validate_json(
                     self._objects.get(object_keys.grant_key(attempt.id), bytes_max=GRANT_BYTES_MAX)

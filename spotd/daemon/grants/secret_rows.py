@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,8 +35,9 @@ class SecretRows:
         self._keys = keys
         self._redactor = redactor
         self._place = place
-        self._key_ids: Mapping[JobId, str] = {}
-        """Of what was stored when this computer began to lead; what is stored later has the key of this computer."""
+        self._key_ids: dict[JobId, str] = {}
+        """Of what is stored, as far as this process knows."""
+        self._lock = threading.Lock()
         self.locked: Mapping[JobId, str] = {}
         """Jobs whose secrets cannot be read with the keys of this computer, and why."""
 
@@ -53,9 +55,11 @@ class SecretRows:
         old = [job for job, key_id in found.items() if former is not None and key_id == former.id]
         for start in range(0, len(old), AT_ONCE):
             await self._database.tx(partial(self._encrypt_anew, old[start : start + AT_ONCE]))
-        self._key_ids = await self._database.read(lambda reads: reads.secrets_key_ids()) if old else found
+        found = await self._database.read(lambda reads: reads.secrets_key_ids()) if old else found
+        with self._lock:
+            self._key_ids = dict(found)
         self.use(self._keys)
-        for job in files.jobs() & self._key_ids.keys():
+        for job in files.jobs() & found.keys():
             files.remove(job)
 
     def _encrypt_anew(self, jobs: Sequence[JobId], tx: Tx) -> None:
@@ -68,9 +72,17 @@ class SecretRows:
 
     def use(self, keys: SecretsKeys) -> None:
         """Read with these keys from now on."""
-        self._keys = keys
-        against = {key_id: keys.words_against(key_id) for key_id in {*self._key_ids.values()}}
-        self.locked = {job: against[key_id] for job, key_id in self._key_ids.items() if against[key_id]}
+        with self._lock:
+            self._keys = keys
+            against = {key_id: keys.words_against(key_id) for key_id in {*self._key_ids.values()}}
+            self.locked = {job: against[key_id] for job, key_id in self._key_ids.items() if against[key_id]}
+
+    def _note(self, key_ids: Mapping[JobId, str]) -> None:
+        with self._lock:
+            self._key_ids |= key_ids
+            words = {job: self._keys.words_against(key_id) for job, key_id in key_ids.items()}
+            if locked := {job: why for job, why in words.items() if why}:
+                self.locked = {**self.locked, **locked}
 
     async def refusal(self, values: Mapping[str, str], *, jobs: int) -> SecretsRefused | None:
         """Return why no job with these secrets can be taken here."""
@@ -104,6 +116,7 @@ class SecretRows:
         if key is None:
             raise SecretsMissing("[daemon] secrets_key is not set")  # `refusal` was not asked, or the config changed
         rows = [key.encrypt(job, values) for job, values in found.items()]
+        self._note(dict.fromkeys(found, key.id))
         return lambda tx: tx.write_secrets(rows)
 
     def read(self, job: JobId, names: Collection[str]) -> dict[str, str]:
@@ -123,6 +136,7 @@ class SecretRows:
         if not rows:
             raise SecretsMissing(f"the secrets of job {job} are not in the state; submit it again")
         if words := self._keys.words_against(rows[0].key_id):
+            self._note({job: rows[0].key_id})
             raise SecretsLocked(words)
         try:
             stored = self._keys.decrypt(rows[0])
@@ -141,6 +155,10 @@ class SecretRows:
 
     def discard(self, jobs: Collection[JobId]) -> None:
         """Nothing was written for jobs that were not."""
+        for job in jobs:
+            self.remove(job)
 
     def remove(self, job: JobId) -> None:
         """Their rows went with the commit by which the job succeeded."""
+        with self._lock:
+            self._key_ids.pop(job, None)

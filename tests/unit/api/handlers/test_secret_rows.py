@@ -10,7 +10,7 @@ import pytest
 from spotd.api.requests import Submission
 from spotd.api.responses import Invalid, StateConflict
 from spotd.core.domain.intents import JobId
-from spotd.core.domain.states import JobState
+from spotd.core.domain.states import EndReason, JobState
 from spotd.daemon.grants import secret_rows
 from spotd.daemon.grants.inputs import InputsAway, SecretsLocked, SecretsMissing
 from spotd.daemon.log import HIDDEN
@@ -144,6 +144,52 @@ async def test_a_job_whose_key_is_elsewhere_waits_says_why_and_is_not_bought_for
         assert f"encrypted with key {KEY.id}" in state.verdicts[job].sentence
         await begin(shared, OURS)
         await shared.until_running(job, 1)
+
+
+@pytest.mark.parametrize("keys", [THEIRS, SecretsKeys(error="/k cannot be read")], ids=["another", "unreadable"])
+async def test_a_job_taken_since_the_lead_began_waits_as_well_once_the_key_is_not_there(
+    shared: Rig, keys: SecretsKeys
+) -> None:
+    async with shared.running():
+        await shared.secret_rows.begin(shared.secrets)
+        job = await submit(shared)
+        shared.secret_rows.use(keys)
+        assert f"encrypted with key {KEY.id}" in shared.secret_rows.locked[job]
+        cycles = shared.control_loop.cycles
+        await shared.until(lambda: shared.control_loop.cycles > cycles + 20)
+        assert (shared.job(job).state, shared.attempts(job)) == (JobState.QUEUED, ())
+        shared.secret_rows.use(OURS)
+        await shared.until_running(job, 1)
+
+
+async def test_a_launch_for_which_the_key_is_not_there_is_no_start(shared: Rig) -> None:
+    async with shared.running():
+        await begin(shared, THEIRS)
+        shared.policy.paused = "until the row is that of another spotd"
+        job = await submit(shared)
+        row = shared.store.read(lambda reads: reads.secrets(job))[0]
+        shared.store.tx(lambda tx: tx.write_secrets([KEY.encrypt(job, THEIRS.decrypt(row))]))
+        shared.policy.paused = ""
+        await shared.until(lambda: bool(shared.attempts(job)) and job in shared.secret_rows.locked)
+        await shared.until(lambda: shared.attempts(job)[0].end_reason is not None)
+        assert [one.end_reason for one in shared.attempts(job)] == [EndReason.NOT_SENT]
+        assert (shared.job(job).failed_starts, shared.job(job).idle_launches) == (0, 0)
+        assert "encrypted with key" in shared.secret_rows.locked[job]
+        await begin(shared, OURS)
+        await shared.until_running(job, 2)
+
+
+@pytest.mark.parametrize("sql", ["update job_secrets set data = 'AAAA'", "delete from job_secrets"])
+async def test_a_machine_keeps_its_lease_and_its_secrets_when_their_row_is_gone_or_changed(
+    shared: Rig, sql: str
+) -> None:
+    async with shared.ready():
+        job = await submit(shared)
+        await shared.until_running(job, 1)
+        shared.store.tx(lambda tx: tx.connection.exec_driver_sql(sql))
+        before = shared.grant(job, 1).issued_at
+        await shared.until(lambda: shared.grant(job, 1).issued_at > before)
+        assert shared.grant(job, 1).secrets == {"TOKEN": CANARY}
 
 
 async def test_a_machine_keeps_its_lease_and_its_secrets_whoever_has_the_key(shared: Rig) -> None:
