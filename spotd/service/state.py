@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -76,13 +77,14 @@ def migrate_state(state: str) -> str | Path:
     return place
 
 
-async def relocate_state(config: Config, to: str) -> int:
+async def relocate_state(config: Config, to: str) -> tuple[int, int]:
     """Move the state that the config names to another place; return how many rows it has.
 
-    The secrets of its jobs go with it: from files into encrypted rows, or back.
+    The secrets of its jobs go with it: from files into encrypted rows, or back. Of jobs that have ended those that
+    cannot be read stay behind; the second number is how many.
 
     Raises:
-        StateError: it cannot be moved, and nothing was lost.
+        StateError: it cannot be moved, nothing was lost, and nothing more lies in files than before.
     """
     state_dir = paths.state_dir(os.environ)
     here, there = place_of(config.daemon.state, state_dir), place_of(to, state_dir)
@@ -93,48 +95,76 @@ async def relocate_state(config: Config, to: str) -> int:
         was_shared, is_shared = store.is_shared, parse_place(there).url is not None
         rows: Sequence[EncryptedSecrets] | None = None
         values: Mapping[JobId, Mapping[str, str]] = {}
+        left = 0
         if is_shared and not was_shared:
-            rows = store.read(lambda reads: _rows_of_files(reads, files, keys))
+            rows, left = store.read(lambda reads: _rows_of_files(reads, files, keys))
         elif was_shared and not is_shared:
-            rows, values = (), _values_of(store.read(lambda reads: reads.secrets()), keys)
-    for job, found in values.items():
-        files.write(job, found)
-    moved = move_state(here, there, known_by=me.places, secrets=rows)
-    for row in rows or ():
-        files.remove(row.job)
-    return moved
+            values, left = store.read(lambda reads: _values_of(reads, keys))
+            rows = ()
+    moved = move_state(here, there, known_by=me.places, secrets=rows, beside=_written(files, values))
+    if is_shared and not was_shared:
+        _remove(files, (row.job for row in rows or ()))
+        _remove(files, files.jobs() - files.jobs(drafts=False))
+    return moved, left
 
 
-def _rows_of_files(reads: Reads, files: SecretFiles, keys: SecretsKeys) -> list[EncryptedSecrets]:
-    """Return the rows of all jobs whose values lie in files.
+@contextmanager
+def _written(files: SecretFiles, values: Mapping[JobId, Mapping[str, str]]) -> Iterator[None]:
+    """Write the values, and remove them where the state that they belong to was not moved: it has them encrypted."""
+    try:
+        for job, found in values.items():
+            files.write(job, found)
+        yield
+    except OSError as exc:
+        _remove(files, values)
+        hint = "check the space and the owner of the state directory"
+        raise StateError(f"the secrets of jobs cannot be written: {exc.strerror}", hint=hint) from exc
+    except StateError:
+        _remove(files, values)
+        raise
+
+
+def _remove(files: SecretFiles, jobs: Iterable[JobId]) -> None:
+    for job in jobs:
+        files.remove(job)
+
+
+def _rows_of_files(reads: Reads, files: SecretFiles, keys: SecretsKeys) -> tuple[list[EncryptedSecrets], int]:
+    """Return the rows of all jobs whose values lie in files, and how many of ended jobs cannot be read.
 
     Raises:
-        StateError: there is no key for them, or a file cannot be read.
+        StateError: there is no key for them, or a file of a job that goes on cannot be read.
     """
-    found = sorted(reads.names_of(files.jobs()))
+    found = sorted(reads.names_of(files.jobs(drafts=False)))
     if not found:
-        return []
+        return [], 0
     if keys.current is None:
         why = keys.error or "[daemon] secrets_key is not set"
         number = "1 job has" if len(found) == 1 else f"{len(found)} jobs have"
         raise StateError(f"{number} secrets, which are moved encrypted only: {why}", hint=MAKE_KEY)
-    rows = []
+    rows, ended = [], frozenset(reads.ended_ids())
     for job in found:
         try:
             rows.append(keys.current.encrypt(job, files.read_all(job)))
         except SecretsMissing as exc:
-            raise StateError(str(exc), hint="check the owner of its file below the state directory") from exc
-    return rows
+            if job not in ended:
+                raise StateError(str(exc), hint="check the owner of its file below the state directory") from exc
+    return rows, len(found) - len(rows)
 
 
-def _values_of(rows: Sequence[EncryptedSecrets], keys: SecretsKeys) -> dict[JobId, dict[str, str]]:
-    """Return the values of all rows.
+def _values_of(reads: Reads, keys: SecretsKeys) -> tuple[dict[JobId, dict[str, str]], int]:
+    """Return the values of all rows that can be read, and how many of ended jobs cannot.
 
     Raises:
-        StateError: some cannot be read with the keys of this computer.
+        StateError: those of a job that goes on cannot be read with the keys of this computer.
     """
-    try:
-        return {row.job: keys.decrypt(row) for row in rows}
-    except NotDecrypted as exc:
-        hint = "name the key that encrypted them as secrets_key in [daemon]"
-        raise StateError(f"the secrets of jobs cannot be moved: {exc}", hint=hint) from exc
+    rows, ended = reads.secrets(), frozenset(reads.ended_ids())
+    values = {}
+    for row in rows:
+        try:
+            values[row.job] = keys.decrypt(row)
+        except NotDecrypted as exc:
+            if row.job not in ended:
+                hint = "name the key that encrypted them as secrets_key in [daemon]; if it is lost, cancel the job"
+                raise StateError(f"the secrets of jobs cannot be moved: {exc}", hint=hint) from exc
+    return values, len(rows) - len(values)

@@ -9,6 +9,7 @@ since that cannot be opened any more, its daemon is proved to have ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from spotd.store.encryption import EncryptedSecrets, write_secrets
 from spotd.store.place import StateError, parse_place
+from spotd.store.queries import Reads
 from spotd.store.store import MOVED_TO, Store
 from spotd.store.tables import EVENTS, FOLDING_KEY, JOB_SECRETS, JOBS, META, METADATA
 
@@ -32,12 +34,14 @@ def move_state(
     *,
     known_by: frozenset[str],
     secrets: Sequence[EncryptedSecrets] | None = None,
+    beside: AbstractContextManager[None] | None = None,
 ) -> int:
     """Move everything; return how many rows there are now. Both are to be used by no other process.
 
     Args:
         known_by: what the lease on the install knows the source by.
         secrets: what the new state is to hold in place of what the old one does; `None`: the same.
+        beside: entered once the move may begin; left by an exception where nothing was moved.
 
     Raises:
         StateError: one of the two is in use, cannot be opened, is sealed for another place, or the new one is not
@@ -48,8 +52,19 @@ def move_state(
         raise StateError(f"the state {to} is there already", hint="name the place that it is to be moved to")
     with Store.open(source, for_move_to=to) as old, Store.open(target) as new:
         new.tx(lambda tx: _require_empty(tx.connection, to))
-        old.tx(lambda tx: tx.set_meta(MOVED_TO, to))
-        return old.read(lambda reads: new.tx(lambda tx: _copy(reads.connection, tx.connection, known_by, secrets)))
+        moved: list[int] = []
+
+        def copy(reads: Reads) -> None:
+            moved.append(new.tx(lambda tx: _copy(reads.connection, tx.connection, known_by, secrets)))
+
+        with nullcontext() if beside is None else beside:
+            old.tx(lambda tx: tx.set_meta(MOVED_TO, to))
+            try:
+                old.read(copy)
+            except StateError:
+                if not moved:  # else the rows are there, and only the old state went away after the last of them
+                    raise
+        return moved[0]
 
 
 def _require_empty(connection: Connection, place: str) -> None:

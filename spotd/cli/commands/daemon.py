@@ -85,10 +85,12 @@ def migrate_state(*, place: str, config_path: Path | None) -> None:
     from spotd.service.state import StateError, relocate_state
 
     try:
-        rows = anyio.run(relocate_state, loaded.config, place)
+        rows, left = anyio.run(relocate_state, loaded.config, place)
     except StateError as exc:
         raise CommandFailed(exc.message, code=ExitCode.LOCAL_IO, hint=exc.hint) from exc
     stdout.line(f"moved {count(rows, 'row')}")
+    if left:
+        stdout.line(f"the secrets of {count(left, 'ended job')} cannot be read and stay behind")
     stdout.line(f'next: write state = "{clean(place)}" in [daemon], then start spotd')
 
 

@@ -280,10 +280,11 @@ class SecretFiles:
         except (OSError, ValueError, TypeError):
             raise SecretsMissing(f"the secrets of job {job} cannot be read; submit it again") from None
 
-    def jobs(self) -> frozenset[JobId]:
+    def jobs(self, *, drafts: bool = True) -> frozenset[JobId]:
         """Return the jobs whose values, or drafts of them, lie here, whether or not such a job exists."""
         found = self._folder.iterdir() if self._folder.is_dir() else ()
-        return frozenset(JobId(path.stem) for path in found if path.suffix in {".json", ".draft"})
+        kinds = {".json", ".draft"} if drafts else {".json"}
+        return frozenset(JobId(path.stem) for path in found if path.suffix in kinds)
 
     def remove(self, job: JobId) -> None:
         """Remove the job's values; fine if there were none."""

@@ -14,7 +14,7 @@ from spotd.daemon.grants.inputs import SecretFiles
 from spotd.daemon.install import this_holder
 from spotd.daemon.log import Redactor
 from spotd.service.state import relocate_state
-from spotd.store import SecretsKey, StateError, Store, StoreMoved, move_state
+from spotd.store import SecretsKey, StateError, StateUnavailable, Store, StoreMoved, move_state, moving
 from spotd.store.store import MOVED_TO
 from spotd.store.tables import META, METADATA
 from tests.system.engines.postgres import Postgres
@@ -158,6 +158,82 @@ async def test_without_their_key_they_are_not_moved_back(
     assert not back.exists()
     assert JobId("j1") not in files.jobs()
     assert encrypted(url)  # it was not sealed
+
+
+@pytest.mark.anyio
+async def test_a_move_back_that_is_refused_leaves_no_value_in_a_file(files: SecretFiles, old: Path, url: str) -> None:
+    await relocate_state(config("sqlite", KEY), url)
+    with pytest.raises(StateError, match="was moved to"):
+        await relocate_state(config(url, KEY), "sqlite")
+    back = old.parent / "back.sqlite"
+    with Store.open(back) as store:
+        store.tx(lambda tx: tx.commit(v.running_job("other")))
+    with pytest.raises(StateError, match="is not empty"):
+        await relocate_state(config(url, KEY), f"sqlite:///{back}")
+    assert files.jobs() == {JobId("never-queued")}
+
+
+@pytest.mark.anyio
+async def test_a_move_back_that_is_broken_off_leaves_no_value_and_is_ended_by_the_same_command(
+    files: SecretFiles, old: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await relocate_state(config("sqlite", KEY), url)
+    back = f"sqlite:///{old.parent}/back.sqlite"
+
+    def full(*_: object) -> int:
+        assert JobId("j1") in files.jobs()
+        raise StateUnavailable("the disk is full", hint="free some space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_copy", full)
+        with pytest.raises(StateUnavailable):
+            await relocate_state(config(url, KEY), back)
+    assert JobId("j1") not in files.jobs()
+    await relocate_state(config(url, KEY), back)
+    assert files.read(JobId("j1"), ["TOKEN"]) == VALUES
+
+
+def end(store: Store, job: str) -> None:
+    store.tx(
+        lambda tx: tx.connection.exec_driver_sql(
+            f"update jobs set state = 'CANCELLED', ended_at = submitted_at where id = '{job}'"  # noqa: S608 - ours
+        )
+    )
+
+
+@pytest.mark.anyio
+async def test_secrets_of_ended_jobs_whose_key_is_lost_stay_behind(files: SecretFiles, old: Path, url: str) -> None:
+    await relocate_state(config("sqlite", KEY), url)
+    with Store.open(url) as store:
+        store.tx(lambda tx: tx.commit(v.running_job("j2")))
+        store.tx(lambda tx: tx.write_secrets([SecretsKey.of(OTHER).encrypt(JobId("j2"), VALUES)]))
+        end(store, "j1")
+    _, left = await relocate_state(config(url, OTHER), f"sqlite:///{old.parent}/back.sqlite")
+    assert left == 1
+    assert files.jobs() == {JobId("never-queued"), JobId("j2")}
+
+
+@pytest.mark.anyio
+async def test_files_that_cannot_be_read_stop_the_move_only_of_jobs_that_go_on(
+    files: SecretFiles, old: Path, url: str
+) -> None:
+    path = old.parent / "secrets" / "j1.json"
+    path.write_text("half")
+    with pytest.raises(StateError, match="j1 cannot be read"):
+        await relocate_state(config("sqlite", KEY), url)
+    with Store.open(old) as store:
+        end(store, "j1")
+    _, left = await relocate_state(config("sqlite", KEY), url)
+    assert (left, encrypted(url)) == (1, [])
+
+
+@pytest.mark.anyio
+async def test_a_draft_that_a_crash_left_is_no_secret(files: SecretFiles, old: Path, url: str) -> None:
+    files.remove(JobId("j1"))
+    (old.parent / "secrets" / "j1.draft").write_text("half")
+    assert (await relocate_state(config("sqlite", KEY), url))[1] == 0
+    assert encrypted(url) == []
+    assert files.jobs() == {JobId("never-queued")}
 
 
 @pytest.mark.anyio
