@@ -17,7 +17,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering import job_spent, spent
+from spotd.core.metering import spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import dollar_words, limit_words, per_gpu_words
 from spotd.core.ranking.candidates import ceiling_for
@@ -140,8 +140,8 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
 #
 # The job of an agent, or of a user who may only submit, has a budget always. All that one of them has queued counts
 # against a day: the whole budget of each job that has not ended, since a machine may spend it today, or what it has
-# cost where that is more, as where its budget was lowered or a bill was higher; and what those have cost that ended
-# today, with what is set aside for their machines whose end is not proved.
+# cost with what is set aside where that is more, as where its budget was lowered or a bill was higher; and what those
+# have cost that ended today, with what is set aside for their machines whose end is not proved.
 
 
 AGENT: Final = "agent"
@@ -236,11 +236,11 @@ class DayLimit:
 
 
 def _share_of(job: Job, world: World, now: datetime) -> MicroUsd:
-    return MicroUsd(max(job.budget or 0, job_spent(world, job, now)))
+    return MicroUsd(max(job.budget or 0, job.spent + _unproven_cost(job, world, now)))
 
 
 def _unproven_cost(job: Job, world: World, now: datetime) -> MicroUsd:
-    """Return what machines of a job that is over have cost and may cost: booked once their end is proved."""
+    """Return what machines of the job cost and may cost: booked, of a job that is over, once their end is proved."""
     items = world.attempts_of(job.id)
     return MicroUsd(sum(spent(item, now) + committed(world, item, now) for item in items))
 

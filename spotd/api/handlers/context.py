@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -249,11 +249,31 @@ def require_day(day: DayLimit, reads: Reads, world: World, jobs: Sequence[Job], 
         raise OverBudget(problem, hint=DAY_HINT)
 
 
-def require_callers_day(reads: Reads, world: World, jobs: Sequence[Job], now: datetime) -> None:
+def require_callers_day(
+    reads: Reads, world: World, jobs: Sequence[Job], now: datetime, *, is_first_budget: bool = False
+) -> None:
     """Check the same for jobs of the caller, where a budget of the day limits that.
 
+    Args:
+        is_first_budget: the jobs have not ended and get one, which is right whatever others lack.
+
     Raises:
-        OverBudget: they would hold more, or one has no budget of its own.
+        OverBudget: they would hold more, or one that has not ended has no budget of its own.
+    """
+    caller = CALLER.get()
+    if caller.budget_per_day is None:
+        return
+    mine = {job.id for job in jobs}
+    others = [j for j in world.jobs.values() if j.submitted_by == caller.name and not j.state.is_final]
+    require_budgets([*jobs, *(j for j in others if not is_first_budget and j.id not in mine)])
+    require_day(users_day(caller.name, caller.budget_per_day), reads, world, jobs, now)
+
+
+def require_budgets(jobs: Iterable[Job]) -> None:
+    """Check that each of these jobs has a budget of its own, where a budget of the day limits the caller.
+
+    Raises:
+        OverBudget: one has none, as after a change of role.
     """
     caller = CALLER.get()
     if caller.budget_per_day is None:
@@ -263,7 +283,6 @@ def require_callers_day(reads: Reads, world: World, jobs: Sequence[Job], now: da
             f"{without.name} has no budget, and all jobs of {caller.name} count against one of a day",
             hint=f"spotctl budget {without.name} =USD, or [budget] job in the job file",
         )
-    require_day(users_day(caller.name, caller.budget_per_day), reads, world, jobs, now)
 
 
 class DaemonAnswers:

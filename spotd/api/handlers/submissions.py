@@ -21,6 +21,7 @@ from spotd.api.handlers.context import (
     DaemonAnswers,
     HandlerContext,
     get_job,
+    require_budgets,
     require_callers_day,
     require_day,
     require_free_names,
@@ -310,14 +311,17 @@ class AmendmentHandlers(DaemonAnswers):
 
         Raises:
             Invalid: there is no budget to add to.
+            OverBudget: it is more than the caller's day bears.
         """
         job_id = await self._context.find(ref)
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             job = get_job(reads, job_id, world)
             amount = _budget_after(job, change)
-            if not job.state.is_final and amount > (job.budget or 0):  # one that is over holds nothing until a retry
-                require_callers_day(reads, world, [replace(job, budget_set=amount)], now)
+            if amount > (job.budget or 0):  # of one that is over, too: an operator may retry it
+                is_first = job.budget is None and not job.state.is_final
+                changed = replace(job, budget_set=amount)
+                require_callers_day(reads, world, [changed], now, is_first_budget=is_first)
             return requests.set_budget(world, job, amount, now)
 
         await self._context.commit(decide)
@@ -325,11 +329,16 @@ class AmendmentHandlers(DaemonAnswers):
         return await self._jobs.line(job_id)
 
     async def set_ceiling(self, ref: str, limit: PriceLimit | None) -> JobResponse:
-        """Set what a machine of the job may cost; `None` is what the config says."""
+        """Set what a machine of the job may cost; `None` is what the config says.
+
+        Raises:
+            OverBudget: it has no budget, and a budget of the day limits the caller.
+        """
         job_id = await self._context.find(ref)
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             job = get_job(reads, job_id, world)
+            require_budgets([job])
             return requests.set_ceiling(world.with_job(job), [job], limit, now)
 
         await self._context.commit(decide)
@@ -428,13 +437,18 @@ class ArrayHandlers(DaemonAnswers):
         return await self._response(array)
 
     async def set_ceiling(self, ref: str, limit: PriceLimit | None) -> ArrayResponse | None:
-        """Set what a machine of each job of the array may cost, in one transaction; those that ended keep theirs."""
+        """Set what a machine of each job of the array may cost, in one transaction; those that ended keep theirs.
+
+        Raises:
+            OverBudget: one has no budget, and a budget of the day limits the caller.
+        """
         array = await self._context.find_array(ref)
         if array is None:
             return None
 
         def decide(_reads: Reads, world: World, now: datetime) -> Plan:
             mine = [job for job in world.jobs.values() if job.array is not None and job.array.id == array]
+            require_budgets(mine)
             return requests.set_ceiling(world, mine, limit, now)
 
         await self._context.commit(decide)

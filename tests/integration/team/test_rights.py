@@ -18,7 +18,7 @@ from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonRefused
 from spotd.core.domain.callers import Right
 from tests.integration.team.certificates import Authority
-from tests.integration.team.conftest import TOKENS, Team
+from tests.integration.team.conftest import TOKENS, USERS, Team, user
 
 Client = Callable[..., Daemon]
 ROLES = {"vic": Right.VIEW, "ada": Right.SUBMIT, "ole": Right.OPERATE}
@@ -184,6 +184,40 @@ def test_a_submitters_jobs_share_a_budget_of_the_day(team: Team, as_user: Client
     with pytest.raises(DaemonRefused, match="beyond"):
         ada.retry("a")
     as_user("ole", team).retry("a")
+
+
+def test_the_budget_of_a_job_that_ended_is_within_the_day_too(team: Team, as_user: Client) -> None:
+    """An operator's retry would make it real."""
+    ada = as_user("ada", team)
+    ada.submit(draft("a"))
+    ada.cancel("a")
+    for change in ("=51", "+31"):
+        with pytest.raises(DaemonRefused, match="beyond"):
+            ada.set_budget("a", change)
+    ada.set_budget("a", "=50")
+
+
+def test_after_a_change_of_role_jobs_without_a_budget_need_one_first(team: Team, as_user: Client) -> None:
+    ole = as_user("ole", team)
+    for name in ("a", "b"):
+        ole.submit(draft(name, budget={}))
+    team.set_users(*USERS[:3], user("ole", Right.SUBMIT, 50))
+    ole = as_user("ole", team)
+    for change in (
+        lambda: ole.submit(draft("c")),
+        lambda: ole.set_ceiling("a", "2"),
+    ):
+        with pytest.raises(DaemonRefused, match=r"[ab] has no budget") as refused:
+            change()
+        assert "spotctl budget" in refused.value.hint
+    with pytest.raises(DaemonRefused, match="beyond"):
+        ole.set_budget("a", "=51")
+    ole.set_budget("a", "=20")
+    with pytest.raises(DaemonRefused, match="b has no budget"):
+        ole.set_budget("a", "=21")
+    ole.set_budget("b", "=20")
+    ole.set_ceiling("a", "2")
+    ole.submit(draft("c", budget={"job": 10}))
 
 
 @pytest.mark.parametrize("schedule", [{"priority": 1}, {"preempt": True}])
