@@ -125,7 +125,10 @@ def _is_own_group(user_id: int, group_id: int) -> bool:
 
 def _from_file(path: Path, hint: str) -> SecretStr:
     try:
-        with path.open("rb") as file:
+        # A pipe would be waited for, and who waits may be the daemon's loop.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CredentialMissing(f"the secret's file {path} is no regular file", hint=hint)
             raw = file.read(_BYTES_MAX + 1)
     except OSError as exc:
         raise CredentialMissing(f"the secret's file {path} cannot be read: {exc.strerror}", hint=hint) from exc

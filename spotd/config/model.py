@@ -195,7 +195,7 @@ class DaemonSection(values.Section):
     `spotd secrets-key FILE` makes one. Absent: jobs with secrets are refused there."""
 
     former_secrets_key: Annotated[CredentialRef | None, Field(examples=[{"file": "/etc/spotd/former.key"}])] = None
-    """Where the key is kept that secrets_key has replaced. Who leads next encrypts anew what it had encrypted."""
+    """Where the key is kept that secrets_key has replaced. A start or reload encrypts anew what it had encrypted."""
 
     poll_every: values.Interval = timedelta(seconds=60)
     """How often prices are asked for; each provider can have its own."""

@@ -51,7 +51,7 @@ from spotd.daemon.market.late_causes import CauseCheck
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder
 from spotd.daemon.market.supervisor import ProviderSupervisor
-from spotd.daemon.policy import ChannelSettings, Settings, build_policy
+from spotd.daemon.policy import ChannelSettings, Settings, build_policy, changes
 from spotd.daemon.recovery_survey import RecoverySurvey
 from spotd.daemon.remote_data import RemoteData
 from spotd.history import HISTORY_FILE, IMPORTED_FILE, History
@@ -59,9 +59,9 @@ from spotd.service import lifecycle as code_spool
 from spotd.service import lifecycle as sockets
 from spotd.service import memory
 from spotd.service.accelerated import open_clock, paced, seconds_on_host
-from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, signals
+from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, load_in_time, signals
 from spotd.service.state import SECRETS_FOLDER
-from spotd.store import POSTGRES, StateUnavailable, Store, StoreInUse, parse_place
+from spotd.store import POSTGRES, StateError, StateUnavailable, Store, StoreInUse, parse_place
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.start import SCRIPT_BYTES_MAX, build_runner, start_script
 from spotd_providers.contract.provider import Clock
@@ -79,6 +79,8 @@ OUTPUT_S: Final = 15.0
 API_CLOSE_S: Final = 3.0
 LEAD_CHECK_S: Final = 0.5
 WRITABLE_CHECK: Final = timedelta(seconds=10)
+IN_USE: Final = ("install", "state_dir", "state_url", "socket", "api_address", "clock_scale", "clock_start")
+"""Settings that hold from the start of the process on, also while another one leads."""
 
 
 class DaemonEnded(Enum):
@@ -127,7 +129,7 @@ class App:
             SocketRefused, StateError, StoreError, ClockFileBroken: it could not start.
             InvariantBroken: it had to stop.
         """
-        settings = self.settings
+        settings = self.settings  # what is in use from here on: `_reload` changes none of it
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         clock = open_clock(settings.state_dir, scale=settings.clock_scale, begin=settings.clock_start)
         bound = sockets.bind(settings.socket)
@@ -136,6 +138,7 @@ class App:
                 if store is None:
                     return DaemonEnded.BY_SIGNAL
                 require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
+                settings = self.settings
                 objects = await anyio.to_thread.run_sync(settings.open_objects)
                 database = Database(store)
                 leasing = LeaseController(
@@ -160,7 +163,7 @@ class App:
 
     @asynccontextmanager
     async def _state(self, sock: socket.socket, received: AsyncIterator[signal.Signals]) -> AsyncIterator[Store | None]:
-        url = self.settings.state_url
+        url, has_waited = self.settings.state_url, False
         store: Store | None
         try:
             store = await anyio.to_thread.run_sync(Store.open, url)
@@ -172,7 +175,10 @@ class App:
             store = await wait_to_lead(
                 url, error, sock, received, notify=self.notify, log=self.log, begin=self._wait, reload=self._reload
             )
+            has_waited = True
         try:
+            if has_waited and store is not None:
+                await self._reload()  # what came meanwhile, or while the signal for it was lost in the wait's end
             yield store
         finally:
             if store is not None:
@@ -212,16 +218,21 @@ class App:
 
             self.team.gate.app = waiting_app(reason)
 
-    def _reload(self) -> None:
-        """Read the config again while another process leads: only who may ask here changes before this one leads."""
+    async def _reload(self) -> None:
+        """Read the config again while another process leads, and once this one does: what is in use already stays."""
         try:
-            fresh = self._load()
+            fresh = await load_in_time(self._load)
         except BadConfig as exc:
             self.log.error("config.refused", error=str(exc), kept="the config that was in force")  # noqa: TRY400 - no traceback
             return
-        self.settings = self.reloaded = replace(self.settings, users=fresh.users, api_files=fresh.api_files)
+        was = self.settings
+        kept = {name: getattr(was, name) for name in IN_USE}
+        self.settings = self.reloaded = replace(fresh, **kept)
+        self.redactor.register(fresh.secrets)
         if self.team is not None:
             self.team.reload(fresh)
+        at_once, later = changes(was, self.settings)
+        self.log.info("config.reloaded", changed=[*at_once, *later], needs_restart=changes(self.settings, fresh)[1])
 
     async def _serve(
         self, daemon: _Daemon, sock: socket.socket, received: AsyncIterator[signal.Signals]
@@ -561,10 +572,16 @@ class _Daemon:
         else:
             await self.secret_rows.begin(self.secret_files)
 
+    async def _encrypt_anew(self, rows: SecretRows) -> None:
+        try:
+            await rows.begin(self.secret_files)
+        except StateError as exc:
+            self._app.log.warning("secrets.not_encrypted_anew", error=exc.message, hint=exc.hint)
+
     def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:
         return Lifecycle(
             settings=self._app.settings,
-            load=load,
+            load=partial(load_in_time, load),
             apply=lambda fresh: self._apply(fresh, group),
             policy=self.policy,
             control_loop=self.control_loop,
@@ -588,6 +605,7 @@ class _Daemon:
         self._app.redactor.register(fresh.secrets)
         if self.secret_rows is not None:
             self.secret_rows.use(fresh.secrets_keys)
+            group.start_soon(self._encrypt_anew, self.secret_rows, name="secrets")
         if self._app.team is not None:
             self._app.team.reload(fresh)
         self.policy.reload(self._policy(fresh))

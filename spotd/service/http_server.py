@@ -11,11 +11,12 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import ModuleType
 from typing import Final
 
 import anyio
+from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -122,7 +123,7 @@ async def wait_to_lead(
     notify: SystemdNotifier,
     log: Logger,
     begin: Callable[[Callable[[], str]], None] = lambda _: None,
-    reload: Callable[[], None] = lambda: None,
+    reload: Callable[[], Awaitable[None]] = checkpoint,
 ) -> Store | None:
     """Return the state, opened by this process as the one that writes it; `None` where a signal ended the wait.
 
@@ -149,7 +150,7 @@ async def wait_to_lead(
                         wait.is_ended = True
                         waiting.cancel_scope.cancel()
                         return
-                    reload()
+                    await reload()
 
             async def lead() -> None:
                 await wait.until_leading()

@@ -21,6 +21,7 @@ from typing import Final
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from spotd.daemon.commits import PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
@@ -73,10 +74,24 @@ class SystemdNotifier:
 
 DRAIN_S: Final = 25.0
 LAST_CYCLE_S: Final = 5.0
+LOAD_S: Final = 10.0
 SHUTTING_DOWN: Final = "spotd is shutting down"
 BEGINS_ANEW: Final = "the computer's clock was set, and spotd begins anew with the new date"
 
 Reload = Callable[[], Settings]
+
+
+async def load_in_time(load: Reload) -> Settings:
+    """Return the config as it is now, read in a thread: a file of it may lie where nothing answers.
+
+    Raises:
+        BadConfig
+    """
+    try:
+        with anyio.fail_after(LOAD_S):
+            return await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+    except TimeoutError:
+        raise BadConfig(f"the config, or a file that it names, could not be read within {LOAD_S:.0f} s") from None
 
 
 @asynccontextmanager
@@ -93,7 +108,7 @@ class Lifecycle:
         self,
         *,
         settings: Settings,
-        load: Reload,
+        load: Callable[[], Awaitable[Settings]],
         apply: Callable[[Settings], None],
         policy: PolicyHolder,
         control_loop: ControlLoop,
@@ -129,7 +144,7 @@ class Lifecycle:
             self._running = group.cancel_scope
             async for number in received:
                 if number is signal.SIGHUP:
-                    self.reload()
+                    await self.reload()
                 elif self._stopping:
                     self._log.warning("daemon.stopping_at_once", signal=number.name)
                     group.cancel_scope.cancel()
@@ -157,11 +172,11 @@ class Lifecycle:
         machines = 0 if state is None else sum(1 for a in state.world.attempts.values() if a.machine.may_compute)
         self._log.info("daemon.drained", complete=done, machines_left_running=machines)
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Put the config's limits in force; where that fails the old ones stay and the log has the reason."""
         self._notify.reloading()
         try:
-            fresh = self._load()
+            fresh = await self._load()
         except BadConfig as exc:
             self._log.error("config.refused", error=str(exc), kept="the config that was in force")
         else:

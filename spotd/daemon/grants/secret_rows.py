@@ -12,7 +12,7 @@ from spotd.core.domain.intents import JobId
 from spotd.daemon.commits import Beside, Database
 from spotd.daemon.grants.inputs import InputsAway, SecretFiles, SecretsLocked, SecretsMissing, SecretsRefused
 from spotd.daemon.log import Redactor
-from spotd.store import NotDecrypted, SecretsKeys, StateUnavailable, Tx
+from spotd.store import EncryptedSecrets, NotDecrypted, Reads, SecretsKeys, StateUnavailable, Tx
 
 BYTES_MAX: Final = 16 * 2**20
 """Of the secrets of all jobs of one submission: they are written in one transaction, within the leader's lease."""
@@ -24,6 +24,10 @@ MAKE_KEY: Final = (
     "make one with `spotd secrets-key FILE`, copy the file to every computer of this state, write "
     'secrets_key = { file = "FILE" } in [daemon], then reload spotd'
 )
+
+
+def _row_of(job: JobId, reads: Reads) -> Sequence[EncryptedSecrets]:
+    return reads.secrets(job)
 
 
 class SecretRows:
@@ -42,7 +46,9 @@ class SecretRows:
         """Jobs whose secrets cannot be read with the keys of this computer, and why."""
 
     async def begin(self, files: SecretFiles) -> None:
-        """Read which keys are needed, and encrypt anew what the former key encrypted. Before any job is launched.
+        """Read which keys are needed, and encrypt anew what the former key encrypted.
+
+        Before any job is launched, and when the keys have changed.
 
         Args:
             files: of this computer, where a move of the state that was cut short may have left values.
@@ -57,10 +63,13 @@ class SecretRows:
             await self._database.tx(partial(self._encrypt_anew, old[start : start + AT_ONCE]))
         found = await self._database.read(lambda reads: reads.secrets_key_ids()) if old else found
         with self._lock:
-            self._key_ids = dict(found)
+            self._key_ids |= found
         self.use(self._keys)
         for job in files.jobs() & found.keys():
-            files.remove(job)
+            for row in await self._database.read(partial(_row_of, job)):
+                with suppress(NotDecrypted):  # then the file may be all that there is of them
+                    self._keys.decrypt(row)
+                    files.remove(job)
 
     def _encrypt_anew(self, jobs: Sequence[JobId], tx: Tx) -> None:
         keys, rows = self._keys, []

@@ -58,6 +58,19 @@ def rows(server: Postgres, url: str) -> str:
     return server.sql(f"SELECT job_id FROM {url.rpartition('%3D')[2]}.job_secrets ORDER BY job_id")  # noqa: S608 - ours
 
 
+def key_ids(server: Postgres, url: str) -> list[str]:
+    return server.sql(f"SELECT DISTINCT key_id FROM {url.rpartition('%3D')[2]}.job_secrets").split()  # noqa: S608 - ours
+
+
+def reload(one: Lab, lines: str, others: str) -> None:
+    """Write other lines into its config, and wait until it has read them."""
+    config, count = one.folder / "config.toml", len(log_lines(one, "config.reloaded"))
+    config.write_text(config.read_text().replace(lines, others))
+    assert one.process is not None
+    one.process.send_signal(signal.SIGHUP)
+    until(lambda: len(log_lines(one, "config.reloaded")) > count, what="the reload", within=60)
+
+
 def assert_shown_nowhere(server: Postgres, folder: Path) -> None:
     """Neither the value nor a key is in the database, its log, or what daemons wrote; grants and machines have it."""
     dumped = server.dump()
@@ -93,6 +106,34 @@ def test_a_successor_with_the_key_starts_jobs_with_secrets(server: Postgres, url
         assert [second.state(one) for one in (running, waiting)] == ["SUCCEEDED", "SUCCEEDED"]
         assert second.job(running)["recoveries"] == 0
         assert rows(server, url) == ""
+        assert_shown_nowhere(server, tmp_path)
+
+
+def test_a_key_is_replaced_by_a_reload_of_the_leader_and_of_the_one_that_waits(
+    server: Postgres, url: str, tmp_path: Path
+) -> None:
+    old, new = key_file(tmp_path, "old.key"), key_file(tmp_path, "new.key")
+    with two_daemons(tmp_path, url, more=(named(old), named(old))) as pair:
+        first, second = pair.first, pair.second
+        pair.start()
+        submit(first, "running", tmp_path)
+        until(lambda: (tmp_path / "running.given").exists(), what="the job to run", within=120)
+        waiting = submit(first, "waiting", tmp_path)
+        before = key_ids(server, url)
+        former = f"{named(new)}\nformer_{named(old)}"
+        reload(first, named(old), former)
+        reload(second, named(old), former)
+        until(lambda: key_ids(server, url) != before, what="the rows to be encrypted anew", within=60)
+        assert len(key_ids(server, url)) == 1
+        reload(first, former, named(new))
+        reload(second, former, named(new))
+        first.kill()
+        until(lambda: leads(second), what="the second to lead", within=60)
+        (tmp_path / "running.release").touch()
+        until(lambda: (tmp_path / "waiting.given").exists(), what="the other job to run", within=120)
+        assert (tmp_path / "waiting.given").read_text() == f"{CANARY}\n"
+        (tmp_path / "waiting.release").touch()
+        until(lambda: second.state(waiting) in FINAL, what="it to end", within=120)
         assert_shown_nowhere(server, tmp_path)
 
 

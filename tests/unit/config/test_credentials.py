@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_a_secret_comes_from_where_the_config_says(tmp_path: Path) -> None:
         pytest.param({"file": "{tmp}/empty"}, {}, "empty is empty", "check the path", id="file empty"),
         pytest.param({"file": "{tmp}/lines"}, {}, "does not hold one line of text", "check the path", id="lines"),
         pytest.param({"file": "{tmp}/binary"}, {}, "does not hold one line of text", "check the path", id="binary"),
+        pytest.param({"file": "{tmp}/pipe"}, {}, "pipe is no regular file", "check the path", id="pipe"),
         pytest.param({"file": "{tmp}"}, {}, "cannot be read: Is a directory", "check the path", id="folder"),
         pytest.param({"credential": "vast"}, {}, "needs systemd", "LoadCredential=vast:/path", id="no systemd"),
         pytest.param(
@@ -52,6 +54,7 @@ def test_a_secret_comes_from_where_the_config_says(tmp_path: Path) -> None:
 def test_a_missing_secret_says_where_it_was_looked_for_and_never_what_was_found(
     tmp_path: Path, place: dict[str, str], environ: dict[str, str], message: str, hint: str
 ) -> None:
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "lines").write_text(f"{SECRET}\n{SECRET}\n")
     (tmp_path / "binary").write_bytes(SECRET.encode() + b"\xff")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -20,11 +21,14 @@ from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState
 from spotd.daemon import object_keys
 from spotd.daemon.commits import never
+from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.install import BadConfig, InstallTaken
 from spotd.daemon.log import Redactor
 from spotd.daemon.policy import ProviderSettings, Settings
+from spotd.service import lifecycle
 from spotd.service.composition import App
-from spotd.store import Store
+from spotd.service.lifecycle import load_in_time
+from spotd.store import SecretsKeys, Store
 from spotd_jobs.objects.api import ObjectInfo, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.provider import Provider, ProviderTraits
@@ -40,6 +44,7 @@ pytestmark = pytest.mark.anyio
 SCALE = 60.0
 """Seconds of the daemon in one of the test's."""
 PATIENCE_S = 60.0
+FLOOD = FloodLimits(objects_day=7)
 
 
 @pytest.fixture
@@ -155,6 +160,34 @@ async def test_an_install_that_was_renamed_while_a_machine_runs_is_refused(tmp_p
     app = App(renamed, load=lambda: renamed, redactor=Redactor(), crash=never)
     with pytest.raises(BadConfig, match=str(item.key)):
         await app.run()
+
+
+async def test_a_config_that_is_read_while_another_leads_holds_but_for_what_is_in_use(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, FolderStore(tmp_path / "objects"))
+    keys = SecretsKeys(error="new")
+    fresh = replace(settings, secrets_keys=keys, install=InstallId("other"), socket=tmp_path / "other", flood=FLOOD)
+    app = App(settings, load=lambda: fresh, redactor=Redactor(), crash=never)
+    app.log = log = Log()
+    await app._reload()
+    assert app.settings == app.reloaded == replace(fresh, install=settings.install, socket=settings.socket)
+    (line,) = log.lines
+    assert line["changed"] == ["[daemon] secrets_key", "[store] flood limits"]
+    assert line["needs_restart"] == ["[daemon] install", "the socket's path"]
+
+
+async def test_a_config_that_does_not_come_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def load() -> Settings:
+        answers.wait(PATIENCE_S)
+        raise AssertionError("it was waited for")
+
+    monkeypatch.setattr(lifecycle, "LOAD_S", 0.05)
+    try:
+        with pytest.raises(BadConfig, match="could not be read within"):
+            await load_in_time(load)
+    finally:
+        answers.set()
 
 
 async def test_a_second_daemon_over_the_same_store_is_refused(tmp_path: Path) -> None:

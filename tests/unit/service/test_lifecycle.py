@@ -65,7 +65,7 @@ class Desk:
             log=rig.log,
         )
 
-    def _load(self) -> Settings:
+    async def _load(self) -> Settings:
         if isinstance(self.next, BadConfig):
             raise self.next
         return self.next
@@ -158,7 +158,7 @@ async def test_a_second_signal_ends_the_waiting(rig: Rig) -> None:
 async def test_a_reloaded_config_is_applied_and_its_changes_are_told(rig: Rig) -> None:
     desk = Desk(rig)
     desk.next = replace(settings(rig.folder), budget_day=MicroUsd(5_000_000), store_place="elsewhere")
-    desk.lifecycle.reload()
+    await desk.lifecycle.reload()
     assert desk.applied == [desk.next]
     (line,) = rig.log.lines
     assert (line["event"], line["changed"], line["needs_restart"]) == (
@@ -172,7 +172,7 @@ async def test_a_reloaded_config_is_applied_and_its_changes_are_told(rig: Rig) -
 async def test_a_bad_config_keeps_the_old_one_and_says_why(rig: Rig) -> None:
     desk = Desk(rig)
     desk.next = BadConfig("config.toml:3: budget.day: must be above 0")
-    desk.lifecycle.reload()
+    await desk.lifecycle.reload()
     assert desk.applied == []
     (line,) = rig.log.lines
     assert line["event"] == "config.refused"
@@ -184,7 +184,7 @@ async def test_on_a_reload_the_label_of_the_machines_stays_with_a_warning(rig: R
     desk = Desk(rig)
     desk.next = replace(settings(rig.folder), install=InstallId("other"), budget_day=MicroUsd(5_000_000))
     for _ in range(2):
-        desk.lifecycle.reload()
+        await desk.lifecycle.reload()
         assert desk.applied[-1].install == "lab"
         warning, told = rig.log.lines[-2:]
         assert (warning["event"], warning["kept"], warning["configured"]) == ("config.install_kept", "lab", "other")

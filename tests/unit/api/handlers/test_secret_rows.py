@@ -243,5 +243,7 @@ async def test_files_that_a_move_left_behind_are_removed_once_they_are_rows(shar
         job = await submit(shared, price=0.01)
         shared.secrets.write(job, {"TOKEN": CANARY})
         shared.secrets.write(JobId("elsewhere"), {"TOKEN": CANARY})
+        await begin(shared, THEIRS)
+        assert shared.secrets.jobs() == {job, JobId("elsewhere")}, "its row cannot be read here"
         await begin(shared, OURS)
         assert shared.secrets.jobs() == {JobId("elsewhere")}
