@@ -89,7 +89,7 @@ class BidChanges:
 
     def __init__(
         self,
-        provider: Callable[[ProviderName], GuardedProvider],
+        provider: Callable[[ProviderName], GuardedProvider | None],
         commit: Commit,
         market: Callable[[], MarketSnapshot],
         log: Logger,

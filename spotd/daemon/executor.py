@@ -117,7 +117,7 @@ class Executor:
         """Since when the calls of this process reach each provider that the config names."""
         self._changing: set[IntentId] = set()
         """Bids whose change is under way."""
-        self._bid_changes = BidChanges(self._provider, self._commit, market, log)
+        self._bid_changes = BidChanges(self._provider_if_there, self._commit, market, log)
         self._launching = 0
         self._idle = WakeEvent()
         self._retired = False
@@ -463,6 +463,10 @@ class Executor:
 
     def _provider(self, name: values.ProviderName) -> GuardedProvider:
         return guarded(self._providers[name], clock=self._clock, log=self._log)
+
+    def _provider_if_there(self, name: values.ProviderName) -> GuardedProvider | None:
+        """Return the provider, unless the config has lost it since the call was owed."""
+        return self._provider(name) if name in self._providers else None
 
     # --- outcomes ---
 

@@ -193,6 +193,21 @@ async def test_a_bid_of_a_cycle_that_was_faster_than_the_start_of_the_calls_is_p
         await rig.until(lambda: rig.shop.bids == [473_000])
 
 
+async def test_a_bid_that_is_owed_at_a_provider_that_left_the_config_is_given_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the record of a life before: the executor would end at the call, and so each of its lives."""
+    monkeypatch.setattr(bids, "words_against_raise", lambda *_: "")
+    async with running(rig):
+        group, rig.executor._group = rig.executor._group, None
+        floor(rig, 430_000)
+        await rig.until(lambda: "bid.raising" in rig.kinds())
+        rig.executor._providers = {}
+        rig.executor._group = group
+        await rig.until(lambda: "bid.not_raised" in rig.kinds())
+        assert rig.shop.bids == []
+
+
 async def test_a_change_of_a_bid_that_cannot_be_recorded_is_not_asked_for(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
