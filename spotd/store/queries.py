@@ -163,7 +163,10 @@ class Reads:
         """
         if not text:
             return ()
-        named = or_(JOBS.c.id == text, JOBS.c.id == newest_named(text), active_named(text))
+        # An id first and alone: a name is compared with those of all jobs that go on.
+        if self._connection.execute(select(JOBS.c.id).where(JOBS.c.id == text)).first() is not None:
+            return self._list(JOBS.c.id == text)
+        named = or_(JOBS.c.id == newest_named(text), active_named(text))
         return self._list(named) or self._list(begins_with(text), limit=AMBIGUOUS_MAX)
 
     def array_meant_by(self, text: str) -> ArrayView | None:
