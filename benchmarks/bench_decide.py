@@ -128,6 +128,17 @@ def running(world: World, market: MarketSnapshot) -> World:
     return replace(world, jobs=jobs, attempts=attempts, intents={})
 
 
+def policy() -> Policy:
+    rules = ProviderPolicy(
+        name=SHOP,
+        fee_ppm=1_200_000,
+        quote_ttl=timedelta(minutes=5),
+        reconcile_window=timedelta(minutes=3),
+        provision_timeout=timedelta(minutes=20),
+    )
+    return Policy(install=InstallId("bench"), providers={SHOP: rules}, ceiling_default=MicroUsdPerGpuHour(1))
+
+
 def cpu_ms(call: Callable[[], object]) -> float:
     start = time.process_time()
     call()
@@ -137,15 +148,9 @@ def cpu_ms(call: Callable[[], object]) -> float:
 def main() -> None:
     rng = Random(1)
     stock = offers(rng)
-    rules = ProviderPolicy(
-        name=SHOP,
-        fee_ppm=1_200_000,
-        quote_ttl=timedelta(minutes=5),
-        reconcile_window=timedelta(minutes=3),
-        provision_timeout=timedelta(minutes=20),
-    )
-    policy = Policy(install=InstallId("bench"), providers={SHOP: rules}, ceiling_default=MicroUsdPerGpuHour(1))
-    world = World(policy=policy, jobs=jobs(rng), attempts={}, intents={})
+    rules_of_all = policy()
+    rules = rules_of_all.providers[SHOP]
+    world = World(policy=rules_of_all, jobs=jobs(rng), attempts={}, intents={})
     offer_index = build_offer_index(stock)
     market = MarketSnapshot(by_provider={SHOP: ProviderOffers(provider=SHOP, offer_index=offer_index, at=NOW)})
 
@@ -179,7 +184,7 @@ def main() -> None:
 
     def nested_loop() -> None:
         for job in list(world.jobs.values())[: JOBS // 10]:
-            needs = needs_of(job, policy)
+            needs = needs_of(job, rules_of_all)
             wanted = job.spec.resources
             best = None
             for offer in stock:

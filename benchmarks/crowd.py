@@ -68,11 +68,11 @@ def crowded_lab(folder: Path, *, jobs: int, running: int, poll_s: float = 60.0) 
     found.fresh = True
     with Store.open(found.folder / "state" / "state.sqlite") as store:
         for plan in history(datetime.now(UTC) - timedelta(hours=1), jobs=jobs, running=running):
-            store.tx(partial(_commit, plan=plan))
+            store.tx(partial(commit, plan=plan))
     return found
 
 
-def _commit(tx: Tx, *, plan: Plan) -> None:
+def commit(tx: Tx, *, plan: Plan) -> None:
     tx.commit(plan)
 
 

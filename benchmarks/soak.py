@@ -69,7 +69,7 @@ BOUNDS = (
     Bound(figure="state_kb_per_end", unit="KB", per_hour=1.0, reason="a row costs as much at the end as at first"),
     Bound(figure="status_ms", unit="ms", per_hour=3.0, reason="a tenth of what a person notices, in a day"),
     Bound(figure="loop_ms", unit="ms", per_hour=15.0, reason="jobs end and are replaced: a cycle has as much to do"),
-    Bound(figure="cpu_percent", unit="%", per_hour=2.0, reason="as the loop"),
+    Bound(figure="cpu_percent", unit="%", per_hour=5.0, reason="as the loop; it moves with what else the machine does"),
 )
 
 
@@ -444,16 +444,18 @@ def judge(samples: Sequence[Sample]) -> bool:
         return True
     length_h = samples[-1].at_s / 3_600
     warm = [one for one in samples if one.at_s >= WARM_UP * samples[-1].at_s]
-    half = len(warm) // 2
     judged = length_h >= JUDGED_FROM_H
     print(f"\n{length_h:.2f} h, {len(samples)} samples; after a warm-up of {warm[0].at_s / 60:.0f} min")
     print(f"{'figure':18} {'first half':>11} {'last half':>11} {'slope/h':>10} {'+-':>8} {'bound/h':>8}  verdict")
     flat = True
     for bound in BOUNDS:
+        # What is divided by a count is noise while that is small.
+        some = warm[len(warm) // 3 :] if bound.figure == "state_kb_per_end" else warm
+        half = len(some) // 2
         first, last = (
-            statistics.median(float(getattr(one, bound.figure)) for one in part) for part in (warm[:half], warm[half:])
+            statistics.median(float(getattr(one, bound.figure)) for one in part) for part in (some[:half], some[half:])
         )
-        slope, error = slope_per_hour(warm, bound.figure)
+        slope, error = slope_per_hour(some, bound.figure)
         # Rising for certain, and by more than is nothing.
         rises = slope - error > 0 and slope > bound.per_hour
         verdict = f"RISES: {bound.reason}" if rises else "flat"

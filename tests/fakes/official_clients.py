@@ -26,6 +26,8 @@ class Client:
     version: str
     also: tuple[str, ...] = ()
     install_seconds_max: int = _INSTALL_SECONDS_MAX
+    name: str = ""
+    """Of its environment, where it is not the package's."""
 
 
 DSTACK: Final = Client(package="dstack", version="0.22.5", also=("httpx==0.28.1",), install_seconds_max=600)
@@ -49,7 +51,7 @@ def environment_with(client: Client) -> Path:
     """
     cache = Path(os.environ.get("SPOTD_TEST_CACHE") or platformdirs.user_cache_dir("spotd-tests"))
     package, version, seconds_max = client.package, client.version, client.install_seconds_max
-    folder = cache / f"{package}-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+    folder = cache / f"{client.name or package}-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
     ready = folder / "ready"
     if ready.exists() and (folder / "bin" / "python").exists():
         return folder

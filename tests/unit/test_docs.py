@@ -19,7 +19,7 @@ ANCHORED = re.compile(r"\]\(([^)#:\s]*)#([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NOT_OURS = {"spotd/spotd.sock"}
 CONTRIBUTORS = re.compile(
-    r"docs/(reference|decisions)/|docs/how-to/new-|docs/(architecture|gangs|glossary|kernel|states|testing|wire)\.md"
+    r"docs/(reference|decisions)/|docs/how-to/new-|docs/(architecture|gangs|glossary|kernel|performance|states|testing|wire)\.md"
     r"|docs/providers/writing-a-provider\.md"
 )
 USER_PAGES = [
