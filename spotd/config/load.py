@@ -343,10 +343,13 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
     """Return what does not stop the daemon: secrets that others can read, enabled providers without a usable key."""
     warnings = [*_open_secrets(config, path), *registry_warnings(config.registries, environ)]
     warnings += source_warnings(config.buckets, config.hub, environ)
+    keys: list[bytes] = []
     for name in ("secrets_key", "former_secrets_key"):
         try:
             if (key_ref := getattr(config.daemon, name)) is not None:
-                read_secrets_key(key_ref, environ=environ)
+                keys.append(read_secrets_key(key_ref, environ=environ))
+                if len(keys) > len(set(keys)):
+                    raise BadValue("is the same key as secrets_key", hint="name the key that it has replaced")
         except BadValue as exc:
             warnings.append(Problem(key=key_path(("daemon", name)), message=str(exc), hint=exc.hint))
     warnings += team_warnings(config.api, config.users, environ)

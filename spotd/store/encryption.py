@@ -72,11 +72,10 @@ class SecretsKey:
         try:
             data = b64decode(row.data, validate=True)
             text = self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound_to(row.job))
-        except (InvalidTag, ValueError):
-            text = None
-        if text is None:
-            raise NotDecrypted(f"the secrets of job {row.job} are not what was stored for it")
-        return {str(name): str(value) for name, value in json.loads(text).items()}
+            return {str(name): str(value) for name, value in json.loads(text).items()}
+        except (InvalidTag, ValueError, TypeError, AttributeError):
+            words = f"the secrets of job {row.job} are not what was stored for it"
+        raise NotDecrypted(words)
 
 
 def _bound_to(job: JobId) -> bytes:

@@ -73,7 +73,7 @@ class AdoptionHandlers:
         answer = self._answer(found, adopted=True)
         going_on = [one.record.job for one in found.jobs if not one.record.job.state.is_final]
         values = {job.id: {name: secrets[name] for name in job.spec.secrets} for job in going_on}
-        await context.require_secrets_kept({name: secrets[name] for name in _secrets(found)}, jobs=len(going_on))
+        await context.require_secrets_kept({name: secrets[name] for name in _secrets(found)})
         beside = await context.stored(lambda: context.secrets.prepare(values))
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:

@@ -160,8 +160,8 @@ class HandlerContext:
         self.wake_event.notify()
         return committed
 
-    async def require_secrets_kept(self, values: Mapping[str, str], *, jobs: int) -> None:
-        """Require that these secrets of so many new jobs can be kept.
+    async def require_secrets_kept(self, values: Mapping[str, str], *, jobs: int = 0) -> None:
+        """Require that these secrets of so many new jobs can be kept; none of them is new where they are taken back.
 
         Raises:
             Invalid: they cannot, as this spotd is configured.

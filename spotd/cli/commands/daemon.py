@@ -103,11 +103,13 @@ def secrets_key(*, file: Path) -> None:
     """
     import secrets
 
-    text = f"{secrets.token_hex(32)}\n"
+    text, file = f"{secrets.token_hex(32)}\n", file.resolve()
     try:
         paths.create_whole(file, text, mode=0o600)
     except OSError as exc:
-        hint = "name a file that is not there yet: a key that is lost cannot be made again"
+        hint = "check that its folder is there and is yours"
+        if isinstance(exc, FileExistsError):
+            hint = "name a file that is not there yet: a key that is lost cannot be made again"
         raise CommandFailed(f"{file}: {exc.strerror}", code=ExitCode.LOCAL_IO, hint=hint) from exc
     stdout.line(f"the key is in {file}")
     stdout.line(

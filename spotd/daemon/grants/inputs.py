@@ -165,8 +165,8 @@ class SecretsRefused:
 class JobSecrets(Protocol):
     """The values of jobs' secrets, wherever they lie. The redactor knows each before any other part sees it."""
 
-    async def refusal(self, values: Mapping[str, str], *, jobs: int) -> SecretsRefused | None:
-        """Return why these secrets of so many new jobs cannot be kept."""
+    async def refusal(self, values: Mapping[str, str], *, jobs: int = 0) -> SecretsRefused | None:
+        """Return why these secrets of so many new jobs cannot be kept; of jobs taken back no number bounds them."""
         ...
 
     def prepare(self, by_job: Mapping[JobId, Mapping[str, str]]) -> Beside | None:
@@ -202,14 +202,17 @@ class SecretFiles:
         self._redactor = redactor
         self._crash = crash
 
-    async def refusal(self, _values: Mapping[str, str], *, jobs: int) -> SecretsRefused | None:  # noqa: ARG002 - the protocol's
+    async def refusal(self, _values: Mapping[str, str], *, jobs: int = 0) -> SecretsRefused | None:  # noqa: ARG002 - the protocol's
         """Nothing speaks against a file."""
         return None
 
     def prepare(self, by_job: Mapping[JobId, Mapping[str, str]]) -> Beside | None:
         """Write the files: they are there before their jobs are."""
-        for values in {id(values): values for values in by_job.values()}.values():
-            self.write_all([job for job, own in by_job.items() if own is values], values)
+        groups: dict[frozenset[tuple[str, str]], list[JobId]] = {}
+        for job, values in by_job.items():
+            groups.setdefault(frozenset(values.items()), []).append(job)
+        for jobs in groups.values():
+            self.write_all(jobs, by_job[jobs[0]])
         return None
 
     def discard(self, jobs: Collection[JobId]) -> None:

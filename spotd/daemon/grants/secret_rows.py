@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from spotd.core.domain.intents import JobId
 from spotd.daemon.commits import Beside, Database
 from spotd.daemon.grants.inputs import InputsAway, SecretFiles, SecretsLocked, SecretsMissing, SecretsRefused
 from spotd.daemon.log import Redactor
-from spotd.store import EncryptedSecrets, NotDecrypted, Reads, SecretsKeys, StateUnavailable, Tx
+from spotd.store import EncryptedSecrets, NotDecrypted, Reads, SecretsKeys, StateError, Tx
 
 BYTES_MAX: Final = 16 * 2**20
 """Of the secrets of all jobs of one submission: they are written in one transaction, within the leader's lease."""
@@ -93,7 +94,7 @@ class SecretRows:
             if locked := {job: why for job, why in words.items() if why}:
                 self.locked = {**self.locked, **locked}
 
-    async def refusal(self, values: Mapping[str, str], *, jobs: int) -> SecretsRefused | None:
+    async def refusal(self, values: Mapping[str, str], *, jobs: int = 0) -> SecretsRefused | None:
         """Return why no job with these secrets can be taken here."""
         if not values:
             return None
@@ -109,7 +110,7 @@ class SecretRows:
             named = ", ".join([*others][:NAMED_MAX]) + (" ..." if len(others) > NAMED_MAX else "")
             words = f"job {named} in {self._place} has to wait: {keys.words_against(next(iter(others.values())))}"
             return SecretsRefused(words, f"{GIVE_KEY}; if that key is lost, cancel what waits for it")
-        if sum(len(name) + len(value) for name, value in values.items()) * jobs > BYTES_MAX:
+        if len(json.dumps(dict(values))) * jobs > BYTES_MAX:  # as they are encoded to be encrypted
             words = f"the secrets of {jobs:,} jobs are larger than {BYTES_MAX // 2**20} MiB together"
             return SecretsRefused(words, "submit fewer jobs at once, or fetch what is large by a token")
         return None
@@ -140,7 +141,7 @@ class SecretRows:
             return {}
         try:
             rows = self._database.read_here(lambda reads: reads.secrets(job))
-        except StateUnavailable as exc:
+        except StateError as exc:
             raise InputsAway(f"the secrets of job {job}: {exc.message}") from exc
         if not rows:
             raise SecretsMissing(f"the secrets of job {job} are not in the state; submit it again")

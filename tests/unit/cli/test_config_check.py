@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from spotd.cli.commands.daemon import check
+from spotd.cli.commands.daemon import check, secrets_key
 
 VAST = '[providers.vast]\nenabled = {enabled}\napi_key = {{ env = "PATH" }}\n'
 
@@ -35,3 +35,13 @@ def test_a_rented_machine_that_cannot_reach_the_store_is_refused(tmp_path: Path,
 def test_what_can_launch_is_in_order(tmp_path: Path, text: str) -> None:
     result = checked(tmp_path, text)
     assert (result.exit_code, result.output.splitlines()[-1]) == (0, f"{tmp_path / 'config.toml'} is in order")
+
+
+def test_a_new_key_is_named_by_its_whole_path_and_a_folder_that_is_missing_by_its_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(secrets_key, ["my.key"])
+    assert f'secrets_key = {{ file = "{tmp_path.resolve()}/my.key" }}' in made.output
+    errors = [CliRunner().invoke(secrets_key, [name]).exception for name in ("my.key", "no/my.key")]
+    assert [getattr(error, "hint", "")[:18] for error in errors] == ["name a file that i", "check that its fol"]

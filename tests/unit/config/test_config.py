@@ -414,6 +414,15 @@ def test_a_config_that_is_no_toml_is_refused_with_its_line(tmp_path: Path) -> No
         read(tmp_path, "[daemon]\ninstall = lab\n")
 
 
+def test_a_former_key_that_is_the_key_itself_is_warned_of(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("0f" * 32)
+    key.chmod(0o600)
+    text = f'[daemon]\nsecrets_key = {{ file = "{key}" }}\nformer_secrets_key = {{ file = "{key}" }}\n'
+    (same,) = read(tmp_path, text).warnings
+    assert (same.key, same.message) == ("daemon.former_secrets_key", "is the same key as secrets_key")
+
+
 def test_an_enabled_provider_without_a_usable_key_is_warned_of_and_does_not_stop_the_rest(tmp_path: Path) -> None:
     (missing,) = read(tmp_path, "[providers.market]\n").warnings
     assert (missing.key, missing.message) == (

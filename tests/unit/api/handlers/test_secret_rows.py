@@ -14,7 +14,7 @@ from spotd.core.domain.states import EndReason, JobState
 from spotd.daemon.grants import secret_rows
 from spotd.daemon.grants.inputs import InputsAway, SecretsLocked, SecretsMissing
 from spotd.daemon.log import HIDDEN
-from spotd.store import SecretsKey, SecretsKeys, StateUnavailable
+from spotd.store import NotDecrypted, SecretsKey, SecretsKeys, StateError, StateUnavailable
 from tests.unit.api.handlers.test_handlers import draft
 from tests.unit.daemon.rig import Rig
 
@@ -99,6 +99,10 @@ async def test_more_than_one_transaction_bears_is_refused(shared: Rig, monkeypat
         await submit(shared, array="0-9", price=0.01)
         with pytest.raises(Invalid, match="the secrets of 100 jobs are larger"):
             await submit(shared, name="more", array="0-99")
+        with pytest.raises(Invalid, match="the secrets of 10 jobs are larger"):
+            await submit(shared, name="more", array="0-9", value="\N{GRINNING FACE}" * 20)
+        many = {"TOKEN": "x" * 2000}
+        assert await shared.secret_rows.refusal(many) is None, "what is taken back is not bounded"
 
 
 @pytest.mark.parametrize(
@@ -223,15 +227,21 @@ async def test_a_row_that_was_moved_to_another_job_or_is_gone_is_no_secret(share
         with pytest.raises(SecretsMissing, match=f"job {other} are not what was stored") as found:
             shared.secret_rows.read(other, ["TOKEN"])
         assert not isinstance(found.value, SecretsLocked)
+        for data in (None, b"AAAA", 7):
+            with pytest.raises(NotDecrypted, match="not what was stored"):
+                OURS.decrypt(replace(row, data=data))  # type: ignore[arg-type]  # as another hand may have left it
         with pytest.raises(SecretsMissing, match="has no value for MORE"):
             shared.secret_rows.read(one, ["TOKEN", "MORE"])
         with pytest.raises(SecretsMissing, match="not in the state"):
             shared.secret_rows.read(JobId("nothing"), ["TOKEN"])
 
 
-async def test_a_state_that_does_not_answer_is_tried_again(shared: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [StateUnavailable, StateError])
+async def test_a_state_that_does_not_answer_is_tried_again(
+    shared: Rig, monkeypatch: pytest.MonkeyPatch, error: type[StateError]
+) -> None:
     def away(_work: object) -> None:
-        raise StateUnavailable("it does not answer", hint="wait")
+        raise error("it does not answer", hint="wait")
 
     monkeypatch.setattr(shared.database, "read_here", away)
     with pytest.raises(InputsAway, match="it does not answer"):

@@ -70,6 +70,14 @@ def test_values_that_a_crash_left_half_written_are_found_and_removed(files: Secr
     assert files.jobs() == {JOB}
 
 
+def test_jobs_that_are_taken_back_with_the_same_values_share_them_on_the_disk(
+    files: SecretFiles, tmp_path: Path
+) -> None:
+    files.prepare({JobId(f"j{number}"): {"TOKEN": "canary-value"} for number in range(3)} | {JobId("j3"): {}})
+    assert files.jobs() == {JobId("j0"), JobId("j1"), JobId("j2")}
+    assert (tmp_path / "secrets" / "j0.json").stat().st_nlink == 3
+
+
 @pytest.mark.parametrize("links", [True, False], ids=["links", "a disk without links"])
 def test_the_jobs_of_an_array_have_the_same_values(
     files: SecretFiles, monkeypatch: pytest.MonkeyPatch, *, links: bool
