@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
@@ -135,10 +135,10 @@ class SecretsKeys:
 _COLUMNS: Final = (JOB_SECRETS.c.job_id, JOB_SECRETS.c.key_id, JOB_SECRETS.c.data)
 
 
-def read_secrets(connection: Connection, job: JobId | None = None) -> tuple[EncryptedSecrets, ...]:
-    """Return the rows of all jobs, or of this one."""
+def read_secrets(connection: Connection, jobs: Collection[JobId] | None = None) -> tuple[EncryptedSecrets, ...]:
+    """Return the rows of all jobs, or of these few."""
     query = select(*_COLUMNS).order_by(JOB_SECRETS.c.job_id)
-    rows = connection.execute(query if job is None else query.where(JOB_SECRETS.c.job_id == job))
+    rows = connection.execute(query if jobs is None else query.where(JOB_SECRETS.c.job_id.in_(jobs)))
     return tuple(EncryptedSecrets(job=JobId(one), key_id=key_id, data=data) for one, key_id, data in rows)
 
 

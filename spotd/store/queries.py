@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import wraps
@@ -494,9 +494,9 @@ class Reads:
             return ""
         return str(self._connection.execute(SERVER).scalar_one())
 
-    def secrets(self, job: JobId | None = None) -> tuple[EncryptedSecrets, ...]:
-        """Return the encrypted secrets of all jobs, or of this one; empty where values lie in files."""
-        return read_secrets(self._connection, job)
+    def secrets(self, jobs: Collection[JobId] | None = None) -> tuple[EncryptedSecrets, ...]:
+        """Return the encrypted secrets of all jobs, or of these few; empty where values lie in files."""
+        return read_secrets(self._connection, jobs)
 
     def secrets_key_ids(self, *, going_on: bool = False) -> Mapping[JobId, str]:
         """Return which key each job's secrets need; with `going_on` of jobs alone that have not ended."""

@@ -38,7 +38,7 @@ from spotd.core.ranking.candidates import ceilings_of
 from spotd.core.ranking.cost_words import cost_words
 from spotd.core.schedule import readers
 from spotd.daemon.commits import CrashPoint
-from spotd.daemon.grants.inputs import InputsAway, JobSecrets, SecretsLocked, SecretsMissing
+from spotd.daemon.grants.inputs import InputsAway, JobSecrets, SecretsLocked
 from spotd.daemon.recovery_survey import survey_one
 from spotd.store import EventView, JobView, Reads
 from spotd_jobs.spec.keys import job_file
@@ -446,23 +446,22 @@ def _require_data(job: Job, lacking: str | None) -> None:
         raise StateConflict(f"the data {lacking} is not in the store any more, and {job.name} reads it", hint=hint)
 
 
-def _without_secrets(secrets: JobSecrets, jobs: Iterable[Job]) -> dict[JobId, StateConflict]:
+def _without_secrets(secrets: JobSecrets, jobs: Sequence[Job]) -> dict[JobId, StateConflict]:
     """Return a refusal for each job whose secrets have no values, so that it could be started on no machine.
 
     Raises:
         ApiUnavailable: that is not known now.
     """
     found: dict[JobId, StateConflict] = {}
-    for job in jobs:
-        try:
-            secrets.read(job.id, job.spec.secrets)
-        except SecretsMissing as exc:
-            hint = "they are deleted when a job has succeeded; submit it again"
-            if isinstance(exc, SecretsLocked):
-                hint = "give this spotd the same key as secrets_key in [daemon]; or submit it again"
-            found[job.id] = StateConflict(f"{job.name} cannot run again: {exc}", hint=hint)
-        except InputsAway as exc:
-            raise ApiUnavailable(str(exc), hint="spotctl doctor") from exc
+    try:
+        missing = secrets.missing({job.id: job.spec.secrets for job in jobs})
+    except InputsAway as exc:
+        raise ApiUnavailable(str(exc), hint="spotctl doctor") from exc
+    for job in (job for job in jobs if job.id in missing):
+        hint = "they are deleted when a job has succeeded; submit it again"
+        if isinstance(missing[job.id], SecretsLocked):
+            hint = "give this spotd the same key as secrets_key in [daemon]; or submit it again"
+        found[job.id] = StateConflict(f"{job.name} cannot run again: {missing[job.id]}", hint=hint)
     return found
 
 

@@ -185,6 +185,14 @@ class JobSecrets(Protocol):
         """
         ...
 
+    def missing(self, names: Mapping[JobId, Collection[str]]) -> dict[JobId, SecretsMissing]:
+        """Return why the values of these names cannot be read, of each job of which they cannot.
+
+        Raises:
+            InputsAway
+        """
+        ...
+
     def register(self, values: Collection[str]) -> None:
         """Keep these out of the log."""
         ...
@@ -271,6 +279,16 @@ class SecretFiles:
         values = {name: stored[name] for name in sorted(names)}
         self._redactor.register(values.values())
         return values
+
+    def missing(self, names: Mapping[JobId, Collection[str]]) -> dict[JobId, SecretsMissing]:
+        """Return why the values of these names cannot be read, of each job of which they cannot."""
+        found: dict[JobId, SecretsMissing] = {}
+        for job, those in names.items():
+            try:
+                self.read(job, those)
+            except SecretsMissing as exc:
+                found[job] = exc
+        return found
 
     def read_all(self, job: JobId) -> dict[str, str]:
         """Return all values of the job.

@@ -19,7 +19,7 @@ BYTES_MAX: Final = 16 * 2**20
 """Of the secrets of all jobs of one submission: they are written in one transaction, within the leader's lease."""
 NAMED_MAX: Final = 3
 AT_ONCE: Final = 100
-"""Rows that are encrypted anew in one transaction."""
+"""Rows that are read, or encrypted anew, in one transaction."""
 GIVE_KEY: Final = "give the same key to every spotd of this state, as secrets_key in [daemon], and reload it"
 MAKE_KEY: Final = (
     "make one with `spotd secrets-key FILE`, copy the file to every computer of this state, write "
@@ -27,8 +27,8 @@ MAKE_KEY: Final = (
 )
 
 
-def _row_of(job: JobId, reads: Reads) -> Sequence[EncryptedSecrets]:
-    return reads.secrets(job)
+def _rows_of(jobs: Sequence[JobId], reads: Reads) -> Sequence[EncryptedSecrets]:
+    return reads.secrets(jobs)
 
 
 class SecretRows:
@@ -67,14 +67,14 @@ class SecretRows:
             self._key_ids |= found
         self.use(self._keys)
         for job in files.jobs() & found.keys():
-            for row in await self._database.read(partial(_row_of, job)):
+            for row in await self._database.read(partial(_rows_of, [job])):
                 with suppress(NotDecrypted):  # then the file may be all that there is of them
                     self._keys.decrypt(row)
                     files.remove(job)
 
     def _encrypt_anew(self, jobs: Sequence[JobId], tx: Tx) -> None:
         keys, rows = self._keys, []
-        for row in (row for job in jobs for row in tx.secrets(job)):
+        for row in tx.secrets(jobs):
             with suppress(NotDecrypted):  # it stays as it is, and is refused where it is asked for
                 if keys.current is not None:
                     rows.append(keys.current.encrypt(row.job, keys.decrypt(row)))
@@ -137,19 +137,40 @@ class SecretRows:
             SecretsMissing: they are not there, or one of the names is not.
             InputsAway: the state does not answer.
         """
-        if not names:
-            return {}
+        return self._values(job, names, self._rows([job]).get(job)) if names else {}
+
+    def missing(self, names: Mapping[JobId, Collection[str]]) -> dict[JobId, SecretsMissing]:
+        """Return why the values of these names cannot be read, of each job of which they cannot.
+
+        Raises:
+            InputsAway: the state does not answer.
+        """
+        found: dict[JobId, SecretsMissing] = {}
+        wanted = [job for job, those in names.items() if those]
+        for start in range(0, len(wanted), AT_ONCE):
+            some = wanted[start : start + AT_ONCE]
+            rows = self._rows(some)
+            for job in some:
+                try:
+                    self._values(job, names[job], rows.get(job))
+                except SecretsMissing as exc:
+                    found[job] = exc
+        return found
+
+    def _rows(self, jobs: Sequence[JobId]) -> dict[JobId, EncryptedSecrets]:
         try:
-            rows = self._database.read_here(lambda reads: reads.secrets(job))
+            return {row.job: row for row in self._database.read_here(partial(_rows_of, jobs))}
         except StateError as exc:
-            raise InputsAway(f"the secrets of job {job}: {exc.message}") from exc
-        if not rows:
+            raise InputsAway(f"the secrets of job {jobs[0]}: {exc.message}") from exc
+
+    def _values(self, job: JobId, names: Collection[str], row: EncryptedSecrets | None) -> dict[str, str]:
+        if row is None:
             raise SecretsMissing(f"the secrets of job {job} are not in the state; submit it again")
-        if words := self._keys.words_against(rows[0].key_id):
-            self._note({job: rows[0].key_id})
+        if words := self._keys.words_against(row.key_id):
+            self._note({job: row.key_id})
             raise SecretsLocked(words)
         try:
-            stored = self._keys.decrypt(rows[0])
+            stored = self._keys.decrypt(row)
         except NotDecrypted as exc:
             raise SecretsMissing(f"{exc}; submit it again") from exc
         missing = sorted(set(names) - stored.keys())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,26 @@ async def test_each_job_of_an_array_has_a_row_of_its_own(shared: Rig) -> None:
         assert [OURS.decrypt(row) for row in rows] == [{"TOKEN": CANARY}] * 3
 
 
+async def test_the_secrets_of_a_large_array_are_asked_for_a_hundred_at_a_time(
+    shared: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    async with shared.ready():
+        await submit(shared, array="0-149", price=0.01)
+        first, *others = sorted(stored(shared))
+        shared.store.tx(lambda tx: tx.connection.exec_driver_sql("delete from job_secrets where job_id = ?", (first,)))
+        read_here = shared.database.read_here
+
+        def counted(work: Any) -> Any:
+            asked.append(work)
+            return read_here(work)
+
+        monkeypatch.setattr(shared.database, "read_here", counted)
+        missing = shared.secret_rows.missing({job: ["TOKEN"] for job in (first, *others)} | {JobId("bare"): []})
+        assert [*missing] == [first]
+        assert len(asked) == 2
+
+
 async def test_more_than_one_transaction_bears_is_refused(shared: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_rows, "BYTES_MAX", 1000)
     async with shared.ready():
@@ -171,7 +192,7 @@ async def test_a_launch_for_which_the_key_is_not_there_is_no_start(shared: Rig) 
         await begin(shared, THEIRS)
         shared.policy.paused = "until the row is that of another spotd"
         job = await submit(shared)
-        row = shared.store.read(lambda reads: reads.secrets(job))[0]
+        row = shared.store.read(lambda reads: reads.secrets([job]))[0]
         shared.store.tx(lambda tx: tx.write_secrets([KEY.encrypt(job, THEIRS.decrypt(row))]))
         shared.policy.paused = ""
         await shared.until(lambda: bool(shared.attempts(job)) and job in shared.secret_rows.locked)
@@ -222,7 +243,7 @@ async def test_a_key_is_replaced_by_the_next_leader(shared: Rig) -> None:
 async def test_a_row_that_was_moved_to_another_job_or_is_gone_is_no_secret(shared: Rig) -> None:
     async with shared.ready():
         one, other = await submit(shared, price=0.01), await submit(shared, name="other", price=0.01)
-        row = shared.store.read(lambda reads: reads.secrets(one))[0]
+        row = shared.store.read(lambda reads: reads.secrets([one]))[0]
         shared.store.tx(lambda tx: tx.write_secrets([replace(row, job=other)]))
         with pytest.raises(SecretsMissing, match=f"job {other} are not what was stored") as found:
             shared.secret_rows.read(other, ["TOKEN"])
