@@ -7,6 +7,7 @@ sentence. It listens on a unix socket of mode 0600 only, so each caller is the d
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -43,7 +44,11 @@ CODE_BYTES_MAX: Final = 8 * 2**30
 USER_CODE_BYTES_MAX: Final = 2**30
 """Of a user by TCP; each archive lies on the daemon's disk for a while."""
 USER_UPLOADS_MAX: Final = 4
-"""At a time, of all users."""
+"""At a time, of all users who may not operate."""
+UPLOADS_OF_ONE_MAX: Final = 2
+BODY_GRACE_S: Final = 60.0
+BODY_BYTES_PER_S_MIN: Final = 16 * 1024
+"""After the grace a user's body that comes more slowly is given up."""
 HIDDEN: Final = "..."
 
 
@@ -88,8 +93,6 @@ def _data_too_large() -> BodyTooLong:
 class _Api(RequestEdge):
     """The endpoints; each turns one request into one call of a handler."""
 
-    _uploads = 0
-
     @routes.serving(Right.VIEW, "GET", "/v1/openapi.json")
     async def openapi(self) -> Response:
         """Describe this API, as OpenAPI 3.1."""
@@ -121,26 +124,37 @@ class _Api(RequestEdge):
         """Store a packed workdir under its hash."""
         # Bounded in size, not in time, since a workdir may be large and its disk slow.
         known = routes.read_sha256(sha256)
-        most, is_users = self._code_bytes_max, bool(CALLER.get().name)
-        if is_users:
+        most, caller = self._code_bytes_max, CALLER.get()
+        if caller.name:
             most = min(most, USER_CODE_BYTES_MAX)
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > most:
             raise self._code_too_large(most)
-        if is_users and self._uploads >= USER_UPLOADS_MAX:
+        is_counted = caller.right < Right.OPERATE
+        if is_counted and self._uploads[caller.name] >= UPLOADS_OF_ONE_MAX:
+            raise ApiUnavailable(f"{caller.name} sends code {UPLOADS_OF_ONE_MAX} times now", hint="try again later")
+        if is_counted and self._uploads.total() >= USER_UPLOADS_MAX:
             raise ApiUnavailable(f"{USER_UPLOADS_MAX} others send code now", hint="try again in a moment")
-        self._uploads += is_users
+        self._uploads[caller.name] += is_counted
         try:
             body = self._body_within(request, most, lambda: self._code_too_large(most))
             return {"code": await self._handlers.submissions.put_code(known, body)}
         finally:
-            self._uploads -= is_users
+            self._uploads[caller.name] -= is_counted
 
     async def _body_within(
         self, request: Request, most: int, refusal: Callable[[], BodyTooLong]
     ) -> AsyncIterator[bytes]:
-        taken = 0
-        async for chunk in request.stream():
+        taken, begin, is_users = 0, anyio.current_time(), bool(CALLER.get().name)
+        chunks = request.stream()
+        while True:
+            last = begin + BODY_GRACE_S + taken / BODY_BYTES_PER_S_MIN if is_users else math.inf
+            with anyio.CancelScope(deadline=last) as scope:
+                chunk = await anext(chunks, None)
+            if scope.cancelled_caught:
+                raise ApiUnavailable("the body comes too slowly", hint="try again by a better connection")
+            if chunk is None:
+                return
             taken += len(chunk)
             if taken > most:
                 raise refusal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -77,6 +78,8 @@ class RequestEdge:
         self._on_failure = on_failure
         self._closing = closing
         self._code_bytes_max = code_bytes_max
+        self._uploads: Counter[str] = Counter()
+        """Of each user who may not operate, those under way."""
 
     def guarded(self, route: ApiRoute) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a route, with everything that can go wrong turned into JSON."""

@@ -304,6 +304,10 @@ class Transport:
         return response
 
     def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
+        if response.status < 400:
+            where = (response.headers["location"] or "nowhere")[:200]
+            sentence = f"what answers at {self.place} redirects to {where!r}, which spotctl does not follow"
+            return DaemonUnreachable(sentence, hint="state the daemon's own address in --url")
         body = self._parse(self._whole(response), check_error=False)
         error = body.get("error")
         return refused(error) if isinstance(error, dict) else self._foreign_answer()
@@ -319,7 +323,7 @@ class Transport:
     def _parse(self, raw: bytes, *, check_error: bool = True) -> Json:
         try:
             body = json.loads(raw)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise self._foreign_answer() from exc
         if not isinstance(body, dict):
             raise self._foreign_answer()

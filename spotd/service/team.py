@@ -2,7 +2,7 @@
 
 Theory. Before a token is known a peer may cost little: so many connections of one peer and of all, a few seconds for
 the handshake and the request, a head of bounded size, so many handshakes in a second, and one refusal for each
-connection. What is over a bound is closed unread; of all that are unproven the oldest makes room. After that a user has
+connection. At a bound the oldest that is unproven makes room, else the new one is closed unread. After that a user has
 a share of connections, which leaves the others theirs. Requests go to the application of the socket, with the caller
 beside them.
 """
@@ -142,14 +142,16 @@ class TokenGate:
             headers[name.decode("latin-1")] = value.decode("latin-1")
             if name == b"authorization":
                 tokens.append(value.decode("latin-1"))
-        peer = peer_of(scope.get("client"), headers)
-        if wait_s := math.ceil(self._wrong.wait_s(peer)):
-            return _too_many("too many wrong tokens came from this address", wait_s)
         scheme, _, token = (tokens[0] if len(tokens) == 1 else "").partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
+        is_stated = scheme.lower() == "bearer" and bool(token.strip())
+        found = self._user_with(digest_of(token.strip())) if is_stated else None
+        # No proxy that speaks TLS to a user is before a listener that does so itself.
+        peer = peer_of(scope.get("client"), {} if scope["scheme"] == "https" else headers)
+        if found is None and (wait_s := math.ceil(self._wrong.wait_s(peer))):
+            return _too_many("too many wrong tokens came from this address", wait_s)
+        if not is_stated:
             refusal = Unauthorized("a token is needed here", hint="spotctl --token-file FILE, or SPOTCTL_TOKEN_FILE")
             return _no_token(refusal)
-        found = self._user_with(digest_of(token.strip()))
         if found is None:
             self._wrong.note(peer)
             self._log.warning("api.wrong_token", peer=peer)
@@ -316,11 +318,15 @@ class TeamListener:
         await self._pace()
 
     def _make_room(self, peer: str) -> bool:
-        """Return whether one more may be open; the oldest that is unproven ends for it, but none of another peer's."""
+        """Return whether one more may be open; the oldest unproven one ends for it, of the same peer if it has many.
+
+        Without TLS all come by the proxy, and share its address.
+        """
         unproven = [one for one in self._open if not one.user]
-        if sum(one.peer == peer for one in unproven) >= UNPROVEN_PER_PEER_MAX:
-            return False
-        if len(unproven) >= UNPROVEN_MAX or (unproven and len(self._open) >= CONNECTIONS_MAX):
+        same = [one for one in unproven if one.peer == peer]
+        if self._is_encrypted and len(same) >= UNPROVEN_PER_PEER_MAX:
+            self._drop(same[0])
+        elif len(unproven) >= UNPROVEN_MAX or (unproven and len(self._open) >= CONNECTIONS_MAX):
             self._drop(unproven[0])
         return len(self._open) < CONNECTIONS_MAX
 

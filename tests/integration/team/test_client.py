@@ -35,6 +35,7 @@ def listening(answer: bytes) -> Iterator[int]:
             with suppress(OSError):
                 while True:
                     with server.accept()[0] as taken:
+                        taken.recv(65_536)  # unread bytes at the close could take the answer with them
                         taken.sendall(answer)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -72,6 +73,28 @@ def test_a_refused_token_is_named_and_not_shown(team: Team, as_user: Client) -> 
     with pytest.raises(DaemonRefused, match="none of a user") as failed:
         as_user("vic", team, token=wrong).status()
     assert wrong not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 20_000, "is not spotd", id="nested"),
+        pytest.param(
+            b"HTTP/1.1 302 Found\r\nLocation: https://login.example/\r\nContent-Length: 0\r\n\r\n",
+            "redirects to 'https://login.example/', which spotctl does not follow",
+            id="redirect",
+        ),
+    ],
+)
+def test_what_a_proxy_may_answer_is_named(
+    as_user: Client, monkeypatch: pytest.MonkeyPatch, team: Team, answer: bytes, words: str
+) -> None:
+    client = as_user("vic", team)
+    with listening(answer) as port:
+        monkeypatch.setenv("SPOTCTL_URL", f"http://127.0.0.1:{port}")
+        with pytest.raises(DaemonUnreachable, match=words):
+            Daemon().status()
+    assert client.status()
 
 
 def test_what_is_no_spotd_is_named(team: Team, as_user: Client, monkeypatch: pytest.MonkeyPatch) -> None:

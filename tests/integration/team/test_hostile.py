@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from spotd.api import app as app_module
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError, DaemonRefused, DaemonUnreachable
 from spotd.core.domain.callers import Right
@@ -148,6 +149,62 @@ def test_a_thousand_connections_hold_nothing_up(team: Team, as_user: Client) -> 
             continue
         return
     raise AssertionError("no user is let in any more")
+
+
+def test_silent_connections_of_an_address_keep_out_no_user_there(team: Team, authority: Authority) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(plain(team)) for _ in range(UNPROVEN_PER_PEER_MAX)]
+
+        async def counted() -> int:
+            return len(team.listener._open)
+
+        while team.served.call(counted) < UNPROVEN_PER_PEER_MAX:
+            pass
+        with encrypted(team, authority) as sock:
+            sock.sendall(b"GET /v1/status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n")
+            sock.sendall(f"Authorization: Bearer {TOKENS['vic']}\r\n\r\n".encode())
+            assert b" 200 " in until_closed(sock).partition(b"\r\n")[0]
+        until_closed(silent[0])
+
+
+def test_behind_a_proxy_all_come_by_one_address(team: Team) -> None:
+    listener = team.listener
+
+    async def opened() -> int:
+        listener._is_encrypted = False
+        for _ in range(UNPROVEN_MAX):
+            assert listener._make_room("127.0.0.1")
+            listener._open[team_module._Connection("127.0.0.1")] = None
+        found = len(listener._open)
+        listener._open.clear()
+        return found
+
+    assert team.served.call(opened) == UNPROVEN_MAX
+
+
+def test_over_tls_no_header_says_whose_wrong_tokens_they_are(team: Team, authority: Authority) -> None:
+    wrong = f"Authorization: Bearer {'x' * 43}\r\nX-Forwarded-For: 192.0.2.7\r\n\r\n"
+    for _ in range(8):
+        with encrypted(team, authority) as sock:
+            sock.sendall(f"GET /v1/status HTTP/1.1\r\nHost: a\r\n{wrong}".encode())
+            assert b" 401 " in until_closed(sock).partition(b"\r\n")[0]
+
+    async def waits() -> list[bool]:
+        return [team.listener.gate._wrong.wait_s(peer) > 0 for peer in ("127.0.0.1", "192.0.2.7")]
+
+    assert team.served.call(waits) == [True, False]
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(
+    team: Team, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "BODY_GRACE_S", 0.05)
+    with owner_is_answered(team), encrypted(team, authority) as sock:
+        head = f"PUT /v1/code/{'0' * 64} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKENS['ada']}\r\n"
+        sock.sendall(f"{head}Content-Length: 90\r\nConnection: close\r\n\r\nabc".encode())
+        answer = until_closed(sock)
+        assert b" 503 " in answer.partition(b"\r\n")[0]
+        assert b"too slowly" in answer
 
 
 def test_of_many_addresses_the_oldest_that_is_unproven_makes_room(team: Team) -> None:
