@@ -8,7 +8,10 @@ sentence. It listens on a unix socket of mode 0600 only, so each caller is the d
 from __future__ import annotations
 
 import math
+import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC
 from typing import Final
 
 import anyio
@@ -28,6 +31,7 @@ from spotd.api.responses import (
     BodyTooLong,
     ByteStream,
     Invalid,
+    OverBudget,
     RecordStream,
     RefusalCode,
     ServiceStream,
@@ -46,6 +50,9 @@ USER_CODE_BYTES_MAX: Final = 2**30
 USER_UPLOADS_MAX: Final = 4
 """At a time, of all users who may not operate."""
 UPLOADS_OF_ONE_MAX: Final = 2
+USER_BYTES_PER_DAY_MAX: Final = 64 * 2**30
+FREE_BYTES_MIN: Final = 2 * 2**30
+"""With less free disk no user who may not operate sends anything."""
 BODY_GRACE_S: Final = 60.0
 BODY_BYTES_PER_S_MIN: Final = 16 * 1024
 """After the grace a user's body that comes more slowly is given up."""
@@ -145,7 +152,11 @@ class _Api(RequestEdge):
     async def _body_within(
         self, request: Request, most: int, refusal: Callable[[], BodyTooLong]
     ) -> AsyncIterator[bytes]:
-        taken, begin, is_users = 0, anyio.current_time(), bool(CALLER.get().name)
+        taken, begin, caller = 0, anyio.current_time(), CALLER.get()
+        is_users = bool(caller.name)
+        is_counted = caller.right < Right.OPERATE
+        if is_counted and shutil.disk_usage(self._handlers.context.spool).free < FREE_BYTES_MIN:
+            raise ApiUnavailable("the daemon's disk is nearly full", hint="ask who may operate")
         chunks = request.stream()
         while True:
             last = begin + BODY_GRACE_S + taken / BODY_BYTES_PER_S_MIN if is_users else math.inf
@@ -158,8 +169,24 @@ class _Api(RequestEdge):
             taken += len(chunk)
             if taken > most:
                 raise refusal()
+            if is_counted:
+                self._count_bytes(caller.name, len(chunk))
             if chunk:
                 yield chunk
+
+    def _count_bytes(self, name: str, size: int) -> None:
+        """Count what a user sends in a UTC day; a restart begins anew.
+
+        Raises:
+            OverBudget: it is more than one may send.
+        """
+        today = self._handlers.context.clock.now().astimezone(UTC).date()
+        if self._bytes_day != today:
+            self._bytes_day, self._bytes_of = today, Counter()
+        self._bytes_of[name] += size
+        if self._bytes_of[name] > USER_BYTES_PER_DAY_MAX:
+            most = f"{USER_BYTES_PER_DAY_MAX // 2**30} GiB"
+            raise OverBudget(f"{name} sent {most} today, and may not send more", hint="ask who may operate to send it")
 
     @routes.serving(Right.VIEW, "GET", "/v1/data")
     async def datasets(self) -> schemas.DatasetsAnswer:

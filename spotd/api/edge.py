@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import date
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -80,6 +81,8 @@ class RequestEdge:
         self._code_bytes_max = code_bytes_max
         self._uploads: Counter[str] = Counter()
         """Of each user who may not operate, those under way."""
+        self._bytes_day: date | None = None
+        self._bytes_of: Counter[str] = Counter()
 
     def guarded(self, route: ApiRoute) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a route, with everything that can go wrong turned into JSON."""

@@ -268,6 +268,28 @@ def test_users_send_bounded_code_and_few_at_a_time(
         assert ada.put_code(sha256, io.BytesIO(b"a" * 100), 100)["code"]["bytes"] == 100
 
 
+def test_a_submitter_sends_so_much_a_day_and_nothing_to_a_full_disk(
+    team: Team, as_user: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spotd.api import app
+
+    sha256 = hashlib.sha256(b"a" * 100).hexdigest()
+
+    def send(name: str) -> object:
+        return as_user(name, team).put_code(sha256, io.BytesIO(b"a" * 100), 100)
+
+    monkeypatch.setattr(app, "USER_BYTES_PER_DAY_MAX", 250)
+    send("ada")
+    send("ada")
+    with pytest.raises(DaemonRefused, match=r"ada sent .* today"):
+        send("ada")
+    send("eve")
+    monkeypatch.setattr(app, "FREE_BYTES_MIN", 2**62)
+    with pytest.raises(DaemonRefused, match="disk is nearly full"):
+        send("eve")
+    send("ole")
+
+
 def test_a_name_that_comes_to_mean_another_job_meanwhile_changes_none(team: Team, as_user: Client) -> None:
     """What is changed is the job whose author was checked."""
     team.served.write_three_jobs()
