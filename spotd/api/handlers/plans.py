@@ -251,14 +251,14 @@ LINKS_MAX: Final = 200_000
 
 
 def find_chain(
-    reads: Reads, after: tuple[str, ...], names: tuple[str, ...], array_name: str = "", *, by_agent: bool = False
+    reads: Reads, after: tuple[str, ...], names: tuple[str, ...], array_name: str = "", *, only_of: str | None = None
 ) -> Chain | None:
     """Return the jobs that new jobs of these names come after, `None` where they name none.
 
     They exist already, so no job can come after itself, through others or not.
 
     Args:
-        by_agent: an agent submits them: it may not tie a job to one that a person queued.
+        only_of: the author of all that may be named: who may not change a job ties none to it.
 
     Raises:
         Invalid: one is unknown, or the job itself, or has ended without success, or there are too many.
@@ -267,7 +267,7 @@ def find_chain(
     problems: list[Problem] = []
     for position, ref in enumerate(after):
         views = _meant(reads, ref)
-        problem = _refusal(ref, views, names, array_name) or (_of_a_person(ref, views) if by_agent else None)
+        problem = _refusal(ref, views, names, array_name) or _of_another(ref, views, only_of)
         if problem is not None:
             problems.append(Problem(key=f"schedule.after[{position}]", message=problem[0], hint=problem[1]))
         found.update(dict.fromkeys(view.id for view in views))
@@ -310,13 +310,15 @@ def _refusal(ref: str, views: tuple[JobView, ...], names: tuple[str, ...], array
     return None
 
 
-def _of_a_person(ref: str, views: tuple[JobView, ...]) -> tuple[str, str] | None:
-    if all(view.submitted_by == AGENT for view in views):
+def _of_another(ref: str, views: tuple[JobView, ...], only_of: str | None) -> tuple[str, str] | None:
+    if only_of is None or all(view.submitted_by == only_of for view in views):
         return None
-    return (
-        f'"{ref}" was queued by a person',
-        "a job of an agent comes after jobs of agents only; a person may submit it",
-    )
+    if only_of == AGENT:
+        return (
+            f'"{ref}" was queued by a person',
+            "a job of an agent comes after jobs of agents only; a person may submit it",
+        )
+    return f'"{ref}" was not queued by {only_of}', "who may operate may submit it"
 
 
 # Which checkpoints of another job a new one begins from.

@@ -186,11 +186,11 @@ class SubmissionHandlers(DaemonAnswers):
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             names = [spec.name] if tasks is None else list(tasks.names)
             require_free_names(world, set(names), "" if tasks is None else spec.name)
-            chain = plans.find_chain(reads, spec.schedule.after, tuple(names), spec.name, by_agent=submission.agent)
+            author = AGENT if submission.agent else CALLER.get().name
+            only_of = author if submission.agent or CALLER.get().right < Right.OPERATE else None
+            chain = plans.find_chain(reads, spec.schedule.after, tuple(names), spec.name, only_of=only_of)
             job = new_job(ids[0], spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
-            job = replace(
-                job, chain=chain, learnt=bare.learnt, submitted_by=AGENT if submission.agent else CALLER.get().name
-            )
+            job = replace(job, chain=chain, learnt=bare.learnt, submitted_by=author)
             if source is not None:
                 job = replace(job, checkpoints=source.checkpoints(reads, world))
             jobs = [job] if tasks is None else tasks.of(job, ids, array_id)

@@ -231,6 +231,17 @@ def test_a_submitters_job_neither_goes_before_others_nor_stops_them(
     as_user("ole", team).submit(draft("a", schedule=schedule))
 
 
+def test_a_submitters_job_comes_after_own_jobs_only(team: Team, as_user: Client) -> None:
+    as_user("eve", team).submit(draft("theirs"))
+    ada = as_user("ada", team)
+    ada.submit(draft("mine"))
+    with pytest.raises(DaemonRefused) as refused:
+        ada.submit(draft("a", schedule={"after": ["theirs"]}, budget={"job": 5}))
+    assert "was not queued by ada" in str(refused.value.problems)
+    ada.submit(draft("a", schedule={"after": ["mine"]}, budget={"job": 5}))
+    as_user("ole", team).submit(draft("b", schedule={"after": ["theirs"]}))
+
+
 def test_agents_queue_by_the_socket_only(team: Team, as_user: Client) -> None:
     team.served.write_three_jobs()
     with pytest.raises(DaemonRefused, match="by the socket"):
