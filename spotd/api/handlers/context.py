@@ -281,7 +281,7 @@ def require_budgets(jobs: Iterable[Job]) -> None:
     if without := next((job for job in jobs if job.budget is None), None):
         raise OverBudget(
             f"{without.name} has no budget, and all jobs of {caller.name} count against one of a day",
-            hint=f"spotctl budget {without.name} =USD, or [budget] job in the job file",
+            hint=f"submit --budget USD, or [budget] job in the job file; queued: spotctl budget {without.name} =USD",
         )
 
 
