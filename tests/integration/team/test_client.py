@@ -7,7 +7,7 @@ import http.server
 import io
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -118,9 +118,9 @@ def test_what_is_no_spotd_is_named(team: Team, as_user: Client, monkeypatch: pyt
         Daemon().status()
 
 
-async def http_404(scope: object, receive: object, send: Callable[..., object]) -> None:
-    await send({"type": "http.response.start", "status": 404, "headers": []})  # type: ignore[misc]
-    await send({"type": "http.response.body", "body": b"<html>nothing here</html>"})  # type: ignore[misc]
+async def http_404(scope: object, receive: object, send: Callable[..., Awaitable[object]]) -> None:
+    await send({"type": "http.response.start", "status": 404, "headers": []})
+    await send({"type": "http.response.body", "body": b"<html>nothing here</html>"})
 
 
 @every(
