@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Final
 
 WATCH_EVERY_S: Final = 5
+# Its outermost loop: whatever a metadata service answers, or a full disk refuses, the next turn asks again. It writes
+# nothing of that down, since a host may fill its disk with it.
 _WATCH: Final = """python3 - <<'SPOTD_NOTICE' >/dev/null 2>&1 &
 import email.utils, glob, json, os, time, urllib.request
 ask = urllib.request.Request(%(url)r, headers=%(headers)r)
