@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
-from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Loss, Offer
+from spotd_providers.contract.values import Instance, InstanceRef, Offer
+from spotd_providers.kit.gangs import as_one
 from spotd_providers.ssh.answers import HostFacts, MachineRow, offers_of, ref_of, without_doubles
 from spotd_providers.ssh.settings import SshHost, SshSettings
 
@@ -50,37 +51,10 @@ def with_gangs(rows: Iterable[MachineRow], silent: Iterable[str]) -> list[Machin
     return [*alone, *gangs]
 
 
-def as_one(row: GangRow, parts: Mapping[int, Instance], now: datetime) -> Instance:
-    """Return what the parts are together: they run while all do, and they are gone when each is proved to be."""
-    nodes = len(row.names)
-    hidden = [rank for rank in range(nodes) if rank not in parts and row.names[rank] in row.silent]
-    absent = [rank for rank in range(nodes) if rank not in parts and rank not in hidden]
-
-    def words(rank: int, what: str) -> str:
-        return f"machine {rank + 1} of {nodes} on {row.names[rank]} {what}"
-
-    first = parts.get(0)
-    notices = [one.notice_at for one in parts.values() if one.notice_at is not None]
-    whole = replace(first or parts[min(parts)], ref=row.ref, notice_at=min(notices, default=None))
-    if all(one.state is InstanceState.GONE for one in parts.values()):
-        if not hidden:
-            return whole
-        return replace(whole, state=InstanceState.UNKNOWN, detail=words(hidden[0], "does not answer"))
-    if first is None:
-        if 0 in hidden:
-            return replace(whole, state=InstanceState.UNKNOWN, detail=words(0, "does not answer"))
-        return replace(whole, state=InstanceState.PAUSED, loss=Loss.HOST_LOST, detail=words(0, "is gone"))
-    if first.state is InstanceState.GONE:
-        return replace(whole, state=InstanceState.PAUSED, detail="its end was ordered, and not all of it has ended")
-    if first.state is not InstanceState.RUNNING:
-        return whole
-    lost = [rank for rank, one in sorted(parts.items()) if one.state is not InstanceState.RUNNING]
-    if lost:
-        detail = words(lost[0], "is lost, and all of them end")
-        return replace(whole, notice_at=min([*notices, now]), detail=detail)
-    if absent:
-        return replace(whole, state=InstanceState.PENDING, detail=words(absent[0], "has not begun"))
-    return replace(whole, detail=words(hidden[0], "does not answer")) if hidden else whole
+def whole_of(row: GangRow, parts: Mapping[int, Instance], now: datetime) -> Instance:
+    """Return what the parts are together."""
+    hidden = {rank for rank, name in enumerate(row.names) if rank not in parts and name in row.silent}
+    return as_one(parts, [f"on {name}" for name in row.names], row.ref, now, hidden=hidden)
 
 
 def members_of(

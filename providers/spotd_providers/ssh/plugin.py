@@ -73,7 +73,7 @@ from spotd_providers.ssh.answers import (
     rows_of,
     without_doubles,
 )
-from spotd_providers.ssh.gangs import GangRow, as_one, members_of, with_gangs
+from spotd_providers.ssh.gangs import GangRow, members_of, whole_of, with_gangs
 from spotd_providers.ssh.settings import SshHost, SshSettings
 
 WHO: Final = "your host"
@@ -242,7 +242,7 @@ class SshProvider(ProviderTemplate):
         if isinstance(raw, GangRow):
             parts = {rank: self._machine(part, key) for rank, part in raw.parts.items()}
             known = {rank: part for rank, part in parts.items() if part is not None}
-            return as_one(raw, known, now) if len(known) == len(parts) else None
+            return whole_of(raw, known, now) if len(known) == len(parts) else None
         found = as_instance(raw, AttemptKey(key or raw.key), now)
         if found is None or found.state is not InstanceState.RUNNING:
             return found
