@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -104,6 +104,7 @@ directory = "{self.market_folder}"
         """Machines pass from job to job, so that bills and receipts agree as a whole only."""
         self.fresh = False
         """The daemon is executed by an interpreter of its own, and not forked (see `preloaded`)."""
+        self.before_start: Callable[[], None] = lambda: None
         self._described = ExitStack()
         self._described.enter_context(described(self.last_state))
 
@@ -111,6 +112,7 @@ directory = "{self.market_folder}"
 
     def start(self, *, crash_at: str = "", wait: bool = True) -> None:
         self.starts += 1
+        self.before_start()
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("SPOTD_")},
             "STATE_DIRECTORY": str(self.folder / "state"),

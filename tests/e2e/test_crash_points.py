@@ -305,14 +305,20 @@ def test_no_machine_is_forgotten_or_doubled_when_the_daemon_dies(
     story: Story, point: CrashPoint, workplace: Workplace, tmp_path: Path
 ) -> None:
     found = workplace.take()
-    person = Person(found)
+    play(story, point, Person(found), tmp_path)
+    workplace.in_use = False
+
+
+def play(story: Story, point: CrashPoint, person: Person, folder: Path) -> None:
+    """Kill the daemon there, and ask the market's books what became of its machines."""
+    found = person.lab
     first = AFTER_A_CRASH.get(point)
     armed = [f"{first.value}:1", f"{point.value}:1"] if first else [f"{point.value}:1"]
 
     def arm() -> None:
         person.arm(first or point, then=point if first else None)
 
-    job = story(Scene(person=person, name=point.value.replace("_", "-"), folder=tmp_path, arm=arm))
+    job = story(Scene(person=person, name=point.value.replace("_", "-"), folder=folder, arm=arm))
 
     assert person.deaths == armed, f"the story does not reach {point}: it died at {person.deaths}"
     found.shares_machines = story is taken_over
@@ -320,12 +326,11 @@ def test_no_machine_is_forgotten_or_doubled_when_the_daemon_dies(
     waits = WAITS if found.shares_machines else timedelta(0)
     assert_one_machine_each(found, job, ended_by=max(ended, person.restarted_at) + RECONCILE + waits)
     assert_receipts_agree(found, None if found.shares_machines else job)
-    runs = (tmp_path / "runs").read_text().split()
+    runs = (folder / "runs").read_text().split()
     assert len(runs) == len(set(runs)), f"an attempt ran twice: {runs}"
     assert_no_trouble_in_the_logs(found)
     kept = {path.stem for path in (found.folder / "state").glob("secrets/*")}
     assert kept <= {item["id"] for item in found.api.jobs({})["jobs"]}, "secrets of a job that does not exist"
-    workplace.in_use = False
 
 
 def assert_no_trouble_in_the_logs(found: Lab) -> None:

@@ -1,7 +1,8 @@
-"""A process that is killed at every point of the store, run as `python -m tests.unit.store.dying FOLDER`.
+"""A process that is killed at every point of the store, run as `python -m tests.unit.store.dying PLACES`.
 
-It imports once and forks for each point. The child opens a state of its own below FOLDER, commits one plan, and kills
-itself with SIGKILL at the point while it commits a second one (or while it brings the schema up to date).
+It imports once and forks for each point. The child opens a state of its own, commits one plan, and kills itself with
+SIGKILL at the point while it commits a second one (or while it brings the schema up to date). PLACES is the URL or the
+path of that state, with `{}` for the name of the point.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, JobState
@@ -56,21 +56,23 @@ def point_of_death(point: StorePoint, *, armed: Callable[[], bool]) -> Callable[
     return die
 
 
-def live_and_die(folder: Path, point: StorePoint) -> None:
+def live_and_die(places: str, point: StorePoint) -> None:
     at_second = [point in MIGRATING]
-    with Store.open(folder / f"{point}.db", at_point=point_of_death(point, armed=lambda: at_second[0])) as store:
+    with Store.open(
+        places.format(point.replace(".", "_")), at_point=point_of_death(point, armed=lambda: at_second[0])
+    ) as store:
         store.tx(lambda tx: tx.commit(before()))
         at_second[0] = True
         store.tx(lambda tx: tx.commit(deadly()))
 
 
-def main(folder: Path) -> int:
+def main(places: str) -> int:
     """The number of children that did not die as they should."""
     survivors = 0
     for point in StorePoint:
         child = os.fork()
         if child == 0:
-            live_and_die(folder, point)
+            live_and_die(places, point)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
@@ -80,4 +82,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1]))

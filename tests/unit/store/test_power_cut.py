@@ -26,7 +26,6 @@ from tests.unit.store.power_cut import Acknowledged, Connection, Image, Record, 
 pytestmark = pytest.mark.long
 
 IMAGES: Final = 3_000
-IMAGES_OF_EVERY_RUN: Final = 1_000
 OPENED_EVERY: Final = 100
 """Of so many images one is opened by the store itself, which takes ten times as long as to read its rows."""
 CONTROL_IMAGES: Final = 200
@@ -165,13 +164,12 @@ def _store_problem(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize("images", [IMAGES_OF_EVERY_RUN, pytest.param(IMAGES, marks=pytest.mark.lengthy)])
 def test_no_power_cut_costs_a_commit_that_had_returned(
-    tmp_path: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch, images: int
+    tmp_path: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life, rng, reader = _recorded(tmp_path, monkeypatch), Random(22), Reader(image_folder)
     cuts = set()
-    for number, image in enumerate(draw_images(life.record, images, rng)):
+    for number, image in enumerate(draw_images(life.record, IMAGES, rng)):
         cuts.add(image.cut)
         assert not (problem := _problem(life, image.cut, reader.content(image))), (
             f"image {number}, cut {image.cut}: {problem}"
@@ -179,8 +177,7 @@ def test_no_power_cut_costs_a_commit_that_had_returned(
         if number % OPENED_EVERY == 0:
             image.write(image_folder)
             assert not (problem := _store_problem(image_folder)), f"image {number}, cut {image.cut}: {problem}"
-    share = 0.8 if images == IMAGES else 0.4
-    assert len(cuts) > len(life.record.steps) * share, "the cuts leave out a part of the life"
+    assert len(cuts) > len(life.record.steps) * 0.8, "the cuts leave out a part of the life"
 
 
 @pytest.mark.parametrize("synchronous", ["NORMAL", "OFF"])
