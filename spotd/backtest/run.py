@@ -22,7 +22,7 @@ from spotd.core.budgets import committed
 from spotd.core.checkpoints import REMEMBERED, trim
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, HostStatus
-from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.domain.cooldowns import is_remembered
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId
 from spotd.core.domain.jobs import Checkpoint, new_job
 from spotd.core.domain.market import MarketSnapshot
@@ -420,7 +420,7 @@ class JobRun:
         self._job = plan.jobs.get(JOB, self._job)
         world = applied(self._world, plan)
         if plan.cooldowns:
-            kept = tuple(c for c in world.cooldowns if c.until + COOLDOWNS_REMEMBERED > at)
+            kept = tuple(c for c in world.cooldowns if is_remembered(c, at))
             world = replace(world, cooldowns=kept)
         self._world = world
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -360,7 +360,8 @@ class _Remembered:
     """The same of what its open attempts have on the list."""
     tried: int = 0
     """In which round; the job without a turn for longest comes first, so that one failing job holds up no other."""
-    clean: set[AttemptId] = field(default_factory=set)
+    clean: tuple[int, ...] = ()
+    """Numbers of attempts. It is kept for each job that has ended: a set for each would be half of what all take."""
 
 
 class EndedGarbage:
@@ -463,8 +464,9 @@ class EndedGarbage:
     async def _sweep(self, job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> None:
         known = self._of(job.id)
         known.tried = self._rounds
-        done = await self._threads.run(lambda: sweep(self._objects, job, open_, frozenset(known.clean), lent=lent))
-        known.clean |= done.clean
+        clean = frozenset(AttemptId(job=job.id, number=number) for number in known.clean)
+        done = await self._threads.run(lambda: sweep(self._objects, job, open_, clean, lent=lent))
+        known.clean = tuple(sorted({*known.clean, *(attempt.number for attempt in done.clean)}))
         if done.objects:
             self._log.info("retention.swept", job=job.id, objects=done.objects, bytes=done.bytes)
         if done.more:

@@ -258,6 +258,7 @@ class App:
             if address := self.settings.metrics_address:
                 group.start_soon(_serve_metrics, daemon, *address, name="metrics")
             group.start_soon(self._take_stock, daemon, name="stock")
+            group.start_soon(_give_back_memory, name="memory")
             await started.wait()
             self.notify.ready()
             memory.begin_gc()
@@ -304,6 +305,12 @@ class App:
 
     def _api_failed(self, route: str, error: Exception) -> None:
         self.log.error("api.failed", route=route, exc_info=error)
+
+
+async def _give_back_memory() -> None:
+    while True:
+        await anyio.sleep(memory.GIVE_BACK_EVERY_S)
+        memory.give_back()
 
 
 async def _serving(

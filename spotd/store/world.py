@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from sqlalchemy import Connection, Engine, bindparam, delete, event, func, or_, select
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, Cooldown
+from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, Cooldown, CooldownScope, is_remembered
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, JobId
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.plan import Plan
@@ -101,6 +101,7 @@ _OPEN_INTENTS: Final = select(INTENTS).where(OPEN).order_by(INTENTS.c.created_at
 _COOLDOWNS_AFTER: Final = (
     select(COOLDOWNS)
     .where(COOLDOWNS.c.until > bindparam("after"))
+    .where(or_(COOLDOWNS.c.scope != CooldownScope.BID.value, COOLDOWNS.c.until > bindparam("now")))
     .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
 )
 _COSTS_SINCE: Final = (
@@ -251,8 +252,7 @@ def _require_same(world: World, stored: World) -> None:
 
 
 def _remembered(known: tuple[Cooldown, ...], now: datetime) -> tuple[Cooldown, ...]:
-    limit = now - COOLDOWNS_REMEMBERED
-    return known if all(one.until > limit for one in known) else tuple(one for one in known if one.until > limit)
+    return known if all(is_remembered(one, now) for one in known) else tuple(o for o in known if is_remembered(o, now))
 
 
 def _past(connection: Connection, jobs: Mapping[JobId, Job]) -> dict[JobId, PastJob]:
@@ -335,8 +335,8 @@ def _intents(connection: Connection) -> dict[IntentId, Intent]:
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
-    after = {"after": instant_out(now - COOLDOWNS_REMEMBERED)}
-    return tuple(kept(COOLDOWN.read, tables.fetch(connection, _COOLDOWNS_AFTER, after)))
+    asked = {"after": instant_out(now - COOLDOWNS_REMEMBERED), "now": instant_out(now)}
+    return tuple(kept(COOLDOWN.read, tables.fetch(connection, _COOLDOWNS_AFTER, asked)))
 
 
 def _experience(connection: Connection, memory: RowCache) -> Experience:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.domain.cooldowns import is_remembered
 from spotd.core.domain.intents import Charge, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
@@ -58,7 +58,7 @@ class MemoryTx:
 
     def world(self, policy: Policy, now: datetime) -> World:
         known = {(c.provider, c.scope, c.subject): c for c in self.loaded.cooldowns}
-        kept = tuple(c for c in known.values() if c.until > now - COOLDOWNS_REMEMBERED)
+        kept = tuple(c for c in known.values() if is_remembered(c, now))
         done = self._daemon.done
         over = {i: past_job(done[i]) for i in awaited(self.loaded.jobs.values()) if i in done}
         self.loaded = replace(self.loaded, policy=policy, cooldowns=kept, past=over)

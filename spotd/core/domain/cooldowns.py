@@ -301,6 +301,12 @@ class Cooldown:
     ends: CooldownEnd = CooldownEnd.TIME
 
 
+def is_remembered(cooldown: Cooldown, now: datetime) -> bool:
+    """Whether anything may still ask for it: each ended machine leaves its bids, which are never refused again."""
+    after = timedelta(0) if cooldown.scope is CooldownScope.BID else COOLDOWNS_REMEMBERED
+    return cooldown.until + after > now
+
+
 def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) -> datetime:
     """Return the end of a cool-down, as far as what is known of its provider can bring it nearer."""
     since = cooldown.since

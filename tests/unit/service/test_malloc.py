@@ -1,4 +1,4 @@
-"""All threads of a daemon share one pool of memory, where the C library has such a setting."""
+"""All threads of a daemon share one pool of memory, where the C library has such a setting, and give it back."""
 
 from __future__ import annotations
 
@@ -38,8 +38,36 @@ def test_threads_that_allocate_at_once_share_one_pool() -> None:
     assert done.stdout.count("<heap nr=") == 1
 
 
+FREED = """
+from spotd.service import memory
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+memory.share_one_pool()
+taken = [bytes(65536) + b"x" for _ in range(1024)]
+kept = taken[::64]
+full = resident()
+del taken
+freed = resident()
+memory.give_back()
+print(full - freed, full - resident())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc_trim is glibc's")
+def test_what_is_free_between_blocks_that_stay_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=60, check=True)
+    kept_for_nothing, given_back = (int(word) for word in done.stdout.split())
+    if given_back == kept_for_nothing:
+        pytest.skip("the C library is not glibc")
+    pages = 1024 * 65536 // 4096
+    assert kept_for_nothing < pages / 4, "free pages went back by themselves, so this shows nothing"
+    assert given_back > pages * 3 / 4
+
+
 def test_another_c_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from spotd.service import memory
 
     monkeypatch.setattr("ctypes.CDLL", object)
     memory.share_one_pool()
+    memory.give_back()

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 
 import pytest
 
-from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.domain.cooldowns import COOLDOWNS_REMEMBERED, CooldownScope
 from spotd.core.domain.intents import AttemptId, IntentState, JobId
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, JobState
@@ -56,6 +56,15 @@ def test_a_cooldown_is_remembered_for_a_while_after_it_is_over(store: Store) -> 
     forgotten_at = v.NOW + COOLDOWNS_REMEMBERED
     assert world(store, forgotten_at - timedelta(microseconds=1)).cooldowns == (item,)
     assert world(store, forgotten_at).cooldowns == ()
+
+
+def test_a_bid_of_a_machine_that_is_gone_is_remembered_until_it_is_over(store: Store) -> None:
+    item = replace(v.cooldown(until=v.NOW), scope=CooldownScope.BID, subject="host-1 1 440000")
+    commit(store, v.plan(item))
+    before = v.NOW - timedelta(microseconds=1)
+    assert world(store, before).cooldowns == (item,)
+    assert world(store, v.NOW).cooldowns == ()  # of what is known
+    assert world(store, before).cooldowns == (item,)  # loaded anew, since the clock was set back
 
 
 def test_cooldowns_of_long_ago_are_deleted_with_the_next_one(store: Store) -> None:

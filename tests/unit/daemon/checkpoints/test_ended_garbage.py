@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -512,6 +514,28 @@ async def test_a_job_over_many_machines_keeps_what_it_asked_for_and_what_nothing
     assert names(rig.job(name).checkpoints) == ["c3b", "c3a", "c2b", "c1b", "c1a"]
     assert [len(data_keys(rig, number)) for number in (1, 2, 3)] == [2, 1, 2]
     assert "retention.swept" in rig.log.events()
+
+
+@pytest.mark.anyio
+async def test_what_is_remembered_of_an_ended_job_is_a_few_objects(rig: Rig) -> None:
+    collector = retention(rig)
+    async with rig.running():
+        name = await rig.submit()
+        for number in (1, 2, 3):
+            host = await rig.until_running(name, number)
+            if number < 3:
+                rig.shop.set_state(AttemptKey(f"spotd-lab-j1-{number}"), InstanceState.PAUSED, Loss.OUTBID)
+            else:
+                host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
+        await collector.controller.run_once()
+        await collector.controller.run_once()
+    known = collector._jobs[name]
+    assert known.clean == (1, 2, 3)
+    held = [one for one in gc.get_referents(known) if not isinstance(one, type)]
+    assert len(held) <= 4
+    assert sum(map(sys.getsizeof, (known, *held, *known.clean))) < 400, "it is kept for each job that ever ended"
 
 
 @pytest.mark.anyio
