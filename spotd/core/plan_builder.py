@@ -26,6 +26,7 @@ from spotd.core.domain.cooldowns import (
     doubled,
     has_saved,
     pacing_after,
+    pool_subject,
     setback,
     unable_subject,
     wait_for_cause,
@@ -407,10 +408,11 @@ class PlanBuilder(WorkingCopy):
                 return  # one host of many without a name: what else the pool has is as good as it was
             # One that is less than was sold says nothing of the other offers of its pool.
             is_unfit = item.end_reason is EndReason.CONTRACT_BROKEN
+            pool = pool_subject(offer) if item.end_reason is EndReason.NO_CAPACITY else str(offer.pool)
             self.cool(
                 offer.provider,
                 CooldownScope.OFFER if is_unfit else CooldownScope.POOL,
-                offer.offer_id if is_unfit else offer.pool,
+                offer.offer_id if is_unfit else pool,
                 self.policy.pool_cooldown,
                 why,
                 longest=POOL_COOLDOWNS_MAX * self.policy.pool_cooldown,

@@ -7,15 +7,18 @@ from datetime import timedelta
 
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.cooldowns import CooldownScope, pool_subject
 from spotd.core.domain.intents import IntentState, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, StoreEgress, gang_of
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.policy import Policy, ProviderPolicy
+from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd.core.kernel.launch_calls import launch_sent
 from spotd.core.kernel.outcomes import LaunchFailure, launch_refused
 from spotd.core.metering import machines_in_use
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import egress_cost, traffic_cost
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import (
@@ -156,6 +159,17 @@ def test_what_refuses_several_machines_at_once_is_still_offered_to_fewer(failure
     blocked = verdict(decide(replace(world, jobs={JobId("j2"): others[JobId("j2")]}), selling(one), NOW), 2)
     assert blocked.kind is VerdictKind.COOLING
     assert "4 machines at once were refused there a moment ago" in blocked.sentence
+
+
+def test_a_gang_that_waited_for_a_place_in_vain_leaves_its_pool_to_fewer() -> None:
+    one = offer(host_id=None)
+    plan = decide(world_of(gang_job()), selling(one), NOW)
+    (item,) = bought(plan)
+    builder = PlanBuilder(applied(world_of(gang_job()), plan), NOW)
+    builder.end_attempt(item.id, EndReason.NO_CAPACITY, "machine 2 of 4 got no place")
+    assert [row.subject for row in builder.plan().cooldowns if row.scope is CooldownScope.POOL] == [
+        pool_subject(item.quote.offer)
+    ]
 
 
 def test_a_provider_that_starts_fewer_at_once_is_passed_over_and_why_says_so() -> None:
