@@ -61,7 +61,7 @@ class RealClock:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
     with running_kube(tmp_path_factory.mktemp("kube")) as found:
         for name, labels in (("own-1", H100), ("spot-1", SPOT)):
-            found.add_node(KubeNode(name=name, labels=labels, allocatable=_room("2")))
+            found.add_node(KubeNode(name=name, labels=labels, allocatable=room("2")))
         yield found
 
 
@@ -71,7 +71,7 @@ def kube(started: Kube) -> Kube:
     return started
 
 
-def _room(gpus: str) -> dict[str, str]:
+def room(gpus: str) -> dict[str, str]:
     return {"cpu": "16", "memory": "128Gi", "nvidia.com/gpu": gpus, "ephemeral-storage": "200Gi", "pods": "100"}
 
 
@@ -204,7 +204,7 @@ def test_a_pod_that_a_higher_priority_takes_away_gets_a_notice_and_is_preempted(
 
 def test_a_node_that_says_nothing_keeps_its_pod_listed_and_ends_it_late(kube: Kube, tmp_path: Path) -> None:
     kube.add_node(
-        KubeNode(name="lost-1", labels={**H100, "topology.kubernetes.io/zone": "lost"}, allocatable=_room("1"))
+        KubeNode(name="lost-1", labels={**H100, "topology.kubernetes.io/zone": "lost"}, allocatable=room("1"))
     )
 
     async def story(provider: KubernetesProvider) -> None:
@@ -249,7 +249,7 @@ def test_a_full_cluster_offers_nothing_and_a_pod_that_waits_too_long_is_given_up
         waiting = await seen(provider, other.key, lambda one: "nodes are available" in one.detail)
         assert waiting.state is InstanceState.PENDING
         in_an_hour = datetime.now(UTC) + timedelta(hours=1)
-        object.__setattr__(provider._services, "clock", _Later(in_an_hour))
+        object.__setattr__(provider._services, "clock", Later(in_an_hour))
         given_up = next(one for one in await provider.find(other.key))
         assert (given_up.state, given_up.loss) == (InstanceState.PAUSED, Loss.NO_CAPACITY)
         await provider.terminate(late.ref)
@@ -259,7 +259,7 @@ def test_a_full_cluster_offers_nothing_and_a_pod_that_waits_too_long_is_given_up
     play(kube, tmp_path, story)
 
 
-class _Later(RealClock):
+class Later(RealClock):
     """Time as it will be."""
 
     def __init__(self, at: datetime) -> None:
@@ -447,7 +447,7 @@ def test_a_job_that_a_finalizer_keeps_is_listed_until_its_pod_is_gone_and_a_whil
         await provider.terminate(made.ref)
         await asyncio.to_thread(kube.wait_until, lambda: not kube.pods())
         assert kube.ask("GET", path)["metadata"]["deletionTimestamp"]
-        object.__setattr__(provider._services, "clock", _Later(datetime.now(UTC) + timedelta(minutes=2)))
+        object.__setattr__(provider._services, "clock", Later(datetime.now(UTC) + timedelta(minutes=2)))
         assert await provider.find(request.key) == ()
         over = await listed_as_gone(provider, request.key)
         assert over.ref == made.ref

@@ -1,4 +1,6 @@
-"""One attempt as one Job with one pod: what is created, and what the cluster's objects say of it later.
+"""One attempt as one Job: what is created, and what the cluster's objects say of it later.
+
+A Job has one pod, or one for each of several machines (`gangs.py`).
 
 The Job's name stands for the key and is unique in the namespace, so that a second creation is refused (409). The Job
 must never start a second pod by itself: spotd decides what follows a loss. What runs, and what is billed, is the pod;
@@ -11,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -47,6 +50,9 @@ from spotd_providers.kubernetes.wire import (
 )
 
 JOB_OF_POD: Final = "batch.kubernetes.io/job-name"
+RANK: Final = "batch.kubernetes.io/job-completion-index"
+GANG_MAX: Final = 64
+"""Pods of one Job that are started at once."""
 HOME: Final = "/spotd"
 SCRIPT: Final = "/spotd-start/start.sh"
 SHARED_MEMORY_SHARE: Final = 4
@@ -68,11 +74,16 @@ _CONTAINER_ERRORS: Final = frozenset({"CreateContainerConfigError", "CreateConta
 _LOST_WITH_NODE: Final = frozenset({"TerminationByKubelet", "NodeShutdown", "Terminated", "Evicted", "NodeLost"})
 
 
-def job_name(key: str) -> str:
-    """Return the name that stands for this key; one that is too long is shortened by its hash."""
-    if len(key) <= NAME_CHARS_MAX:
+def job_name(key: str, nodes: int = 1) -> str:
+    """Return the name that stands for this key; one that is too long is shortened by its hash.
+
+    That of several pods, with a rank behind it, is the host name of each: the cluster refuses one with a dot.
+    """
+    if nodes == 1 and len(key) <= NAME_CHARS_MAX:
         return key
-    return f"{key[: NAME_CHARS_MAX - 17]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    label = key if nodes == 1 else re.sub(r"[^a-z0-9-]", "-", key)
+    left = NAME_CHARS_MAX - 17 - (0 if nodes == 1 else len(f"-{GANG_MAX}"))
+    return f"{label[:left]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 Disruption = tuple[Loss | None, str]
@@ -101,6 +112,23 @@ class JobObjects:
     @property
     def annotations(self) -> Mapping[str, Any]:
         return child(self.job or next(iter(self.pods), {}), "metadata", "annotations")
+
+    @property
+    def nodes(self) -> int:
+        """How many pods the Job has, each with a rank; 1 where it is no more."""
+        count = child(self.job, "spec").get("completions")
+        return min(count, GANG_MAX) if isinstance(count, int) and count > 1 else 1
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        """The newest pod of the lowest rank that there is, which speaks for all; an empty one where there is none."""
+        return min(reversed(self.pods), key=rank_of, default={})
+
+
+def rank_of(pod: Any) -> int:
+    """Return which pod of its Job this is, from 0."""
+    rank = text(child(pod, "metadata", "annotations"), RANK)
+    return int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 6 else 0
 
 
 def owner_of(pod: Any) -> str:
@@ -136,17 +164,35 @@ def ref_of(name: str, uid: str) -> InstanceRef:
 # What a launch creates.
 
 
+_PLACE: Final[Mapping[str, str]] = {
+    "SPOTD_NODE_RANK": f"metadata.annotations['{RANK}']",
+    "SPOTD_NODE_ADDRESS": "status.podIP",
+}
+_ALONE: Final[Mapping[str, Any]] = {
+    "backoffLimit": 0,
+    # It ends the Job as backoffLimit does; the Job then says why, for as long as it is there. Its pod is not.
+    "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}]},
+}
+ONCE_EACH: Final = "backoffLimitPerIndex"
+"""Of several pods none is started again, and none is ended for another one's end: the first may save just then."""
+
+
 def job_of(request: LaunchRequest, settings: KubernetesSettings) -> dict[str, Any]:
     """Build the Job. The start script is not in it: everybody who may read pods would read the URL of the grant."""
-    name, offer = job_name(request.key), request.offer
+    offer, nodes = request.offer, request.offer.nodes
+    name, gpus = job_name(request.key, nodes), offer.gpu_count // nodes
     labels = {LABEL_INSTALL: request.install}
     notes = {KEY: request.key, PRICE: str(request.offer.gpu_price), MARKET: offer.market.value}
     asked: dict[str, str] = json.loads(offer.extra["asked"])
     limits = {"memory": asked["memory"], "ephemeral-storage": f"{request.disk_gb}G"}
-    if offer.gpu_count:
-        limits[offer.extra["resource"]] = str(offer.gpu_count)
-    environment = [{"name": "SPOTD_HOME", "value": f"{HOME}/{name}"}]
-    if not offer.gpu_count:
+    if gpus:
+        limits[offer.extra["resource"]] = str(gpus)
+    environment: list[dict[str, Any]] = [{"name": "SPOTD_HOME", "value": f"{HOME}/{name}"}]
+    if nodes > 1:
+        environment += [
+            {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}} for variable, path in _PLACE.items()
+        ]
+    if not gpus:
         environment.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
     where = json.loads(offer.extra["where"])
     shared_memory = f"{max(64, int(asked['memory'].removesuffix('Mi')) // SHARED_MEMORY_SHARE)}Mi"
@@ -201,12 +247,10 @@ def job_of(request: LaunchRequest, settings: KubernetesSettings) -> dict[str, An
             "annotations": notes,
         },
         "spec": {
-            "backoffLimit": 0,
-            "completions": 1,
-            "parallelism": 1,
+            **(_ALONE if nodes == 1 else {"completionMode": "Indexed", ONCE_EACH: 0}),
+            "completions": nodes,
+            "parallelism": nodes,
             "podReplacementPolicy": "Failed",
-            # It ends the Job as backoffLimit does; the Job then says why, for as long as it is there. Its pod is not.
-            "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}]},
             "suspend": settings.queue is not None,
             "ttlSecondsAfterFinished": int(KEPT_FOR.total_seconds()),
             "template": {"metadata": {"labels": labels, "annotations": {**notes, **kept}}, "spec": pod},
@@ -229,7 +273,7 @@ def login_name(name: str) -> str:
 
 def secrets_of(request: LaunchRequest, uid: str) -> list[dict[str, Any]]:
     """Build the Secrets of a Job, which the cluster deletes with it."""
-    name = job_name(request.key)
+    name = job_name(request.key, request.offer.nodes)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": False}
     labels = {LABEL_INSTALL: request.install}
     found = [_secret(name, labels, owner, "Opaque", SCRIPT.rpartition("/")[2], request.start_script)]

@@ -54,6 +54,8 @@ SIZES: Final = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 ASKED_SHARE: Final = 0.9
 """How much of a node's free processors and memory a job asks for: a pod that starts meanwhile must not keep it out."""
 GPUS_MAX: Final = 64
+MADE: Final = "pool:"
+"""How the name of a pool begins whose nodes are made when they are asked for, so that they cannot be counted."""
 _GB: Final = 1e9
 
 
@@ -125,14 +127,9 @@ def offers_of(
     Args:
         used: what is asked for on each node; `None` where that may not be read, so that every GPU counts as free.
     """
-    pools: dict[tuple[str, ...], _Pool] = {}
-    bad: list[Rejected] = []
-    for node in nodes:
-        reason = _add(node, used, settings, pools)
-        if reason:
-            bad.append(Rejected(offer_id=clean(text(child(node, "metadata"), "name"))[:64] or "node", reason=reason))
+    pools, bad = _pools(nodes, used, settings)
     offers: list[Offer] = []
-    for pool in pools.values():
+    for pool in pools:
         price = _price(pool.gpu, pool.market, settings)
         if price is None:
             name = f"{pool.gpu} {pool.market}"
@@ -141,6 +138,33 @@ def offers_of(
             offers.extend(_sizes(pool, price, settings))
     offers.extend(_configured(settings))
     return offers, bad
+
+
+def places_of(
+    nodes: Iterable[Any],
+    used: Mapping[str, Mapping[str, float]] | None,
+    settings: KubernetesSettings,
+    offer: Offer,
+    disk_gb: int,
+) -> int:
+    """Return for how many of the pods that an offer of several is for there is room at once."""
+    asked: dict[str, str] = json.loads(offer.extra["asked"])
+    each = (offer.gpu_count // offer.nodes, quantity(asked["cpu"]), quantity(asked["memory"]), disk_gb * _GB)
+    pools = (one for one in _pools(nodes, used, settings)[0] if json.dumps(one.where) == offer.extra["where"])
+    rooms = ((room.gpus, room.cpus, room.memory, room.disk) for pool in pools for room in pool.rooms)
+    return sum(min(int(has // needs) for has, needs in zip(room, each, strict=True) if needs) for room in rooms)
+
+
+def _pools(
+    nodes: Iterable[Any], used: Mapping[str, Mapping[str, float]] | None, settings: KubernetesSettings
+) -> tuple[list[_Pool], list[Rejected]]:
+    pools: dict[tuple[str, ...], _Pool] = {}
+    bad: list[Rejected] = []
+    for node in nodes:
+        reason = _add(node, used, settings, pools)
+        if reason:
+            bad.append(Rejected(offer_id=clean(text(child(node, "metadata"), "name"))[:64] or "node", reason=reason))
+    return list(pools.values()), bad
 
 
 def _add(
@@ -243,7 +267,7 @@ def _configured(settings: KubernetesSettings) -> list[Offer]:
     for one in settings.pools:
         vram_mb = None if one.vram_gb is None or not one.count else one.vram_gb * 1024
         pool = _Pool(
-            name=f"pool:{one.name}",
+            name=f"{MADE}{one.name}",
             gpu=canonical(PROVIDER, one.gpu, vram_mb) if one.count else NO_GPU,
             vram_mb=vram_mb,
             resource=one.resource if one.count else "none",

@@ -1,6 +1,6 @@
 """Kubernetes as a spotd provider: the requests that are its own, and the descriptor.
 
-One attempt is one Job with one pod (`machines.py`); nodes and configured pools are the offers (`market.py`). A cluster
+One attempt is one Job (`machines.py`); nodes and configured pools are the offers (`market.py`). A cluster
 sells nothing: what an hour counts as stands in the config. What every provider does alike is in `kit/template.py`.
 """
 
@@ -14,7 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from spotd_providers.contract.errors import AuthFailed, NotSupported, OutcomeUnknown, ProviderError, Unavailable
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoCapacity,
+    NotSupported,
+    OutcomeUnknown,
+    ProviderError,
+    Unavailable,
+)
 from spotd_providers.contract.provider import PortConnection, Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -29,25 +36,29 @@ from spotd_providers.contract.values import (
     ShellAddress,
 )
 from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
-from spotd_providers.kit.calls import Page, all_pages, judge_apart
+from spotd_providers.kit.calls import Page, all_pages, judge_apart, rejected
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Meaning, RestRefused
 from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons
 from spotd_providers.kit.template import Check, ProviderTemplate, bound, clock_lines, examine, require_launchable
 from spotd_providers.kit.text import last_lines
 from spotd_providers.kubernetes.access import Cluster, open_cluster
+from spotd_providers.kubernetes.gangs import as_one
 from spotd_providers.kubernetes.machines import (
+    GANG_MAX,
     JOB_OF_POD,
+    ONCE_EACH,
     Disruption,
     JobObjects,
     as_instance,
     disruption_of,
     job_of,
     owner_of,
+    rank_of,
     rows_of,
     secrets_of,
 )
-from spotd_providers.kubernetes.market import offers_of, used_by_node
+from spotd_providers.kubernetes.market import MADE, offers_of, places_of, used_by_node
 from spotd_providers.kubernetes.ports import open_pod_port
 from spotd_providers.kubernetes.wire import (
     IN_CLUSTER,
@@ -66,6 +77,9 @@ KEY_CHARS_MAX: Final = 64
 PAGE_ROWS: Final = 250
 """A node takes up to 50 KB, most of it names of images."""
 LOG_BYTES_MAX: Final = 256 * 1024
+PLACED_WITHIN: Final = timedelta(seconds=20)
+"""How long several pods may wait for the places that were counted for them: the scheduler needs a second."""
+PLACE_WAIT: Final = timedelta(seconds=1)
 POD_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LOGIN: Final = "it travels in a Secret: who may read Secrets of the namespace can read it, and each node of the job"
 _MISSING: Final[Mapping[Power, str]] = {
@@ -73,7 +87,6 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BALANCE: "a cluster has no balance",
     Power.BILLING: "a cluster keeps no bills; what an hour counts as stands in providers.kubernetes.prices",
     Power.PRICE_HISTORY: "a cluster has no prices of a market",
-    Power.GANG: "spotd starts one pod a job there, and the plain scheduler places pods one by one",
     Power.STOP_RESUME: "a pod cannot be stopped and resumed",
     Power.CAPACITY_SCORES: "a cluster states what is free, not how likely a start is",
     Power.HOST_IDENTITY: "the cluster decides on which node a job runs",
@@ -96,6 +109,7 @@ class KubernetesProvider(ProviderTemplate):
 
     name = PROVIDER
     who = WHO
+    nodes_max = GANG_MAX
     machine = "Job"
     ids: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}:[A-Za-z0-9-]{1,64}")
 
@@ -121,9 +135,7 @@ class KubernetesProvider(ProviderTemplate):
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return what nodes have room for, and the configured pools."""
         at = self._services.clock.now()
-        nodes, whole, note = await self._nodes()
-        pods = await self._all_pods() if nodes else []
-        used = None if pods is None else await judge_apart(partial(used_by_node, pods), rows=len(pods))
+        nodes, used, whole, note = await self._rooms()
         offers, bad = await judge_apart(partial(offers_of, nodes, used, self._settings), rows=len(nodes))
         asked = tuple(one for one in offers if one.market in query.markets)
         return OfferPage(offers=asked, rejected=listed_reasons(bad), complete=whole, note=note, at=at)
@@ -134,7 +146,7 @@ class KubernetesProvider(ProviderTemplate):
         row = await self._row(ref)
         if row is None or not row.pods:
             raise Unavailable(f"{WHO} shows no pod of {ref.instance_id} that could have a console")
-        path = f"{self._pods}/{text(child(row.pods[-1], 'metadata'), 'name')}/log"
+        path = f"{self._pods}/{text(child(row.first, 'metadata'), 'name')}/log"
         params: dict[str, str | int] = {"container": "job", "tailLines": lines, "limitBytes": LOG_BYTES_MAX}
         answer = await self._http.read("GET", path, params=params)
         if answer.status != 200:
@@ -157,13 +169,12 @@ class KubernetesProvider(ProviderTemplate):
         return await open_pod_port(self._cluster, f"{self._pods}/{await self._running_pod(ref)}/portforward", port)
 
     async def _running_pod(self, ref: InstanceRef) -> str:
-        """Return the name of the pod of a Job of ours that runs.
+        """Return the name of the pod of a Job of ours that runs, the first one of several.
 
         Raises:
             Unavailable: none does.
         """
-        pods = (await self._running_row(ref)).pods
-        name = text(child(pods[-1], "metadata"), "name") if pods else ""
+        name = text(child((await self._running_row(ref)).first, "metadata"), "name")
         if not POD_NAME.fullmatch(name):
             raise Unavailable(f"{WHO} shows no running pod of {ref.instance_id}")
         return name
@@ -241,7 +252,7 @@ class KubernetesProvider(ProviderTemplate):
             self._had_pod[raw.uid] = before if found[0] is None else found
             bound(self._had_pod)
         now = self._services.clock.now()
-        return as_instance(raw, key, self._settings, now, had_pod=self._had_pod.get(raw.uid))
+        return as_one(raw, key, self._settings, now, had_pod=self._had_pod.get(raw.uid))
 
     async def _buy(self, request: LaunchRequest) -> Instance:
         require_launchable(
@@ -251,6 +262,12 @@ class KubernetesProvider(ProviderTemplate):
             script_bytes_max=SCRIPT_BYTES_MAX,
             key_chars_max=KEY_CHARS_MAX,
         )
+        nodes = request.offer.nodes
+        counted = nodes > 1 and self._settings.queue is None and not request.offer.pool.startswith(MADE)
+        if nodes > GANG_MAX:
+            raise rejected(WHO, "offer", f"at most {GANG_MAX} machines are started at once")
+        if counted:
+            await self._require_places(request)
         body = job_of(request, self._settings)
         try:
             answer = await self._client.buy("POST", self._jobs, body, key=request.key)
@@ -269,11 +286,47 @@ class KubernetesProvider(ProviderTemplate):
         try:
             for secret in secrets_of(request, uid):
                 await self._create_secret(secret)
+            if nodes > 1:
+                await self._require_all(answer, instance.ref, nodes, counted=counted)
         except ProviderError as exc:
             self._own(instance)
-            await self._undo(instance.ref, request.key, f"its Secret could not be created: {exc}")
+            await self._undo(instance.ref, request.key, f"it could not be started as a whole: {exc}")
             raise
         return instance
+
+    async def _require_places(self, request: LaunchRequest) -> None:
+        """Count the places: an offer says that there is one, and the scheduler would let the other pods wait.
+
+        Raises:
+            NoCapacity: there are not as many.
+        """
+        nodes, used, _, _ = await self._rooms()
+        count = partial(places_of, nodes, used, self._settings, request.offer, request.disk_gb)
+        found = await judge_apart(count, rows=len(nodes))
+        if found < request.offer.nodes:
+            raise NoCapacity(f"{found} places of {request.offer.pool} are free, not {request.offer.nodes}")
+
+    async def _require_all(self, job: Any, ref: InstanceRef, nodes: int, *, counted: bool) -> None:
+        """Require that no pod of several is started again, and that each gets the place that was counted for it.
+
+        Raises:
+            NotSupported: the cluster is too old for the first.
+            NoCapacity: some were taken by others meanwhile.
+        """
+        if child(job, "spec").get(ONCE_EACH) != 0:
+            raise NotSupported(f"this cluster would start a lost pod of several again: it does not know {ONCE_EACH}")
+        until = self._services.clock.now() + PLACED_WITHIN
+        while counted:
+            try:
+                row = await self._row(ref)
+            except ProviderError:
+                return  # the next list judges it
+            placed = {rank_of(pod) for pod in (row.pods if row else ()) if text(child(pod, "spec"), "nodeName")}
+            if len(placed) >= nodes:
+                return
+            if self._services.clock.now() >= until:
+                raise NoCapacity(f"{len(placed)} of {nodes} pods got a place within {PLACED_WITHIN.seconds} s")
+            await self._services.clock.sleep(PLACE_WAIT)
 
     async def _create_secret(self, secret: Mapping[str, Any]) -> None:
         """Create a Secret; one of this name that is there is that of an earlier try whose answer was lost."""
@@ -298,6 +351,13 @@ class KubernetesProvider(ProviderTemplate):
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         only = {"preconditions": {"uid": uid}}
         await self._client.ask_or_absent("DELETE", path, what=what, json_body={**body, **only})
+
+    async def _rooms(self) -> tuple[list[Any], Mapping[str, Mapping[str, float]] | None, bool, str]:
+        """Return the nodes, what is asked for on each, as far as that may be read, and what `_nodes` says of them."""
+        nodes, whole, note = await self._nodes()
+        pods = await self._all_pods() if nodes else []
+        used = None if pods is None else await judge_apart(partial(used_by_node, pods), rows=len(pods))
+        return nodes, used, whole, note
 
     async def _nodes(self) -> tuple[list[Any], bool, str]:
         """Return the nodes, whether these are all, and a note where they may not be read."""

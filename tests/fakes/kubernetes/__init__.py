@@ -11,6 +11,7 @@ is due; what they do was compared with a real control plane (tests/system/test_k
 """
 
 from tests.fakes.kubernetes.app import KubeApi, classify
-from tests.fakes.kubernetes.cloud import ADMIN, KubeCloud, KubeQuirks, PodFailure, Refused
+from tests.fakes.kubernetes.cloud import ADMIN, KubeCloud, KubeQuirks, PodFailure
+from tests.fakes.kubernetes.objects import Refused
 
 __all__ = ["ADMIN", "KubeApi", "KubeCloud", "KubeQuirks", "PodFailure", "Refused", "classify"]

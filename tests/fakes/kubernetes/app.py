@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from spotd_providers.testkit.serve import Call, RecordedRequest
 from tests.fakes.cloud import FakeApi
-from tests.fakes.kubernetes.cloud import Document, KubeCloud, Refused, selected
+from tests.fakes.kubernetes.cloud import KubeCloud
+from tests.fakes.kubernetes.objects import Document, Refused, selected
 
 _ALL: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _PATH: Final = re.compile(

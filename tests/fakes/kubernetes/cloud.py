@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -16,13 +17,27 @@ from typing import Any, Final
 from spotd_providers.contract.values import MicroUsdPerHour
 from spotd_providers.local.hosts import HostClock, HostMachineState, read_ledger, segments
 from tests.fakes.cloud import FOR_EVER, NOTHING, FakeCloud, path_with_shutdown
+from tests.fakes.kubernetes.objects import (
+    GPU,
+    RANK,
+    Document,
+    Objects,
+    Refused,
+    count_of,
+    fields_of,
+    gpus_of,
+    is_match,
+    missing_ranks,
+    note_rank,
+    owner_of,
+    rank_of,
+    ranks,
+)
 
 ADMIN: Final = "admin"
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
-GPU: Final = "nvidia.com/gpu"
 UNAUTHORIZED: Final = "failed to pull and unpack image: failed to authorize: unexpected status: 401 Unauthorized"
 _LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-Document = dict[str, Any]
 
 
 class PodFailure(StrEnum):
@@ -42,6 +57,10 @@ class KubeQuirks:
     """How long a container takes to end after its signal, at most the grace period."""
     list_lag: timedelta = timedelta(0)
     quota_jobs: int | None = None
+    quota_pods: int | None = None
+    """More pods are not made; their Jobs stay as they are."""
+    is_old: bool = False
+    """A cluster before 1.29, which drops `backoffLimitPerIndex` and starts pods that failed again."""
     policy: str = ""
     """An admission webhook's refusal of every Job."""
     fail_after_creation: int = 0
@@ -54,26 +73,6 @@ class KubeQuirks:
     """By node, a label `nvidia.com/gpu.product` of any kind."""
     spoiled: set[str] = field(default_factory=set)
     """Uids of Jobs whose rows cannot be read."""
-
-
-class Refused(Exception):
-    """An answer of kind Status."""
-
-    def __init__(self, code: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-        self.message = message
-
-
-@dataclass(slots=True, kw_only=True)
-class Objects:
-    """The objects of one kind, by namespace and name."""
-
-    kind: str
-    group: str
-    plural: str
-    rows: dict[tuple[str, str], Document] = field(default_factory=dict)
 
 
 class KubeCloud(FakeCloud):
@@ -192,6 +191,8 @@ class KubeCloud(FakeCloud):
                 raise Refused(422, "Invalid", f'{kind.kind} "{name}" is invalid: metadata.name: Required value')
             if plural == "jobs":
                 self._check_job(name, document)
+                if self.quirks.is_old:
+                    document["spec"].pop("backoffLimitPerIndex", None)
             if (namespace, name) in kind.rows:
                 raise Refused(409, "AlreadyExists", f'{self._words(kind)} "{name}" already exists')
             number = next(self._numbers)
@@ -213,6 +214,10 @@ class KubeCloud(FakeCloud):
         if quota is not None and len(self.objects["jobs"].rows) >= quota:
             text = f"exceeded quota: few, requested: count/jobs.batch=1, used: {quota}, limited: {quota}"
             raise Refused(403, "Forbidden", f'jobs.batch "{name}" is forbidden: {text}')
+        host_name = f"{name}-{count_of(document) - 1}"
+        if count_of(document) and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", host_name):
+            text = f'"{name}": will not able to create pod with invalid DNS label: {host_name}'
+            raise Refused(422, "Invalid", f'Job.batch "{name}" is invalid: metadata.name: Invalid value: {text}')
         containers = document["spec"]["template"]["spec"]["containers"]
         if not all(one.get("image") for one in containers):
             text = "spec.template.spec.containers[0].image: Required value"
@@ -246,7 +251,7 @@ class KubeCloud(FakeCloud):
             return found
 
     def pods_of(self, job: Document) -> list[Document]:
-        return [pod for pod in self.objects["pods"].rows.values() if _owner(pod) == job["metadata"]["uid"]]
+        return [pod for pod in self.objects["pods"].rows.values() if owner_of(pod) == job["metadata"]["uid"]]
 
     def _words(self, kind: Objects) -> str:
         return f"{kind.plural}.{kind.group}" if kind.group else kind.plural
@@ -262,10 +267,16 @@ class KubeCloud(FakeCloud):
 
     def _settle_processes(self, known: set[str], now: datetime) -> None:
         for job in list(self.objects["jobs"].rows.values()):
-            if not job["spec"].get("suspend") and not self.pods_of(job) and not job["status"].get("conditions_final"):
+            if job["spec"].get("suspend") or job["status"].get("conditions_final"):
+                continue
+            if count_of(job):
+                for rank in missing_ranks(job, self.pods_of(job)):
+                    if len(self.objects["pods"].rows) != self.quirks.quota_pods:
+                        self._add_pod(job, rank)
+            elif not self.pods_of(job):
                 self._add_pod(job)
         for pod in list(self.objects["pods"].rows.values()):
-            owner = _owner(pod)
+            owner = owner_of(pod)
             is_owned = any(one["metadata"]["uid"] == owner for one in self.objects["jobs"].rows.values())
             if owner and not is_owned and not self.quirks.collector_stands_still:
                 self._delete_pod(pod, None)
@@ -274,11 +285,11 @@ class KubeCloud(FakeCloud):
             if pod["metadata"]["uid"] in known:
                 self._settle_pod(pod, now)
         for key, secret in list(self.objects["secrets"].rows.items()):
-            owner = _owner(secret)
+            owner = owner_of(secret)
             if owner and all(one["metadata"]["uid"] != owner for one in self.objects["jobs"].rows.values()):
                 del self.objects["secrets"].rows[key]
 
-    def _add_pod(self, job: Document) -> Document:
+    def _add_pod(self, job: Document, rank: int = 0) -> Document:
         number = next(self._numbers)
         letters = "".join(_LETTERS[(number // 27**place) % 27] for place in range(5))
         template, name = job["spec"]["template"], job["metadata"]["name"]
@@ -292,13 +303,16 @@ class KubeCloud(FakeCloud):
         meta = copy.deepcopy(template.get("metadata") or {})
         meta.update(name=f"{name[:57]}-{letters}", ownerReferences=[owner])
         meta["labels"] = {**meta.get("labels", {}), JOB_NAME: name, "job-name": name}
+        if count_of(job):
+            meta["name"] = f"{name}-{rank}-{letters}"
+            meta["annotations"] = {**meta.get("annotations", {}), RANK: str(rank)}
         pod = self.create(
             "pods", job["metadata"]["namespace"], {"metadata": meta, "spec": copy.deepcopy(template["spec"])}
         )
         pod["status"] = {"phase": "Pending", "conditions": []}
         if self._failures:
             pod["status"]["fails"] = self._failures.pop(0).value
-        job["status"]["active"] = 1
+        job["status"]["active"] = len(self.pods_of(job))
         return pod
 
     def _place(self, pod: Document) -> None:
@@ -330,18 +344,18 @@ class KubeCloud(FakeCloud):
             "requiredDuringSchedulingIgnoredDuringExecution"
         )
         terms = (required or {}).get("nodeSelectorTerms", [{}])
-        if not any(all(_matches(labels, one) for one in term.get("matchExpressions", [])) for term in terms):
+        if not any(all(is_match(labels, one) for one in term.get("matchExpressions", [])) for term in terms):
             return False
         if any(labels.get(key) != value for key, value in spec.get("nodeSelector", {}).items()):
             return False
-        return _gpus(pod) <= self.free_gpus(name)
+        return gpus_of(pod) <= self.free_gpus(name)
 
     def free_gpus(self, name: str) -> int:
         """Return what no pod has taken; none of a node that takes no new pods."""
         node = self.node(name)
         if name in self.dead_nodes or node["spec"].get("unschedulable"):
             return 0
-        return int(node["status"]["allocatable"].get(GPU, 0)) - sum(_gpus(one) for one in self._on(name))
+        return int(node["status"]["allocatable"].get(GPU, 0)) - sum(gpus_of(one) for one in self._on(name))
 
     def _on(self, name: str) -> list[Document]:
         pods = self.objects["pods"].rows.values()
@@ -362,7 +376,7 @@ class KubeCloud(FakeCloud):
         if script is None or datetime.fromisoformat(ready) > now:
             return
         self._running(pod, datetime.fromisoformat(ready))
-        self.machines.start(pod["metadata"]["uid"], script)
+        self.machines.start(pod["metadata"]["uid"], script, fields_of(pod))
 
     def _has_login(self, pod: Document, private: tuple[str, str]) -> bool:
         for one in pod["spec"].get("imagePullSecrets", []):
@@ -382,10 +396,11 @@ class KubeCloud(FakeCloud):
         return FOR_EVER
 
     def _running(self, pod: Document, at: datetime) -> None:
-        pod["status"]["phase"] = "Running"
+        pod["status"].update(phase="Running", podIP="127.0.0.1")
         self._say(pod, {"running": {"startedAt": self.stamp(at)}})
-        owner = _owner(pod)
-        self.ledger.open(owner, pod["metadata"]["uid"], at=at, compute=self.price(pod))
+        owner = owner_of(pod)
+        if not self.ledger.is_open(owner):
+            self.ledger.open(owner, pod["metadata"]["uid"], at=at, compute=self.price(pod))
 
     def _settle_pod(self, pod: Document, now: datetime) -> None:
         if pod["status"]["phase"] != "Running" or pod["spec"].get("nodeName") in self.dead_nodes:
@@ -413,12 +428,30 @@ class KubeCloud(FakeCloud):
                     }
                 },
             )
-            self.ledger.end(_owner(pod), at=at, note=why)
-        job = next((one for one in self.objects["jobs"].rows.values() if one["metadata"]["uid"] == _owner(pod)), None)
+            if not any(one["status"]["phase"] == "Running" for one in self._beside(pod)):
+                self.ledger.end(owner_of(pod), at=at, note=why)
+        job = self._job_of(pod)
         if job is not None and not job["spec"].get("suspend"):
-            kind, word = ("Failed", "BackoffLimitExceeded") if code else ("Complete", "CompletionsReached")
-            self._condition(job, kind, "True", word, "Job has reached the specified backoff limit" if code else "")
-            job["status"]["conditions_final"] = True
+            self._count_end(job, pod, code)
+
+    def _count_end(self, job: Document, pod: Document, code: int) -> None:
+        kind, word = ("Failed", "BackoffLimitExceeded") if code else ("Complete", "CompletionsReached")
+        if nodes := count_of(job):
+            note_rank(job, "failedIndexes" if code else "completedIndexes", rank_of(pod))
+            failed = ranks(job, "failedIndexes")
+            if len(failed | ranks(job, "completedIndexes")) < nodes or ("backoffLimitPerIndex" not in job["spec"]):
+                return
+            kind, word = ("Failed", "FailedIndexes") if failed else (kind, word)
+        self._condition(job, kind, "True", word, "" if kind == "Complete" else "Job has failed")
+        job["status"]["conditions_final"] = True
+
+    def _job_of(self, pod: Document) -> Document | None:
+        jobs = self.objects["jobs"].rows.values()
+        return next((one for one in jobs if one["metadata"]["uid"] == owner_of(pod)), None)
+
+    def _beside(self, pod: Document) -> list[Document]:
+        pods = self.objects["pods"].rows.values()
+        return [one for one in pods if owner_of(one) == owner_of(pod) and one is not pod]
 
     def _say(self, pod: Document, state: Document) -> None:
         image = pod["spec"]["containers"][0]["image"]
@@ -452,35 +485,11 @@ class KubeCloud(FakeCloud):
         if self.objects["pods"].rows.get(key) is pod:
             self.machines.kill(pod["metadata"]["uid"])
             self._end(pod, 143, at)
-            job = next(
-                (one for one in self.objects["jobs"].rows.values() if one["metadata"]["uid"] == _owner(pod)), None
-            )
-            if job is None or job["spec"].get("suspend"):
+            job = self._job_of(pod)
+            if job is None or job["spec"].get("suspend") or count_of(job):
                 del self.objects["pods"].rows[key]
 
     def billed(self, uid: str) -> int:
         """Micro-dollars of one Job, for the time in which its container ran."""
         spans = segments(read_ledger(self.ledger_path))
         return sum(one.amount(self.clock.now()) for one in spans if one.machine_id == uid)
-
-
-def _owner(thing: Mapping[str, Any]) -> str:
-    return next((str(one["uid"]) for one in thing["metadata"].get("ownerReferences", []) if one["kind"] == "Job"), "")
-
-
-def _gpus(pod: Mapping[str, Any]) -> int:
-    return sum(int(one.get("resources", {}).get("limits", {}).get(GPU, 0)) for one in pod["spec"]["containers"])
-
-
-def _matches(labels: Mapping[str, str], one: Mapping[str, Any]) -> bool:
-    value, values = labels.get(one["key"]), one.get("values", [])
-    checks = {
-        "In": value in values, "NotIn": value not in values, "Exists": value is not None, "DoesNotExist": value is None,
-    }  # fmt: skip
-    return checks[one["operator"]]
-
-
-def selected(rows: Iterable[Document], selector: str) -> list[Document]:
-    """Return the objects whose labels are as an equality selector asks."""
-    wanted = [part.split("=", 1) for part in selector.replace("==", "=").split(",") if part]
-    return [row for row in rows if all((row["metadata"].get("labels") or {}).get(k) == v for k, v in wanted)]

@@ -49,6 +49,10 @@ class KubernetesHarness(Harness):
         prices.append({"gpu": "H100", "price": str(SPOT_PRICE / 1e6), "market": "spot"})
         return KubernetesSettings.model_validate({"base_url": self.served.url, "prices": prices, **self.more})
 
+    async def advance(self, duration: timedelta) -> None:
+        await super().advance(duration)
+        self.cloud.advance()
+
     # --- the world ------------------------------------------------------------------------------------------------
 
     def machines(self) -> Sequence[WorldMachine]:
