@@ -7,7 +7,8 @@ the API servers of dstack and SkyPilot are started without a job; s5cmd moves th
     python benchmarks/scale.py [--jobs 100,1000,10000] [--peers] [--record docs/performance.json]
     python benchmarks/scale.py --draw docs/performance.json
 
-`--peers` installs others' tools, each into an environment of its own in the user's cache. `--draw` writes the table and
+`--peers` installs others' tools, each into an environment of its own in the user's cache. Each has a limit of time, for
+its installation and for what it does; the table says of one that was not measured why. `--draw` writes the table and
 the plot of `docs/performance.md` from recorded figures.
 """
 
@@ -19,6 +20,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -58,10 +60,12 @@ ANSWER_MAX = 10_000
 PASSES, PASS_S = 12, 10.0
 """Of a cycle: as often as hosts are read with a bucket, for two minutes, in which signs of life are written thrice."""
 BATCHES, ASKED = 5, 3
-DSTACK = Client(package="dstack[server]", version="0.22.5", name="dstack-server", install_seconds_max=2_400)
-SKYPILOT = Client(package="skypilot", version="0.14.1", install_seconds_max=2_400)
+DSTACK = Client(package="dstack[server]", version="0.22.5", name="dstack-server", install_seconds_max=900)
+SKYPILOT = Client(package="skypilot", version="0.14.1", install_seconds_max=900)
 S5CMD = Client(package="s5cmd", version="0.3.3")
-SERVER_UP_S = 300.0
+GPUHUNT_S, SERVER_UP_S, TRANSFERS_S, END_S = 300.0, 300.0, 1_200.0, 60.0
+IN_MEMORY, TRANSFER_MIB = Path("/dev/shm"), 256  # noqa: S108 - the name is Linux's, and what is made there is a temporary folder
+"""Files lie in memory where there is such a place: on a disk, its queue is what both tools wait for."""
 Figures = dict[str, dict[str, float]]
 
 
@@ -141,25 +145,31 @@ def _submit(tx: Any, *, numbers: Iterator[int]) -> None:
 # --- a poll ---
 
 
-def polls(*, peers: bool) -> Figures:
+def polls(left_out: dict[str, str], *, peers: bool) -> Figures:
     """Milliseconds from the bytes of a search to priced offers, by their number; the same by gpuhunt."""
     found: Figures = {"poll": {}, "gpuhunt: poll": {}, "gpuhunt: one query": {}}
     for offers in OFFERS:
         answers = max(1, offers // ANSWER_MAX)
         body = bench_vast_parse.body_of(offers // answers, None)
         found["poll"][str(offers)] = answers * best_ms(partial(bench_vast_parse.spotd, body), 3)
-        if peers:
+        if peers and "gpuhunt" not in left_out:
             with tempfile.NamedTemporaryFile() as file:
                 file.write(body)
                 file.flush()
-                done = subprocess.run(
-                    [sys.executable, "-c", GPUHUNT, file.name], stdout=subprocess.PIPE, text=True, check=False
-                )
-            if done.returncode == 0:
-                answer = json.loads(done.stdout.splitlines()[-1])
-                found["gpuhunt: poll"][str(offers)] = answers * answer["poll"]
-                found["gpuhunt: one query"][str(offers)] = answers * answer["query"]
-    return {name: rows for name, rows in found.items() if rows}
+                command = [sys.executable, "-c", GPUHUNT, file.name]
+                try:
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=GPUHUNT_S, check=True)
+                except subprocess.TimeoutExpired:
+                    left_out["gpuhunt"] = f"it took longer than {GPUHUNT_S:.0f} s"
+                    continue
+                except subprocess.CalledProcessError as exc:
+                    left_out["gpuhunt"] = (exc.stderr.splitlines() or ["it failed"])[-1]
+                    continue
+            answer = json.loads(done.stdout.splitlines()[-1])
+            found["gpuhunt: poll"][str(offers)] = answers * answer["poll"]
+            found["gpuhunt: one query"][str(offers)] = answers * answer["query"]
+    own = {"poll": found["poll"]}
+    return own if "gpuhunt" in left_out or not peers else found
 
 
 GPUHUNT = """
@@ -240,7 +250,7 @@ def _measure(lab: Lab, count: int, began: Start, found: Figures) -> None:
 # --- peers ---
 
 
-def servers() -> Figures:
+def servers(left_out: dict[str, str]) -> Figures:
     """Seconds and processor time from the start of others' servers, without a job, until they answer."""
     found: Figures = {}
     for name, client, command, path in (
@@ -250,15 +260,17 @@ def servers() -> Figures:
         try:
             folder = environment_with(client)
         except CannotInstall as exc:
-            print(f"{name} is left out: {exc}", flush=True)
+            left_out[name] = str(exc)
             continue
         figures: dict[str, float] | None = None
         with tempfile.TemporaryDirectory(prefix="spotd-bench-") as home:
             for _ in range(2):  # the first makes its database
                 with _server(folder, command, Path(home)) as (process, port):
                     figures = _until_it_answers(process, port, path)
+                if figures is None:
+                    break
             if figures is None:
-                print(f"{name} is left out: its server did not answer", flush=True)
+                left_out[name] = f"its server did not answer within {SERVER_UP_S:.0f} s"
             else:
                 found[f"{name}: empty server"] = figures
     return found
@@ -279,10 +291,7 @@ def _server(folder: Path, command: list[str], home: Path) -> Iterator[tuple[subp
     try:
         yield process, port
     finally:
-        for pid in _session(process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+        _kill_session(process)
 
 
 def _until_it_answers(process: subprocess.Popen[bytes], port: int, path: str) -> dict[str, float] | None:
@@ -317,23 +326,42 @@ def _session(leader: int) -> list[int]:
     return found
 
 
-def transfers() -> dict[str, list[str]]:
+def _kill_session(process: subprocess.Popen[Any]) -> None:
+    for pid in _session(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def transfers(left_out: dict[str, str]) -> dict[str, list[str]]:
     """Return the runner's goals against s5cmd, as `transfer.py` prints them."""
     try:
         folder = environment_with(S5CMD)
     except CannotInstall as exc:
-        print(f"s5cmd is left out: {exc}", flush=True)
+        left_out["s5cmd"] = str(exc)
         return {}
     script = Path(__file__).with_name("transfer.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "--mib", "256", "--rounds", "3"],
-        env={**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, flush=True)
-    return goals_in(done.stdout)
+    command = [sys.executable, str(script), "--mib", str(TRANSFER_MIB), "--rounds", "5", "--no-training"]
+    if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > 8 * TRANSFER_MIB << 20:
+        command += ["--folder", str(IN_MEMORY)]
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            process.wait(TRANSFERS_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # so that it ends its server and removes its files
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        finally:
+            _kill_session(process)
+        output.seek(0)
+        printed = output.read()
+    print(printed, flush=True)
+    found = goals_in(printed)
+    if process.returncode or not found:
+        left_out["s5cmd"] = f"the comparison ended with {process.returncode}, after {len(found)} of its figures"
+    return found
 
 
 def goals_in(printed: str) -> dict[str, list[str]]:
@@ -357,10 +385,12 @@ def main() -> None:
     for part in (decisions, cycles, daemons):
         figures["by_jobs"] |= part(jobs)
         print(json.dumps(figures["by_jobs"]), flush=True)
-    figures["by_offers"] = polls(peers=options.peers)
+    left_out: dict[str, str] = {}
+    figures["by_offers"] = polls(left_out, peers=options.peers)
     print(json.dumps(figures["by_offers"]), flush=True)
-    figures["servers"] = servers() if options.peers else {}
-    figures["transfers"] = transfers() if options.peers else {}
+    figures["servers"] = servers(left_out) if options.peers else {}
+    figures["transfers"] = transfers(left_out) if options.peers else {}
+    figures["left_out"] = left_out
     print(json.dumps(figures, indent=1))
     if options.record is not None:
         options.record.write_text(json.dumps(figures, indent=1) + "\n")

