@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.harness import FINAL, Lab
 from tests.e2e.test_gang import SCRIPT, code_folder
@@ -39,7 +40,7 @@ def saved_on_its_own(found: Lab, job: str) -> int:
     return number if any(one["attempt"] == number for one in kept) else 0
 
 
-def submit_two(found: Lab, tmp_path: Path) -> str:
+def submit_two(found: Lab, tmp_path: Path, **changes: Any) -> str:
     """Queue it on two machines; the file `release` lets it end soon."""
     run = f"{sys.executable} gang_train.py --steps {STEPS} --pace 0.05 --release {tmp_path / 'release'}"
     return found.submit(
@@ -49,4 +50,5 @@ def submit_two(found: Lab, tmp_path: Path) -> str:
         nodes=2,
         outputs=["out/**"],
         checkpoint={"every": "1m", "settle": "10s", "stop_grace": "60s", "saved_by": "first"},
+        **changes,
     )

@@ -98,6 +98,8 @@ RATE: Final = frozenset(
         "429",
     }
 )
+NO_GROUP: Final = "InvalidPlacementGroup.Unknown"
+"""The placement group is not known there yet, or was deleted a moment ago: the next launch asks for it again."""
 UNKNOWN: Final = frozenset(
     {
         "InternalError",
@@ -169,6 +171,8 @@ def launch_failure(refused: AwsRefused, request: LaunchRequest, *, rng: Random) 
     pool, code = request.offer.pool, refused.code
     if code == SUBNET_FULL:
         return OfferGone(f"the subnet for {pool} has no free address", lasts=FULL_FOR)
+    if code == NO_GROUP:
+        return OfferGone(f"AWS does not know the placement group for {pool} yet", lasts=BACK_OFF)
     if code in NO_CAPACITY:
         return NoCapacity(f"AWS has no capacity for {pool} now: {code}")
     if code in PRICE_MOVED:

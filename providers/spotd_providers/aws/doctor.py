@@ -29,7 +29,7 @@ from spotd_providers.kit.calls import CLOCK_HINT, check_line, clock_line, reject
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import key_of
-from spotd_providers.kit.vm_boot import boot_script
+from spotd_providers.kit.vm_boot import DockerRun, boot_script
 
 # The script of a machine's first boot: `kit/vm_boot.py`, and what is EC2's own before the machine ends.
 #
@@ -38,15 +38,27 @@ from spotd_providers.kit.vm_boot import boot_script
 
 
 USER_DATA_BYTES_MAX: Final = 16_384
-SCRIPT_BYTES_MAX: Final = 14_000
-_BEFORE_END: Final = """imds=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}
-token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$imds/latest/api/token")
-curl -sf -m 2 -H "X-aws-ec2-metadata-token: $token" "$imds/latest/meta-data/spot/instance-action" && sleep 150
+SCRIPT_BYTES_MAX: Final = 13_600
+_METADATA: Final = """imds=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}
+meta() {
+  token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$imds/latest/api/token")
+  curl -sf -m 2 -H "X-aws-ec2-metadata-token: $token" "$imds/latest/meta-data/$1"
+}
 """
+_PLACE: Final = """n=0
+until SPOTD_NODE_RANK=$(meta ami-launch-index) && SPOTD_NODE_ADDRESS=$(meta local-ipv4); do
+  n=$((n + 1))
+  [ "$n" -ge 60 ] && { echo "spotd: this machine does not learn which of several it is"; shutdown -h now; exit 1; }
+  sleep 2
+done
+export SPOTD_NODE_RANK SPOTD_NODE_ADDRESS
+efa=$([ ! -d /dev/infiniband ] || echo --device /dev/infiniband --ulimit memlock=-1)
+"""
+_BEFORE_END: Final = "meta spot/instance-action && sleep 150\n"
 
 
-def user_data(*, image: str, start_script: str, container: str, has_gpu: bool = True) -> str:
-    """Build the script for `UserData`.
+def user_data(*, image: str, start_script: str, container: str, has_gpu: bool = True, nodes: int = 1) -> str:
+    """Build the script for `UserData`. Each of several machines learns its place from EC2's metadata.
 
     Raises:
         ValueError: the image is no image name, or everything together is beyond EC2's limit.
@@ -56,12 +68,14 @@ def user_data(*, image: str, start_script: str, container: str, has_gpu: bool = 
         start_script=start_script,
         container=container,
         has_gpu=has_gpu,
+        beside=_METADATA + (_PLACE if nodes > 1 else ""),
         before_end=_BEFORE_END,
         bytes_max=USER_DATA_BYTES_MAX,
+        docker=DockerRun(flags=" -e SPOTD_NODE_RANK -e SPOTD_NODE_ADDRESS $efa" if nodes > 1 else ""),
     )
 
 
-# The request that buys one machine, and its answer.
+# The request that buys one machine, or several at once, and its answer.
 
 
 WHO: Final = "AWS"
@@ -71,15 +85,21 @@ TAGGED: Final = ("instance", "volume", "network-interface")
 MAX_PRICE_MICRO_USD_MIN: Final = 1_001
 
 
-def client_token(key: AttemptKey) -> str:
-    """Return the idempotency token of a launch: the key, or its hash if the key is too long."""
-    if len(key) <= TOKEN_CHARS_MAX:
-        return str(key)
-    return hashlib.sha256(key.encode()).hexdigest()
+def client_token(key: AttemptKey, nodes: int = 1) -> str:
+    """Return the idempotency token of a launch: the key, or its hash if the key is too long, and of several how many.
+
+    Every machine of a launch shows it from the first moment, so it is known of each to how many it belongs.
+    """
+    mark = f"/{nodes}" if nodes > 1 else ""
+    if len(key) + len(mark) <= TOKEN_CHARS_MAX:
+        return f"{key}{mark}"
+    return hashlib.sha256(key.encode()).hexdigest()[: TOKEN_CHARS_MAX - len(mark)] + mark
 
 
-def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings) -> dict[str, Any]:
-    """Return the parameters of RunInstances for this request.
+def run_parameters(
+    request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings, beside: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parameters of RunInstances for this request; `beside` are those of several machines.
 
     Tags are given with the launch, so that no moment exists in which the machine is orphaned. The root disk is the
     job's disk on top of what the machine image itself takes.
@@ -94,6 +114,7 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
             start_script=request.start_script,
             container=settings.container,
             has_gpu=offer.gpu_count > 0,
+            nodes=offer.nodes,
         )
     except ValueError as exc:
         raise rejected(WHO, "image" if "image" in str(exc) else "start_script", str(exc)) from exc
@@ -107,10 +128,10 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
     parameters: dict[str, Any] = {
         "ImageId": image.image_id,
         "InstanceType": offer.extra["type"],
-        "MinCount": 1,
-        "MaxCount": 1,
-        "ClientToken": client_token(request.key),
-        "SubnetId": subnet,
+        # As many as are asked for, or none at all.
+        "MinCount": offer.nodes,
+        "MaxCount": offer.nodes,
+        "ClientToken": client_token(request.key, offer.nodes),
         "UserData": script,
         "InstanceInitiatedShutdownBehavior": "terminate",
         # A container on a bridge network is one hop further from the metadata service.
@@ -126,12 +147,16 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
         ],
         "TagSpecifications": tag_specifications(request.install, str(request.key), spot=spot),
     }
-    if settings.security_groups:
-        parameters["SecurityGroupIds"] = list(settings.security_groups)
+    if "NetworkInterfaces" not in beside:
+        parameters["SubnetId"] = subnet
+        if settings.security_groups:
+            parameters["SecurityGroupIds"] = list(settings.security_groups)
+    parameters |= beside
     if spot:
-        if request.price_max < MAX_PRICE_MICRO_USD_MIN:
+        price_max = request.price_max // offer.nodes
+        if price_max < MAX_PRICE_MICRO_USD_MIN:
             raise rejected(WHO, "price_max", "AWS takes no spot price of $0.001 or less")
-        capped = {"MaxPrice": f"{request.price_max / MICRO:.6f}"} if settings.max_price == "ceiling" else {}
+        capped = {"MaxPrice": f"{price_max / MICRO:.6f}"} if settings.max_price == "ceiling" else {}
         parameters["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {
@@ -143,17 +168,16 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
     return parameters
 
 
+def tags_of(install: InstallId) -> list[dict[str, str]]:
+    """Build the tag of whatever this install makes."""
+    return [{"Key": INSTALL_TAG, "Value": str(install)}]
+
+
 def tag_specifications(install: InstallId, key: str, *, spot: bool) -> list[dict[str, Any]]:
     """Build our tags for everything that a launch makes; the least policy allows no launch without them."""
-    tags = [{"Key": INSTALL_TAG, "Value": str(install)}, {"Key": KEY_TAG, "Value": key}]
+    tags = [*tags_of(install), {"Key": KEY_TAG, "Value": key}]
     kinds = (*TAGGED, "spot-instances-request") if spot else TAGGED
     return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
-
-
-def launched_row(answer: Mapping[str, Any]) -> Any | None:
-    """Return the row of the launched machine, or `None` if the answer does not hold exactly one."""
-    rows = answer.get("Instances")
-    return rows[0] if isinstance(rows, list) and len(rows) == 1 else None
 
 
 # Disks that outlived their machines: found by our tags in every region, and deleted.
@@ -311,6 +335,11 @@ async def _region_lines(
             raise Unavailable("there is no default subnet with free addresses; create a default VPC, or set subnets")
         return f"subnets in {len(subnets)} zones"
 
+    async def gangs() -> str:
+        # Without that, a job for one machine lacks nothing: no fault of the setup.
+        grounds = await region.grounds.ask_now()
+        return region.gang_fault() or f"machines of one job reach each other in {len(grounds)} subnets"
+
     async def launch() -> str:
         return await _dry_run(sdk, region, settings, services)
 
@@ -328,6 +357,7 @@ async def _region_lines(
         ("machines", machines, POLICY_HINT),
         ("disks", disks, DISKS_HINT),
         ("network", network, POLICY_HINT),
+        ("gangs", gangs, POLICY_HINT),
         ("launch", launch, POLICY_HINT),
         ("quota", quota, QUOTA_HINT),
     )

@@ -378,7 +378,7 @@ def key_in(row: AwsInstanceRow, install: InstallId) -> AttemptKey | None:
     tags = row.tags
     if tags.get(INSTALL_TAG, install) != install:
         return None
-    return key_of(tags.get(KEY_TAG) or row.ClientToken, install)
+    return key_of(tags.get(KEY_TAG) or (row.ClientToken or "").partition("/")[0], install)
 
 
 def pool_of(row: AwsInstanceRow) -> Pool:

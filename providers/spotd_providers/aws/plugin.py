@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -15,7 +15,18 @@ import anyio
 
 from spotd_providers.aws import doctor
 from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, contract_errors, launch_failure
-from spotd_providers.aws.doctor import SCRIPT_BYTES_MAX, WHO, Volumes, client_token, launched_row, run_parameters
+from spotd_providers.aws.doctor import SCRIPT_BYTES_MAX, WHO, Volumes, client_token, run_parameters
+from spotd_providers.aws.gangs import (
+    NODES_MAX,
+    SHOWN_WITHIN,
+    AwsGang,
+    AwsGangs,
+    AwsMachine,
+    as_gang_refusal,
+    is_gang,
+    launched_rows,
+    nodes_of,
+)
 from spotd_providers.aws.offers import (
     PROVIDER,
     Band,
@@ -47,6 +58,7 @@ from spotd_providers.contract.values import (
     Capability,
     CheckLine,
     Instance,
+    InstanceId,
     InstanceRef,
     LaunchRequest,
     Market,
@@ -61,7 +73,7 @@ from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopbac
 from spotd_providers.kit.calls import Page, RequestPace, ask_each, judge_apart
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.shapes import row_or_none
-from spotd_providers.kit.template import ProviderTemplate, require_launchable
+from spotd_providers.kit.template import require_launchable
 from spotd_providers.kit.text import last_lines
 
 # EC2 as a spotd provider: every configured region as one market.
@@ -80,6 +92,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.SELF_TERMINATE,
     Power.CAPACITY_SCORES,
     Power.PRICE_HISTORY,
+    Power.GANG,
     missing={
         Power.BID_CHANGE: "the price limit of an AWS spot machine is fixed at its launch; you pay the market price",
         Power.BALANCE: "an AWS account has no balance, it is billed each month",
@@ -90,7 +103,6 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
             "spotd opens no port of an AWS machine; it would need a security group and a key pair of yours, or Session"
             " Manager's agent and role"
         ),
-        Power.GANG: "spotd buys AWS machines one by one",
         Power.STOP_RESUME: "a stopped spot machine may never get its GPU back, so interruption terminates it",
     },
 )
@@ -106,18 +118,7 @@ NO_LOGIN: Final = Capability(
 instance profile for ECR is no better: the job shares the machine's network, and would have the rights of the role."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsMachine:
-    """A row of a region with what else EC2 says of its machine; no key: it may be anybody's."""
-
-    region: str
-    row: AwsInstanceRow
-    key: AttemptKey | None
-    said: SpotRequestRow | None = None
-    past: tuple[tuple[datetime, MicroUsdPerHour], ...] = ()
-
-
-class AwsProvider(AwsPriceHistory, ProviderTemplate):
+class AwsProvider(AwsPriceHistory, AwsGangs):
     """The Protocol over one open client and some regions."""
 
     name = PROVIDER
@@ -128,7 +129,7 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
     judged_prices = frozenset()
     """EC2 shows no price of a machine: on spot it keeps to the limit that is sent, or the price is read before."""
     confirms_ends = False
-    shown_within = timedelta(minutes=5)
+    shown_within = SHOWN_WITHIN
 
     def __init__(
         self,
@@ -147,14 +148,20 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         self._bands = bands or {}
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
         self._announced: dict[str, datetime] = {}
+        self._gangs: dict[InstanceId, AwsGang] = {}
 
     @property
     def capabilities(self) -> Mapping[Power, Capability]:  # type: ignore[override]  # read only, since it follows from what AWS refused
+        reasons: dict[Power, str] = {}
         for region in self._regions.values():
             if region.scores.is_refused:
                 reason = f"in {region.name} {region.scores.last_error}; allow ec2:GetSpotPlacementScores"
-                return {**CAPABILITIES, Power.CAPACITY_SCORES: Capability(available=False, reason=reason)}
-        return CAPABILITIES
+                reasons.setdefault(Power.CAPACITY_SCORES, reason)
+        faults = [region.gang_fault() for region in self._regions.values()]
+        if all(faults):
+            reasons[Power.GANG] = faults[0]
+        missing = {power: Capability(available=False, reason=reason) for power, reason in reasons.items()}
+        return {**CAPABILITIES, **missing} if missing else CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every type with GPUs in every zone that has a subnet, on the markets asked for."""
@@ -170,14 +177,17 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         )
 
     async def _buy(self, request: LaunchRequest) -> Instance:
-        """Buy a machine by one RunInstances; its answer is the machine's row."""
+        """Buy a machine, or several at once, by one RunInstances; its answer holds their rows."""
         region = self._regions.get(request.offer.extra.get("region", ""))
         if region is None:
             raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
         limits = {"script_bytes_max": SCRIPT_BYTES_MAX, "key_chars_max": doctor.TAG_CHARS_MAX}
         require_launchable(request, who=WHO, extra=("zone", "type"), **limits)
+        if request.offer.nodes > NODES_MAX:
+            raise RequestRejected(f"{NODES_MAX} machines at once are the most", field="offer", reason="too many nodes")
         subnet = await self._subnet(region, request.offer)
-        parameters = run_parameters(request, await region.image(), subnet, self._settings)
+        beside = await self._beside(region, request, subnet)
+        parameters = run_parameters(request, await region.image(), subnet, self._settings, beside)
         if request.offer.market is Market.SPOT and self._settings.max_price == "none":
             await self._check_price(region, request)
         try:
@@ -187,24 +197,30 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
                 region.subnet_is_full(subnet)
                 other = await self._subnet(region, request.offer)
                 raise OfferGone(f"the subnet {subnet} is full, {other} is next", lasts=AT_ONCE) from None
-            raise launch_failure(exc, request, rng=self._services.rng) from None
+            failure = launch_failure(exc, request, rng=self._services.rng)
+            raise as_gang_refusal(failure) if request.offer.nodes > 1 else failure from None
         except AnswerLost as exc:
             raise OutcomeUnknown(f"{exc}; {request.offer.pool}", key=request.key) from None
-        row = row_or_none(AwsInstanceRow, launched_row(answer))
-        if row is None:
+        rows = launched_rows(answer)
+        if rows is None:
             raise OutcomeUnknown(
                 f"AWS's answer to the launch of {request.offer.pool} names no machine", key=request.key
             )
-        return as_instance(row, request.key, region=region.name, request=None, prices=self._prices)
+        machines = [AwsMachine(region=region.name, row=row, key=request.key) for row in rows]
+        if request.offer.nodes == 1 and len(rows) == 1:
+            return self._as_machine(machines[0], request.key)
+        return await self._require_whole(request, machines)
 
     async def _rows(self, key: AttemptKey | None) -> tuple[Sequence[Any], bool]:
         """Return the rows of a key by its launch's token or its tag, else all of our install tag."""
         if key is None:
             return await super()._rows(None)
 
+        tokens = [client_token(key, nodes) for nodes in range(1, NODES_MAX + 1)]
+
         async def of(region: Region) -> Sequence[Any]:
-            for name, value in (("client-token", client_token(key)), (f"tag:{KEY_TAG}", str(key))):
-                if found := await self._machines(region, name, value, expected=key):
+            for name, values in (("client-token", tokens), (f"tag:{KEY_TAG}", [str(key)])):
+                if found := await self._machines(region, name, *values, expected=key):
                     return found
             return ()
 
@@ -227,13 +243,18 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
 
     async def _row(self, ref: InstanceRef) -> Any | None:
         region = self._region_of(ref)
-        rows = await region.machine_rows("instance-id", str(ref.instance_id))
-        return self._attributed(region, rows[0], None) or rows[0] if rows else None
+        name = "reservation-id" if is_gang(ref) else "instance-id"
+        rows = await region.machine_rows(name, str(ref.instance_id))
+        found = self._with_gangs([self._attributed(region, raw, None) or raw for raw in rows])
+        return next((one for one in found if isinstance(one, AwsGang)), found[0] if found else None)
 
     def _label(self, raw: Any) -> str | None:
-        return raw.key if isinstance(raw, AwsMachine) else None
+        return raw.key if isinstance(raw, AwsMachine | AwsGang) else None
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
+        return self._whole(raw, key) if isinstance(raw, AwsGang) else self._as_machine(raw, key)
+
+    def _as_machine(self, raw: AwsMachine, key: AttemptKey) -> Instance:
         return as_instance(
             raw.row,
             key,
@@ -245,6 +266,9 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         )
 
     async def _ask_end(self, ref: InstanceRef) -> bool:
+        return await (self._ask_end_of_gang(ref) if is_gang(ref) else self._ask_end_of_one(ref))
+
+    async def _ask_end_of_one(self, ref: InstanceRef) -> bool:
         region, what = self._region_of(ref).name, "terminate_instances"
         with contract_errors(what, self._services.rng, unless="InvalidInstanceID.NotFound") as refused:
             answer = await self._sdk.call("ec2", region, what, InstanceIds=[str(ref.instance_id)])
@@ -263,7 +287,8 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the machine's console as AWS kept it, minutes late, without anything that resembles a secret."""
         await self._require_ours(ref)
-        answer = await self._region_of(ref).ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
+        machine = await self._first_of(ref) if is_gang(ref) else str(ref.instance_id)
+        answer = await self._region_of(ref).ask("ec2", "get_console_output", InstanceId=machine)
         encoded = answer.get("Output")
         try:
             text = base64.b64decode(encoded).decode("utf-8", "replace") if isinstance(encoded, str) else ""
@@ -306,7 +331,7 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         self._prices.update(prices)
         if pool not in prices:
             raise OfferGone(f"AWS states no spot price of {request.offer.pool} any more")
-        if prices[pool] > request.price_max:
+        if prices[pool] * request.offer.nodes > request.price_max:
             raise PriceMoved(f"the spot price of {request.offer.pool} is above what was agreed")
 
     async def _subnet(self, region: Region, offer: Offer) -> str:
@@ -324,6 +349,7 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
     async def _offers_of(self, region: Region, query: OfferQuery) -> tuple[list[Offer], list[Rejected]]:
         kinds, subnets, on_demand = await region.kinds(), await region.subnets(), await region.on_demand()
         image_gb = await region.image_gb()
+        await region.grounds.get()
         offers: list[Offer] = []
         rejected = list(kinds.rejected)
         for market in (one for one in Market if one in query.markets):
@@ -351,27 +377,29 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         return offers, rejected
 
     async def _machines(
-        self, region: Region, name: str, value: str, *, expected: AttemptKey | None = None
+        self, region: Region, name: str, *values: str, expected: AttemptKey | None = None
     ) -> Sequence[Any]:
         """Return our machines that match this filter, and as they are the rows whose machine cannot be read.
 
-        What matched our tag is ours; without a key the attempt is unknown.
+        What matched our tag is ours; without a key the attempt is unknown. Several machines of one launch are one row.
         """
-        rows = await region.machine_rows(name, value)
+        rows = await region.machine_rows(name, *values)
         found = [self._attributed(region, raw, expected) for raw in rows]
         ours = [one for one in found if one is not None and one.key is not None]
         requests = await self._spot_requests(region, ours)
         past = {} if expected is not None else await self._past_prices[region.name].of(_pools(ours), self._prices)
-        return [
-            raw
-            if one is None or one.key is None
-            else replace(
-                one,
-                said=requests.get(one.row.InstanceId),
-                past=past.get(pool_of(one.row), ()) if one.row.InstanceLifecycle == "spot" else (),
-            )
-            for raw, one in zip(rows, found, strict=True)
-        ]
+        return self._with_gangs(
+            [
+                raw
+                if one is None or one.key is None
+                else replace(
+                    one,
+                    said=requests.get(one.row.InstanceId),
+                    past=past.get(pool_of(one.row), ()) if one.row.InstanceLifecycle == "spot" else (),
+                )
+                for raw, one in zip(rows, found, strict=True)
+            ]
+        )
 
     def _attributed(self, region: Region, raw: Any, expected: AttemptKey | None) -> AwsMachine | None:
         """Return the machine of a row with its key, also by the token of a launch that is searched for."""
@@ -379,7 +407,7 @@ class AwsProvider(AwsPriceHistory, ProviderTemplate):
         if row is None:
             return None
         key = key_in(row, self._services.install)
-        if key is None and expected is not None and row.ClientToken == client_token(expected):
+        if key is None and expected is not None and row.ClientToken == client_token(expected, nodes_of(row)):
             key = expected
         return AwsMachine(region=region.name, row=row, key=key)
 

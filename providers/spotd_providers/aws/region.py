@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Generic, TypeVar
 
 from spotd_providers.aws.answers import FULL_FOR, Optional, contract_errors
+from spotd_providers.aws.grounds import Ground, fault_of, ground_of
 from spotd_providers.aws.prices import AwsOnDemandPrices, endpoint_region, listed_prices, questions
 from spotd_providers.aws.sdk import AwsSettings, Sdk
 from spotd_providers.aws.wire import (
@@ -16,6 +17,7 @@ from spotd_providers.aws.wire import (
     Hardware,
     ImageRow,
     OfferingRow,
+    SecurityGroupRow,
     SubnetRow,
     TypeRow,
     hardware,
@@ -103,6 +105,10 @@ class Region:
             services, self._ask_scores, without={}, fresh=timedelta(minutes=20), kept=timedelta(hours=1)
         )
         """How likely a spot launch is to succeed in each pool, where AWS says."""
+        self.grounds = Optional[Mapping[str, Ground]](
+            services, self._ask_grounds, without={}, fresh=timedelta(minutes=10), kept=timedelta(hours=1)
+        )
+        """Whether machines in each subnet reach each other, as their security groups say."""
 
     async def subnets(self) -> Mapping[str, str]:
         """Return each zone's subnet to launch in: of those not found full lately, the one with most free addresses."""
@@ -117,6 +123,12 @@ class Region:
     def subnet_is_full(self, subnet: str) -> None:
         """Avoid this subnet for a while, if its zone has another one."""
         self._full_until[subnet] = self._services.clock.now() + FULL_FOR
+
+    def gang_fault(self) -> str:
+        """Return why machines of this region do not reach each other; empty where they do, or nothing is known yet."""
+        if self.grounds.is_refused:
+            return f"in {self.name} {self.grounds.last_error}; allow ec2:DescribeSecurityGroups"
+        return fault_of(self.grounds.known().values())
 
     async def image_gb(self) -> int:
         """Return the size of the image's own disk; a usual size where AWS does not state it, since a launch will."""
@@ -162,11 +174,15 @@ class Region:
             last_error=self.price_list.last_error,
         )
 
-    async def machine_rows(self, name: str, value: str) -> Sequence[Any]:
+    async def machine_rows(self, name: str, *values: str) -> Sequence[Any]:
         """Return every instance that this filter matches, ended ones included as long as AWS lists them."""
-        filters = [{"Name": name, "Values": [value]}]
+        filters = [{"Name": name, "Values": list(values)}]
         found = await self._pages("describe_instances", "Reservations", Filters=filters, MaxResults=1000)
-        rows = [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
+        rows = [
+            {**row, "ReservationId": _mapping(reservation).get("ReservationId")} if isinstance(row, Mapping) else row
+            for reservation in found
+            for row in rows_of(_mapping(reservation), "Instances")
+        ]
         if len(rows) > MACHINE_ROWS_MAX:
             raise Unavailable(f"AWS lists more than {MACHINE_ROWS_MAX:,} machines of ours, which no install has")
         return rows
@@ -285,6 +301,18 @@ class Region:
         if failures and len(failures) == len(sets):
             raise failures[0]
         return scores
+
+    async def _ask_grounds(self) -> Mapping[str, Ground]:
+        subnets = await self._subnets.get()
+        own = self._settings.security_groups
+        vpcs = sorted({row.VpcId for row in subnets if row.VpcId})
+        if not own and not vpcs:
+            return {}
+        filters = [{"Name": "group-name", "Values": ["default"]}, {"Name": "vpc-id", "Values": vpcs}]
+        chosen = {"GroupIds": list(own)} if own else {"Filters": filters, "MaxResults": 1000}
+        raw = await self._pages("describe_security_groups", "SecurityGroups", **chosen)
+        groups = [row for row in (row_or_none(SecurityGroupRow, item) for item in raw) if row is not None]
+        return {subnet.SubnetId: ground_of(subnet, groups) for subnet in subnets}
 
     async def _ask_subnets(self) -> Sequence[SubnetRow]:
         own = self._settings.subnets

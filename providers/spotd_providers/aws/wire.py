@@ -64,12 +64,26 @@ class Processor(Row):
     SupportedArchitectures: list[str] = Field(default_factory=list)
 
 
+class EfaRow(Row):
+    MaximumEfaInterfaces: Natural = 0
+
+
+class NetworkRow(Row):
+    EfaInfo: Annotated[EfaRow | None, Lenient] = None
+
+
+class PlacementGroupRow(Row):
+    SupportedStrategies: list[str] = Field(default_factory=list)
+
+
 class TypeRow(Row):
     InstanceType: Text
     SupportedUsageClasses: list[str] = Field(default_factory=list)
     VCpuInfo: Annotated[Cpus | None, Lenient] = None
     MemoryInfo: Annotated[Memory | None, Lenient] = None
     ProcessorInfo: Annotated[Processor | None, Lenient] = None
+    NetworkInfo: Annotated[NetworkRow | None, Lenient] = None
+    PlacementGroupInfo: Annotated[PlacementGroupRow | None, Lenient] = None
     GpuInfo: Gpus | None = None
 
 
@@ -111,6 +125,9 @@ class AwsInstanceRow(TaggedRow):
     Placement: Annotated[PlacementRow | None, Lenient] = None
     LaunchTime: Annotated[datetime | None, Lenient] = None
     ClientToken: Annotated[str | None, Lenient] = None
+    AmiLaunchIndex: Annotated[int | None, Lenient] = None
+    ReservationId: Annotated[str | None, Lenient] = None
+    """AWS states it around the rows of one launch; `Region.machine_rows` puts it into each of them."""
 
 
 class StatusRow(Row):
@@ -128,6 +145,32 @@ class SubnetRow(Row):
     AvailabilityZone: Text
     AvailabilityZoneId: Annotated[str | None, Lenient] = None
     AvailableIpAddressCount: int = 0
+    VpcId: Annotated[str | None, Lenient] = None
+    CidrBlock: Annotated[str | None, Lenient] = None
+    MapPublicIpOnLaunch: Annotated[bool | None, Lenient] = None
+
+
+class GroupPairRow(Row):
+    GroupId: str = ""
+
+
+class RangeRow(Row):
+    CidrIp: str = ""
+
+
+class RuleRow(Row):
+    IpProtocol: str
+    FromPort: Annotated[int | None, Lenient] = None
+    ToPort: Annotated[int | None, Lenient] = None
+    UserIdGroupPairs: list[GroupPairRow] = Field(default_factory=list)
+    IpRanges: list[RangeRow] = Field(default_factory=list)
+
+
+class SecurityGroupRow(Row):
+    GroupId: Text
+    VpcId: Text
+    IpPermissions: list[RuleRow] = Field(default_factory=list)
+    IpPermissionsEgress: list[RuleRow] = Field(default_factory=list)
 
 
 class ScoreRow(Row):
@@ -206,6 +249,9 @@ class Hardware:
     cpus: int | None
     memory_mb: int | None
     sold_as: frozenset[str]
+    efa_max: int = 0
+    is_clustered: bool = True
+    """Whether its machines may be placed near each other, in a placement group."""
 
 
 def hardware(row: TypeRow, *, own_image: bool, without_gpu: bool = False) -> Hardware | str | None:
@@ -251,6 +297,8 @@ def _described(row: TypeRow, gpu: str, gpu_count: int, gpu_vram_mb: int | None) 
         cpus=row.VCpuInfo.DefaultVCpus if row.VCpuInfo is not None else None,
         memory_mb=row.MemoryInfo.SizeInMiB if row.MemoryInfo is not None else None,
         sold_as=frozenset(row.SupportedUsageClasses),
+        efa_max=row.NetworkInfo.EfaInfo.MaximumEfaInterfaces if row.NetworkInfo and row.NetworkInfo.EfaInfo else 0,
+        is_clustered=row.PlacementGroupInfo is None or "cluster" in row.PlacementGroupInfo.SupportedStrategies,
     )
 
 

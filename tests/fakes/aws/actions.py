@@ -13,7 +13,7 @@ from typing import Any, Final
 from spotd_providers.contract.values import MicroUsdPerHour, micro_usd
 from tests.fakes.aws.catalog import Zone
 from tests.fakes.aws.cloud import Ec2Cloud
-from tests.fakes.aws.records import FakeInstance
+from tests.fakes.aws.records import FakeInstance, tag_set
 from tests.fakes.aws.wire import Params, Refusal, instant, iso, page
 
 USER_DATA_BYTES_MAX: Final = 16_384
@@ -101,6 +101,9 @@ def subnets(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
                     "availabilityZoneId": zone.zone_id,
                     "availableIpAddressCount": 4091 if default else 251,
                     "defaultForAz": default,
+                    "mapPublicIpOnLaunch": default,
+                    "vpcId": zone.vpc,
+                    "cidrBlock": "172.31.0.0/20" if default else "172.31.96.0/24",
                     "state": "available",
                 }
             )
@@ -176,16 +179,21 @@ def regions(cloud: Ec2Cloud, _: str, __: Params) -> Mapping[str, Any]:
 
 
 def run_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
-    """One machine, at most once per token and zone."""
+    """As many machines as are asked for or none, at most once per token and zone."""
     kind = cloud.kinds.get(params.get("InstanceType"))
     if kind is None:
         raise Refusal("InvalidInstanceType", f"Invalid value '{params.get('InstanceType')}' for InstanceType.")
     image = params.get("ImageId")
     if image != AMIS.get(region):
         raise Refusal("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
-    if (params.get("MinCount"), params.get("MaxCount")) != ("1", "1"):
-        raise Refusal("InvalidParameterValue", "this fake launches one machine at a time")
-    zone, named = _zone_of(cloud, region, params)
+    count_min, count_max = int(params.get("MinCount")), int(params.get("MaxCount"))
+    if not 1 <= count_min <= count_max:
+        raise Refusal("InvalidParameterValue", "MinCount and MaxCount are no range")
+    subnet = cloud.networks.subnet_of(kind, params)
+    zone, named = _zone_of(cloud, region, params, subnet)
+    group = params.get("Placement.GroupName")
+    if group and (region, group) not in cloud.networks.placement_groups:
+        raise Refusal("InvalidPlacementGroup.Unknown", f"The Placement Group '{group}' is unknown.")
     user_data = _user_data(params.get("UserData"))
     volume_gb = int(params.get("BlockDeviceMapping.1.Ebs.VolumeSize") or IMAGE_GB)
     if volume_gb < IMAGE_GB:
@@ -197,15 +205,15 @@ def run_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, 
         raise Refusal("InvalidParameterValue", "Value for parameter clientToken is too long")
     scope = (f"{region}:{zone.name if named else ''}", token)
     if token and scope in cloud.tokens:
-        pinned, instance_id = cloud.tokens[scope]
+        pinned, instance_ids = cloud.tokens[scope]
         if pinned != params.fingerprint():
             raise Refusal("IdempotentParameterMismatch", "The client token was used with other parameters.")
-        return _reservation(cloud, [cloud.instances[instance_id]])
-    if (params.get("SubnetId") or zone.subnet) in cloud.quirks.full_subnets:
+        return _reservation(cloud, [cloud.instances[instance_id] for instance_id in instance_ids])
+    if (subnet or zone.subnet) in cloud.quirks.full_subnets:
         text = "There are not enough free addresses in the subnet to satisfy the requested number of instances."
         raise Refusal("InsufficientFreeAddressesInSubnet", text)
     max_price = params.get("InstanceMarketOptions.SpotOptions.MaxPrice")
-    instance = cloud.launch(
+    launched = cloud.launch(
         kind,
         zone,
         image=image,
@@ -218,11 +226,15 @@ def run_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, 
         spot=params.get("InstanceMarketOptions.MarketType") == "spot",
         max_price=MicroUsdPerHour(micro_usd(max_price)) if max_price else None,
         behaviour=params.get("InstanceInitiatedShutdownBehavior") or "stop",
+        count_min=count_min,
+        count_max=count_max,
+        placement_group=group,
     )
-    _make_disks(cloud, instance, params)
+    for instance in launched:
+        _make_disks(cloud, instance, params)
     if token:
-        cloud.tokens[scope] = (params.fingerprint(), instance.instance_id)
-    return _reservation(cloud, [instance])
+        cloud.tokens[scope] = (params.fingerprint(), [instance.instance_id for instance in launched])
+    return _reservation(cloud, launched)
 
 
 def describe_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
@@ -232,26 +244,58 @@ def describe_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[
         if instance_id not in shown:
             raise Refusal("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
     now = cloud.clock.now()
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for instance in shown.values():
         tagged = instance.launched_at + cloud.quirks.tag_lag <= now
         known = {f"tag:{k}": v for k, v in instance.tags.items()} if tagged else {}
         known |= {
             "instance-id": instance.instance_id,
+            "reservation-id": instance.reservation,
             "client-token": instance.token,
             "instance-state-name": instance.phase.value[0],
             "instance-lifecycle": "spot" if instance.spot else "normal",
         }
         if (not wanted or instance.instance_id in wanted) and _passes(params.filters(), known):
             edits = cloud.quirks.edit_instance.get(instance.instance_id, {})
-            rows.append(
-                {
-                    "reservationId": f"r-{instance.instance_id[2:]}",
-                    "ownerId": "123456789012",
-                    "instancesSet": [instance.row(edits, with_tags=tagged)],
-                }
-            )
-    return _paged(cloud, params, "reservationSet", rows)
+            own = {"reservationId": instance.reservation, "ownerId": "123456789012", "instancesSet": []}
+            row = rows.setdefault(instance.reservation, own)
+            row["instancesSet"].append(instance.row(edits, with_tags=tagged))
+    return _paged(cloud, params, "reservationSet", list(rows.values()))
+
+
+def security_groups(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
+    vpcs = sorted({zone.vpc for zone in cloud.zones.values() if zone.region == region})
+    rows = cloud.networks.security_groups(vpcs)
+    wanted = params.many("GroupId")
+    if unknown := set(wanted) - {row["groupId"] for row in rows}:
+        raise Refusal("InvalidGroup.NotFound", f"The security group '{min(unknown)}' does not exist")
+    found = [
+        row
+        for row in rows
+        if (not wanted or row["groupId"] in wanted)
+        and _passes(params.filters(), {"vpc-id": row["vpcId"], "group-name": row["groupName"]})
+    ]
+    return _paged(cloud, params, "securityGroupInfo", found)
+
+
+def create_placement_group(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
+    name = params.get("GroupName")
+    if (region, name) in cloud.networks.placement_groups:
+        raise Refusal("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
+    row = {
+        "groupName": name,
+        "groupId": f"pg-{len(cloud.networks.placement_groups):017x}",
+        "state": "available",
+        "strategy": params.get("Strategy"),
+        "tagSet": tag_set(params.tags("placement-group")),
+    }
+    cloud.networks.placement_groups[region, name] = row
+    return {"placementGroup": row}
+
+
+def placement_groups(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
+    own = [row for (where, _), row in cloud.networks.placement_groups.items() if where == region]
+    return {"placementGroupSet": [row for row in own if _passes(params.filters(), {"group-name": row["groupName"]})]}
 
 
 def terminate_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
@@ -322,6 +366,9 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "DescribeVolumes": describe_volumes,
     "DeleteVolume": delete_volume,
     "GetSpotPlacementScores": placement_scores,
+    "DescribeSecurityGroups": security_groups,
+    "DescribePlacementGroups": placement_groups,
+    "CreatePlacementGroup": create_placement_group,
 }
 
 
@@ -342,15 +389,15 @@ def _passes(filters: Mapping[str, Sequence[str]], known: Mapping[str, str]) -> b
 def _reservation(cloud: Ec2Cloud, launched: Sequence[FakeInstance]) -> dict[str, Any]:
     edits = cloud.quirks.edit_instance
     return {
-        "reservationId": f"r-{launched[0].instance_id[2:]}",
+        "reservationId": launched[0].reservation,
         "ownerId": "123456789012",
         "instancesSet": [instance.row(edits.get(instance.instance_id, {})) for instance in launched],
     }
 
 
-def _zone_of(cloud: Ec2Cloud, region: str, params: Params) -> tuple[Zone, bool]:
+def _zone_of(cloud: Ec2Cloud, region: str, params: Params, subnet: str) -> tuple[Zone, bool]:
     own = [zone for zone in cloud.zones.values() if zone.region == region]
-    subnet, name = params.get("SubnetId"), params.get("Placement.AvailabilityZone")
+    name = params.get("Placement.AvailabilityZone")
     if subnet:
         found = [zone for zone in own if subnet in zone.subnets]
         if not found:

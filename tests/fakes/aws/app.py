@@ -31,6 +31,7 @@ _CALLS = {
     "DescribeInstanceTypes": Call.OFFERS,
     "DescribeInstanceTypeOfferings": Call.OFFERS,
     "DescribeSubnets": Call.OFFERS,
+    "DescribeSecurityGroups": Call.OFFERS,
     "DescribeInstances": Call.LIST,
     "DescribeSpotInstanceRequests": Call.LIST,
     "TerminateInstances": Call.TERMINATE,

@@ -15,6 +15,7 @@ class Kind:
         gpus: what `GpuInfo.Gpus[].Count` says: 0 for the fractions of `g6f`.
         on_demand: list price in us-east-1, $/h.
         spot: what the fake asks for at first, $/h.
+        efa: how many EFA interfaces it takes at most.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Kind:
     maker: str = "NVIDIA"
     arch: str = "x86_64"
     fraction: float | None = None
+    efa: int = 0
 
     def quota(self, *, spot: bool) -> str:
         """The Service Quotas code of the limit that it counts against."""
@@ -62,7 +64,13 @@ class Kind:
             "memoryInfo": {"sizeInMiB": self.ram_gib * 1024},
             "instanceStorageSupported": bool(self.nvme_gb),
             "instanceStorageInfo": {"totalSizeInGB": self.nvme_gb} if self.nvme_gb else None,
-            "networkInfo": {"networkPerformance": self.network, "efaSupported": False},
+            "networkInfo": {
+                "networkPerformance": self.network,
+                "maximumNetworkCards": max(1, self.efa),
+                "efaSupported": bool(self.efa),
+                "efaInfo": {"maximumEfaInterfaces": self.efa} if self.efa else None,
+            },
+            "placementGroupInfo": {"supportedStrategies": ["cluster", "partition", "spread"]},
             "gpuInfo": {"gpus": [gpu], "totalGpuMemoryInMiB": self.mib * max(1, self.gpus)} if self.gpu else None,
         }
 
@@ -82,8 +90,13 @@ class Zone:
 
     @property
     def subnets(self) -> tuple[str, str]:
-        """The default one, and a smaller one that somebody added."""
+        """The default one, whose machines get public addresses, and a private one that somebody added."""
         return self.subnet, f"{self.subnet}b"
+
+    @property
+    def vpc(self) -> str:
+        """The default VPC of its region."""
+        return f"vpc-0{self.region.replace('-', '')}"
 
 
 PLAIN_KIND: Final = Kind(name="m7i.xlarge", gpu="", gpus=0, mib=0, vcpus=4, ram_gib=16, on_demand="0.2016", spot="0.08")
@@ -98,9 +111,27 @@ KINDS: Final = (
     ),
     Kind(name="g6e.xlarge", gpu="L40S", gpus=1, mib=45776, vcpus=4, ram_gib=32, on_demand="1.861", spot="0.7816"),
     Kind(
-        name="p4d.24xlarge", gpu="A100", gpus=8, mib=40960, vcpus=96, ram_gib=1152, on_demand="21.9576", spot="9.7312"
+        name="p4d.24xlarge",
+        gpu="A100",
+        gpus=8,
+        mib=40960,
+        vcpus=96,
+        ram_gib=1152,
+        on_demand="21.9576",
+        spot="9.7312",
+        efa=4,
     ),
-    Kind(name="p5.48xlarge", gpu="H100", gpus=8, mib=81920, vcpus=192, ram_gib=2048, on_demand="55.04", spot="24.1178"),
+    Kind(
+        name="p5.48xlarge",
+        gpu="H100",
+        gpus=8,
+        mib=81920,
+        vcpus=192,
+        ram_gib=2048,
+        on_demand="55.04",
+        spot="24.1178",
+        efa=32,
+    ),
     Kind(
         name="g5g.xlarge",
         gpu="T4g",

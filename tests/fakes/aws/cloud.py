@@ -13,6 +13,7 @@ from typing import Final
 from spotd_providers.contract.values import MicroUsdPerHour, cost, micro_usd
 from spotd_providers.local.hosts import HostClock, HostMachineState, read_ledger, segments
 from tests.fakes.aws.catalog import KINDS, ZONES, Kind, Zone
+from tests.fakes.aws.networks import Networks
 from tests.fakes.aws.quirks import Quirks
 from tests.fakes.aws.records import FakeInstance, Phase, SpotRequest
 from tests.fakes.aws.volumes import Volumes
@@ -57,7 +58,8 @@ class Ec2Cloud(FakeCloud):
         }
         self.quotas_in: dict[tuple[str, str], float] = {}
         self.volumes = Volumes()
-        self.tokens: dict[tuple[str, str], tuple[object, str]] = {}
+        self.networks = Networks()
+        self.tokens: dict[tuple[str, str], tuple[object, list[str]]] = {}
         self._ids = count(0x0A1B2C3D4E5F60001)
 
     # --- what the market does -------------------------------------------------------------------------------------
@@ -185,11 +187,14 @@ class Ec2Cloud(FakeCloud):
         max_price: MicroUsdPerHour | None,
         behaviour: str,
         volume_mb_per_s: int = 125,
-    ) -> FakeInstance:
-        """A machine is `pending`.
+        count_min: int = 1,
+        count_max: int = 1,
+        placement_group: str = "",
+    ) -> list[FakeInstance]:
+        """As many machines as there is room for are `pending`, in one reservation.
 
         Raises:
-            Refusal: nothing was launched.
+            Refusal: there are fewer than `count_min`; nothing was launched.
         """
         with self.lock:
             pool = f"{kind.name}:{zone.name}"
@@ -202,27 +207,37 @@ class Ec2Cloud(FakeCloud):
                 )
             spot = spot and not self.quirks.sells_on_demand
             if self.quirks.enforce_quotas:
-                self._check_quota(kind, zone, spot=spot)
+                self._check_quota(kind, zone, spot=spot, machines=count_min)
+            number = min(count_max, self.quirks.room.get(pool, count_max))
+            if number < count_min:
+                raise no_capacity(kind.name, zone.name)
             price = self.price_now(pool)
             if spot and price is None:
                 raise no_capacity(kind.name, zone.name)
             if spot and price is not None and max_price is not None and max_price < price:
                 raise Refusal("SpotMaxPriceTooLow", "Your Spot request price is lower than the minimum required.")
-            instance = self._new(
-                kind,
-                zone,
-                image=image,
-                token=token,
-                tags=tags,
-                user_data=user_data,
-                volume_gb=volume_gb,
-                volume_mb_per_s=volume_mb_per_s,
-            )
-            instance.behaviour = behaviour
-            if spot:
-                instance.spot, instance.max_price = self._request(request_tags, instance.launched_at), max_price
-            self.at(instance.launched_at + self.quirks.boot, partial(self._come_up, instance))
-            return instance
+            launched: list[FakeInstance] = []
+            for index in range(number):
+                instance = self._new(
+                    kind,
+                    zone,
+                    image=image,
+                    token=token,
+                    tags=tags,
+                    user_data=user_data,
+                    volume_gb=volume_gb,
+                    volume_mb_per_s=volume_mb_per_s,
+                )
+                instance.behaviour, instance.placement_group = behaviour, placement_group
+                instance.launch_index = index
+                instance.reservation = launched[0].reservation if launched else instance.reservation
+                if spot:
+                    instance.spot, instance.max_price = self._request(request_tags, instance.launched_at), max_price
+                self.at(instance.launched_at + self.quirks.boot, partial(self._come_up, instance))
+                launched.append(instance)
+            if pool in self.quirks.room:
+                self.quirks.room[pool] -= number
+            return launched
 
     def visible(self, region: str) -> list[FakeInstance]:
         """The instances that a listing of this region shows, oldest first."""
@@ -233,6 +248,7 @@ class Ec2Cloud(FakeCloud):
                 for instance in self.instances.values()
                 if instance.zone.region == region
                 and instance.launched_at + quirks.list_lag <= now
+                and instance.instance_id not in quirks.unlisted
                 and (instance.ended_at is None or now < instance.ended_at + quirks.lingers)
             ]
 
@@ -272,10 +288,10 @@ class Ec2Cloud(FakeCloud):
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _check_quota(self, kind: Kind, zone: Zone, *, spot: bool) -> None:
+    def _check_quota(self, kind: Kind, zone: Zone, *, spot: bool, machines: int) -> None:
         """
         Raises:
-            Refusal: with this machine the account would have more vCPUs of the family in the region than it may.
+            Refusal: with these machines the account would have more vCPUs of the family in the region than it may.
         """
         code = kind.quota(spot=spot)
         used = sum(
@@ -283,7 +299,7 @@ class Ec2Cloud(FakeCloud):
             for i in self.instances.values()
             if i.phase.exists and i.zone.region == zone.region and i.kind.quota(spot=i.spot is not None) == code
         )
-        if used + kind.vcpus <= self.quotas_in.get((zone.region, code), self.quotas[code]):
+        if used + kind.vcpus * machines <= self.quotas_in.get((zone.region, code), self.quotas[code]):
             return
         if spot:
             raise Refusal("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -301,8 +317,11 @@ class Ec2Cloud(FakeCloud):
         volume_gb: int,
         volume_mb_per_s: int = 125,
     ) -> FakeInstance:
+        number = next(self._ids)
         instance = FakeInstance(
-            instance_id=f"i-{next(self._ids):017x}",
+            instance_id=f"i-{number:017x}",
+            reservation=f"r-{number:017x}",
+            address=f"127.77.{number % 65_536 // 256}.{number % 256}",
             kind=kind,
             zone=zone,
             image=image,

@@ -44,6 +44,8 @@ def metadata(
 def _known(instance: FakeInstance, as_wall: Callable[[datetime], datetime]) -> dict[str, str]:
     found = {
         "latest/meta-data/instance-id": instance.instance_id,
+        "latest/meta-data/ami-launch-index": str(instance.launch_index),
+        "latest/meta-data/local-ipv4": instance.address,
         "latest/meta-data/instance-life-cycle": "spot" if instance.spot else "on-demand",
         "latest/meta-data/placement/availability-zone": instance.zone.name,
         "latest/meta-data/placement/availability-zone-id": instance.zone.zone_id,

@@ -34,6 +34,8 @@ class Quirks:
             brings besides its root.
         full_subnets: those without a free address.
         edit_request: by instance id, fields that replace those of its spot request's row.
+        room: by `type:zone`, how many machines it still has; others have enough.
+        unlisted: ids of instances that DescribeInstances does not show yet.
         raw_prices: by `type:zone`, the text to answer as its spot price.
     """
 
@@ -57,4 +59,6 @@ class Quirks:
     image_disks: dict[str, tuple[int, bool]] = field(default_factory=dict)
     full_subnets: set[str] = field(default_factory=set)
     edit_request: dict[str, dict[str, Any]] = field(default_factory=dict)
+    room: dict[str, int] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)
     raw_prices: dict[str, str] = field(default_factory=dict)

@@ -48,6 +48,9 @@ class FakeInstance:
         action_at: when the announced interruption happens; the metadata service then tells it.
         rebalance_at: when a rebalance recommendation was given.
         runs: whether it has a process (foreign ones have none).
+        reservation: of the launch that made it, perhaps with others.
+        launch_index: which of the machines of that launch it is, from 0.
+        address: its private one: of this computer's loopback network, so that its processes can bind it.
     """
 
     instance_id: str
@@ -70,6 +73,10 @@ class FakeInstance:
     rebalance_at: datetime | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     runs: bool = True
+    reservation: str = ""
+    launch_index: int = 0
+    address: str = "127.0.0.1"
+    placement_group: str = ""
     behaviour: str = "terminate"
 
     @property
@@ -98,7 +105,10 @@ class FakeInstance:
                 "availabilityZone": self.zone.name,
                 "availabilityZoneId": self.zone.zone_id,
                 "tenancy": "default",
+                "groupName": self.placement_group,
             },
+            "amiLaunchIndex": self.launch_index,
+            "privateIpAddress": self.address,
             "subnetId": self.zone.subnet,
             "architecture": self.kind.arch,
             "stateReason": {"code": code, "message": message} if code else None,

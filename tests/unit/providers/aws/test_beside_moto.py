@@ -117,6 +117,19 @@ def test_a_machine_is_told_alike_when_launched_and_when_listed(ec2: tuple[Any, s
     assert not listed(client, "spotd:other", "lab")
 
 
+def test_several_machines_of_one_launch_are_told_alike(ec2: tuple[Any, str]) -> None:
+    client, image = ec2
+    answer = client.run_instances(ImageId=image, InstanceType="g5.xlarge", MinCount=3, MaxCount=3)
+    assert [one["AmiLaunchIndex"] for one in answer["Instances"]] == [0, 1, 2]
+    (found,) = client.describe_instances()["Reservations"]
+    assert found["ReservationId"] == answer["ReservationId"]
+    assert {one["InstanceId"] for one in found["Instances"]} == {one["InstanceId"] for one in answer["Instances"]}
+    vpc = client.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"][0]["VpcId"]
+    default = [{"Name": "group-name", "Values": ["default"]}, {"Name": "vpc-id", "Values": [vpc]}]
+    (rules,) = client.describe_security_groups(Filters=default)["SecurityGroups"]
+    assert [rule["IpProtocol"] for rule in rules["IpPermissionsEgress"]] == ["-1"]
+
+
 def test_an_end_is_accepted_twice_and_says_who_asked_for_it(ec2: tuple[Any, str]) -> None:
     client, image = ec2
     machine = run(client, image, spot=False, tags={"spotd:install": "lab"})["InstanceId"]

@@ -80,6 +80,46 @@ def test_one_token_is_one_machine_in_a_zone_and_another_in_the_next(h: AwsHarnes
     assert code_of(lambda: run(client, **other)) == "IdempotentParameterMismatch"
 
 
+def test_a_launch_is_for_all_or_as_many_as_there_are_between_its_bounds(h: AwsHarness) -> None:
+    client = official(h.served.url)
+    h.cloud.quirks.room["g5.xlarge:us-east-1a"] = 3
+    assert code_of(lambda: run(client, MinCount=4, MaxCount=4)) == "InsufficientInstanceCapacity"
+    assert not h.machines()
+    run(client, MinCount=1, MaxCount=9, ClientToken="spotd-lab-j-1/9")
+    assert len(h.machines()) == 3
+    run(client, MinCount=1, MaxCount=9, ClientToken="spotd-lab-j-1/9")
+    assert len(h.machines()) == 3
+    assert code_of(lambda: run(client, MinCount=1, MaxCount=1)) == "InsufficientInstanceCapacity"
+
+
+def test_placement_groups_and_interfaces_are_judged_as_ec2_does(h: AwsHarness) -> None:
+    client = official(h.served.url)
+    near: dict[str, Any] = {"Placement": {"AvailabilityZone": "us-east-1a", "GroupName": "near"}}
+    assert code_of(lambda: run(client, **near)) == "InvalidPlacementGroup.Unknown"
+    client.create_placement_group(GroupName="near", Strategy="cluster")
+    asked = [{"Name": "group-name", "Values": ["near"]}]
+    (group,) = client.describe_placement_groups(Filters=asked)["PlacementGroups"]
+    assert (group["GroupName"], group["Strategy"], group["State"]) == ("near", "cluster", "available")
+    assert not client.describe_placement_groups(Filters=[{"Name": "group-name", "Values": ["far"]}])["PlacementGroups"]
+    again = code_of(lambda: client.create_placement_group(GroupName="near", Strategy="cluster"))
+    assert again == "InvalidPlacementGroup.Duplicate"
+    assert run(client, **near)["Placement"]["GroupName"] == "near"
+    subnet = client.describe_subnets()["Subnets"][0]["SubnetId"]
+
+    def with_cards(count: int, kind: str = "p4d.24xlarge", **more: Any) -> str:
+        cards = [
+            {"DeviceIndex": min(1, n), "NetworkCardIndex": n, "InterfaceType": "efa", "SubnetId": subnet, **more}
+            for n in range(count)
+        ]
+        return code_of(lambda: run(client, InstanceType=kind, NetworkInterfaces=cards, DryRun=True))
+
+    assert with_cards(4) == "DryRunOperation"
+    assert with_cards(5) == "AttachmentLimitExceeded"
+    assert with_cards(1, "g5.xlarge") == "AttachmentLimitExceeded"
+    assert with_cards(1, AssociatePublicIpAddress=True) == "DryRunOperation"
+    assert with_cards(2, AssociatePublicIpAddress=True) == "InvalidParameterCombination"
+
+
 def test_the_official_client_asks_three_times_for_capacity_that_is_not_there(h: AwsHarness) -> None:
     client = official(h.served.url, retries={"mode": "standard"})
     h.cloud.quirks.pool_refusals["g5.xlarge:us-east-1a"] = ("InsufficientInstanceCapacity", 500, "none left")

@@ -11,6 +11,7 @@ from typing import Any
 
 from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.values import Power
+from spotd_providers.testkit.behaviours.gangs import gang_of
 from spotd_providers.testkit.serve import Faults
 from tests.fakes.aws import Ec2Api
 from tests.fakes.aws.catalog import ZONES
@@ -64,6 +65,7 @@ def test_a_whole_life_under_that_policy_is_allowed(tmp_path: Path) -> None:
         offer = await cheapest(h, provider)
         assert provider.capabilities[Power.CAPACITY_SCORES].available
         launched = await provider.launch(h.request(offer))
+        await provider.launch(h.request(gang_of(offer, 2)))
         await h.settle()
         assert await provider.find(launched.instance.key)
         old = h.clock.now() - timedelta(days=1)
@@ -84,6 +86,8 @@ def test_machines_may_be_launched_with_our_tag_only_and_ours_alone_ended() -> No
     assert any(fnmatchcase("arn:aws:ec2:us-east-1:1:instance/*", resource) for resource in made["Resource"])
     assert made["Condition"] == {"StringLike": {"aws:RequestTag/spotd:install": "*"}}
     assert not any("instance/" in resource for resource in by_sid["LaunchFromThese"]["Resource"])
+    placed = by_sid["PlaceSeveralNearEachOther"]
+    assert placed["Condition"] == made["Condition"]
     ended = by_sid["EndAndReadOnlyOurs"]
     assert "ec2:TerminateInstances" in ended["Action"]
     assert "ec2:DeleteVolume" in ended["Action"]

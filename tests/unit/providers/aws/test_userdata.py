@@ -27,6 +27,8 @@ CURL = """#!/bin/sh
 for last; do :; done
 case "$last" in
 */api/token) echo token-7 ;;
+*/ami-launch-index) [ -e "$SPOTD_HOME/asked" ] && echo 3 || { : >"$SPOTD_HOME/asked"; false; } ;;
+*/local-ipv4) echo 172.31.0.9 ;;
 */spot/instance-action) case "$*" in *token-7*) [ -e "$SPOTD_HOME/taken" ] ;; *) false ;; esac ;;
 esac
 """
@@ -135,6 +137,30 @@ def test_a_machine_that_ec2_takes_waits_for_it_since_its_first_hour_is_free_then
     assert "shutdown -h now" in seen
 
 
+@every("container", ["none", "docker"])
+def test_one_of_several_learns_its_place_from_ec2_though_that_answers_late(tmp_path: Path, container: str) -> None:
+    folder = tmp_path / container
+    folder.mkdir()
+    says = 'echo "place $SPOTD_NODE_RANK $SPOTD_NODE_ADDRESS"'
+    script = user_data(image=IMAGE, start_script=says, container=container, nodes=4)
+    seen = Host(folder, sleep=SLOW_WAIT).run(script)
+    assert "place 3 172.31.0.9" in seen
+    assert seen.count("sleep 2") == 1, "the first answer was a failure"
+    ran = [line for line in seen if line.startswith("docker run")]
+    assert all("-e SPOTD_NODE_RANK -e SPOTD_NODE_ADDRESS" in line for line in ran)
+    assert len(ran) == (container == "docker")
+    alone = user_data(image=IMAGE, start_script=says, container=container)
+    assert "SPOTD_NODE" not in alone.replace(says, "")
+
+
+def test_one_of_several_that_does_not_learn_its_place_runs_nothing_and_ends(tmp_path: Path) -> None:
+    script = user_data(image="none", start_script="echo never", container="none", nodes=2)
+    seen = Host(tmp_path, curl="#!/bin/sh\nexit 22\n").run(script)
+    assert "spotd: this machine does not learn which of several it is" in seen
+    assert "shutdown -h now" in seen
+    assert "never" not in seen
+
+
 SHORT_SLEEP = "#!/bin/sh\nexec /bin/sleep 0.05\n"
 
 
@@ -190,6 +216,7 @@ def test_what_is_no_image_name_is_refused(image: str) -> None:
         user_data(image=image, start_script="true", container="docker")
 
 
-def test_the_longest_script_with_the_longest_image_name_fits() -> None:
-    text = user_data(image="i" * 512, start_script="#" * SCRIPT_BYTES_MAX, container="docker")
+@every("nodes", [1, 2])
+def test_the_longest_script_with_the_longest_image_name_fits(nodes: int) -> None:
+    text = user_data(image="i" * 512, start_script="#" * SCRIPT_BYTES_MAX, container="docker", nodes=nodes)
     assert len(text.encode()) <= USER_DATA_BYTES_MAX
