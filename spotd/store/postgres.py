@@ -30,8 +30,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -269,6 +269,7 @@ class Leadership:
             for statement in _MAKE_LEASE:
                 connection.execute(text(statement))
             connection.commit()
+        with self._single() as connection:
             self._held_since = self._steady()
             taken = connection.execute(_TAKE, {"me": self._me, "words": words}).one_or_none()
             if taken is None:
@@ -277,9 +278,17 @@ class Leadership:
                     f"the state {self._place} is in use by {who}, whose lease lasts {max(0, int(seconds))} s more",
                     hint="this spotd waits and leads when that one stops",
                 )
-            connection.commit()
             self._commits = int(taken.commits)
             return int(taken.epoch)
+
+    @contextmanager
+    def _single(self) -> Iterator[Connection]:
+        """Yield a connection whose statements are each a transaction.
+
+        A link that is cut between a statement and its COMMIT would hold the leader's row until that session is ended.
+        """
+        with self._engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def epoch(self) -> int:
@@ -334,7 +343,7 @@ class Leadership:
         begun = self._steady()
         asked = {"xid": self._xid, "me": self._me, "epoch": self._epoch}
         while self._steady() - begun < FATE_S:
-            with suppress(exc.DBAPIError), self._engine.connect() as connection:
+            with suppress(exc.DBAPIError), self._single() as connection:
                 fate = connection.execute(_FATE, asked).one_or_none()
                 if fate is not None and fate[1] < self._commits:
                     raise self.lose(_BEHIND) from error
@@ -349,10 +358,9 @@ class Leadership:
     def _renew_always(self) -> None:
         while not self._released.wait(RENEW_S) and not self.is_lost:
             asked = self._steady()
-            with suppress(exc.DBAPIError), self._engine.connect() as connection:
+            with suppress(exc.DBAPIError), self._single() as connection:
                 mine = {"me": self._me, "epoch": self._epoch, "commits": self._commits}
                 renewed = connection.execute(_RENEW, mine).rowcount
-                connection.commit()
                 if renewed == 0:
                     self.lose(f"another one took the lead, or {_BEHIND}")
                 elif not self.is_lost:
@@ -365,8 +373,7 @@ class Leadership:
         self._released.set()
         self._thread.join(LEASE_STATEMENT_MS / 1000 + CONNECT_S)
         for _ in range(2):  # the first link may be one to a server that is gone
-            with suppress(exc.DBAPIError), self._engine.connect() as connection:
+            with suppress(exc.DBAPIError), self._single() as connection:
                 connection.execute(_GIVE_BACK, {"me": self._me, "epoch": self._epoch})
-                connection.commit()
                 break
         self._engine.dispose()

@@ -116,7 +116,7 @@ def test_what_a_daemon_left_half_placed_is_found_as_one_row_and_given_up(kube: K
     async def bought(provider: KubernetesProvider) -> None:
         request = await ask_for_all(provider)
         requests.append(request)
-        provider._rooms = everything_free  # type: ignore[method-assign]
+        provider._rooms = everything_free  # type: ignore[method-assign]  # what was counted a moment ago
         launch = asyncio.create_task(provider.launch(request))
         await asyncio.to_thread(kube.wait_until, lambda: len(ranks(kube)) == 2)
         launch.cancel()  # the daemon dies while it waits for the places
