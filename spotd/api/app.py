@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 from datetime import UTC
 from typing import Final
 
@@ -65,15 +65,21 @@ def make_app(
     on_failure: Failure,
     closing: anyio.Event | None = None,
     code_bytes_max: int = CODE_BYTES_MAX,
+    only: Container[str] | None = None,
 ) -> Starlette:
     """Return an application that serves these handlers.
 
     Args:
         closing: when set, streams that are being followed end, so that a shutdown does not wait for their readers.
+        only: names of the routes that are served; all where that is not given.
     """
     api = _Api(handlers, on_failure, closing, code_bytes_max)
     return Starlette(
-        routes=[Route(route.path, api.guarded(route), methods=[route.method]) for route in api_routes()],
+        routes=[
+            Route(route.path, api.guarded(route), methods=[route.method])
+            for route in api_routes()
+            if only is None or route.name in only
+        ],
         exception_handlers={HTTPException: _http_exception},
     )
 

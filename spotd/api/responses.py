@@ -173,6 +173,8 @@ IDLE_LINE_S: Final = 10.0
 _CLOSE_S: Final = 2.0
 Record = TypeVar("Record", bound=Mapping[str, Any])
 NDJSON_TYPE: Final = "application/x-ndjson"
+NOTICE_HEADER: Final = b"spotd-notice"
+"""A sentence about an answer that is not the newest or not from who knows best."""
 
 
 class _Streamed(Response):

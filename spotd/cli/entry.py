@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
@@ -108,7 +109,7 @@ def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -
         return ExitCode.SOFTWARE
     try:
         # Not `group.main`: it writes an empty line on Ctrl-C, also where stdout is no terminal.
-        with group.make_context(name, words) as ctx:
+        with _notices_as_sentences(), group.make_context(name, words) as ctx:
             code = group.invoke(ctx)
         sys.stdout.flush()
         return int(code) if isinstance(code, int) else ExitCode.OK
@@ -139,6 +140,24 @@ def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -
         return ExitCode.LOCAL_IO
     except Exception as exc:  # noqa: BLE001 - the outermost frame: whatever is left is ours to explain, not to show raw
         return _report_defect(exc)
+
+
+@contextlib.contextmanager
+def _notices_as_sentences() -> Iterator[None]:
+    """Print the first notice of the daemon as a sentence, and no more of one command that asks again and again."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if category.__name__ != "DaemonNotice":
+            before(message, category, *place, **more)
+        elif not shown:
+            shown.add(str(message))
+            stderr.warning(str(message))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", module=r"spotd\.client\.transport")
+        before, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 def _report_defect(exc: Exception) -> int:

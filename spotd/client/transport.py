@@ -8,9 +8,11 @@ import json
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -64,6 +66,10 @@ class DaemonRefused(ClientError):
         self.rows = [(f"{one.key}: {one.message}" if one.key else one.message, one.hint) for one in problems]
 
 
+class DaemonNotice(UserWarning):
+    """What a person should know about an answer: above all that it is not from the daemon that leads."""
+
+
 UNKNOWN_KEY = "holds the unknown key"
 OLDER = "the daemon is older than this client: restart it, and it is the version that is installed now"
 
@@ -101,6 +107,8 @@ STREAM_S: Final = 45.0
 SCHEMA: Final = 1
 MISDIRECTED: Final = 421
 """The status by which a daemon that waits says that it did nothing."""
+NOTICE: Final = "spotd-notice"
+"""The header with a sentence about an answer that is not the leader's."""
 _LINE_BYTES_MAX: Final = 16 * 2**20
 _ANSWER_BYTES_MAX: Final = 512 * 2**20
 _EMPTY_LINES_MAX: Final = 1_000_000
@@ -261,13 +269,15 @@ class Transport:
         """Yield the answer of the daemon that leads.
 
         Only where nothing can have been done, because no connection came about or one that waits said so, is the next
-        one asked: no request is made twice.
+        one asked: no request is made twice. An answer that is not the leader's, to a request that changes nothing, is
+        taken where no other gives a better one.
         """
         from spotd.client.remote import RemoteRefused  # only for those who reach another computer
 
         failures: list[ClientError] = []
         order = sorted(remote.addresses, key=lambda one: one is not self._last)
-        for address in order:
+        second_best: list[Address] = []
+        for address in chain(order, second_best):
             try:
                 headers = {"Authorization": f"Bearer {remote.token()}"}
                 connection = remote.connection(address, timeout_s=CONNECT_S)
@@ -283,6 +293,9 @@ class Transport:
                 response = sent.by(connection, headers)
                 if response.status == MISDIRECTED and sent.can_repeat():
                     failures.append(self._refusal(response))
+                    continue
+                if response.headers[NOTICE] and len(order) > 1 and address not in second_best:
+                    second_best.append(address)
                     continue
                 self._last = address
                 yield self._require_success(response)
@@ -301,6 +314,8 @@ class Transport:
     def _require_success(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if response.status >= 300:
             raise self._refusal(response)
+        if notice := response.headers[NOTICE]:
+            warnings.warn(notice, DaemonNotice, stacklevel=1)
         return response
 
     def _refusal(self, response: http.client.HTTPResponse) -> ClientError:

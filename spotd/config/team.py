@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -25,6 +26,13 @@ _MAKE: Final = "spotd user add NAME makes a token and writes its hash"
 
 def _listen(text: str) -> str:
     parse_address(text, hint='write listen = "0.0.0.0:7443"')
+    return text
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme != "https" or not parts.hostname or parts.path not in {"", "/"} or "@" in text:
+        raise hinted("is not https:// with a host and a port", 'write url = "https://gpu-a.example.org:7443"')
     return text
 
 
@@ -46,6 +54,9 @@ class ApiSection(Section):
 
     key: Annotated[str | None, Field(examples=["/etc/spotd/api.key"])] = None
     """The file of its key in PEM, which others must not be able to read. SIGHUP has both read again."""
+
+    url: Annotated[str | None, AfterValidator(_url), Field(examples=["https://gpu-a.example.org:7443"])] = None
+    """Where other daemons of a state in PostgreSQL reach this one. Absent: listen, with the computer's name."""
 
     @model_validator(mode="after")
     def _is_encrypted(self) -> ApiSection:

@@ -430,6 +430,15 @@ class Database:
         return self._store.is_shared
 
     @property
+    def term(self) -> str:
+        """What names the lead of this process; empty where no other can lead."""
+        return self._store.term
+
+    def state_api(self, url: str, certificate: str) -> None:
+        """State to those that wait where this process serves its API; nowhere where the URL is empty."""
+        self._store.state_api(url, certificate)
+
+    @property
     def is_lost(self) -> bool:
         """Whether another process may write this state: this one is to end at once."""
         return self._store.is_lost

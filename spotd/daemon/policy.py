@@ -86,6 +86,8 @@ class Settings(UserLimits):
     api_address: tuple[str, int] | None = None
     api_files: tuple[Path, Path] | None = None
     """Certificate and key."""
+    api_url: str = ""
+    """Where daemons that wait reach it; empty where the address says it."""
     users: tuple[User, ...] = ()
     channels: tuple[ChannelSettings, ...] = ()
     logins: Mapping[str, RegistryLogin] = field(default_factory=dict)
@@ -105,6 +107,7 @@ _AT_ONCE: Final = (
     ("secrets_keys", "[daemon] secrets_key"),
     ("users", "[users]"),
     ("api_files", "[api] certificate and key"),
+    ("api_url", "[api] url"),
 )
 """What a reload changes at once, and its name in the config."""
 _AT_RESTART: Final = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -43,7 +43,15 @@ from spotd.daemon.grants.secret_rows import SecretRows
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor, use_of
 from spotd.daemon.hosts.reader import last_lines
-from spotd.daemon.install import BadConfig, JobIds, new_identity, other_account_words, require_same_install, this_holder
+from spotd.daemon.install import (
+    BadConfig,
+    Holder,
+    JobIds,
+    new_identity,
+    other_account_words,
+    require_same_install,
+    this_holder,
+)
 from spotd.daemon.job_records import JobRecords
 from spotd.daemon.lease_controller import LeaseController
 from spotd.daemon.log import Redactor
@@ -157,6 +165,10 @@ class App:
                     world_policy = Policy(install=settings.install, providers={})
                     timeline = begin_timeline(store, world_policy, self.computer, self.log)
                 daemon = _Daemon(self, database, objects, clock, leasing, timeline)
+                names = sorted(daemon.hosting.entries)
+                self.log.info("daemon.starting", version=_version(), install=settings.install, providers=names)
+                for warning in settings.warnings:
+                    self.log.warning("config.warning", warning=warning)
                 return await self._serve(daemon, bound.socket, received)
         finally:
             bound.close()
@@ -170,11 +182,7 @@ class App:
         except self._waits_for as error:
             if isinstance(url, Path) or not url.startswith(f"{POSTGRES}://"):
                 raise
-            from spotd.service.http_server import wait_to_lead
-
-            store = await wait_to_lead(
-                url, error, sock, received, notify=self.notify, log=self.log, begin=self._wait, reload=self._reload
-            )
+            store = await self._wait(url, error, sock, received)
             has_waited = True
         try:
             if has_waited and store is not None:
@@ -204,6 +212,7 @@ class App:
         """Answer users, and let their requests end before what answers them does."""
         if self.team is not None:
             daemon.serve_team(self.team, api)
+            self.team.lead(daemon.parts.database)
         try:
             yield
         finally:
@@ -212,11 +221,47 @@ class App:
                 with anyio.CancelScope(shield=True):
                     await self.team.end_requests()
 
-    def _wait(self, reason: Callable[[], str]) -> None:
-        if self.team is not None:
-            from spotd.service.team import waiting_app
+    async def _wait(
+        self, url: str, error: StateError, sock: socket.socket, received: AsyncIterator[signal.Signals]
+    ) -> Store | None:
+        """Return the state once this process leads it, `None` where a signal came before; answer requests till then."""
+        from spotd.service.http_server import wait_to_lead
+        from spotd.service.reads import DatabaseReads
+        from spotd.service.waiting import WaitingApp
 
-            self.team.gate.app = waiting_app(reason)
+        reads = DatabaseReads(url, self._only_reading, why=lambda: app.reason.message, on_failure=self._api_failed)
+        app = WaitingApp(error, keys=lambda: self.settings.secrets_keys, reads=reads, log=self.log)
+
+        async def reload() -> None:
+            await self._reload()
+            await reads.close()
+
+        if self.team is not None:
+            self.team.gate.app = app
+        try:
+            return await wait_to_lead(url, app, sock, received, notify=self.notify, log=self.log, reload=reload)
+        finally:
+            if self.team is not None:
+                self.team.gate.reset()
+            with anyio.CancelScope(shield=True):
+                await reads.close()
+
+    async def _only_reading(self, store: Store) -> HandlerContext:
+        """Return the parts of a daemon of which nothing runs."""
+        settings, database = self.settings, Database(store)
+        objects = await anyio.to_thread.run_sync(settings.open_objects)
+        leasing = LeaseController(
+            objects,
+            install=settings.install,
+            me=Holder(words="", places=frozenset(), nonce=""),
+            fresh="",
+            take_over=settings.take_over,
+            database=database,
+            log=logs.get("install"),
+            seconds=self.computer.uptime_s,
+        )
+        clock = open_clock(settings.state_dir, scale=settings.clock_scale, begin=settings.clock_start)
+        return _Daemon(self, database, objects, clock, leasing).parts
 
     async def _reload(self) -> None:
         """Read the config again while another process leads, and once this one does: what is in use already stays."""
@@ -343,7 +388,7 @@ class _Daemon:
         leasing: LeaseController,
         timeline: Timeline | None = None,
     ) -> None:
-        settings, log, crash = app.settings, app.log, app.crash
+        settings, crash = app.settings, app.crash
         self.timeline = timeline
         self._metrics: MetricsText | None = None
         clock = clock if timeline is None else timeline.clock
@@ -519,10 +564,6 @@ class _Daemon:
         )
         if settings.channels:
             self._add_notifications(settings.channels)
-        names = sorted(self.hosting.entries)
-        log.info("daemon.starting", version=_version(), install=settings.install, providers=names)
-        for warning in settings.warnings:
-            log.warning("config.warning", warning=warning)
 
     async def _output_of(self, attempt: AttemptId) -> list[str]:
         """Return the last lines of an attempt without any secret; none where the store does not give them soon."""

@@ -1,4 +1,4 @@
-"""Serves the API with uvicorn on a bound socket; while another process leads the state, the answer is who that is.
+"""Serves the API with uvicorn on a bound socket, also while another process leads the state.
 
 A daemon on PostgreSQL may be one of several. Nothing of its own begins before it leads: no poll, no call, no decision.
 """
@@ -12,25 +12,24 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from anyio.lowlevel import checkpoint
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from spotd.api.responses import ApiUnavailable, refusal_response
 from spotd.service.lifecycle import SystemdNotifier
-from spotd.store import StateError, StateUnavailable, Store, StoreInUse
+from spotd.store import StateUnavailable, Store, StoreInUse
 from spotd_providers.contract.provider import Logger
+
+if TYPE_CHECKING:
+    from spotd.service.waiting import WaitingApp
 
 GRACE_S: Final = 2
 ASK_EVERY_S: Final = 2.0
 """How often a process that waits for the lead tries to open the state."""
-_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def import_uvicorn() -> None:
@@ -68,7 +67,7 @@ def is_failure(record: logging.LogRecord) -> bool:
     return not isinstance(error, asyncio.CancelledError)
 
 
-async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
+async def serve(app: ASGIApp, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
     """Answer requests until `closing` is set; those under way then get a moment to end.
 
     uvicorn is imported here, because importing it takes longer than most of the daemon's start.
@@ -116,32 +115,32 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
 
 async def wait_to_lead(
     url: str,
-    first: StateError,
+    app: WaitingApp,
     sock: socket.socket,
     received: AsyncIterator[signal.Signals],
     *,
     notify: SystemdNotifier,
     log: Logger,
-    begin: Callable[[Callable[[], str]], None] = lambda _: None,
     reload: Callable[[], Awaitable[None]] = checkpoint,
 ) -> Store | None:
     """Return the state, opened by this process as the one that writes it; `None` where a signal ended the wait.
 
     Args:
-        first: why it could not be opened at once.
-        begin: called with what returns why this process waits now.
+        app: answers meanwhile, and knows why the state could not be opened at once.
         reload: called when the config is to be read again.
 
     Raises:
         StateError: it cannot be opened, and waiting does not mend that.
     """
-    wait = _Wait(url, first)
-    log.info("daemon.waits", reason=wait.reason.message)
+    wait = _Wait(url, app)
+    first = app.reason.message
+    log.info("daemon.waits", reason=first)
     notify.waiting()
-    begin(lambda: wait.reason.message)
     async with anyio.create_task_group() as group:
         closing = anyio.Event()
-        group.start_soon(wait.serve, sock, closing, name="standby-api")
+        # A server closes what it was given; the daemon goes on with the socket itself.
+        serving = partial(serve, app, sock.dup(), started=anyio.Event(), closing=closing)
+        group.start_soon(serving, name="standby-api")
         async with anyio.create_task_group() as waiting:
 
             async def end() -> None:
@@ -158,22 +157,23 @@ async def wait_to_lead(
 
             waiting.start_soon(end, name="standby-signals")
             waiting.start_soon(lead, name="standby")
+        app.update(None)
         closing.set()
     if wait.store is not None and wait.is_ended:
         # It came while the state was being opened: the lead is given back at once, and not after its lease.
         await anyio.to_thread.run_sync(wait.store.close)
         return None
     if wait.store is not None:
-        log.info("daemon.leads", waited_for=wait.first.message)
+        log.info("daemon.leads", waited_for=first)
     return wait.store
 
 
 class _Wait:
-    """A wait for the lead. `reason` is why it goes on, `store` is there once it leads, a signal sets `is_ended`."""
+    """A wait for the lead. `store` is there once this process leads, a signal sets `is_ended`."""
 
-    def __init__(self, url: str, first: StateError) -> None:
+    def __init__(self, url: str, app: WaitingApp) -> None:
         self._url = url
-        self.first = self.reason = first
+        self._app = app
         self.store: Store | None = None
         self.is_ended = False
 
@@ -185,15 +185,4 @@ class _Wait:
                 with anyio.CancelScope(shield=True):
                     self.store = await anyio.to_thread.run_sync(Store.open, self._url)
             except (StoreInUse, StateUnavailable) as error:
-                self.reason = error
-
-    async def serve(self, sock: socket.socket, closing: anyio.Event) -> None:
-        routes = [Route("/{path:path}", self._answer, methods=_METHODS)]
-        # A server closes what it was given; the daemon goes on with the socket itself.
-        await serve(Starlette(routes=routes), sock.dup(), started=anyio.Event(), closing=closing)
-
-    async def _answer(self, _request: Request) -> Response:
-        hint = self.reason.hint
-        if isinstance(self.reason, StoreInUse):
-            hint = "ask on the computer of that one; this spotd leads when that one stops"
-        return refusal_response(ApiUnavailable(f"this spotd waits: {self.reason.message}", hint=hint))
+                self._app.update(error)

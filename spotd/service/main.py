@@ -156,6 +156,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         metrics_address=_metrics_address(config),
         api_address=None if config.api.listen is None else parse_address(config.api.listen),
         api_files=_api_files(config),
+        api_url=config.api.url or "",
         users=_users(config, environ),
         channels=channels,
         registries=registries,

@@ -10,8 +10,10 @@ beside them.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import math
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -33,9 +35,11 @@ from spotd.api.handlers.doctor import row_of
 from spotd.api.responses import ApiUnavailable, Unauthorized, json_response, refusal_body
 from spotd.api.schemas.answers import CheckResponse
 from spotd.config.team import key_problem
-from spotd.core.domain.callers import Caller
+from spotd.core.domain.callers import Caller, Right
+from spotd.daemon.commits import Database
 from spotd.daemon.controllers import Outage
 from spotd.daemon.policy import Settings, User
+from spotd.service.forwarding import TERM_HEADER
 from spotd.service.http_server import GRACE_S, import_uvicorn
 from spotd.tokens import WrongTokens, digest_of, peer_of
 from spotd_providers.contract.provider import Logger
@@ -59,6 +63,11 @@ BIND_AGAIN_S: Final = 30.0
 BACKLOG: Final = 128
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _PATH_SHOWN: Final = 200
+_DAEMON: Final = Caller(right=Right.OPERATE)
+"""Another daemon, for the owner of both; what lies on this computer is not reached from there."""
+_DAEMON_NAME: Final = "another spotd"
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared only
 MetricsText = Callable[[], Awaitable[bytes | None]]
 
 
@@ -95,9 +104,19 @@ class TokenGate:
         self.app: ASGIApp = _starting
         self.metrics: MetricsText | None = None
         self._users = users
+        self._daemons: tuple[bytes, ...] = ()
+        self._term = ""
         self._log = log
         self._wrong = WrongTokens()
         self._proven: dict[str, set[_Connection]] = {}
+
+    def reset(self) -> None:
+        """Answer with a sentence until there is an application."""
+        self.app, self.metrics, self._term, self._daemons = _starting, None, "", ()
+
+    def lead(self, term: str, daemons: tuple[bytes, ...]) -> None:
+        """Take from other daemons what they pass on in this term; they are known by these hashes of their tokens."""
+        self._term, self._daemons = term, daemons
 
     def set_users(self, users: tuple[User, ...]) -> None:
         """Let these users in from now on; connections of one who was removed or changed end."""
@@ -116,7 +135,8 @@ class TokenGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: _Connection = scope["state"]["connection"]
-        found = self._admit(scope, connection)
+        term = next((value for name, value in scope["headers"] if name == TERM_HEADER), None)
+        found = _not_here() if term not in {None, self._term.encode()} else self._admit(scope, connection)
         if isinstance(found, Response):
             found.headers["connection"] = "close"
             await found(scope, receive, send)
@@ -156,7 +176,7 @@ class TokenGate:
             self._wrong.note(peer)
             self._log.warning("api.wrong_token", peer=peer)
             return _no_token(Unauthorized("the token is none of a user here", hint="ask for one: spotd user add"))
-        name = found.caller.name
+        name = found.caller.name or _DAEMON_NAME
         mine = self._proven.setdefault(name, set())
         if connection.user != name:
             if len(mine) >= PER_USER_MAX:
@@ -168,8 +188,8 @@ class TokenGate:
 
     def _user_with(self, digest: bytes) -> User | None:
         found = None
-        for user in self._users:  # all of them, so that the time says nothing
-            if hmac.compare_digest(user.digest, digest):
+        for user in (*self._users, *(User(caller=_DAEMON, digest=one) for one in self._daemons)):
+            if hmac.compare_digest(user.digest, digest):  # of all of them, so that the time says nothing
                 found = user
         return found
 
@@ -181,6 +201,11 @@ class TokenGate:
         if text is None:
             return PlainTextResponse("the figures cannot be read now\n", status_code=503)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _not_here() -> Response:
+    refusal = ApiUnavailable("this spotd does not lead in the term that the request names", hint="ask the leader")
+    return json_response(refusal_body(refusal), status=HTTPStatus.MISDIRECTED_REQUEST)
 
 
 def _no_token(refusal: Unauthorized) -> Response:
@@ -210,7 +235,9 @@ class TeamListener:
         self._outage = Outage(log, "api.not_served", "api.served")
         self._tls: ssl.SSLContext | None = None
         self._is_encrypted = settings.api_files is not None
-        self._tls_error = ""
+        self._tls_error = self._certificate = ""
+        self._database: Database | None = None
+        self._settings = settings
         self._open: dict[_Connection, None] = {}
         self._burst, self._burst_at = float(BURST), 0.0
         self._requests: set[asyncio.Task[None]] = set()
@@ -223,8 +250,11 @@ class TeamListener:
 
     @property
     def where(self) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{'https' if self._is_encrypted else 'http'}://{host}:{self._port}"
+        return self._url(self._host)
+
+    def _url(self, host: str) -> str:
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self._is_encrypted else 'http'}://{shown}:{self._port}"
 
     def findings(self) -> list[CheckResponse]:
         """Return the line of `doctor`."""
@@ -233,9 +263,26 @@ class TeamListener:
         return [row_of("daemon", "api", error or f"at {self.where}", ok=not error, hint=hint)]
 
     def reload(self, settings: Settings) -> None:
-        """Put users and certificate of a reloaded config in force."""
+        """Put users, certificate and keys of a reloaded config in force."""
+        self._settings = settings
         self.gate.set_users(settings.users)
         self._read_files(settings)
+        self._introduce()
+
+    def lead(self, database: Database) -> None:
+        """State to daemons that wait where this one is reached, and let those in that have its key."""
+        self._database = database
+        self._introduce()
+
+    def _introduce(self) -> None:
+        if self._database is None or not (term := self._database.term):
+            return
+        keys = self._settings.secrets_keys
+        tokens = (key.token_for(term) for key in (keys.current, keys.former) if key is not None)
+        self.gate.lead(term, tuple(map(digest_of, tokens)))
+        host = socket.gethostname() if self._host in _EVERYWHERE else self._host
+        url = self._settings.api_url or self._url(host)
+        self._database.state_api(url if self._certificate else "", self._certificate)
 
     def _read_files(self, settings: Settings) -> None:
         """Read certificate and key; where they cannot be used, those that were read before stay."""
@@ -244,6 +291,7 @@ class TeamListener:
         certificate, key = (path.expanduser() for path in settings.api_files)
         try:
             self._tls, self._tls_error = tls_context(certificate, key), ""
+            self._certificate = certificate_hash(certificate)
         except (OSError, ValueError) as exc:
             self._tls_error = str(exc)
             self._log.error("api.certificate_refused", error=str(exc))
@@ -366,7 +414,8 @@ class TeamListener:
 
     async def end_requests(self) -> None:
         """Let requests under way end for a moment, then end them and every connection; others get a sentence."""
-        self.gate.app, self.gate.metrics = _starting, None
+        self.gate.reset()
+        self._database = None
         with anyio.move_on_after(GRACE_S):
             while self._requests:  # noqa: ASYNC110 - uvicorn has a set and no event
                 await anyio.sleep(0.02)
@@ -407,11 +456,11 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def waiting_app(reason: Callable[[], str]) -> ASGIApp:
-    """Return what answers while another process leads: nothing was done, and the request may be made there."""
+def certificate_hash(path: Path) -> str:
+    """Return the SHA-256 of the certificate that a file begins with, as its peer sees it; empty where there is none.
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = ApiUnavailable(f"this spotd waits: {reason()}", hint="give spotctl the address of that one, too")
-        await json_response(refusal_body(refusal), status=HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
-
-    return answer
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    found = _CERTIFICATE.search(path.read_bytes())
+    return "" if found is None else hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))).hexdigest()

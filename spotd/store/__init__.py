@@ -5,6 +5,7 @@ from spotd.store.engine import StorePoint
 from spotd.store.moving import FORMER_PLACES, move_state
 from spotd.store.place import (
     POSTGRES,
+    Leader,
     LeadershipLost,
     StateError,
     StateUnavailable,
@@ -30,6 +31,7 @@ __all__ = [
     "EventView",
     "Folding",
     "JobView",
+    "Leader",
     "LeadershipLost",
     "MachineView",
     "NotDecrypted",

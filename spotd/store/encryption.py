@@ -9,6 +9,7 @@ shows little of a value's length.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 from base64 import b64decode, b64encode
@@ -28,6 +29,7 @@ _NONCE_BYTES: Final = 12
 _PADDED_TO: Final = 256
 _ID_LENGTH: Final = 8
 _ID_BEGIN: Final = b"spotd secrets key 1\0"
+_PROOF_BEGIN: Final = b"spotd daemons 1\0"
 _JOB_BEGIN: Final = "spotd secrets 1\0"
 
 
@@ -41,6 +43,7 @@ class SecretsKey:
 
     id: str
     _cipher: AESGCM = field(repr=False, compare=False)
+    _proves: bytes = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, key: bytes) -> Self:
@@ -51,7 +54,15 @@ class SecretsKey:
         """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        return cls(hashlib.sha256(_ID_BEGIN + key).hexdigest()[:_ID_LENGTH], AESGCM(key))
+        return cls(
+            hashlib.sha256(_ID_BEGIN + key).hexdigest()[:_ID_LENGTH],
+            AESGCM(key),
+            hmac.digest(key, _PROOF_BEGIN, "sha256"),
+        )
+
+    def token_for(self, term: str) -> str:
+        """Return by what a daemon that has this key, too, is known to the leader of this term, and to no other."""
+        return f"daemon_{hmac.digest(self._proves, term.encode(), 'sha256').hex()}"
 
     def encrypt(self, job: JobId, values: Mapping[str, str]) -> EncryptedSecrets:
         """Return the row of this job."""

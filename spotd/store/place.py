@@ -28,8 +28,29 @@ class StateUnavailable(StateError):
     """It cannot be read or written now (disk full, locked, I/O error): hold, and try the same transaction again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The process that leads a state which several share.
+
+    Attributes:
+        term: names this process and this lead of it; no other lead has the same.
+        words: which process it is, for people.
+        url: where it serves its API; empty where it has stated nothing.
+        certificate: SHA-256 of its certificate there, in hexadecimal digits.
+    """
+
+    term: str
+    words: str
+    url: str = ""
+    certificate: str = ""
+
+
 class StoreInUse(StateError):
-    """Another process writes this state: there can be only one."""
+    """Another process writes this state: there can be only one. `leader` is which, where several may be started."""
+
+    def __init__(self, message: str, *, hint: str, leader: Leader | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.leader = leader
 
 
 class StoreTooNew(StateError):

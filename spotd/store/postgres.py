@@ -11,6 +11,8 @@ That UPDATE also counts the commits. A standby that is promoted, or a backup tha
 them, while the row names the leader as before. What this process remembers is then not what the state holds: its own
 count is ahead of the row's, it stops to lead, and whichever process leads next reads everything anew.
 
+The row also holds where the leader serves its API, for those that wait. It counts only beside the lead that wrote it.
+
 What this cannot stop is a call to a provider that is on its way as the lease ends. It follows the commit of its intent
 at once, so the successor finds an open intent and searches for the machine by its key.
 
@@ -24,6 +26,7 @@ error codes.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -42,10 +45,13 @@ from sqlalchemy.pool import QueuePool
 from spotd.core.domain.states import InvariantBroken
 from spotd.store.place import (
     DatabasePlace,
+    Leader,
     LeadershipLost,
     StateError,
     StateUnavailable,
     StoreInUse,
+    StoreMoved,
+    StoreTooNew,
     StoreUnsupported,
 )
 from spotd.store.tables import COUNTING_WHERE, FENCE, METADATA
@@ -200,25 +206,31 @@ _MAKE_LEASE: Final = (
     # Two processes may come to an empty database at one moment.
     "SELECT pg_advisory_xact_lock(7305128)",
     """CREATE TABLE IF NOT EXISTS leader (id INTEGER PRIMARY KEY CHECK (id = 1), holder TEXT NOT NULL,
-    epoch BIGINT NOT NULL, expires TIMESTAMPTZ NOT NULL, words TEXT NOT NULL, commits BIGINT NOT NULL DEFAULT 0)""",
+    epoch BIGINT NOT NULL, expires TIMESTAMPTZ NOT NULL, words TEXT NOT NULL, commits BIGINT NOT NULL DEFAULT 0,
+    api TEXT NOT NULL DEFAULT '')""",
     # ALTER TABLE locks out the leader, also where it has nothing to do.
-    """DO $$ BEGIN IF NOT EXISTS
-    (SELECT FROM pg_attribute WHERE attrelid = to_regclass('leader') AND attname = 'commits')
-    THEN ALTER TABLE leader ADD COLUMN commits BIGINT NOT NULL DEFAULT 0; END IF; END $$""",
+    *(
+        f"""DO $$ BEGIN IF NOT EXISTS
+    (SELECT FROM pg_attribute WHERE attrelid = to_regclass('leader') AND attname = '{name}')
+    THEN ALTER TABLE leader ADD COLUMN {name} {kind}; END IF; END $$"""
+        for name, kind in (("commits", "BIGINT NOT NULL DEFAULT 0"), ("api", "TEXT NOT NULL DEFAULT ''"))
+    ),
     # ON CONFLICT would wait for the transaction that the leader has under way.
     "INSERT INTO leader SELECT 1, '', 0, clock_timestamp(), '' WHERE NOT EXISTS (SELECT FROM leader)",
 )
 _TAKE: Final = text(
-    f"UPDATE leader SET holder = :me, epoch = epoch + 1, words = :words, "  # noqa: S608 - a constant of ours
+    f"UPDATE leader SET holder = :me, epoch = epoch + 1, words = :words, api = '', "  # noqa: S608 - a constant of ours
     f"expires = clock_timestamp() + interval '{LEASE_S} seconds' WHERE expires < clock_timestamp() "
     "RETURNING epoch, commits"
 )
 _RENEW: Final = text(
-    f"UPDATE leader SET expires = clock_timestamp() + interval '{LEASE_S} seconds' "  # noqa: S608 - as above
+    f"UPDATE leader SET api = :api, expires = clock_timestamp() + interval '{LEASE_S} seconds' "  # noqa: S608 - as above
     "WHERE holder = :me AND epoch = :epoch AND commits >= :commits"
 )
 _GIVE_BACK: Final = text("UPDATE leader SET expires = clock_timestamp() WHERE holder = :me AND epoch = :epoch")
-_WHO: Final = text("SELECT words, extract(epoch FROM expires - clock_timestamp()) FROM leader")
+_WHO: Final = text(
+    "SELECT words, extract(epoch FROM expires - clock_timestamp()) AS seconds, holder, epoch, api FROM leader"
+)
 _FENCE: Final = text(
     f"{FENCE} = commits + 1 WHERE id = 1 AND holder = :me AND epoch = :epoch "
     "RETURNING commits, CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT)"
@@ -227,6 +239,43 @@ _FATE: Final = text(
     "SELECT pg_xact_status(CAST(CAST(:xid AS TEXT) AS XID8)), commits FROM leader WHERE holder = :me AND epoch = :epoch"
 )
 _BEHIND: Final = "the database lacks its last commits: a standby was promoted or a backup restored"
+_NEWEST: Final = text(
+    "SELECT holder, epoch, commits, version_num, (SELECT value FROM meta WHERE key = 'moved_to') "
+    "FROM leader, alembic_version"
+)
+
+
+def newest_commit(connection: Connection, place: DatabasePlace, head: str) -> tuple[object, ...]:
+    """Return what names the newest commit that this transaction sees; `head` is the revision of the tables.
+
+    Raises:
+        StoreTooNew: this version does not read these tables.
+        StoreMoved: the state is used elsewhere.
+    """
+    *newest, revision, moved_to = connection.execute(_NEWEST).one()
+    if revision != head:
+        raise StoreTooNew(
+            f"the state {place} is at revision {revision}, and this version reads {head}",
+            hint="install the same version of spotd on all computers",
+        )
+    if moved_to is not None:
+        raise StoreMoved(f"the state {place} was moved to {moved_to}", hint="name that one in [daemon] state")
+    return tuple(newest)
+
+
+def _term(holder: str, epoch: int) -> str:
+    return f"{holder}.{epoch}"
+
+
+def _leader(row: Any) -> Leader:
+    """Return who leads; what another lead stated of its API, of an older version or of this one, does not count."""
+    term = _term(row.holder, row.epoch)
+    stated: dict[str, str] = {}
+    with suppress(ValueError, TypeError, AttributeError, KeyError):
+        found = json.loads(row.api)
+        if found.pop("term") == term:
+            stated = {name: str(found[name]) for name in ("url", "certificate")}
+    return Leader(term=term, words=row.words, **stated)
 
 
 def steady_s() -> float:
@@ -250,6 +299,7 @@ class Leadership:
         self._engine = open_postgres(place, statement_ms=LEASE_STATEMENT_MS)
         self._released = threading.Event()
         self._lost = ""
+        self._api = ""
         self._commits = self._xid = 0
         self._held_since = steady()
         try:
@@ -273,10 +323,12 @@ class Leadership:
             self._held_since = self._steady()
             taken = connection.execute(_TAKE, {"me": self._me, "words": words}).one_or_none()
             if taken is None:
-                who, seconds = connection.execute(_WHO).one()
+                row = connection.execute(_WHO).one()
                 raise StoreInUse(
-                    f"the state {self._place} is in use by {who}, whose lease lasts {max(0, int(seconds))} s more",
+                    f"the state {self._place} is in use by {row.words}, "
+                    f"whose lease lasts {max(0, int(row.seconds))} s more",
                     hint="this spotd waits and leads when that one stops",
+                    leader=_leader(row),
                 )
             self._commits = int(taken.commits)
             return int(taken.epoch)
@@ -293,6 +345,14 @@ class Leadership:
     @property
     def epoch(self) -> int:
         return self._epoch
+
+    @property
+    def term(self) -> str:
+        return _term(self._me, self._epoch)
+
+    def state_api(self, url: str, certificate: str) -> None:
+        """State where this leader serves its API, from the next renewal of the lease on."""
+        self._api = json.dumps({"term": self.term, "url": url, "certificate": certificate}) if url else ""
 
     @property
     def is_lost(self) -> bool:
@@ -359,7 +419,7 @@ class Leadership:
         while not self._released.wait(RENEW_S) and not self.is_lost:
             asked = self._steady()
             with suppress(exc.DBAPIError), self._single() as connection:
-                mine = {"me": self._me, "epoch": self._epoch, "commits": self._commits}
+                mine = {"me": self._me, "epoch": self._epoch, "commits": self._commits, "api": self._api}
                 renewed = connection.execute(_RENEW, mine).rowcount
                 if renewed == 0:
                     self.lose(f"another one took the lead, or {_BEHIND}")

@@ -31,6 +31,7 @@ from spotd.store import tables
 from spotd.store.commit import write_plan
 from spotd.store.encryption import EncryptedSecrets, write_secrets
 from spotd.store.engine import (
+    BUNDLED,
     AtPoint,
     StorePoint,
     WriterLock,
@@ -302,8 +303,11 @@ class Store:
         lock: WriterLock | Leadership | None,
         reader: Engine | None = None,
         at_point: AtPoint = pass_on,
+        only_reads: bool = False,
     ) -> None:
         self._place = place
+        self._only_reads = only_reads
+        self._newest: tuple[object, ...] = ()
         self._engine = engine
         self._lock = lock
         self._leads = None if isinstance(lock, WriterLock) else lock
@@ -359,6 +363,17 @@ class Store:
         reader = None if str(place) == MEMORY else open_engine(place, reads_only=True)
         return cls(place=place, engine=engine, reader=reader, lock=lock, at_point=at_point)
 
+    @classmethod
+    def open_to_read(cls, url: str) -> Self:
+        """Open a state in PostgreSQL that another process leads. Nothing is connected, locked, made or changed.
+
+        Raises:
+            StoreUnsupported: the driver is not installed.
+        """
+        place = parse_place(url)
+        reader = open_engine(place, reads_only=True)
+        return cls(place=place, engine=reader, reader=reader, lock=None, only_reads=True)
+
     def close(self) -> None:
         """Release everything of the state; closing twice is fine."""
         with self._reading.closing():
@@ -379,7 +394,17 @@ class Store:
     @property
     def is_shared(self) -> bool:
         """Whether processes of other computers may open it."""
-        return self._leads is not None
+        return self._leads is not None or self._only_reads
+
+    @property
+    def term(self) -> str:
+        """What names the lead of this process; empty where no other can lead."""
+        return "" if self._leads is None else self._leads.term
+
+    def state_api(self, url: str, certificate: str) -> None:
+        """State to those that wait where this process serves its API; nowhere where the URL is empty."""
+        if self._leads is not None:
+            self._leads.state_api(url, certificate)
 
     @property
     def is_lost(self) -> bool:
@@ -395,6 +420,8 @@ class Store:
         """
         if self._reading.is_mine:
             raise InvariantBroken(NESTED)
+        if self._only_reads:
+            raise StateUnavailable(f"the state {self._place} is written by another spotd", hint="ask that one")
         with self._turn.mine(), translated(self._place), self._engine.connect() as connection:
             try:
                 self._begin(connection)
@@ -430,10 +457,21 @@ class Store:
             if self._place.url is None:
                 connection.exec_driver_sql("BEGIN")
             try:
+                if self._only_reads:
+                    self._forget_older(connection)
                 return fn(Reads(self._place, connection, self._read_memory))
             finally:
                 with suppress(exc.DBAPIError):
                     connection.rollback()
+
+    def _forget_older(self, connection: Connection) -> None:
+        """Forget what was read before the newest commit of the leader."""
+        from spotd.store.postgres import newest_commit
+
+        newest = newest_commit(connection, self._place, BUNDLED.head)
+        if newest != self._newest:
+            self._read_memory.forget()
+            self._newest = newest
 
     def _begin(self, connection: Connection) -> None:
         """Begin a transaction that writes."""

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from spotd.api.app import make_app
 from spotd.client.daemon import Daemon
 from spotd.core.domain.callers import Caller, Right
+from spotd.daemon.commits import Database
 from spotd.daemon.policy import Settings, User
-from spotd.service.team import TeamListener, waiting_app
+from spotd.service.http_server import serve
+from spotd.service.reads import READS, DatabaseReads
+from spotd.service.team import TeamListener, certificate_hash
+from spotd.service.waiting import WaitingApp
+from spotd.store import Leader, SecretsKey, SecretsKeys, StoreInUse
 from spotd.tokens import digest_of, new_user_token
 from spotd_providers.contract.values import InstallId, MicroUsd
 from tests.integration.team.certificates import Authority
@@ -44,11 +54,58 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+LEADER = "process 7 on other"
+KEYS = SecretsKeys(current=SecretsKey.of(b"k" * 32))
+
+
+def in_use(leader: Leader | None) -> StoreInUse:
+    return StoreInUse(f"the state is in use by {LEADER}", hint="wait", leader=leader)
+
+
+class Stated(Database):
+    """The row of the leader, as far as it is stated."""
+
+    def __init__(self, term: str) -> None:
+        self._term = term
+        self.api = ("", "")
+
+    @property
+    def term(self) -> str:
+        return self._term
+
+    def state_api(self, url: str, certificate: str) -> None:
+        self.api = (url, certificate)
+
+
+class StateReads(DatabaseReads):
+    """Answers from the state of this very place."""
+
+    def __init__(self, served: Place) -> None:
+        self._served = served
+
+    async def app(self) -> Any:
+        if self._served.rig.control_loop.state is None:
+            await self._served.rig.control_loop.adopt()
+        return make_app(self._served.handlers, on_failure=lambda *_: None, only=READS)
+
+    def end_streams(self) -> None:
+        pass
+
+
+async def _event() -> tuple[anyio.Event, anyio.Event]:
+    return anyio.Event(), anyio.Event()
+
+
+async def _set(event: anyio.Event) -> None:
+    event.set()
+
+
 class Team:
     """The listener of a daemon, and how a user of a token reaches it."""
 
     def __init__(self, served: Place, folder: Path, files: tuple[Path, Path] | None) -> None:
         self.served = served
+        self.files = files
         self.port = free_port()
         self.log = Log()
         self._folder = folder
@@ -87,8 +144,48 @@ class Team:
 
         self.served.call(reload)
 
-    def wait_for_lead(self) -> None:
-        self.listener.gate.app = waiting_app(lambda: "the state is in use by process 7 on other")
+    def lead(self, term: str = "me.1", keys: SecretsKeys = KEYS) -> Leader:
+        """As the daemon does that leads a state in PostgreSQL; what it states there."""
+        self.settings = replace(self.settings, secrets_keys=keys)
+        stated = Stated(term)
+
+        async def begin() -> None:
+            self.listener.reload(self.settings)
+            self.listener.lead(stated)
+
+        self.served.call(begin)
+        assert stated.api == (self.url, certificate_hash(self.files[0]) if self.files else "")
+        return Leader(term=term, words=LEADER, url=stated.api[0], certificate=stated.api[1])
+
+    def wait_for_lead(self, leader: Leader | None = None, keys: SecretsKeys = KEYS) -> WaitingApp:
+        """As a daemon that waits while this one leads."""
+        log = self.log
+
+        async def begin() -> WaitingApp:
+            return WaitingApp(in_use(leader), keys=lambda: keys, reads=StateReads(self.served), log=log)
+
+        self.app = self.served.call(begin)
+        self.listener.gate.app = self.app
+        return self.app
+
+    @contextmanager
+    def owner(self) -> Iterator[Daemon]:
+        """A client at the socket of a daemon that waits."""
+        path = Path(tempfile.mkdtemp(prefix="spotd-")) / "s"
+        closing = self.served.call(_event)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(path))
+            sock.listen()
+            task = self.served._portal.start_task_soon(
+                partial(serve, self.app, sock, started=closing[0], closing=closing[1])
+            )
+            self.served.call(closing[0].wait)
+            try:
+                yield Daemon(path)
+            finally:
+                self.served.call(lambda: _set(closing[1]))
+                task.result(20)
+        shutil.rmtree(path.parent)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from spotd.cli.client import spotctl
 from spotd.cli.entry import run
 from spotd.client.daemon import Daemon
 from spotd.client.remote import RemoteRefused, parse_url
-from spotd.client.transport import ClientError, DaemonRefused, DaemonUnreachable
+from spotd.client.transport import ClientError, DaemonNotice, DaemonRefused, DaemonUnreachable
 from tests.cases import every
 from tests.integration.team.certificates import Authority
 from tests.integration.team.conftest import TOKENS, Team, free_port, team_of
@@ -215,12 +215,15 @@ def test_the_daemon_that_leads_is_found_and_a_write_is_made_once(
         fresh = as_user("ole", team, leader)
         fresh.put_code(hashlib.sha256(code).hexdigest(), io.BytesIO(code), len(code))
         assert client.place == leader.url
+    # Where none leads, what the one that waits knows is better than nothing.
+    with pytest.warns(DaemonNotice, match="read from the database"):
+        assert as_user("ole", team, leader).jobs()["jobs"] == []
     gone = as_user("ole", leader, team)
     with pytest.raises(DaemonUnreachable, match="none of 2 daemons leads") as failed:
-        gone.status()
+        gone.providers()
     assert "process 7 on other" in failed.value.message
     with pytest.raises(ClientError, match="process 7 on other"):
-        as_user("ole", team).status()
+        as_user("ole", team).providers()
 
 
 def test_a_request_of_which_nothing_is_known_is_made_nowhere_else(

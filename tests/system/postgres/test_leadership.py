@@ -7,12 +7,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 import pytest
 
-from spotd.store import LeadershipLost, StateUnavailable, Store, StoreInUse, parse_place
+from spotd.store import (
+    Leader,
+    LeadershipLost,
+    Reads,
+    StateError,
+    StateUnavailable,
+    Store,
+    StoreInUse,
+    StoreTooNew,
+    Tx,
+    parse_place,
+)
 from spotd.store import postgres as leading
 from tests.system.engines.postgres import Postgres
 from tests.waiting import until
@@ -130,6 +141,56 @@ def test_a_leader_of_a_version_that_counted_no_commits_is_followed(server: Postg
     with Store.open(url) as leader:
         put(leader, "leader")
         assert word(leader) == "leader"
+
+
+def test_the_leader_states_where_it_is_reached_and_nothing_stated_before_counts(server: Postgres, url: str) -> None:
+    def leader() -> Leader:
+        with pytest.raises(StoreInUse) as caught:
+            Store.open(url)
+        assert caught.value.leader is not None
+        return caught.value.leader
+
+    table = f"{url.rpartition('%3D')[2]}.leader"
+    with Store.open(url) as store:
+        assert (leader().term, leader().url) == (store.term, "")
+        store.state_api("https://a:1", "c" * 64)
+        until(lambda: leader().url, what="the row", within=20)
+        assert leader() == Leader(term=store.term, words=leader().words, url="https://a:1", certificate="c" * 64)
+        # As by a version that leads and knows nothing of this.
+        server.sql(f"UPDATE {table} SET epoch = epoch + 1")  # noqa: S608 - ours
+        assert leader().url == ""
+        for text in ("", "no JSON", "[]", '{"term": 1}'):
+            server.sql(f"UPDATE {table} SET api = '{text}'")  # noqa: S608 - ours
+            assert leader().url == ""
+    expire(server, url)
+    with Store.open(url):
+        assert leader().url == ""
+
+
+def test_a_reader_sees_one_moment_delays_no_commit_and_writes_nothing(server: Postgres, url: str) -> None:
+    with Store.open(url) as leader, closing(Store.open_to_read(url)) as reader:
+        put(leader, "a")
+
+        def work(reads: Reads) -> tuple[str | None, str | None]:
+            before = reads.meta("word")
+            put(leader, "b")
+            return before, reads.meta("word")
+
+        assert reader.read(work) == ("a", "a")
+        assert word(reader) == "b"
+        with pytest.raises(StateUnavailable, match="is written by another spotd"):
+            put(reader, "c")
+        with pytest.raises(StateError, match="cannot be written"):
+            reader.read(lambda reads: Tx.set_meta(reads, "word", "c"))  # type: ignore[arg-type]  # as a defect would
+        assert word(leader) == "b"
+        server.sql(f"UPDATE {url.rpartition('%3D')[2]}.alembic_version SET version_num = '9999'")  # noqa: S608 - ours
+        with pytest.raises(StoreTooNew, match="is at revision 9999, and this version reads"):
+            word(reader)
+
+
+def test_a_reader_of_a_state_that_was_never_made_says_so(url: str) -> None:
+    with closing(Store.open_to_read(url)) as reader, pytest.raises(StateError):
+        word(reader)
 
 
 def test_a_server_that_crashes_and_comes_back_is_used_again(server: Postgres, url: str) -> None:

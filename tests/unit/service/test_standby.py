@@ -10,10 +10,13 @@ from pathlib import Path
 import anyio
 import pytest
 
+from spotd.api.handlers import HandlerContext
 from spotd.daemon import log as logs
 from spotd.service import http_server
 from spotd.service.lifecycle import SystemdNotifier
-from spotd.store import Store, StoreInUse
+from spotd.service.reads import DatabaseReads
+from spotd.service.waiting import WaitingApp
+from spotd.store import SecretsKeys, Store, StoreInUse
 
 FIRST = StoreInUse("the state is in use by process 1", hint="wait")
 
@@ -24,6 +27,10 @@ def sock(tmp_path: Path) -> Iterator[socket.socket]:
         made.bind(str(tmp_path / "s"))
         made.listen()
         yield made
+
+
+async def never_made(_store: Store) -> HandlerContext:
+    raise NotImplementedError
 
 
 async def waited(
@@ -55,19 +62,11 @@ async def waited(
             may_open.set()
 
         group.start_soon(let_open)
-        reasons: list[str] = []
+        log, url = logs.get("test"), "postgresql://db/x"
+        reads = DatabaseReads(url, never_made, why=lambda: "", on_failure=lambda *_: None)
+        app = WaitingApp(FIRST, keys=SecretsKeys, reads=reads, log=log)
         with anyio.fail_after(20):
-            found = await http_server.wait_to_lead(
-                "postgresql://db/x",
-                FIRST,
-                sock,
-                received,
-                notify=SystemdNotifier({}),
-                log=logs.get("test"),
-                begin=lambda reason: reasons.append(reason()),
-            )
-        assert reasons == [FIRST.message], "users are answered with it as well"
-        return found
+            return await http_server.wait_to_lead(url, app, sock, received, notify=SystemdNotifier({}), log=log)
     raise AssertionError("no answer")
 
 

@@ -1,0 +1,189 @@
+"""What a daemon answers while another one leads: what the leader answers, or else what the database holds.
+
+Everything is the leader's to answer and to judge. Where it does not answer, or has not stated where, requests that only
+read are answered from the database and the checkpoint store, with a notice beside the answer. What would change
+anything is then refused, or its outcome is unknown; it is never sent a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+import anyio
+from starlette.routing import Match, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from spotd.api.app import api_routes
+from spotd.api.edge import ADOPTION_S, CALLER_KEY, PATIENT_S
+from spotd.api.requests import utc_text
+from spotd.api.responses import NOTICE_HEADER, ApiUnavailable, dumps, json_response, refusal_body
+from spotd.api.schemas import SCHEMA
+from spotd.core.domain.callers import OWNER
+from spotd.daemon.clock import SystemClock
+from spotd.service.forwarding import AnswerCut, Exchange, NotAnswered, NotDone
+from spotd.service.reads import READS, DatabaseReads
+from spotd.store import Leader, SecretsKeys, StateError, StoreInUse
+from spotd_jobs.objects.api import StoreError
+from spotd_providers.contract.provider import Logger
+
+READ_S: Final = 10.0
+"""For the leader to begin such an answer, before the database gives it."""
+GRACE_S: Final = 5.0
+SILENT_S: Final = 5.0
+"""So long after it did not answer, the leader is not asked for what the database knows."""
+FORWARDS_MAX: Final = 64
+NOTICE_CHARS_MAX: Final = 400
+UNKNOWN: Final = HTTPStatus.SERVICE_UNAVAILABLE
+FORWARD_HINT: Final = "ask on the computer of that one; this spotd leads when that one stops"
+
+
+class WaitingApp:
+    """Answers on the socket and by TCP until this process leads."""
+
+    def __init__(
+        self, reason: StateError, *, keys: Callable[[], SecretsKeys], reads: DatabaseReads, log: Logger
+    ) -> None:
+        """Make it.
+
+        Args:
+            reason: why this process waits.
+            reads: answers from the database.
+        """
+        self.reason = reason
+        self._keys, self._reads, self._log = keys, reads, log
+        self._ended = anyio.Event()
+        """Set as soon as another leader than the one before is known."""
+        self._under_way = 0
+        self._silent = ""
+        self._silent_until = 0.0
+        self._term = "" if self.leader is None else self.leader.term
+        self._served = [Route(one.path, _nowhere, methods=[one.method]) for one in api_routes() if one.name in READS]
+
+    @property
+    def leader(self) -> Leader | None:
+        """The process that leads, as far as the database says so now."""
+        return self.reason.leader if isinstance(self.reason, StoreInUse) else None
+
+    def update(self, reason: StateError | None) -> None:
+        """Note why this process waits now; `None` where it waits no more, and what is under way ends."""
+        if reason is not None:
+            self.reason = reason
+            if self.leader is None or self.leader.term == self._term:
+                return
+            self._term = self.leader.term
+        else:
+            self._reads.end_streams()
+        self._ended.set()
+        self._ended, self._silent_until = anyio.Event(), 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_read = any(route.matches(scope)[0] is Match.FULL for route in self._served)
+        why = self._silent
+        try:
+            if not (is_read and anyio.current_time() < self._silent_until):
+                await self._forward(scope, receive, send, is_read=is_read)
+                return
+        except NotDone as exc:
+            why = str(exc)
+        except NotAnswered as exc:
+            if not is_read:
+                await json_response(refusal_body(_unknown(exc)), status=UNKNOWN)(scope, receive, send)
+                return
+            why = str(exc)
+        except AnswerCut as exc:
+            self._log.warning("forward.cut", reason=str(exc))
+            return
+        if is_read:
+            await self._read(scope, receive, send, why)
+        else:
+            await self._refuse(scope, receive, send, why)
+
+    @property
+    def _hint(self) -> str:
+        return FORWARD_HINT if self.leader is not None else self.reason.hint
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, *, is_read: bool) -> None:
+        """Let the leader answer.
+
+        Raises:
+            NotDone, NotAnswered, AnswerCut
+        """
+        leader = self.leader
+        if leader is None:
+            raise NotDone("")
+        if not leader.url:
+            raise NotDone("that one does not state in [api] where others reach it")
+        token, is_own = self._token(scope, leader)
+        if self._under_way >= FORWARDS_MAX:
+            raise NotDone(f"{FORWARDS_MAX} requests are on their way to it")
+        answer_s = ADOPTION_S if scope["path"] == "/v1/adoption" else PATIENT_S
+        exchange = Exchange(
+            leader=leader,
+            token=token,
+            is_own=is_own,
+            answer_s=READ_S if is_read else answer_s + GRACE_S,
+            scope=scope,
+            receive=receive,
+            send=send,
+        )
+        self._under_way += 1
+        try:
+            await exchange.run(self._ended)
+        except (NotDone, NotAnswered) as exc:
+            self._silent, self._silent_until = str(exc), anyio.current_time() + SILENT_S
+            raise
+        except AnswerCut as exc:
+            if exchange.is_between_lines:
+                line = dumps({"schema": SCHEMA, **refusal_body(ApiUnavailable(str(exc), hint="try again"))})
+                await send({"type": "http.response.body", "body": line + b"\n"})
+            raise
+        finally:
+            self._under_way -= 1
+
+    def _token(self, scope: Scope, leader: Leader) -> tuple[str, bool]:
+        """Return by which token the leader knows who asks, and whether it is this daemon's.
+
+        Raises:
+            NotDone: there is none.
+        """
+        if scope.get(CALLER_KEY, OWNER).name:
+            stated = next(value for name, value in scope["headers"] if name == b"authorization")
+            return stated.decode("latin-1").partition(" ")[2].strip(), False
+        if (key := self._keys().current) is None:
+            raise NotDone("this spotd has no secrets_key in [daemon], by which that one would know it")
+        return key.token_for(leader.term), True
+
+    async def _read(self, scope: Scope, receive: Receive, send: Send, why: str) -> None:
+        """Answer from the database, and say so beside the answer."""
+        try:
+            with anyio.fail_after(PATIENT_S):
+                app = await self._reads.app()
+        except (StateError, StoreError, OSError) as exc:
+            await self._refuse(scope, receive, send, f"{why}; {exc}")
+            return
+        at = utc_text(SystemClock().now())
+        text = f"read from the database at {at}: {self.reason.message}{why and f'; {why}'}"
+        notice = (NOTICE_HEADER, text[:NOTICE_CHARS_MAX].encode("ascii", "replace"))
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], notice]}
+            await send(message)
+
+        await app(scope, receive, noting)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, why: str) -> None:
+        """Say that nothing was done, which lets spotctl ask another one."""
+        refusal = ApiUnavailable(f"this spotd waits: {self.reason.message}{why and f'; {why}'}", hint=self._hint)
+        await json_response(refusal_body(refusal), status=HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
+
+
+def _unknown(exc: NotAnswered) -> ApiUnavailable:
+    hint = "spotctl ls and spotctl events show it once a spotd leads; do not repeat it before"
+    return ApiUnavailable(f"{exc}; whether it did what was asked is unknown", hint=hint)
+
+
+async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError

@@ -1,0 +1,322 @@
+"""A daemon that waits, over real TLS: the leader answers and judges, or the database does; nothing is done twice."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import socket
+import ssl
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotd.cli.client import spotctl
+from spotd.cli.entry import run
+from spotd.client.daemon import Daemon
+from spotd.client.transport import DaemonNotice, DaemonRefused, DaemonUnreachable
+from spotd.core.domain.callers import Right
+from spotd.service import forwarding, waiting
+from spotd.service.team import certificate_hash
+from spotd.store import Leader, SecretsKey, SecretsKeys
+from tests.integration.team.certificates import Authority
+from tests.integration.team.conftest import KEYS, LEADER, TOKENS, USERS, Team, in_use, team_of, user
+from tests.integration.team.test_rights import ask, draft
+
+Client = Callable[..., Daemon]
+OTHER = SecretsKeys(current=SecretsKey.of(b"o" * 32))
+FROM_DATABASE = rf"read from the database at \S+Z: the state is in use by {LEADER}"
+
+
+@pytest.fixture
+def leader(tmp_path: Path, authority: Authority) -> Iterator[Team]:
+    """The daemon that leads; its certificate has expired, which is not what it is known by."""
+    (folder := tmp_path / "leader").mkdir()
+    with team_of(folder, authority.issue(f"l{tmp_path.name[-20:]}", "127.0.0.1", days=-1)) as found:
+        yield found
+
+
+def submitted(team: Team) -> list[tuple[str, str]]:
+    """Name and author of each job of a daemon."""
+    return [(one.name, one.submitted_by) for one in team.served.rig.store.read(lambda reads: reads.jobs())]
+
+
+@contextmanager
+def peer(authority: Authority, answer: bytes | None = b"") -> Iterator[tuple[Leader, list[bytes]]]:
+    """What a leader would be that answers so: `None` does not even shake hands. Beside it what it is sent."""
+    files = authority.issue("peer", "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    taken = server.accept()[0]
+                    if answer is None:
+                        silent.append(taken)
+                        continue
+                    with suppress(OSError), context.wrap_socket(taken, server_side=True) as tls:
+                        data = b""
+                        while not data.endswith((b"}", b"\r\n\r\n")) and (more := tls.recv(65_536)):
+                            data += more
+                        asked.append(data)
+                        tls.sendall(answer)
+                        with suppress(OSError):
+                            tls.unwrap()
+
+        silent: list[socket.socket] = []
+        thread = threading.Thread(target=take)
+        thread.start()
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+        try:
+            yield Leader(term="me.1", words=LEADER, url=url, certificate=certificate_hash(files[0])), asked
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+            for one in silent:
+                one.close()
+
+
+def refused(call: Callable[[], Any]) -> DaemonRefused:
+    with pytest.raises(DaemonRefused) as caught:
+        call()
+    return caught.value
+
+
+def test_the_leader_answers_and_judges_who_asks_at_the_one_that_waits(
+    team: Team, leader: Team, as_user: Client
+) -> None:
+    leader.served.write_three_jobs()
+    team.wait_for_lead(leader.lead())
+    with team.owner() as owner, warnings.catch_warnings():
+        warnings.simplefilter("error", DaemonNotice)
+        assert len(owner.jobs()["jobs"]) == 3
+        assert owner.prices({"gpu": "H100"})["offers"]
+        made = owner.submit(draft("of-the-owner"))
+        assert made["job"]["submitted_by"] == ""
+        ada = as_user("ada", team)
+        assert ada.submit(draft("of-ada"))["job"]["submitted_by"] == "ada"
+        assert "hold $20.00 already" in refused(lambda: ada.submit(draft("too-much", budget={"job": 40}))).message
+        assert refused(lambda: ada.cancel("of-the-owner")).code == "forbidden"
+        assert "by ada" in str(list(owner.events({"job": "of-ada"})))
+        assert refused(lambda: owner.job("no-such-job")).code == "not_found"
+        assert "run spotctl there" in refused(lambda: list(owner.port("llama-lora", 80))).hint
+    assert {("of-ada", "ada"), ("of-the-owner", "")} < set(submitted(leader))
+    assert submitted(team) == []
+    acts = [row for row in leader.log.lines if row["event"] == "api.act"]
+    assert {"ada", ""} == {row["user"] for row in acts}
+
+
+def test_code_and_streams_pass_piece_by_piece_and_within_the_bounds_of_the_leader(
+    team: Team, leader: Team, as_user: Client
+) -> None:
+    leader.served.write_three_jobs()
+    team.wait_for_lead(leader.lead())
+    code = bytes(range(256)) * 3_000
+    too_long = code * 2
+    with team.owner() as owner:
+        digest = hashlib.sha256(code).hexdigest()
+        assert owner.put_code(digest, io.BytesIO(code), len(code))["code"]["bytes"] == len(code)
+        assert owner.has_code(digest)
+        found = refused(lambda: owner.put_code("0" * 64, io.BytesIO(too_long), len(too_long)))
+        assert "larger than" in found.message
+        assert len(list(owner.events({"limit": 5}))) == 5
+        assert refused(lambda: list(owner.logs("no-such-job"))).code == "not_found"
+
+
+def test_one_that_the_leader_does_not_know_is_not_let_in_by_the_other(
+    team: Team, leader: Team, as_user: Client
+) -> None:
+    leader.served.write_three_jobs()
+    team.wait_for_lead(leader.lead())
+    leader.set_users(*(one for one in USERS if one.caller.name != "ole"))
+    ole = as_user("ole", team)
+    assert refused(ole.jobs).code == "unauthorized"
+    assert refused(lambda: ole.cancel("prep")).code == "unauthorized"
+    leader.set_users(user("ole", Right.VIEW))
+    assert refused(lambda: ole.cancel("prep")).code == "forbidden"
+
+
+def test_a_key_of_another_daemon_opens_nothing(team: Team, leader: Team) -> None:
+    stated = leader.lead()
+    team.wait_for_lead(stated, OTHER)
+    with team.owner() as owner:
+        with pytest.warns(DaemonNotice, match=rf"{FROM_DATABASE}; {LEADER} has another secrets_key"):
+            assert owner.jobs()["jobs"] == []
+        found = refused(lambda: owner.submit(draft("mine")))
+        assert "has another secrets_key in [daemon] than this spotd" in found.message
+    team.wait_for_lead(stated, SecretsKeys())
+    with team.owner() as owner:
+        assert "this spotd has no secrets_key in [daemon]" in refused(lambda: owner.cancel("x")).message
+    assert submitted(leader) == []
+
+
+def test_a_token_of_a_former_term_opens_nothing(team: Team, authority: Authority) -> None:
+    team.lead("me.2")
+    assert KEYS.current is not None
+    assert ask(team, authority, "GET", "/v1/jobs", KEYS.current.token_for("me.1"))[0] == 401
+    assert ask(team, authority, "GET", "/v1/jobs", KEYS.current.token_for("me.2"))[0] == 200
+
+    async def end() -> None:
+        team.listener.gate.reset()
+
+    team.served.call(end)
+    assert ask(team, authority, "GET", "/v1/jobs", KEYS.current.token_for("me.2"))[0] == 401
+
+
+def test_a_former_key_is_known_until_both_have_the_new_one(team: Team, leader: Team) -> None:
+    stated = leader.lead(keys=SecretsKeys(current=OTHER.current, former=KEYS.current))
+    team.wait_for_lead(stated)
+    with team.owner() as owner:
+        owner.submit(draft("mine"))
+    assert submitted(leader) == [("mine", "")]
+
+
+@pytest.mark.parametrize("term", ["me.2", "other.1"])
+def test_one_that_leads_in_another_term_does_nothing(team: Team, leader: Team, as_user: Client, term: str) -> None:
+    stated = leader.lead()
+    leader.lead(term)
+    team.wait_for_lead(stated)
+    for client in (as_user("ole", team),):
+        assert "does not lead any more" in refused(lambda client=client: client.submit(draft("mine"))).message  # type: ignore[misc]  # a lambda's default
+        with pytest.warns(DaemonNotice, match="does not lead any more"):
+            client.jobs()
+    assert submitted(leader) == []
+
+
+def test_a_request_is_passed_on_once_though_the_row_names_the_one_that_waits(
+    team: Team, as_user: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    itself = Leader(term="me.1", words=LEADER, url=team.url, certificate=certificate_hash(team.files[0]))  # type: ignore[index]  # there are files
+    team.wait_for_lead(itself)
+    exchanges = []
+    run = forwarding.Exchange.run
+
+    async def noted(self: forwarding.Exchange, ended: Any) -> None:
+        exchanges.append(self)
+        await run(self, ended)
+
+    monkeypatch.setattr(forwarding.Exchange, "run", noted)
+    for client in (as_user("ole", team),):
+        assert "does not lead any more" in refused(lambda client=client: client.submit(draft("mine"))).message  # type: ignore[misc]  # a lambda's default
+    assert len(exchanges) == 1
+
+
+def test_nothing_is_sent_to_what_has_another_certificate(team: Team, authority: Authority, as_user: Client) -> None:
+    team.served.write_three_jobs()
+    with peer(authority) as (stated, asked):
+        team.wait_for_lead(replace(stated, certificate="0" * 64))
+        ole = as_user("ole", team)
+        assert "has another certificate than the leader" in refused(lambda: ole.cancel("prep")).message
+        with pytest.warns(DaemonNotice, match="has another certificate than the leader"):
+            assert len(ole.jobs()["jobs"]) == 3
+        assert b"".join(asked) == b""
+
+
+def test_a_leader_that_is_frozen_is_noticed_and_the_database_is_read(
+    team: Team, authority: Authority, as_user: Client, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(forwarding, "CONNECT_S", 0.2)
+    team.served.write_three_jobs()
+    with peer(authority, None) as (stated, _):
+        team.wait_for_lead(stated)
+        client = as_user("vic", team)
+        with pytest.warns(DaemonNotice, match=rf"{FROM_DATABASE}; the leader does not answer at https://127"):
+            assert len(client.jobs()["jobs"]) == 3
+        with pytest.warns(DaemonNotice, match="does not answer"):  # and for a while it is not asked again
+            assert client.why("prep")["why"]["state"] == "WAITING_PRICE"
+        found = refused(lambda: client.prices({"gpu": "H100"}))
+        assert "the leader does not answer" in found.message
+        assert run(spotctl, "spotctl", ["ls"]) == 0
+        shown = capsys.readouterr()
+        assert "llama-lora" in shown.out
+        assert shown.err.startswith("warning: read from the database at ")
+        assert shown.err.count("read from the database") == 1
+
+
+def test_a_write_whose_answer_is_lost_is_unknown_and_is_sent_once(
+    team: Team, authority: Authority, as_user: Client
+) -> None:
+    with peer(authority) as (stated, asked):
+        team.wait_for_lead(stated)
+        with team.owner() as owner:
+            found = refused(lambda: owner.submit(draft("mine")))
+            assert "whether it did what was asked is unknown" in found.message
+            assert "do not repeat it before" in found.hint
+            assert len(asked) == 1
+            with pytest.warns(DaemonNotice, match=f"{LEADER} did not answer at"):
+                owner.jobs()
+        # Nor does spotctl ask another daemon to do it.
+        ole = as_user("ole", team, team)
+        assert "is unknown" in refused(lambda: ole.submit(draft("mine"))).message
+        assert len([one for one in asked if b"POST" in one]) == 2
+        for secret in (TOKENS["ole"], KEYS.current.token_for("me.1") if KEYS.current else ""):
+            assert secret not in str(team.log.lines) + found.message
+
+
+def test_what_is_under_way_ends_as_soon_as_another_one_leads(
+    team: Team, leader: Team, as_user: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader.served.write_three_jobs()
+    stated = leader.lead()
+    app = team.wait_for_lead(stated)
+    client = as_user("ole", team)
+    events = client.events(follow=True)
+    assert next(events)["kind"]
+    asked = threading.Event()
+
+    async def never(*_: Any) -> None:
+        import anyio
+
+        asked.set()
+        await anyio.sleep_forever()
+
+    leader.served.replace("jobs.cancel", never)
+    found: list[DaemonRefused] = []
+    writer = threading.Thread(target=lambda: found.append(refused(lambda: as_user("ole", team).cancel("prep"))))
+    writer.start()
+    assert asked.wait(20)
+
+    async def follow(term: str) -> None:
+        app.update(in_use(replace(stated, term=term)))
+
+    team.served.call(lambda: follow(stated.term))
+    assert writer.is_alive()  # the same one leads
+    team.served.call(lambda: follow("another.2"))
+    writer.join(20)
+    assert "is unknown" in found[0].message
+    with pytest.raises(DaemonRefused, match="did not answer"):
+        for _ in events:
+            pass
+
+
+def test_no_more_than_so_many_requests_are_on_their_way(
+    team: Team, leader: Team, as_user: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FORWARDS_MAX", 0)
+    team.wait_for_lead(leader.lead())
+    assert "0 requests are on their way" in refused(lambda: as_user("ole", team).cancel("x")).message
+
+
+def test_a_leader_without_an_address_leaves_what_only_reads(team: Team, as_user: Client) -> None:
+    team.served.write_three_jobs()
+    team.wait_for_lead(Leader(term="me.1", words=LEADER))
+    with team.owner() as owner:
+        with pytest.warns(DaemonNotice, match=r"that one does not state in \[api\] where others reach it"):
+            assert len(owner.jobs()["jobs"]) == 3
+        for call in (
+            lambda: owner.submit(draft("mine")),
+            owner.doctor,
+            owner.providers,
+            lambda: owner.plan(draft("x")),
+        ):
+            assert "does not state in [api]" in refused(call).message
+    with pytest.raises((DaemonRefused, DaemonUnreachable), match="this spotd waits"):
+        as_user("ole", team).cancel("prep")
