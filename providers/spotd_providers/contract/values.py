@@ -144,6 +144,8 @@ class Offer:
         duration_max: how long this machine can be kept at most, where the provider says so.
         nodes: how many machines that reach each other are bought as one (`Power.GANG`). A provider offers 1; with more,
             `gpu_count`, all prices and what is billed are those of all of them, everything else is of each.
+        nodes_min, nodes_max: how many of it may be bought as one, where that differs from one to all that the provider
+            starts: more than 1 at least is no offer of a single machine, and 1 at most is one of nothing else.
         extra: what only `launch` reads. Never a secret.
     """
 
@@ -177,6 +179,8 @@ class Offer:
     hazard_ppm: int | None = None
     speed_score: float | None = None
     nodes: int = 1
+    nodes_min: int = 1
+    nodes_max: int | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -88,13 +88,18 @@ async def all_offers(h: Harness) -> tuple[Offer, ...]:
     return page.offers
 
 
+async def offers_of(h: Harness, nodes: int = 1) -> list[Offer]:
+    """Return the offers that so many machines may be bought by as one."""
+    return [one for one in await all_offers(h) if one.nodes_min <= nodes <= (one.nodes_max or nodes)]
+
+
 async def an_offer(h: Harness, market: Market | None = None) -> Offer:
     """Return the cheapest offer (of that market).
 
     Raises:
         NotApplicable: nothing is sold on that market.
     """
-    offers = [o for o in await all_offers(h) if market is None or o.market is market]
+    offers = [o for o in await offers_of(h) if market is None or o.market is market]
     if not offers:
         raise NotApplicable(f"this provider sells nothing {market}")
     return min(offers, key=lambda offer: (offer.gpu_price, offer.offer_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from spotd import history
@@ -15,6 +15,7 @@ from spotd.api.handlers.render import offers_responses, quote_response
 from spotd.api.requests import HistoryQuery, PriceQuery, utc_text
 from spotd.api.responses import ApiUnavailable, Invalid
 from spotd.api.schemas import costs
+from spotd.core.domain.market import gang_of
 from spotd.core.handover import waiting_words
 from spotd.core.pricing import Needs, quote
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for
@@ -45,11 +46,13 @@ class PriceHandlers(DaemonAnswers):
             rules = policy.providers.get(name)
             if rules is None or (query.provider is not None and name != query.provider):
                 continue
-            for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
+            index = provider_offers.offer_index
+            for (gpu, count), group in chain(index.by_gpu.items(), index.gangs_by_gpu.items()):
                 if wanted is not None and gpu not in wanted:
                     continue
-                ceiling = ceiling_for(gpu, count, None, policy)
-                for offer in group:
+                for one in group:
+                    offer = one if one.nodes_min == 1 else gang_of(one, one.nodes_min)
+                    ceiling = ceiling_for(gpu, count * one.nodes_min, None, policy)
                     at = provider_offers.at or now
                     priced = quote(offer, needs, rules.fee_ppm, at, is_own=rules.is_own)
                     blocked = catalogue.silent.get(name, "") or catalogue.blocked(offer)

@@ -6,10 +6,11 @@ decision for a thousand jobs touches only the offers of the GPUs that the jobs n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 from spotd_providers.contract import gpus
@@ -27,23 +28,38 @@ from spotd_providers.contract.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferIndex:
-    """A provider's offers by canonical GPU and count, each list in order of its GPU price."""
+    """A provider's offers by canonical GPU and count, each list in order of its GPU price.
+
+    Attributes:
+        by_gpu: of single machines.
+        gangs_by_gpu: of what is sold as several machines only, by the GPUs of each and at the price of each.
+    """
 
     by_gpu: Mapping[tuple[str, int], Sequence[Offer]] = field(default_factory=dict)
+    gangs_by_gpu: Mapping[tuple[str, int], Sequence[Offer]] = field(default_factory=dict)
     size: int = 0
+
+    def groups(self, nodes: int) -> Iterator[tuple[tuple[str, int], Sequence[Offer]]]:
+        """Yield the kinds of machine with the offers of so many as one; a kind may come twice."""
+        if nodes == 1:
+            yield from self.by_gpu.items()
+            return
+        for kind, group in chain(self.by_gpu.items(), self.gangs_by_gpu.items()):
+            yield kind, [offer for offer in group if offer.nodes_min <= nodes <= (offer.nodes_max or nodes)]
 
 
 def build_offer_index(offers: tuple[Offer, ...]) -> OfferIndex:
     """Return the offers, findable by what jobs ask for."""
+    alone = (offer for offer in offers if offer.nodes_min == 1)
+    gangs = (offer for offer in offers if offer.nodes_min > 1)
+    return OfferIndex(by_gpu=_by_gpu(alone), gangs_by_gpu=_by_gpu(gangs), size=len(offers))
+
+
+def _by_gpu(offers: Iterable[Offer]) -> dict[tuple[str, int], Sequence[Offer]]:
     groups: dict[tuple[str, int], list[Offer]] = {}
     for offer in offers:
         groups.setdefault((offer.gpu, offer.gpu_count), []).append(offer)
-    return OfferIndex(
-        by_gpu={
-            key: tuple(sorted(group, key=lambda o: (o.gpu_price, o.offer_id))) for key, group in sorted(groups.items())
-        },
-        size=len(offers),
-    )
+    return {key: tuple(sorted(group, key=lambda o: (o.gpu_price, o.offer_id))) for key, group in sorted(groups.items())}
 
 
 def gang_of(offer: Offer, nodes: int) -> Offer:

@@ -66,6 +66,7 @@ from spotd_providers.contract.values import (
 )
 
 ANOTHER_KIND: Final = "another GPU or count"
+ANOTHER_NUMBER: Final = "not sold in that number of machines"
 """Why an offer was passed over."""
 POOLS_ASKED: Final = 2
 """Of a range of machines, each number is asked for in so many pools: each refusal costs the time of a call."""
@@ -182,12 +183,16 @@ class CandidateCatalogue:
             if key.image and (why := self._policy.words_against_image(rules, key.image)):
                 mismatches[why] += provider_offers.offer_index.size
                 continue
-            for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
+            left_out = provider_offers.offer_index.size
+            for (gpu, count), group in provider_offers.offer_index.groups(wanted.nodes):
+                left_out -= len(group)
                 if self.fits_gpu(wanted, gpu, count):
                     gangs = group if wanted.nodes == 1 else [gang_of(offer, wanted.nodes) for offer in group]
                     groups.append((rules, provider_offers.sells_spot, gangs))
                 else:
                     mismatches[ANOTHER_KIND] += len(group)
+            if left_out:
+                mismatches[ANOTHER_NUMBER] += left_out
         costing = self._by_price if key.terms is None else self.costing
         return RankedOffers(key, groups, mismatches, self._policy.bid_headroom_ppm, costing)
 

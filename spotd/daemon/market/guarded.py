@@ -136,9 +136,11 @@ class GuardedProvider:
             OutcomeUnknown: besides what the plugin says, for an answer that makes no sense: the machine may exist.
             NotSupported: several machines are asked for, and the plugin does not declare that it starts so many.
         """
-        nodes = request.offer.nodes
+        offer, nodes = request.offer, request.offer.nodes
         if nodes > 1 and (why := no_gangs(self) or ("" if nodes <= nodes_max(self) else "so many are not started")):
             raise errors.NotSupported(why)
+        if not offer.nodes_min <= nodes <= (offer.nodes_max or nodes):
+            raise errors.NotSupported("it is not sold as so many machines at once")
         made = await self._answer_of("launch", lambda: self.inner.launch(request))
         try:
             instance = self._read("launch", lambda: plain.instance(_instance_of(made), self.name, now=self._now()))

@@ -49,6 +49,7 @@ BENCHMARKS_MAX: Final = 500
 EXTRA_CHARS_MAX: Final = 16 * 1024
 AMOUNT_MAX: Final = 10_000_000 * 1_000_000
 GPUS_MAX: Final = 1_024
+NODES_MAX: Final = 100_000
 AHEAD_MAX: Final = timedelta(days=1)
 """How far the clock of a provider may be ahead of ours when it dates the past."""
 NOTICE_AHEAD_MAX: Final = timedelta(days=60)
@@ -152,6 +153,9 @@ def _offer(row: Any, provider: values.ProviderName) -> values.Offer:
     if row.host_id is not None:
         identity(row.host_id, "host_id")
     whole(row.nodes, "nodes", low=1, high=1)
+    whole(row.nodes_min, "nodes_min", low=1, high=NODES_MAX)
+    if row.nodes_max is not None:
+        whole(row.nodes_max, "nodes_max", low=row.nodes_min, high=NODES_MAX)
     identity(row.gpu, "gpu", chars_max=128)
     whole(
         row.gpu_count,

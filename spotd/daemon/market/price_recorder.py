@@ -72,8 +72,8 @@ class PriceRecorder:
 
     def seen(self, provider: ProviderName, page: OfferPage, asked_at: datetime) -> None:
         """Take over an answer, which is written as soon as there is time for it."""
-        sold = tuple(offer for offer in page.offers if offer.gpu_count)
-        # The history is one of prices of GPUs.
+        sold = tuple(offer for offer in page.offers if offer.gpu_count and offer.nodes_min == 1)
+        # The history is one of prices of GPUs in single machines.
         page = page if len(sold) == len(page.offers) else replace(page, offers=sold)
         self._waiting[provider] = (page, asked_at)
         self.controller.wake_event.notify()

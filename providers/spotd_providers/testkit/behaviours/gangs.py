@@ -13,7 +13,7 @@ from spotd_providers.contract.provider import StartsGangs
 from spotd_providers.contract.values import Instance, InstanceState, LaunchRequest, MicroUsdPerHour, Offer, Power
 from spotd_providers.testkit.clock import until
 from spotd_providers.testkit.harness import Harness, NotApplicable
-from spotd_providers.testkit.suite import BehaviourFailed, all_offers, attempt, behaviour, expect, require_refusal
+from spotd_providers.testkit.suite import BehaviourFailed, attempt, behaviour, expect, offers_of, require_refusal
 
 NODES: Final = 2
 FAR_TOO_MANY: Final = 5000
@@ -49,7 +49,7 @@ async def _bought(h: Harness) -> tuple[LaunchRequest, Instance, Path]:
     folder = h.folder / "places"
     folder.mkdir()
     script = _SCRIPT.replace("@FOLDER@", shlex.quote(str(folder)))
-    for offer in await all_offers(h):
+    for offer in await offers_of(h, NODES):
         request = h.request(gang_of(offer, NODES), start_script=script)
         outcome = await attempt(h, partial(h.provider.launch, request))
         if isinstance(outcome, NoCapacity):
@@ -111,7 +111,7 @@ async def more_machines_than_there_are_is_none_at_all(h: Harness) -> None:
     _require_gangs(h)
     provider = h.provider
     expect(isinstance(provider, StartsGangs) and provider.nodes_max > 1, "it starts one machine at most")
-    for offer in await all_offers(h):
+    for offer in await offers_of(h, NODES):
         request = h.request(gang_of(offer, FAR_TOO_MANY))
         await require_refusal(h, partial(provider.launch, request), *REFUSALS)
         expect(not h.live(request.key), "a refused launch of many machines left some")

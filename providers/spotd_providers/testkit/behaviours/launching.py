@@ -38,12 +38,12 @@ from spotd_providers.testkit.harness import START_SCRIPT, Harness, NotApplicable
 from spotd_providers.testkit.serve import FOR_EVER, SERVER_ERROR, STRIKES, Call
 from spotd_providers.testkit.suite import (
     BehaviourFailed,
-    all_offers,
     an_offer,
     attempt,
     behaviour,
     buy_machine,
     expect,
+    offers_of,
     require_nothing_bought,
     require_one_machine,
     require_refusal,
@@ -130,7 +130,7 @@ async def _try_all(
 async def a_change_of_one_machine_changes_no_other(h: Harness, case: str) -> None:
     """Ending or changing one of our machines leaves all others as they are, ours and those of others."""
     _require_power(h, case)
-    offers = [one for one in await all_offers(h) if case == ENDS or one.market is Market.SPOT]
+    offers = [one for one in await offers_of(h) if case == ENDS or one.market is Market.SPOT]
     first = min(offers, key=lambda one: (one.gpu_price, one.offer_id))
     other = next((one for one in offers if one.pool != first.pool), None)
     others = list(h.add_foreign_machines())
@@ -338,7 +338,7 @@ async def what_a_refused_launch_left_behind_is_ended(h: Harness) -> None:
 @behaviour()
 async def launches_beside_each_other_do_not_mix(h: Harness) -> None:
     """Concurrent launches and reads each get their own answer: one machine for each key."""
-    offers = sorted(await all_offers(h), key=lambda o: (o.gpu_price, o.offer_id))
+    offers = sorted(await offers_of(h), key=lambda o: (o.gpu_price, o.offer_id))
     first = offers[0]
     second = next((o for o in offers if o.pool != first.pool), None)
     expect(second is not None, "the harness sells only one pool")

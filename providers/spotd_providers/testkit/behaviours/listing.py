@@ -35,12 +35,12 @@ from spotd_providers.testkit.harness import Harness, NotApplicable, OddState
 from spotd_providers.testkit.serve import Call
 from spotd_providers.testkit.suite import (
     BehaviourFailed,
-    all_offers,
     an_offer,
     attempt,
     behaviour,
     buy_machine,
     expect,
+    offers_of,
     require_nothing_bought,
     require_refusal,
     the_machine,
@@ -59,7 +59,7 @@ async def an_unknown_key_finds_nothing(h: Harness) -> None:
 async def keys_that_begin_alike_are_distinguished(h: Harness) -> None:
     """Find of attempt 1 does not return attempt 10, nor the other way round."""
     first, tenth = AttemptKey(f"spotd-{h.install}-j0b-1"), AttemptKey(f"spotd-{h.install}-j0b-10")
-    offers = sorted(await all_offers(h), key=lambda o: (o.gpu_price, o.offer_id))
+    offers = sorted(await offers_of(h), key=lambda o: (o.gpu_price, o.offer_id))
     other = next((o for o in offers if o.pool != offers[0].pool), offers[0])
     await h.provider.launch(h.request(offers[0], tenth))
     await h.settle()

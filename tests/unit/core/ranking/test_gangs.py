@@ -179,3 +179,23 @@ def test_a_provider_that_starts_fewer_at_once_is_passed_over_and_why_says_so() -
     assert found.kind is VerdictKind.NO_MATCH
     assert found.sentence.endswith("shop: it starts 3 machines at once at most")
     assert [item.quote.offer.nodes for item in bought(decide(world_of(gang_job(nodes=3)), three, NOW))] == [3]
+
+
+def test_what_is_sold_as_several_machines_only_is_no_single_machine_and_no_single_one_is_part_of_several() -> None:
+    alone = replace(offer("alone", price=200_000), nodes_max=1)
+    gangs = replace(offer("gangs", price=300_000), nodes_min=2, nodes_max=3)
+    for nodes, expected in ((1, "alone"), (2, "gangs"), (3, "gangs")):
+        (item,) = bought(decide(world_of(gang_job(nodes=nodes)), selling(alone, gangs), NOW))
+        assert (item.quote.offer.offer_id, item.quote.offer.nodes) == (expected, nodes)
+        assert item.quote.offer.gpu_price == nodes * (200_000 if nodes == 1 else 300_000)
+    found = verdict(decide(world_of(gang_job(nodes=4)), selling(alone, gangs), NOW))
+    assert found.kind is VerdictKind.NO_MATCH
+    assert "2 not sold in that number of machines" in found.sentence
+
+
+def test_several_machines_above_their_ceiling_are_not_bought_though_a_single_one_is_below_it() -> None:
+    alone = replace(offer("alone", price=200_000), nodes_max=1)
+    gangs = replace(offer("gangs", price=1_300_000), nodes_min=2)
+    plan = decide(world_of(gang_job(nodes=2)), selling(alone, gangs), NOW)
+    assert bought(plan) == []
+    assert verdict(plan).kind is VerdictKind.ABOVE_CEILING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,3 +68,14 @@ async def test_a_plugin_whose_number_makes_no_sense_starts_no_gangs(most: Any) -
     guard = guarded(shop, clock=clock, log=Log())
     assert nodes_max(guard) == 1
     assert no_gangs(guard)
+
+
+async def test_an_offer_is_launched_in_no_other_number_than_it_is_sold_in() -> None:
+    clock = VirtualClock()
+    shop = GangShop(clock)
+    guard = guarded(shop, clock=clock, log=Log())
+    for nodes, least, most in ((1, 2, None), (2, 1, 1), (2, 3, 3)):
+        asked = request_for(nodes)
+        with pytest.raises(errors.NotSupported):
+            await guard.launch(replace(asked, offer=replace(asked.offer, nodes_min=least, nodes_max=most)))
+    assert shop.requests == []

@@ -17,7 +17,7 @@ from spotd.core.domain.states import JobState
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.market.price_recorder import PriceRecorder
 from spotd.history import History
-from spotd_providers.contract.values import MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsdPerHour, OfferId
 from tests.unit.core.builders import SHOP, job
 from tests.unit.daemon.rig import Log, Rig
 
@@ -46,6 +46,20 @@ async def test_what_was_polled_can_be_asked_for(rig: Rig) -> None:
         assert prices["buckets"][-1]["offers"] == pytest.approx(2.0, abs=0.05)
         one = await rig.handlers().prices.history(HistoryQuery(provider=SHOP, offer="o2"))
         assert one["prices"][0]["buckets"][-1]["offers"] == pytest.approx(1.0, abs=0.05)
+        group.cancel_scope.cancel()
+
+
+async def test_what_is_sold_as_several_machines_only_is_shown_so_and_is_no_part_of_the_history(rig: Rig) -> None:
+    async with rig.ready(), anyio.create_task_group() as group:
+        group.start_soon(kept, rig)
+        gangs = replace(rig.shop.offer_index[0], offer_id=OfferId("gangs"), nodes_min=2)
+        rig.shop.offer_index.append(replace(gangs, gpu_price=MicroUsdPerHour(10_000), on_demand_price=None))
+        await rig.clock.sleep(HOUR)
+        (shown, *_) = (await rig.handlers().prices.quotes(PriceQuery(gpu="4090")))["quotes"]
+        assert (shown["offer"], shown["nodes"], shown["gpu_count"]) == ("gangs", 2, 2)
+        assert shown["effective_usd_h"] == pytest.approx(2 * 0.01, rel=0.5)
+        found = await rig.handlers().prices.history(HistoryQuery(gpu="rtx 4090", since=rig.clock.now() - HOUR))
+        assert all(bucket["low_usd_gpu_h"] > 0.1 for bucket in found["prices"][0]["buckets"])
         group.cancel_scope.cancel()
 
 
