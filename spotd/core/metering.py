@@ -255,7 +255,11 @@ def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
     was stopped has none, so such a machine counts until its end is known.
     """
     rules = policy.providers.get(item.provider)
-    if not rules.ends_itself if rules is not None else item.ref is not None and item.meter.until is None:
+    if rules is not None:
+        nothing_ends_it = not (rules.ends_itself and item.quote.offer.ends_itself)
+    else:
+        nothing_ends_it = item.ref is not None and item.meter.until is None
+    if nothing_ends_it:
         return None
     starting = timedelta(0)
     if item.heartbeat_seen_at is None and rules is not None:

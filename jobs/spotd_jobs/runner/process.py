@@ -397,12 +397,30 @@ def _ask(how: dict[str, Any], outcome: str) -> None:
         place = "/api/v0/instances/%s/" % _quote(_own("CONTAINER_ID"))
         _delete((how.get("base_url") or _VAST).rstrip("/") + place, _own("CONTAINER_API_KEY"))
     elif method == "runpod":
-        place = "/v2/pods/%s" % _quote(_own("RUNPOD_POD_ID"))
-        _delete((how.get("base_url") or _RUNPOD).rstrip("/") + place, _own("RUNPOD_API_KEY"))
+        base, key = (how.get("base_url") or _RUNPOD).rstrip("/"), _own("RUNPOD_API_KEY")
+        pod = "%s/v2/pods/%s" % (base, _quote(_own("RUNPOD_POD_ID")))
+        rank = os.environ.get("SPOTD_NODE_RANK")
+        _delete(pod if rank is None else "%s/v2/clusters/%s" % (base, _quote(_cluster(pod, key, rank))), key)
     elif method == "shutdown":
         _shut_down()
     else:
         log_line("this runner knows no way named %r to end a machine" % str(method)[:40])
+
+
+def _cluster(pod: str, key: str, rank: str) -> str:
+    """Return the id of this pod's cluster, which can be deleted as a whole only, if this machine is to end it.
+
+    The first one ends all, since it alone has something to save. Whether its key may is not documented.
+    """
+    from spotd_jobs.wire.client import web
+
+    if rank != "0":
+        raise RuntimeError("the first machine ends all of them")
+    status, _, answer = web.request("GET", pod, {"Authorization": "Bearer " + key, "Accept": "application/json"})
+    cluster = json.loads(answer).get("cluster") if status == 200 else None
+    if not isinstance(cluster, dict):
+        raise RuntimeError("the provider names no cluster of this machine: HTTP %d" % status)
+    return str(cluster.get("id"))
 
 
 def _own(name: str) -> str:

@@ -146,6 +146,7 @@ class Offer:
             `gpu_count`, all prices and what is billed are those of all of them, everything else is of each.
         nodes_min, nodes_max: how many of it may be bought as one, where that differs from one to all that the provider
             starts: more than 1 at least is no offer of a single machine, and 1 at most is one of nothing else.
+        ends_itself: whether the runner certainly ends it, where the provider's machines end themselves at all.
         extra: what only `launch` reads. Never a secret.
     """
 
@@ -181,6 +182,7 @@ class Offer:
     nodes: int = 1
     nodes_min: int = 1
     nodes_max: int | None = None
+    ends_itself: bool = True
     extra: Mapping[str, str] = field(default_factory=dict)
 
 

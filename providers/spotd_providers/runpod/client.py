@@ -24,7 +24,9 @@ from spotd_providers.runpod.wire import (
     DIALECT,
     WHO,
     BillingPage,
+    ClusterPage,
     GpuRow,
+    NamedCluster,
     PodPage,
     PodRow,
     SshKeys,
@@ -41,6 +43,7 @@ PROBE: Final[Mapping[str, Any]] = {"spotdCheck": True}
 LOG_LINES_MAX: Final = 5000
 REGISTRIES_MAX: Final = 10_000
 ID_CHARS_MAX: Final = 128
+PODS, CLUSTERS = "pods", "clusters"
 LIST, END = "the list of pods", "a deletion"
 URGENT: Final = frozenset({LIST, END})
 
@@ -53,14 +56,16 @@ class RunpodClient(RestClient):
         self._used_up = Rest(clock)
         self._low = Rest(clock)
 
-    async def gpus(self, *, cloud: str, count: int, cuda_min: str | None) -> Rows[GpuRow]:
-        """Return the GPU types for machines of this size. Not repeated on failure: the poller comes back anyway.
+    async def gpus(self, *, cloud: str, count: int, cuda_min: str | None, product: str = "POD") -> Rows[GpuRow]:
+        """Return the GPU types for machines of this size, alone or in clusters (`CLUSTER`).
+
+        Not repeated on failure: the poller comes back anyway.
 
         Prices are asked for most often and matter least: the last quarter of a minute's requests is kept for machines.
         """
         if (low := self._low.left()) > timedelta(0):
             raise RateLimited("RunPod's minute is nearly used up (the catalogue)", retry_after=low)
-        params: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": cloud}
+        params: dict[str, str | int] = {"include": "AVAILABILITY", "product": product, "count": count, "cloud": cloud}
         if cuda_min is not None:
             params["minCudaVersion"] = cuda_min
         value = await self.ask(
@@ -84,6 +89,13 @@ class RunpodClient(RestClient):
             raise OutcomeUnknown("RunPod's answer to a create names no pod", key=key)
         return row
 
+    async def create_cluster(self, body: Mapping[str, Any], *, key: AttemptKey) -> str:
+        """Make one cluster by one POST, never two; return its id. Raises as `create` does."""
+        row = row_or_none(NamedCluster, await self.buy("POST", "/v2/clusters", body, key=key))
+        if row is None:
+            raise OutcomeUnknown("RunPod's answer to a create names no cluster", key=key)
+        return row.id
+
     async def may_create(self) -> None:
         """Send a create that is certainly refused, with nothing but a field that no create has.
 
@@ -101,18 +113,31 @@ class RunpodClient(RestClient):
         if made is not None:
             await self.delete(made.id)
 
-    async def pod(self, pod_id: str) -> Any | None:
-        """Return the row of one pod, or `None` when RunPod says that it does not exist (or not yet)."""
-        return await self.ask_or_absent("GET", _pod_path(pod_id), what="a pod")
+    async def pod(self, pod_id: str, of: str = PODS) -> Any | None:
+        """Return the row of one pod or cluster, or `None` when RunPod says that it does not exist (or not yet)."""
+        return await self.ask_or_absent("GET", _path(pod_id, of), what="a pod")
+
+    async def clusters(self) -> Sequence[Any]:
+        """Return the rows of the account's clusters."""
+        return as_model(ClusterPage, await self.ask("GET", "/v2/clusters", what=LIST), who=WHO, what=CLUSTERS).clusters
+
+    async def members(self, cluster_id: str) -> Sequence[Any]:
+        """Return the rows of a cluster's pods."""
+        answer = await self.ask("GET", f"{_path(cluster_id, CLUSTERS)}/pods", what="the pods of a cluster")
+        return as_model(PodPage, answer, who=WHO, what="the pods of a cluster").pods
 
     async def pod_page(self, *, cursor: str | None) -> PodPage:
-        """Return a page of the account's pods, as long as RunPod allows. Filters would be ignored, so none are sent."""
-        params: dict[str, str | int] = {"limit": PODS_PER_PAGE, **({} if cursor is None else {"cursor": cursor})}
+        """Return a page of the account's pods, those of clusters included, as long as RunPod allows.
+
+        Filters would be ignored, so none are sent.
+        """
+        params: dict[str, str | int] = {"limit": PODS_PER_PAGE, "includeClusterPods": "true"}
+        params |= {} if cursor is None else {"cursor": cursor}
         return as_model(PodPage, await self.ask("GET", "/v2/pods", what=LIST, params=params), who=WHO, what=LIST)
 
-    async def delete(self, pod_id: str) -> None:
-        """Delete this pod; return once RunPod accepted that, or said that the pod does not exist."""
-        await self.ask_or_absent("DELETE", _pod_path(pod_id), what=END, attempts=4)
+    async def delete(self, pod_id: str, of: str = PODS) -> None:
+        """Delete this pod or cluster; return once RunPod accepted that, or said that there is no such one."""
+        await self.ask_or_absent("DELETE", _path(pod_id, of), what=END, attempts=4)
 
     async def registries(self) -> Sequence[Any]:
         """Return the rows of the account's registry credentials; RunPod never shows their passwords."""
@@ -149,7 +174,7 @@ class RunpodClient(RestClient):
         what = "a log"
         await self._turn(what)
         answer = await self._http.read_stream(
-            f"{_pod_path(pod_id)}/logs",
+            f"{_path(pod_id)}/logs",
             params={"source": source, "tail": min(max(lines, 0), LOG_LINES_MAX)},
             headers={"accept": "text/event-stream"},
         )
@@ -161,10 +186,10 @@ class RunpodClient(RestClient):
         self._note(answer)
         return _events(answer.text)[-lines:] if lines > 0 else []
 
-    async def billing(self, since: datetime, until: datetime) -> BillingPage:
-        """Return what was billed for pods, hour by hour."""
+    async def billing(self, since: datetime, until: datetime, of: str = PODS) -> BillingPage:
+        """Return what was billed for pods or clusters, hour by hour."""
         params: dict[str, str | int] = {"bucketSize": "hour", "startTime": _zulu(since), "endTime": _zulu(until)}
-        value = await self.ask("GET", "/v2/billing/pods", what="billing", params=params)
+        value = await self.ask("GET", f"/v2/billing/{of}", what="billing", params=params)
         return as_model(BillingPage, value, who=WHO, what="billing")
 
     async def ssh_keys(self) -> int:
@@ -206,8 +231,8 @@ class RunpodClient(RestClient):
         self._used_up = Rest(self._clock)
 
 
-def _pod_path(pod_id: str) -> str:
-    return f"/v2/pods/{quote(pod_id, safe='')}"
+def _path(identity: str, of: str = PODS) -> str:
+    return f"/v2/{of}/{quote(identity, safe='')}"
 
 
 def _zulu(instant: datetime) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,7 +59,7 @@ IMAGE_FAILURE_WORDS: Final = (
     "unauthorized: authentication required",
     "toomanyrequests",
 )
-_STATES: Final = {
+STATES: Final = {
     "PROVISIONING": InstanceState.PENDING,
     "STARTING": InstanceState.PENDING,
     "RUNNING": InstanceState.RUNNING,
@@ -73,7 +73,7 @@ _BILLED: Final = {
     InstanceState.PAUSED: Billing.NOTHING,
 }
 """A pod bills from its creation. One that stopped would bill its volume, and a pod of ours has none."""
-_LOSSES: Final = {"EXITED": Loss.HOST_LOST, "ERROR": Loss.PROVISION_FAILED}
+LOSSES: Final = {"EXITED": Loss.HOST_LOST, "ERROR": Loss.PROVISION_FAILED}
 _DETAILS: Final = {
     "EXITED": "RunPod shows the pod as exited, though spotd did not stop it",
     "ERROR": "RunPod says that the container is in an error it cannot recover from",
@@ -89,13 +89,13 @@ def ref_of(pod_id: str) -> InstanceRef:
 
 def as_instance(row: PodRow, key: AttemptKey) -> Instance:
     word = (row.status or "").strip().upper()
-    state = _STATES.get(word, InstanceState.UNKNOWN)
-    loss = _LOSSES.get(word)
+    state = STATES.get(word, InstanceState.UNKNOWN)
+    loss = LOSSES.get(word)
     without_gpu = state is InstanceState.RUNNING and row.gpu is not None and row.gpu.count == 0
     if without_gpu:
         state = InstanceState.UNKNOWN  # it is being moved to another machine, or came back without what it is paid for
     odd = f"RunPod calls its status {quote_safely(row.status or '')!r}"
-    detail = _DETAILS.get(word, "" if word in _STATES else odd)
+    detail = _DETAILS.get(word, "" if word in STATES else odd)
     return Instance(
         ref=ref_of(row.id),
         key=key,
@@ -247,9 +247,10 @@ CONSOLE_SUSPECT_AFTER: Final = timedelta(minutes=2)
 class PodLosses:
     """Why pods do not start, read from their logs: RunPod's rows do not say so."""
 
-    def __init__(self, client: RunpodClient, services: Services) -> None:
+    def __init__(self, client: RunpodClient, services: Services, pod_of: Callable[[InstanceRef], str]) -> None:
         self._client = client
         self._services = services
+        self._pod_of = pod_of
         self._image_checks: dict[str, tuple[datetime, str]] = {}
         self._started: dict[str, datetime] = {}
         self._console_due: set[str] = set()
@@ -293,7 +294,8 @@ class PodLosses:
 
     async def _explain_loss(self, instance: Instance) -> Instance:
         """Set the loss of a machine whose image cannot start our script or cannot be pulled."""
-        complaint = await self._start_complaint(instance.ref.instance_id)
+        pod_id = self._pod_of(instance.ref)
+        complaint = await self._start_complaint(pod_id)
         if complaint and instance.state is not InstanceState.GONE:
             return replace(instance, state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=complaint)
         late = (
@@ -302,7 +304,7 @@ class PodLosses:
             and self._services.clock.now() - instance.created_at > PULL_SUSPECT_AFTER
         )
         if late or instance.loss is Loss.PROVISION_FAILED:
-            complaint = await self._image_complaint(instance.ref.instance_id)
+            complaint = await self._image_complaint(pod_id)
             if complaint:
                 return replace(instance, state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=complaint)
         return instance
@@ -332,11 +334,12 @@ def is_id(value: Any) -> bool:
 
 
 def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[ProviderCharge]:
-    """Translate one record; no charges for pods that were not ours. The parts are used only if they add up."""
-    key = pod_keys.key_of(row.pod)
+    """Translate one record; no charges for what was not ours. The parts are used only if they add up."""
+    key = pod_keys.key_of(row.machine)
     if key is None:
         return []
-    parts = [(kind, amount) for kind, amount in (("gpu", row.gpu), ("cpu", row.cpu), ("disk", row.disk)) if amount]
+    named = (("gpu", row.gpu), ("cpu", row.cpu), ("disk", row.disk), ("network", row.networking))
+    parts = [(kind, amount) for kind, amount in named if amount]
     return charges_of(
-        key, row.pod, row.start, row.end, total=row.total, parts=parts, rounding=1e-6, currency=row.currency
+        key, row.machine, row.start, row.end, total=row.total, parts=parts, rounding=1e-6, currency=row.currency
     )

@@ -42,6 +42,9 @@ from spotd_providers.runpod.wire import WHO, GpuRow, RunpodSettings, price_of
 PROVIDER: Final = ProviderName("runpod")
 DISK_PRICE: Final = MicroUsdPerGbMonth(100_000)
 """Container disk, $/GB/month, only while the pod runs. Documented, and in no answer of the API."""
+CLUSTER: Final = "CLUSTER"
+NODES_MIN, NODES_MAX = 2, 250
+"""How many pods one cluster has."""
 IN_STOCK: Final = frozenset({"LOW", "MEDIUM", "HIGH"})
 
 
@@ -57,11 +60,14 @@ def create_id(gpu: str) -> str:
 def offers_of(
     rows: Iterable[GpuRow], cloud: str, count: int, settings: RunpodSettings
 ) -> tuple[list[Offer], list[Rejected]]:
-    """Translate every row to a priced offer, or reject it with the reason that a user reads."""
+    """Translate every row to a priced offer, or reject it with the reason that a user reads.
+
+    `CLUSTER` as the cloud is that of machines that are sold as several alone.
+    """
     offers: list[Offer] = []
     rejected: list[Rejected] = []
     for row in rows:
-        price = price_of(row, cloud)
+        price = price_of(row, _listed_as(cloud))
         reason = price if isinstance(price, str) else _not_sold(row, cloud, count, settings)
         if reason is not None or isinstance(price, str):
             rejected.append(Rejected(offer_id=offer_id(row.id, count, cloud), reason=reason or ""))
@@ -73,6 +79,11 @@ def offers_of(
 def offer_id(gpu: str, count: int, cloud: str) -> str:
     """Name an offer, the same as long as the same thing is sold."""
     return f"{gpu.replace(' ', '_')}:{count}:{cloud.lower()}"
+
+
+def _listed_as(cloud: str) -> str:
+    """Return the cloud by which the catalogue prices this one: clusters are in data centres."""
+    return "SECURE" if cloud == CLUSTER else cloud
 
 
 def _offer(row: GpuRow, cloud: str, count: int, price: MicroUsdPerGpuHour, settings: RunpodSettings) -> Offer:
@@ -92,8 +103,12 @@ def _offer(row: GpuRow, cloud: str, count: int, price: MicroUsdPerGpuHour, setti
         gpu_price=machine,
         on_demand_price=machine,
         storage_price=DISK_PRICE,
+        storage_fixed=MicroUsdPerHour(micro_usd(settings.cluster_network) if cloud == CLUSTER else 0),
         region=places[0] if len(places) == 1 else "",
         cuda_max=_cuda_max(row),
+        nodes_min=NODES_MIN if cloud == CLUSTER else 1,
+        nodes_max=NODES_MAX if cloud == CLUSTER else 1,
+        ends_itself=cloud != CLUSTER,
         extra={"gpu": create_id(row.id), "cloud": cloud},
     )
 
@@ -102,12 +117,13 @@ def _not_sold(row: GpuRow, cloud: str, count: int, settings: RunpodSettings) -> 
     """Return why this GPU cannot be had on this cloud in this number, or should not."""
     if row.id == "unknown":
         return "RunPod does not know which GPU this is"
-    offered = row.secure if cloud == "SECURE" else row.community
+    listed = _listed_as(cloud).lower()
+    offered = row.secure if listed == "secure" else row.community
     if offered is False:
-        return f"not offered on the {cloud.title()} cloud"
+        return f"not offered on the {listed.title()} cloud"
     if not settings.amd and (row.manufacturer or "").upper() == "AMD":
         return "an AMD GPU (providers.runpod.amd)"
-    most = (row.max_count or {}).get(cloud.lower())
+    most = (row.max_count or {}).get(listed)
     if isinstance(most, int) and not isinstance(most, bool) and most < count:
         return f"at most {most} of it in one pod"
     if row.availability == "NONE":
@@ -159,19 +175,27 @@ class GpuCatalogue:
         self._settings = settings
         self._services = services
         self._parts: dict[tuple[str, int], CataloguePart] = {}
+        self._names: list[tuple[str, int]] = []
 
-    async def refresh(self) -> ProviderError | None:
+    async def refresh(self, *, with_clusters: bool) -> ProviderError | None:
         """Read every part; returns the error of the first that failed, at which it stops.
 
         Raises:
             AuthFailed: the key is refused. ProviderError: no part at all could be read.
         """
         names = [(cloud, count) for cloud in self._settings.clouds for count in self._settings.gpu_counts]
+        names += [(CLUSTER, count) for count in self._settings.cluster_gpu_counts if with_clusters]
         never = datetime.min.replace(tzinfo=self._services.clock.now().tzinfo)
         names.sort(key=lambda name: self._parts[name].at if name in self._parts else never)
+        self._names = names
         for number, (cloud, count) in enumerate(names):
             try:
-                rows = await self._client.gpus(cloud=cloud, count=count, cuda_min=self._settings.cuda_min)
+                rows = await self._client.gpus(
+                    cloud=_listed_as(cloud),
+                    count=count,
+                    cuda_min=self._settings.cuda_min,
+                    product=CLUSTER if cloud == CLUSTER else "POD",
+                )
             except AuthFailed:
                 raise
             except ProviderError as exc:
@@ -189,9 +213,9 @@ class GpuCatalogue:
         offers: list[Offer] = []
         rejected: list[Rejected] = []
         now = self._services.clock.now()
-        for name in sorted(self._parts):
-            part = self._parts[name]
-            if now - part.at <= PART_AGE_MAX:
+        for name in sorted(self._names):
+            part = self._parts.get(name)
+            if part is not None and now - part.at <= PART_AGE_MAX:
                 offers.extend(part.offers)
                 rejected.extend(part.rejected)
         return offers, rejected
@@ -220,8 +244,15 @@ It sees nothing of the environment, where RunPod puts the pod's own key. Whateve
 """
 
 
+IN_CLUSTER: Final = """\
+export SPOTD_NODE_RANK="$NODE_RANK" SPOTD_NODE_ADDRESS="$NODE_ADDR"
+[ ! -e /sys/class/net/ens1 ] || export NCCL_SOCKET_IFNAME=ens1
+"""
+"""Hands on the place that RunPod gives each pod of a cluster. Its other network leads to the internet alone."""
+
+
 def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, Any]:
-    """Build the pod to create. The schema is closed, so it holds only what is needed.
+    """Build the pod or cluster to create. The schema is closed, so it holds only what is needed.
 
     No `mounts` (nothing outlives the machine but checkpoints), no `env` (secrets have no business there), and of
     `ports` that of ssh alone, where it is wanted (hosts only call out). `args` goes to the image's ENTRYPOINT; almost
@@ -238,19 +269,27 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
         key_chars_max=NAME_CHARS_MAX,
         image_chars_max=IMAGE_CHARS_MAX,
     )
-    if request.offer.extra["cloud"] not in ("SECURE", "COMMUNITY"):
+    offer, script = request.offer, request.start_script
+    if offer.extra["cloud"] not in (("SECURE", "COMMUNITY") if offer.nodes == 1 else (CLUSTER,)):
         raise rejected(WHO, "offer", "it is not an offer of RunPod")
-    gpu: dict[str, Any] = {"id": request.offer.extra["gpu"], "count": request.offer.gpu_count}
-    if settings.cuda_min is not None:
-        gpu["minCudaVersion"] = settings.cuda_min
     body: dict[str, Any] = {
         "name": request.key,
         "image": request.image,
-        "cloud": request.offer.extra["cloud"],
-        "gpu": gpu,
         "disk": max(request.disk_gb, DISK_GB_MIN),
     }
-    script = request.start_script
+    if offer.nodes == 1:
+        gpu = {"id": offer.extra["gpu"], "count": offer.gpu_count}
+        body |= {"cloud": offer.extra["cloud"], "gpu": gpu}
+        if settings.cuda_min is not None:
+            gpu["minCudaVersion"] = settings.cuda_min
+        if settings.registry is not None:
+            body["registry"] = settings.registry
+    else:
+        if offer.nodes > NODES_MAX:
+            raise rejected(WHO, "offer", f"a cluster has at most {NODES_MAX} pods")
+        each = {"gpuTypeId": offer.extra["gpu"], "gpuCountPerPod": offer.gpu_count // offer.nodes}
+        body |= {"type": "TRAINING", "compute": {**each, "podCount": offer.nodes}}
+        script = IN_CLUSTER + script
     if settings.direct_ssh:
         body |= {"ports": ["22/tcp"], "startSsh": True}
         script = DIRECT_SSH + script
@@ -261,8 +300,6 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
         body["args"] = shlex.join(["/bin/sh", "-c", script])
     if settings.data_centers:
         body["dataCenterIds"] = list(settings.data_centers)
-    if settings.registry is not None:
-        body["registry"] = settings.registry
     if len(json.dumps(body).encode()) > BODY_BYTES_MAX:
         raise rejected(WHO, "start_script", f"quoted, it makes a request of more than {BODY_BYTES_MAX} bytes")
     return body
@@ -301,17 +338,18 @@ class UnexplainedRefusals:
 def refusal_of_create(refused: RestRefused, request: LaunchRequest, unexplained: UnexplainedRefusals) -> ProviderError:
     """Translate a refused create into an error of the contract; no pod was made."""
     said, offer = refused.detail or f"HTTP {refused.status}", request.offer.offer_id
+    is_cluster = request.offer.nodes > 1
     if refused.meaning is Meaning.ABSENT:
         return OfferGone(f"RunPod does not know this GPU any more: {said}")
     if refused.meaning is not Meaning.REJECTED:
         unexplained.forget()
         return refused.of_purchase()
-    if refused.status == 403 and unexplained.is_key_suspect(offer):
+    if refused.status == 403 and not is_cluster and unexplained.is_key_suspect(offer):
         return AuthFailed(
             f"RunPod forbids every create with this key: {said}; give it write access, `spotctl doctor` checks it"
         )
     if refused.status == 403:
-        return NoCapacity(f"this account may not rent this kind of pod: {said}")
+        return NoCapacity(f"this account may not rent this kind of pod{' in clusters' * is_cluster}: {said}")
     if refused.status in (400, 409) and not unexplained.is_request_suspect(offer):
         return NoCapacity(f"RunPod did not make the pod, perhaps for want of machines: {said}")
     return refused.of_purchase() if refused.status in (400, 409, 413, 422) else Unavailable(str(refused))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
+from spotd_providers.contract.errors import AuthFailed, NotSupported, ProviderError, Unavailable
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import (
     HOURS_PER_STORAGE_MONTH,
@@ -16,6 +16,7 @@ from spotd_providers.contract.values import (
     CheckLine,
     Instance,
     InstanceRef,
+    InstanceState,
     LaunchRequest,
     Market,
     OfferPage,
@@ -24,14 +25,16 @@ from spotd_providers.contract.values import (
     ProviderCharge,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
+from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
 from spotd_providers.kit.calls import Page
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import RestRefused, key_setting, open_keyed_http
 from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.template import Check, ProviderTemplate, as_unreadable, clock_lines, examine
 from spotd_providers.kit.text import key_of, last_lines
-from spotd_providers.runpod.client import RunpodClient
+from spotd_providers.runpod.client import CLUSTERS, PODS, RunpodClient
+from spotd_providers.runpod.clusters import NO_LOGIN, Clusters, ListedCluster, is_member
+from spotd_providers.runpod.clusters import ref_of as cluster_ref
 from spotd_providers.runpod.listing import (
     PodKeys,
     PodLosses,
@@ -44,6 +47,7 @@ from spotd_providers.runpod.listing import (
 from spotd_providers.runpod.offers import (
     DISK_GB_MIN,
     DISK_PRICE,
+    NODES_MAX,
     PROVIDER,
     SCRIPT_BYTES_MAX,
     GpuCatalogue,
@@ -51,7 +55,7 @@ from spotd_providers.runpod.offers import (
     refusal_of_create,
     request_body,
 )
-from spotd_providers.runpod.wire import WHO, BillingRow, PodRow, RunpodSettings
+from spotd_providers.runpod.wire import WHO, BillingRow, ClusterRow, PodRow, RunpodSettings
 
 # The checks of `spotctl doctor` at RunPod, one line for each finding.
 
@@ -60,6 +64,7 @@ _KEY: Final = "create a key with read and write access at console.runpod.io/user
 _ANSWERS: Final = "check the network, at base_url and at RunPod's status page; the key was not judged"
 _CATALOGUE: Final = "RunPod's catalogue does not answer; see its status page"
 _SCOPES: Final = "give the key read and write access to pods and read access to billing"
+_CLUSTERS: Final = "give the key access to clusters, or set cluster_gpu_counts to [] if no job has `nodes`"
 _SSH_KEY: Final = "add your public key at console.runpod.io/user/settings, which pods that start afterwards get"
 NO_BALANCE: Final = "RunPod's REST API states no balance and no spend limit; see console.runpod.io/user/billing"
 
@@ -82,26 +87,20 @@ NO_PORTS: Final = (
     "RunPod's own way in carries a shell and no ports; with direct_ssh = true, pods that start afterwards are reached "
     "by ssh with your own key, if their image has an ssh server"
 )
-CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
-    Power.LOGS,
-    Power.BILLING,
-    Power.SELF_TERMINATE,
-    Power.SHELL,
-    missing={
-        Power.SPOT: "RunPod withdrew its spot pods in 2026 and sells on-demand only",
-        Power.BID_CHANGE: "RunPod sells at list price, so there is no bid to change",
-        Power.BALANCE: "RunPod's REST API does not state the account's balance; its website shows it",
-        Power.CAPACITY_SCORES: "RunPod says whether a pod can be had now, not how likely a launch is to succeed",
-        Power.HOST_IDENTITY: "RunPod does not say on which host a pod runs",
-        Power.NOTICES: "RunPod stops pods without warning, so checkpoint regularly",
-        Power.PORTS: NO_PORTS,
-        Power.PRICE_HISTORY: "RunPod's API shows only the prices of now",
-        Power.GANG: "RunPod's pods do not reach each other, and spotd rents no cluster of it",
-        Power.STOP_RESUME: (
-            "a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it"
-        ),
-    },
-)
+_MISSING: Final[Mapping[Power, str]] = {
+    Power.SPOT: "RunPod withdrew its spot pods in 2026 and sells on-demand only",
+    Power.BID_CHANGE: "RunPod sells at list price, so there is no bid to change",
+    Power.BALANCE: "RunPod's REST API does not state the account's balance; its website shows it",
+    Power.CAPACITY_SCORES: "RunPod says whether a pod can be had now, not how likely a launch is to succeed",
+    Power.HOST_IDENTITY: "RunPod does not say on which host a pod runs",
+    Power.NOTICES: "RunPod stops pods without warning, so checkpoint regularly",
+    Power.PORTS: NO_PORTS,
+    Power.PRICE_HISTORY: "RunPod's API shows only the prices of now",
+    Power.STOP_RESUME: (
+        "a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it"
+    ),
+}
+CAPABILITIES: Final = all_but(_MISSING)
 
 
 class RunpodProvider(ProviderTemplate):
@@ -110,7 +109,7 @@ class RunpodProvider(ProviderTemplate):
     name = PROVIDER
     who = WHO
     machine = "pod"
-    capabilities = CAPABILITIES
+    nodes_max = NODES_MAX
 
     def __init__(self, client: RunpodClient, settings: RunpodSettings, services: Services) -> None:
         super().__init__(services, client)
@@ -119,8 +118,14 @@ class RunpodProvider(ProviderTemplate):
         self._catalogue = GpuCatalogue(client, settings, services)
         self._unexplained = UnexplainedRefusals()
         self._pod_keys = PodKeys(services.state_dir, services.log)
-        self._losses = PodLosses(client, services)
+        self._clusters = Clusters(client, settings, services, self._pod_keys)
+        self._losses = PodLosses(client, services, self._clusters.first_pod)
         self._logins = StoredLogins(client, services)
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:  # type: ignore[override]  # it changes with the key's rights
+        why = self._clusters.missing
+        return all_but({**_MISSING, Power.GANG: why}) if why else CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete.
@@ -130,7 +135,7 @@ class RunpodProvider(ProviderTemplate):
         if Market.ON_DEMAND not in query.markets:
             return OfferPage(offers=(), rejected=(), complete=True, at=self._services.clock.now())
         await self._logins.drop_unused()
-        failure = await self._catalogue.refresh()
+        failure = await self._catalogue.refresh(with_clusters=not self._clusters.missing)
         if failure is not None:
             self._services.log.warning("runpod.offers_incomplete", reason=str(failure))
         offers, rejected = self._catalogue.recent()
@@ -140,8 +145,7 @@ class RunpodProvider(ProviderTemplate):
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """Return the container's last lines, or the host's where the container printed nothing; no secrets."""
-        await self._require_ours(ref)
-        pod_id = str(ref.instance_id)
+        pod_id = await self._pod_of(ref)
         found = await self._client.log_lines(pod_id, source="container", lines=lines)
         if not found:
             found = await self._client.log_lines(pod_id, source="system", lines=lines)
@@ -152,10 +156,9 @@ class RunpodProvider(ProviderTemplate):
 
         That one needs nothing in the image, and carries no ports.
         """
-        await self._require_ours(ref)
-        pod_id = str(ref.instance_id)
-        row = row_or_none(PodRow, await self._row(ref))
-        if row is None or key_of(row.name, self._services.install) is None:
+        pod_id = await self._pod_of(ref)
+        row = row_or_none(PodRow, await self._client.pod(pod_id))
+        if row is None or (ref.scope != CLUSTERS and key_of(row.name, self._services.install) is None):
             raise Unavailable(f"RunPod does not show pod {pod_id} as ours")
         if row.status != "RUNNING":
             raise Unavailable(f"pod {pod_id} does not run yet")
@@ -169,11 +172,28 @@ class RunpodProvider(ProviderTemplate):
         no_ports = NO_PORTS if row.ssh is not None and door is row.ssh.proxy else ""
         return ShellAddress(host=door.host, port=door.port, user=door.username, no_ports=no_ports)
 
-    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
-        """Return the charges of our pods, hour by hour."""
+    async def _pod_of(self, ref: InstanceRef) -> str:
+        """Return the id of a machine's pod, of a cluster its first.
 
-        async def page(_token: str | None) -> Page:
-            return (await self._client.billing(since, until)).records, None
+        Raises:
+            Unavailable: it has none yet.
+        """
+        await self._require_ours(ref)
+        if ref.scope == CLUSTERS and not self._clusters.first_pod(ref):
+            raw = await self._row(ref)
+            if raw is not None:
+                self._clusters.machine(raw, AttemptKey(""))
+        pod_id = self._clusters.first_pod(ref)
+        if not pod_id:
+            raise Unavailable(f"RunPod names no pod of cluster {ref.instance_id} yet")
+        return pod_id
+
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
+        """Return the charges of our pods, and of our clusters if there ever was one, hour by hour."""
+
+        async def page(of: str | None) -> Page:
+            following = CLUSTERS if of is None and self._clusters.were_used else None
+            return (await self._client.billing(since, until, of or PODS)).records, following
 
         return await self._bill(page, BillingRow, lambda row: as_charges(row, self._pod_keys))
 
@@ -184,6 +204,9 @@ class RunpodProvider(ProviderTemplate):
             cloud = next(iter(self._settings.clouds), "SECURE")
             found = await self._client.gpus(cloud=cloud, count=1, cuda_min=self._settings.cuda_min)
             return f"{len(found.rows)} kinds of GPU in the catalogue"
+
+        async def clusters() -> str:
+            return f"can list clusters, {len(await self._client.clusters())} there"
 
         async def billing() -> str:
             now = self._services.clock.now()
@@ -205,6 +228,7 @@ class RunpodProvider(ProviderTemplate):
                 *found[1],
                 Check(name="market", ask=market, hint=_CATALOGUE, refused=_SCOPES),
                 Check(name="billing", ask=billing, hint=_SCOPES),
+                *([] if self._settings.no_clusters else [Check(name="clusters", ask=clusters, hint=_CLUSTERS)]),
                 *([Check(name="ssh keys", ask=ssh_keys, hint=_SSH_KEY)] if self._settings.direct_ssh else []),
                 CheckLine(name="balance", ok=True, detail=NO_BALANCE),
             ),
@@ -218,15 +242,29 @@ class RunpodProvider(ProviderTemplate):
         following = answer.pagination
         return answer.pods, following.cursor or "" if following is not None and following.goes_on else None
 
+    async def _rows(self, key: AttemptKey | None) -> tuple[Sequence[Any], bool]:
+        rows, whole = await super()._rows(key)
+        clusters, all_there = await self._clusters.with_pods(raw for raw in rows if is_member(raw))
+        return [*(raw for raw in rows if not is_member(raw)), *clusters], whole and all_there
+
     async def _row(self, ref: InstanceRef) -> Any | None:
-        return await self._client.pod(str(ref.instance_id))
+        identity = str(ref.instance_id)
+        return await (self._clusters.row(identity) if ref.scope == CLUSTERS else self._client.pod(identity))
 
     def _label(self, raw: Any) -> str | None:
-        name = raw.get("name") if isinstance(raw, dict) else None
-        is_known = row_or_none(PodRow, raw) is not None or key_of(name, self._services.install) is not None
+        if is_member(raw):
+            return ""
+        is_cluster = isinstance(raw, ListedCluster)
+        name = self._clusters.name_of(raw) if is_cluster else raw.get("name") if isinstance(raw, dict) else None
+        row = row_or_none(ClusterRow, raw.raw) if is_cluster else row_or_none(PodRow, raw)
+        is_known = row is not None or key_of(name, self._services.install) is not None
         return name if isinstance(name, str) and is_known else None
 
     def _machine(self, raw: Any, key: AttemptKey) -> Instance | None:
+        if isinstance(raw, ListedCluster):
+            for pod in raw.pods:
+                self._losses.note_start(pod)
+            return self._clusters.machine(raw, key)
         row = row_or_none(PodRow, raw)
         if row is not None:
             self._losses.note_start(row)
@@ -237,29 +275,40 @@ class RunpodProvider(ProviderTemplate):
     def _own(self, instance: Instance) -> None:
         super()._own(instance)
         self._pod_keys.record(instance.ref.instance_id, instance.key)
+        if instance.ref.scope == CLUSTERS:
+            with suppress(Unavailable):
+                self._clusters.note_use()
 
     async def _explain(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
         return await self._losses.explain(instances)
 
     async def _buy(self, request: LaunchRequest) -> Instance:
-        """Create a pod by one request; its answer is the pod's row, with the price."""
+        """Create a pod or a cluster by one request; a pod's answer is its row with the price, a cluster's has none."""
+        is_cluster = request.offer.nodes > 1
+        if is_cluster and (why := self._clusters.missing or (NO_LOGIN if request.login is not None else "")):
+            raise NotSupported(why)
         body = request_body(request, self._settings)
         if request.login is not None:
             body["registry"] = await self._logins.id_of(request.login)
         try:
-            row = await self._client.create(body, key=request.key)
+            if is_cluster:
+                self._clusters.note_use()
+                ref = cluster_ref(await self._client.create_cluster(body, key=request.key))
+                made = Instance(ref=ref, key=request.key, state=InstanceState.PENDING, market=Market.ON_DEMAND)
+            else:
+                made = as_instance(await self._client.create(body, key=request.key), request.key)
         except RestRefused as exc:
             raise refusal_of_create(exc, request, self._unexplained) from exc
         self._unexplained.forget()
-        return as_instance(row, request.key)
+        return made
 
     def _price_limit(self, request: LaunchRequest) -> int:
-        """Allow for the container disk, too: whether `cost` holds it is not documented."""
-        disk = DISK_PRICE * max(request.disk_gb, DISK_GB_MIN) // HOURS_PER_STORAGE_MONTH
-        return super()._price_limit(request) + disk
+        """Allow for what is beside the GPUs, too: whether `cost` holds it is not documented."""
+        disk = DISK_PRICE * max(request.disk_gb, DISK_GB_MIN) * request.offer.nodes // HOURS_PER_STORAGE_MONTH
+        return super()._price_limit(request) + disk + request.offer.storage_fixed
 
     async def _ask_end(self, ref: InstanceRef) -> None:
-        await self._client.delete(str(ref.instance_id))
+        await self._client.delete(str(ref.instance_id), CLUSTERS if ref.scope == CLUSTERS else PODS)
 
 
 USER_AGENT: Final = "spotd/0.1 (+runpod)"

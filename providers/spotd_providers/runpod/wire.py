@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.errors import RateLimited
 from spotd_providers.contract.values import Rejected
@@ -93,6 +93,44 @@ class PodRow(Row):
     started_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="startedAt")
 
 
+class ClusterCompute(Row):
+    pods: Annotated[int, Field(alias="podCount", ge=1, le=10_000)]
+
+
+class ClusterPods(Row):
+    """How many pods of a cluster are in which state; a state that none is in is left out."""
+
+    by_status: dict[str, Annotated[int, Field(ge=0, le=10_000)]] = Field(alias="byStatus")
+
+
+class ClusterPrimary(Row):
+    """The pod of rank 0, once it has a place."""
+
+    pod: Id = Field(alias="podId")
+    status: Annotated[str | None, Lenient] = None
+
+
+class ClusterRow(Row):
+    """One cluster of the account. It has no price: its pods state one each."""
+
+    id: Id
+    name: Annotated[str | None, Lenient] = None
+    compute: ClusterCompute
+    pods: ClusterPods
+    primary: Annotated[ClusterPrimary | None, Lenient] = None
+    created_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="createdAt")
+
+
+class NamedCluster(Row):
+    """What a purchase needs of a cluster's row."""
+
+    id: Id
+
+
+class ClusterPage(Row):
+    clusters: list[Any]
+
+
 class SshKeys(Row):
     keys: list[Any]
 
@@ -115,15 +153,16 @@ class PodPage(Row):
 
 
 class BillingRow(Row):
-    """A bill of one pod in one bucket of time."""
+    """A bill of one pod or cluster in one bucket of time."""
 
-    pod: Id = Field(alias="podId")
+    machine: Id = Field(validation_alias=AliasChoices("podId", "clusterId"))
     start: Instant = Field(alias="startTime")
     end: Instant = Field(alias="endTime")
     total: Amount = Field(alias="totalAmount")
     gpu: Annotated[Amount | None, Lenient] = Field(default=None, alias="gpuAmount")
     cpu: Annotated[Amount | None, Lenient] = Field(default=None, alias="cpuAmount")
     disk: Annotated[Amount | None, Lenient] = Field(default=None, alias="diskAmount")
+    networking: Annotated[Amount | None, Lenient] = Field(default=None, alias="networkingAmount")
     currency: Annotated[str, Field(min_length=1, max_length=8)] | None = None
 
 
@@ -300,6 +339,17 @@ class RunpodSettings(ApiSettings):
         max_length=16,
         description="Sizes of machines to ask for; each costs one request per cloud and poll.",
     )
+    cluster_gpu_counts: tuple[_Count, ...] = Field(
+        default=(8,),
+        max_length=16,
+        description="Sizes of machines for jobs with `nodes`; each costs one request per poll. Empty: none.",
+    )
+    cluster_network: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="What your bill says the network of each machine of a cluster costs per hour, in $; no price does.",
+    )
     data_centers: tuple[_DataCenter, ...] = Field(
         default=(), max_length=64, description='Only these data centres, say ["EU-RO-1"]. Empty: any.'
     )
@@ -321,6 +371,17 @@ class RunpodSettings(ApiSettings):
             "and scp reach the pod."
         ),
     )
+
+    @property
+    def no_clusters(self) -> str:
+        """Why no cluster can be asked for with these settings; empty if it can."""
+        if not self.cluster_gpu_counts:
+            return "cluster_gpu_counts is empty, so spotd rents no cluster of RunPod"
+        if not self.secure:
+            return "RunPod's clusters are on its Secure cloud, which the config leaves out"
+        if self.cuda_min is not None or self.override_entrypoint:
+            return "the config has cuda_min or override_entrypoint, which no cluster of RunPod can be asked for"
+        return ""
 
     @property
     def clouds(self) -> tuple[str, ...]:

@@ -170,8 +170,9 @@ def _offer(row: Any, provider: values.ProviderName) -> values.Offer:
     price(row.download_price, "download_price")
     if row.disk_gb_max is not None:
         whole(row.disk_gb_max, "disk_gb_max", low=0, high=10**9)  # unknown would mean without a limit
-    if type(row.pays_bid) is not bool:
-        raise MalformedValue("pays_bid: neither true nor false")
+    for name in ("pays_bid", "ends_itself"):
+        if type(getattr(row, name)) is not bool:
+            raise MalformedValue(f"{name}: neither true nor false")
     changes = {name: new for name, new in _mend(row).items() if new is not getattr(row, name)}
     if type(row) is not values.Offer:
         return values.Offer(**{one.name: changes.get(one.name, getattr(row, one.name)) for one in fields(values.Offer)})

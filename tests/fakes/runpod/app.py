@@ -24,9 +24,10 @@ from spotd_providers.testkit.serve import Call, RecordedRequest
 from tests.fakes.cloud import FakeApi
 from tests.fakes.runpod.billing import billed
 from tests.fakes.runpod.cloud import RunpodCloud
+from tests.fakes.runpod.clusters import Cluster
 from tests.fakes.runpod.pods import Pod
 from tests.fakes.runpod.refusal import Refusal
-from tests.fakes.runpod.schema import check_create
+from tests.fakes.runpod.schema import check_cluster, check_create
 
 Handler = Callable[[Request, Any], tuple[int, Any]]
 _SCRIPTING_AGENTS: Final = ("python-urllib", "python-httpx")
@@ -41,11 +42,11 @@ def classify(request: RecordedRequest) -> Call:
         return Call.OFFERS
     if path.startswith("/v2/billing"):
         return Call.ACCOUNT
-    if path == "/v2/pods" and method == "POST":
+    if path in ("/v2/pods", "/v2/clusters") and method == "POST":
         return Call.LAUNCH
-    if path.startswith("/v2/pods") and method == "DELETE":
+    if path.startswith(("/v2/pods", "/v2/clusters")) and method == "DELETE":
         return Call.TERMINATE
-    if path.startswith("/v2/pods") and method == "GET" and not path.endswith("/logs"):
+    if path.startswith(("/v2/pods", "/v2/clusters")) and method == "GET" and not path.endswith("/logs"):
         return Call.LIST
     return Call.OTHER
 
@@ -63,10 +64,16 @@ class RunpodApi(FakeApi[RunpodCloud]):
             self._path("GET", "/v2/catalog/gpus/{id}", self._gpu),
             self._path("GET", "/v2/pods", self._list),
             self._path("POST", "/v2/pods", self._create),
-            self._path("GET", "/v2/pods/{id}", self._show),
+            self._path("GET", "/v2/pods/{id}", self._show, pod_key=True),
             self._path("DELETE", "/v2/pods/{id}", self._delete, pod_key=True),
             self._path("POST", "/v2/pods/{id}/action", self._act, pod_key=True),
+            self._path("GET", "/v2/clusters", self._clusters),
+            self._path("POST", "/v2/clusters", self._create_cluster),
+            self._path("GET", "/v2/clusters/{id}", self._cluster),
+            self._path("GET", "/v2/clusters/{id}/pods", self._members),
+            self._path("DELETE", "/v2/clusters/{id}", self._delete_cluster, pod_key=True),
             self._path("GET", "/v2/billing/pods", self._billing),
+            self._path("GET", "/v2/billing/clusters", self._cluster_billing),
             self._path("GET", "/v2/account/ssh-keys", self._ssh_keys),
             self._path("PUT", "/v2/account/ssh-keys", self._replace_ssh_keys),
             self._path("GET", "/v2/registries", self._registries),
@@ -104,8 +111,11 @@ class RunpodApi(FakeApi[RunpodCloud]):
             pod = next((pod for pod in self.cloud.pods.values() if pod.api_key == found[1]), None)
             if pod is None:
                 raise Refusal(401, "invalid api key")
-            if not pod_key or request.path_params.get("id") != pod.pod_id:
+            ends = pod.cluster["id"] if pod.cluster is not None and self.cloud.quirks.pod_key_ends_cluster else ""
+            if not pod_key or request.path_params.get("id") not in (pod.pod_id, ends):
                 raise Refusal(403, "access denied")
+        if self.cloud.quirks.refuses_clusters and "clusters" in request.url.path:
+            raise Refusal(self.cloud.quirks.refuses_clusters, "access denied")
         now = self.cloud.clock.now()
         self._asked = [at for at in self._asked if now - at < timedelta(minutes=1)]
         if self.cloud.quirks.rate_limits and len(self._asked) >= self.cloud.quirks.requests_a_minute:
@@ -134,9 +144,10 @@ class RunpodApi(FakeApi[RunpodCloud]):
 
     def _gpus(self, request: Request, _: Any) -> tuple[int, Any]:
         cloud, count, stock = _asked_stock(request.query_params)
-        cuda = request.query_params.get("minCudaVersion")
+        cuda, product = request.query_params.get("minCudaVersion"), request.query_params.get("product", "POD")
         rows: list[Any] = [
-            gpu.row(cloud=cloud, count=count, with_stock=stock, cuda=cuda) for gpu in list(self.cloud.gpus.values())
+            gpu.row(cloud=cloud, count=count, with_stock=stock, cuda=cuda, product=product)
+            for gpu in list(self.cloud.gpus.values())
         ]
         edit = self.cloud.quirks.edit_gpus
         return 200, {"gpus": edit(rows) if edit else rows}
@@ -156,7 +167,8 @@ class RunpodApi(FakeApi[RunpodCloud]):
 
     def _list(self, request: Request, _: Any) -> tuple[int, Any]:
         quirks = self.cloud.quirks
-        rows = [self._row(pod) for pod in self.cloud.visible()]
+        members = request.query_params.get("includeClusterPods") == "true"
+        rows = [self._row(pod) for pod in self.cloud.visible() if members or pod.cluster is None]
         if quirks.page_rows is None:
             return 200, {"pods": rows}
         start = _position(request.query_params.get("cursor"))
@@ -190,6 +202,35 @@ class RunpodApi(FakeApi[RunpodCloud]):
             raise Refusal(422, "Request validation failed.", errors=["$.action: invalid value"])
         pod = self.cloud.act(request.path_params["id"], action)
         return (204, None) if action == "terminate" else (200, self._row(pod))
+
+    # --- clusters -------------------------------------------------------------------------------------------------
+
+    def _cluster_row(self, cluster: Cluster) -> Any:
+        edit = self.cloud.quirks.edit_cluster.get(cluster.cluster_id, {})
+        return {**cluster.row(), **edit} if isinstance(edit, dict) else edit
+
+    def _clusters(self, _: Request, __: Any) -> tuple[int, Any]:
+        return 200, {"clusters": [self._cluster_row(one) for one in self.cloud.clusters.visible()]}
+
+    def _create_cluster(self, _: Request, content: Any) -> tuple[int, Any]:
+        if self.cloud.quirks.read_only_key:
+            raise Refusal(403, "access denied")
+        body = check_cluster(_decoded(content), size=len(content))
+        return 201, self._cluster_row(self.cloud.clusters.create(body))
+
+    def _cluster(self, request: Request, _: Any) -> tuple[int, Any]:
+        return 200, self._cluster_row(self.cloud.clusters.shown(request.path_params["id"]))
+
+    def _members(self, request: Request, _: Any) -> tuple[int, Any]:
+        pods = self.cloud.clusters.shown(request.path_params["id"]).pods.values()
+        return 200, {"pods": [self._row(pod) for pod in pods if pod.exists]}
+
+    def _delete_cluster(self, request: Request, _: Any) -> tuple[int, Any]:
+        self.cloud.clusters.delete(request.path_params["id"])
+        return 204, None
+
+    def _cluster_billing(self, request: Request, _: Any) -> tuple[int, Any]:
+        return 200, billed(self.cloud, request.query_params, of_clusters=True)
 
     async def _logs(self, request: Request) -> Response:
         def lines() -> list[str]:

@@ -15,6 +15,7 @@ from spotd_providers.contract.values import MICRO, MicroUsdPerHour, micro_usd
 from spotd_providers.local.hosts import HostClock, HostMachineState
 from tests.fakes.cloud import FOR_EVER, FakeCloud
 from tests.fakes.runpod.belongings import Belongings
+from tests.fakes.runpod.clusters import NETWORK_PRICE, Clusters
 from tests.fakes.runpod.gpus import Gpu
 from tests.fakes.runpod.pods import BILLED, Failure, Phase, Pod
 from tests.fakes.runpod.quirks import Quirks
@@ -44,6 +45,7 @@ class RunpodCloud(FakeCloud):
         self.gpus: dict[str, Gpu] = {}
         self.pods: dict[str, Pod] = {}
         self.belongings = Belongings()
+        self.clusters = Clusters(self)
         self.logs_open = 0
         self.logs_open_most = 0
         self._failures: dict[str, Failure] = {}
@@ -83,13 +85,17 @@ class RunpodCloud(FakeCloud):
             self.balance_usd = 0.0
             for pod in list(self.pods.values()):
                 if pod.exists:
-                    self._end(pod, "no balance")
+                    self.end_pod(pod, "no balance")
+            for cluster in self.clusters.by_id.values():
+                cluster.exists = False
 
     def add_foreign(self, name: str) -> Pod:
         """Somebody's own pod in the same account, running without a process."""
         with self.lock:
             gpu = next(iter(self.gpus.values()))
-            pod = self._pod(gpu, 1, "SECURE", {"name": name, "image": "foreign", "disk": 20}, MicroUsdPerHour(340_000))
+            pod = self.pod_of(
+                gpu, 1, "SECURE", {"name": name, "image": "foreign", "disk": 20}, MicroUsdPerHour(340_000)
+            )
             pod.phase = Phase.RUNNING
             pod.created_at = self.clock.now() - self.quirks.list_lag
             return pod
@@ -124,19 +130,26 @@ class RunpodCloud(FakeCloud):
             if listed is None:
                 raise Refusal(400, quirks.capacity_text)
             usd = listed * quirks.cost_factor * number
-            if self.balance_left() < usd:
-                raise Refusal(402, "Your balance is too low to deploy this pod.")
-            if self.spend_now() + usd > quirks.spend_limit:
-                raise Refusal(400, f"This would exceed your spend limit of ${quirks.spend_limit:.0f} per hour.")
+            self.require_money(usd)
             place = gpu.place(self._places(body), number) if _has(gpu, body["gpu"]) else None
             if quirks.sells_nothing or place is None:
                 raise Refusal(400, quirks.capacity_text)
             gpu.free[place] -= 1
-            pod = self._pod(gpu, number, cloud, body, MicroUsdPerHour(micro_usd(round(usd, 9))), place=place)
-            pod.failure = self._failures.pop(gpu.gpu_id, None)
+            pod = self.pod_of(gpu, number, cloud, body, MicroUsdPerHour(micro_usd(round(usd, 9))), place=place)
             pod.deaths_left = quirks.undead
-            self._start(pod, self.clock.now())
+            self.begin(pod, pod.created_at)
             return pod
+
+    def require_money(self, usd: float) -> None:
+        """Nothing, if the account can pay so much an hour.
+
+        Raises:
+            Refusal: it cannot.
+        """
+        if self.balance_left() < usd:
+            raise Refusal(402, "Your balance is too low to deploy this pod.")
+        if self.spend_now() + usd > self.quirks.spend_limit:
+            raise Refusal(400, f"This would exceed your spend limit of ${self.quirks.spend_limit:.0f} per hour.")
 
     def visible(self) -> list[Pod]:
         """The pods a listing shows, oldest first."""
@@ -166,10 +179,12 @@ class RunpodCloud(FakeCloud):
             pod = self.pods.get(pod_id)
             if pod is None or not pod.exists:
                 raise no_such_pod()
+            if pod.cluster is not None:
+                raise Refusal(409, "Pod belongs to a cluster and cannot be terminated via the pod endpoints.")
             if pod.deaths_left > 0:
                 pod.deaths_left -= 1
                 return
-            self._end(pod, "deleted")
+            self.end_pod(pod, "deleted")
 
     def act(self, pod_id: str, action: str) -> Pod:
         """The pod after a change of its state.
@@ -180,6 +195,8 @@ class RunpodCloud(FakeCloud):
         with self.lock:
             pod = self.shown(pod_id)
             now = self.clock.now()
+            if pod.cluster is not None:
+                raise Refusal(409, "Pod belongs to a cluster and cannot be modified via the pod endpoints.")
             if action not in pod.row(now)["actions"]:
                 raise Refusal(409, f"The Pod cannot be {action}ed while it is {pod.phase.value}.")
             if action == "terminate":
@@ -231,9 +248,19 @@ class RunpodCloud(FakeCloud):
             return [home] if not wanted or home in wanted else ["nowhere"]
         return wanted
 
-    def _pod(
-        self, gpu: Gpu, number: int, cloud: str, body: Mapping[str, Any], price: MicroUsdPerHour, *, place: str = ""
+    def pod_of(
+        self,
+        gpu: Gpu,
+        number: int,
+        cloud: str,
+        body: Mapping[str, Any],
+        price: MicroUsdPerHour,
+        *,
+        place: str = "",
+        cluster: Mapping[str, Any] | None = None,
+        own_env: Mapping[str, str] | None = None,
     ) -> Pod:
+        """A pod that bills from now on and has not begun."""
         serial = next(self._numbers)
         pod_id = f"{serial:05d}k2m4n6p{serial % 10}"
         pod = Pod(
@@ -250,6 +277,9 @@ class RunpodCloud(FakeCloud):
             body=dict(body),
             api_key=f"fake-runpod-pod-key-{pod_id}",
             created_at=self.clock.now(),
+            failure=self._failures.pop(gpu.gpu_id, None),
+            cluster=cluster,
+            own_env=own_env or {},
         )
         self.pods[pod_id] = pod
         self._bill(pod, pod.created_at)
@@ -257,9 +287,12 @@ class RunpodCloud(FakeCloud):
 
     def _bill(self, pod: Pod, at: datetime) -> None:
         storage = MicroUsdPerHour(micro_usd(round(DISK_PRICE * pod.disk / HOURS_PER_MONTH, 9)))
+        network = 0 if pod.cluster is None else NETWORK_PRICE
+        storage = MicroUsdPerHour(storage + network)
         self.ledger.open(pod.pod_id, pod.name, at=at, compute=pod.price, storage=storage)
 
-    def _start(self, pod: Pod, at: datetime) -> None:
+    def begin(self, pod: Pod, at: datetime) -> None:
+        """The pod is being allocated."""
         pod.phase = Phase.PROVISIONING
         self.at(at + self.quirks.provisioning, partial(self._pull, pod, pod.start_no))
 
@@ -302,6 +335,7 @@ class RunpodCloud(FakeCloud):
             pod.script,
             {
                 **own,
+                **pod.own_env,
                 "RUNPOD_POD_ID": pod.pod_id,
                 "RUNPOD_API_KEY": pod.api_key,
                 "RUNPOD_DC_ID": pod.data_center,
@@ -329,7 +363,8 @@ class RunpodCloud(FakeCloud):
         # Only a volume disk would bill on; the container disk is wiped.
         self.ledger.end(pod.pod_id, at=at, note=why)
 
-    def _end(self, pod: Pod, why: str) -> None:
+    def end_pod(self, pod: Pod, why: str) -> None:
+        """The pod, its processes and its bills have ended."""
         if pod.phase in BILLED:
             pod.gpu.free[pod.data_center] = pod.gpu.free.get(pod.data_center, 0) + 1
         pod.phase = Phase.TERMINATED

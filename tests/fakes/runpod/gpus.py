@@ -15,6 +15,7 @@ class Gpu:
     Attributes:
         free: how many pods of any size each data center can still take.
         host_gpus: the most GPUs that one host has free; larger pods find no room although the catalogue shows some.
+        cluster_price: of one GPU of a cluster; `None` where none is sold.
         vcpus, ram: what comes with each GPU, virtual processors and GB of memory.
         more: further or replaced fields of the row.
     """
@@ -24,6 +25,7 @@ class Gpu:
     memory: int
     secure_price: float | None = None
     community_price: float | None = None
+    cluster_price: float | None = None
     manufacturer: str = "NVIDIA"
     max_count: int = 8
     free: dict[str, int] = field(default_factory=lambda: {"US-KS-2": 4, "EU-RO-1": 6})
@@ -33,27 +35,31 @@ class Gpu:
     cuda: tuple[str, ...] = ("12.4", "12.8")
     more: dict[str, Any] = field(default_factory=dict)
 
-    def price(self, cloud: str) -> float | None:
+    def price(self, cloud: str, product: str = "POD") -> float | None:
         """What one GPU costs on this cloud."""
+        if product == "CLUSTER":
+            return self.cluster_price if cloud == "SECURE" else None
         return (self.secure_price if cloud == "SECURE" else self.community_price) or None
 
-    def place(self, wanted: list[str], count: int) -> str | None:
-        """A data center with room for such a pod."""
+    def place(self, wanted: list[str], count: int, pods: int = 1) -> str | None:
+        """A data center with room for so many such pods."""
         if count > min(self.max_count, self.host_gpus):
             return None
-        return next((dc for dc, left in self.free.items() if left > 0 and (not wanted or dc in wanted)), None)
+        return next((dc for dc, left in self.free.items() if left >= pods and (not wanted or dc in wanted)), None)
 
     def runs_cuda(self, least: str | None) -> bool:
         """Whether its hosts have this version or a later one."""
         return least is None or any(_version(found) >= _version(least) for found in self.cuda)
 
-    def availability(self, cloud: str, count: int, cuda: str | None = None) -> str:
-        """What the catalogue says of pods of this size on this cloud."""
-        if self.price(cloud) is None or count > self.max_count or not self.runs_cuda(cuda):
+    def availability(self, cloud: str, count: int, cuda: str | None = None, product: str = "POD") -> str:
+        """What the catalogue says of pods of this size on this cloud, alone or in clusters."""
+        if self.price(cloud, product) is None or count > self.max_count or not self.runs_cuda(cuda):
             return "NONE"
         return _level(sum(self.free.values()))
 
-    def row(self, *, cloud: str, count: int, with_stock: bool, cuda: str | None = None) -> dict[str, Any]:
+    def row(
+        self, *, cloud: str, count: int, with_stock: bool, cuda: str | None = None, product: str = "POD"
+    ) -> dict[str, Any]:
         """Its row in the catalogue."""
         row: dict[str, Any] = {
             "id": self.gpu_id,
@@ -63,11 +69,15 @@ class Gpu:
             "pool": None,
             "secure": bool(self.secure_price),
             "community": bool(self.community_price),
-            "price": {"secure": self.secure_price, "community": self.community_price, "serverless": None},
+            "price": {
+                "secure": self.secure_price if product == "POD" else self.cluster_price,
+                "community": self.community_price,
+                "serverless": None,
+            },
             "maxCount": {"secure": self.max_count, "community": self.max_count},
         }
         if with_stock:
-            row["availability"] = self.availability(cloud, count, cuda)
+            row["availability"] = self.availability(cloud, count, cuda, product)
             if row["availability"] != "NONE":
                 row["dataCenters"] = [
                     {"id": dc, "name": dc.title(), "availability": _level(left)} for dc, left in self.free.items()
@@ -94,8 +104,15 @@ def some_gpus() -> tuple[Gpu, ...]:
             secure_price=0.5,
             community_price=0.22,
         ),
-        Gpu(gpu_id="NVIDIA H100 80GB HBM3", name="H100 SXM", memory=80, secure_price=2.99),
-        Gpu(gpu_id="NVIDIA A100-SXM4-80GB", name="A100 SXM", memory=80, secure_price=1.49, community_price=1.39),
+        Gpu(gpu_id="NVIDIA H100 80GB HBM3", name="H100 SXM", memory=80, secure_price=2.99, cluster_price=3.29),
+        Gpu(
+            gpu_id="NVIDIA A100-SXM4-80GB",
+            name="A100 SXM",
+            memory=80,
+            secure_price=1.49,
+            community_price=1.39,
+            cluster_price=1.79,
+        ),
     )
 
 

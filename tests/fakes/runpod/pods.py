@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -52,6 +52,8 @@ class Pod:
     Attributes:
         price: what all its GPUs cost per hour while it runs.
         deaths_left: how many more deletions it survives.
+        cluster: its membership of one, as rows show it.
+        own_env: what RunPod itself puts into its environment.
     """
 
     pod_id: str
@@ -72,6 +74,8 @@ class Pod:
     started_at: datetime | None = None
     failure: Failure | None = None
     deaths_left: int = 0
+    cluster: Mapping[str, Any] | None = None
+    own_env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def exists(self) -> bool:
@@ -106,7 +110,9 @@ class Pod:
         """Its row in v2."""
         running = self.phase is Phase.RUNNING
         uptime = int((now - self.started_at).total_seconds()) if running and self.started_at else 0
+        member = {} if self.cluster is None else {"cluster": dict(self.cluster)}
         return {
+            **member,
             "id": self.pod_id,
             "name": self.name,
             "image": self.image,

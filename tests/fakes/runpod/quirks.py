@@ -35,6 +35,11 @@ class Quirks:
         log_stays_open: a log's stream goes on after what there was to say.
         log_never_rests: while it is open, it says more, or keeps the line open with comments, without a pause.
         refuses_agents: clients that do not name themselves are refused by the edge, with 403 and no JSON.
+        refuses_clusters: the status of every answer about clusters, say 403 for a key without them; 0 for none.
+        late_ranks: of the next clusters, which pods are placed so much later than the others.
+        surviving_ranks: which pods run on after their cluster was deleted.
+        pod_key_ends_cluster: a pod's own key may delete its cluster; nothing says whether it may.
+        edit_cluster: by cluster id, as `edit_pod`.
         edit_gpus: the last word on the rows of the catalogue.
         edit_pod: by pod id, fields that replace a row's, or anything else to stand for the row.
     """
@@ -63,5 +68,10 @@ class Quirks:
     log_stays_open: bool = False
     log_never_rests: bool = False
     refuses_agents: bool = True
+    refuses_clusters: int = 0
+    late_ranks: dict[int, timedelta] = field(default_factory=dict)
+    surviving_ranks: frozenset[int] = frozenset()
+    pod_key_ends_cluster: bool = False
+    edit_cluster: dict[str, Any] = field(default_factory=dict)
     edit_gpus: Callable[[list[Any]], list[Any]] | None = None
     edit_pod: dict[str, Any] = field(default_factory=dict)

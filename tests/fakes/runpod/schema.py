@@ -69,6 +69,43 @@ _GPU: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 
 
+_CLUSTER: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "name": _named,
+    "type": lambda value: value in ("APPLICATION", "TRAINING", "SLURM", "RAY"),
+    "compute": _object,
+    "dataCenterIds": _texts,
+    **{name: _POD[name] for name in ("image", "disk", "mounts", "env", "ports", "args", "startSsh", "startJupyter")},
+}
+_COMPUTE: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "gpuTypeId": _named,
+    "gpuCountPerPod": _number,
+    "podCount": lambda value: _number(value) and 2 <= value <= 250,
+}
+
+
+def check_cluster(body: Any, *, size: int) -> Mapping[str, Any]:
+    """The body, if it is one of a cluster's create: no registry, no cloud, no CUDA version.
+
+    Raises:
+        Refusal: 413, 422 or 400.
+    """
+    if size > BODY_BYTES_MAX:
+        raise Refusal(413, f"request body exceeds {BODY_BYTES_MAX} bytes")
+    if not isinstance(body, dict):
+        raise Refusal(422, "Request validation failed.", errors=["$: expected an object"])
+    compute = body.get("compute")
+    faults = _faults("$", body, _CLUSTER)
+    faults += [f"$: missing property '{name}'" for name in ("name", "type", "compute", "image") if name not in body]
+    if isinstance(compute, dict):
+        faults += _faults("$.compute", compute, _COMPUTE)
+        faults += [f"$.compute: missing property '{name}'" for name in _COMPUTE if name not in compute]
+    if faults:
+        raise Refusal(422, "Request validation failed.", errors=faults)
+    if "disk" not in body:
+        raise Refusal(400, "You must either provide a template id or pod configuration parameters")
+    return body
+
+
 def check_create(body: Any, *, size: int, knows_entrypoint: bool) -> Mapping[str, Any]:
     """The body, if it is one of a create.
 

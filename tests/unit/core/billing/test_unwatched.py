@@ -16,7 +16,7 @@ from spotd.core.domain.states import EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import terminate_accepted
 from spotd.core.kernel.reconcile import reconcile
-from spotd.core.metering import job_spent, spent
+from spotd.core.metering import job_spent, outlives, spent
 from spotd.core.pricing import needs_of, quote
 from spotd_providers.contract.values import InstanceState, MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from tests.cases import every
@@ -45,6 +45,15 @@ def heard(at: datetime, *, seq: int = 500, phase: str = "run", **changes: Any) -
 
 def is_about(booked: int, span: timedelta) -> bool:
     return cost(RATE, span - 2 * MINUTE) <= booked <= cost(RATE, span + 2 * MINUTE)
+
+
+@every("rules", [True, False])
+@every("sold", [True, False])
+def test_a_machine_counts_beyond_its_lease_where_nothing_but_an_order_ends_it(*, rules: bool, sold: bool) -> None:
+    world = with_rules(left(ends_itself=True), ends_itself=rules)
+    item = the(world)
+    item = replace(item, quote=replace(item.quote, offer=replace(item.quote.offer, ends_itself=sold)))
+    assert (outlives(item, world.jobs[JOB], world.policy) is not None) == (rules and sold)
 
 
 @KINDS

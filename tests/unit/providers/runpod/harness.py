@@ -48,12 +48,32 @@ class RunpodHarness(Harness):
         self._more = more
 
     def settings(self) -> RunpodSettings:
-        return RunpodSettings(**{"base_url": self.base_url, "gpu_counts": (1, 2), **self._more})
+        return RunpodSettings(
+            **{"base_url": self.base_url, "gpu_counts": (1, 2), "cluster_gpu_counts": (2,), **self._more}
+        )
 
     # --- the world ------------------------------------------------------------------------------------------------
 
     def machines(self) -> Sequence[WorldMachine]:
         self.cloud.advance()
+        clusters = [
+            WorldMachine(
+                machine_id=one.cluster_id,
+                label=one.name,
+                exists=one.exists or any(pod.exists for pod in one.pods.values()),
+                running=all(pod.phase is Phase.RUNNING for pod in one.pods.values()),
+                market=Market.ON_DEMAND,
+                price=MicroUsdPerHour(sum(pod.price for pod in one.pods.values())),
+                start_script=next(map(_script, one.pods.values()), None),
+            )
+            for one in self.cloud.clusters.by_id.values()
+        ]
+        return [
+            *clusters,
+            *self._pods(),
+        ]
+
+    def _pods(self) -> list[WorldMachine]:
         return [
             WorldMachine(
                 machine_id=pod.pod_id,
@@ -67,6 +87,7 @@ class RunpodHarness(Harness):
                 disk_gb=pod.disk,
             )
             for pod in self.cloud.pods.values()
+            if pod.cluster is None
         ]
 
     def sold(self) -> Sequence[WorldOffer]:
@@ -78,6 +99,11 @@ class RunpodHarness(Harness):
                     if price is None or gpu.availability(cloud, count) == "NONE":
                         continue
                     found.append(_sold(gpu, cloud, count, price))
+            found += [
+                _sold(gpu, "CLUSTER", count, gpu.cluster_price)
+                for count in self.settings().cluster_gpu_counts
+                if gpu.cluster_price is not None and gpu.availability("SECURE", count, product="CLUSTER") != "NONE"
+            ]
         return found
 
     def rate_limit_answer(self, retry_after_s: int | None) -> Canned:
@@ -91,7 +117,7 @@ class RunpodHarness(Harness):
 
     def set_raw_price(self, offer_id: str, raw: str) -> None:
         name, _, rest = offer_id.partition(":")
-        cloud = rest.rpartition(":")[2]
+        cloud = rest.rpartition(":")[2].replace("cluster", "secure")
         gpu_id = name.replace("_", " ")
         mark = "raw-price-goes-here"
 
@@ -117,6 +143,7 @@ class RunpodHarness(Harness):
         gpu = self.cloud.gpus[offer.extra["gpu"]]
         gpu.secure_price = None if gpu.secure_price is None else gpu.secure_price * factor
         gpu.community_price = None if gpu.community_price is None else gpu.community_price * factor
+        gpu.cluster_price = None if gpu.cluster_price is None else gpu.cluster_price * factor
 
     def exhaust_capacity(self, offer: Offer) -> None:
         self.cloud.sell_out(offer.extra["gpu"])
@@ -192,7 +219,9 @@ class RunpodHarness(Harness):
 
     def billed(self, machine_id: str) -> int:
         totals = total_by_machine(segments(read_ledger(self.cloud.ledger_path)), self.cloud.clock.now())
-        return totals[machine_id]
+        cluster = self.cloud.clusters.by_id.get(machine_id)
+        pods = [machine_id] if cluster is None else [pod.pod_id for pod in cluster.pods.values()]
+        return sum(totals[pod] for pod in pods)
 
 
 @contextmanager

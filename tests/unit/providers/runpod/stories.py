@@ -16,8 +16,8 @@ Story = Callable[[RunpodHarness, RunpodProvider], Awaitable[None]]
 
 
 def play(folder: Path, story: Story, quirks: Quirks | None = None, **settings: Any) -> None:
-    """The story is told to its end; no process of its pods is left."""
-    with open_harness(folder, quirks=quirks, **settings) as h:
+    """The story is told to its end; no process of its pods is left. Clusters are sold where the settings say so."""
+    with open_harness(folder, quirks=quirks, **{"cluster_gpu_counts": (), **settings}) as h:
 
         async def main() -> None:
             async with h.opened() as provider:

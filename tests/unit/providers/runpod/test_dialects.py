@@ -96,7 +96,8 @@ def test_a_cursor_alone_says_that_there_is_more(tmp_path: Path) -> None:
         h.faults.answer(Call.LIST, page(pods=[{**POD, "id": "other", "name": "spotd-lab-8a4b-1"}]))
         listing = await provider.instances()
         assert (listing.complete, len(listing.instances)) == (True, 2)
-        assert [request.query for request in h.requests(Call.LIST)] == ["limit=1000", "limit=1000&cursor=two"]
+        first = "limit=1000&includeClusterPods=true"
+        assert [request.query for request in h.requests(Call.LIST)] == [first, f"{first}&cursor=two", ""]
 
     play(tmp_path, story)
 

@@ -41,6 +41,7 @@ def test_an_account_where_all_is_well_has_a_good_line_for_each_thing(tmp_path: P
         "clock": "0 s from RunPod's",
         "market": "4 kinds of GPU in the catalogue",
         "billing": "can read charges",
+        "clusters": "can list clusters, 0 there",
         "balance": NO_BALANCE,
     }
     assert all(line.ok and not line.hint for line in lines.values())

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from spotd_jobs.start import start_script
-from spotd_jobs.wire.grant import EndMethod, Grant, GrantStopOrder, Orders, SelfTerminate
+from spotd_jobs.wire.grant import EndMethod, GangGrant, Grant, GrantStopOrder, Orders, SelfTerminate
 from spotd_providers.local.hosts import Machines
 from spotd_providers.runpod.offers import DIRECT_SSH, SCRIPT_BYTES_MAX
 from spotd_providers.runpod.plugin import RunpodProvider
+from spotd_providers.testkit.behaviours.gangs import gang_of
 from spotd_providers.testkit.serve import Call, Canned
 from tests.fakes.runpod import Phase, Pod, Quirks
+from tests.fakes.runpod.clusters import Cluster
 from tests.fakes.ssh.sshd import SSHD
 from tests.integration.runner.images import image_with, pythons
 from tests.integration.runner.rig import Rig
@@ -101,6 +103,42 @@ def test_a_pod_that_starts_again_after_its_job_is_done_runs_nothing_and_ends_its
             assert said(rig) == "ran\n"
 
     play(tmp_path, story, Quirks(requests_a_minute=5000, restarts=restarts))
+
+
+@pytest.mark.parametrize("may", [True, False], ids=["its key may", "its key may not"])
+def test_machines_of_a_cluster_work_together_and_the_first_one_ends_all(tmp_path: Path, *, may: bool) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        with Rig(tmp_path / "rig") as rig:
+            script = fit(h, rig, "3.8", ["/bin/sh", "-c", 'echo "$SPOTD_NODE_RANK of $SPOTD_NODES at $MASTER_ADDR"'])
+            (key,) = (key for key in rig.store.keys("") if key.endswith("grant.json"))
+            grant = Grant.model_validate_json(rig.store.get(key) or b"")
+            first_url = rig.store.url(grant.upload.prefix + "gang.json")
+            rig.renew(grant, gang=GangGrant(nodes=2, first_url=first_url, wait_s=20))
+            page = await provider.offers(h.query())
+            offer = next(gang_of(one, 2) for one in page.offers if one.nodes_min > 1)
+            launched = await provider.launch(h.request(offer, start_script=script))
+            cluster = h.cloud.clusters.by_id[launched.instance.ref.instance_id]
+            for pod in cluster.pods.values():
+                await running(h, pod)
+            if may:
+                until(lambda: not cluster.exists, what="the end of all")
+            else:
+                until(lambda: any("ended yet" in one for one in consoles(h, 0, cluster)), what="a refused end")
+                assert cluster.exists
+                await provider.terminate(launched.instance.ref)
+            assert any("the first machine ends all" in one for one in consoles(h, 1, cluster))
+            lines = {line.removeprefix("[1] ") for line in said(rig).splitlines() if " of " in line}
+            assert lines == {"0 of 2 at 127.0.0.2", "1 of 2 at 127.0.0.2"}
+            ended = [sent.path for sent in h.requests(Call.TERMINATE)]
+            assert set(ended) == {f"/v2/clusters/{cluster.cluster_id}"}
+            assert not h.live()
+
+    quirks = Quirks(requests_a_minute=5000, pod_key_ends_cluster=may)
+    play(tmp_path, story, quirks, cluster_gpu_counts=(2,))
+
+
+def consoles(h: RunpodHarness, rank: int, cluster: Cluster) -> list[str]:
+    return h.cloud.machines.console(cluster.pods[rank].pod_id, lines=100)
 
 
 @pytest.mark.skipif(SSHD is None or os.getuid() != 0, reason="needs openssh-server and root, as in a pod")
