@@ -13,7 +13,7 @@ from spotd_providers.aws.offers import STATES
 from spotd_providers.aws.prices import TABLE_DATE, TABLE_REGION
 from spotd_providers.aws.region import MachineImage, Region
 from spotd_providers.aws.sdk import AwsRefused, AwsSettings, Sdk
-from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, VolumeRow
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, NODES_TAG, AwsInstanceRow, VolumeRow
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
@@ -88,7 +88,7 @@ MAX_PRICE_MICRO_USD_MIN: Final = 1_001
 def client_token(key: AttemptKey, nodes: int = 1) -> str:
     """Return the idempotency token of a launch: the key, or its hash if the key is too long, and of several how many.
 
-    Every machine of a launch shows it from the first moment, so it is known of each to how many it belongs.
+    Every machine shows it from the first moment, before its tags.
     """
     mark = f"/{nodes}" if nodes > 1 else ""
     if len(key) + len(mark) <= TOKEN_CHARS_MAX:
@@ -145,7 +145,7 @@ def run_parameters(
             # The image may say that its other disks outlive the machine, and cost for ever.
             *({"DeviceName": name, "Ebs": {"DeleteOnTermination": True}} for name in image.other_devices),
         ],
-        "TagSpecifications": tag_specifications(request.install, str(request.key), spot=spot),
+        "TagSpecifications": tag_specifications(request.install, str(request.key), spot=spot, nodes=offer.nodes),
     }
     if "NetworkInterfaces" not in beside:
         parameters["SubnetId"] = subnet
@@ -173,9 +173,10 @@ def tags_of(install: InstallId) -> list[dict[str, str]]:
     return [{"Key": INSTALL_TAG, "Value": str(install)}]
 
 
-def tag_specifications(install: InstallId, key: str, *, spot: bool) -> list[dict[str, Any]]:
+def tag_specifications(install: InstallId, key: str, *, spot: bool, nodes: int = 1) -> list[dict[str, Any]]:
     """Build our tags for everything that a launch makes; the least policy allows no launch without them."""
     tags = [*tags_of(install), {"Key": KEY_TAG, "Value": key}]
+    tags += [{"Key": NODES_TAG, "Value": str(nodes)}] if nodes > 1 else []
     kinds = (*TAGGED, "spot-instances-request") if spot else TAGGED
     return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
 

@@ -24,7 +24,7 @@ from spotd_providers.aws.grounds import interfaces
 from spotd_providers.aws.offers import STATES
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Sdk
-from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow, rows_of
+from spotd_providers.aws.wire import NODES_TAG, AwsInstanceRow, SpotRequestRow, rows_of
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
@@ -95,9 +95,9 @@ def is_gang(ref: InstanceRef) -> bool:
 
 
 def nodes_of(row: AwsInstanceRow) -> int:
-    """Return how many machines the launch of this one was for, as its client token says."""
-    digits = (row.ClientToken or "").partition("/")[2]
-    return int(digits) if digits.isdecimal() and len(digits) < 4 else 1
+    """Return how many machines the launch of this one was for, as its tag or its client token says."""
+    said = (row.tags.get(NODES_TAG, ""), (row.ClientToken or "").partition("/")[2])
+    return max([1, *(int(digits) for digits in said if digits.isdecimal() and len(digits) < 4)])
 
 
 def as_gangs(rows: Iterable[Any], now: datetime, nodes: int = 1) -> list[Any]:

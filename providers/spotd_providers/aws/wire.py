@@ -23,6 +23,8 @@ from spotd_providers.kit.shapes import Lenient, Row, row_or_none
 INSTALL_TAG: Final = "spotd:install"
 KEY_TAG: Final = "spotd:key"
 """On everything that a launch makes; a resource without them is not ours."""
+NODES_TAG: Final = "spotd:nodes"
+"""Of how many machines of one launch it is."""
 _PRICE: Final = re.compile(r"[0-9]{1,5}(\.[0-9]{1,10})?")
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]

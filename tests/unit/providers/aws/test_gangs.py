@@ -14,6 +14,7 @@ from spotd_providers.aws.doctor import client_token
 from spotd_providers.aws.gangs import NODES_MAX, SHOWN_WITHIN
 from spotd_providers.aws.plugin import AwsProvider
 from spotd_providers.contract.errors import (
+    AuthFailed,
     ContractViolation,
     NoCapacity,
     OfferGone,
@@ -94,7 +95,7 @@ def test_one_call_asks_for_all_or_none_near_each_other_at_each_ones_price(tmp_pa
         assert said.get("ClientToken") == f"{request.key}/3"
         assert said.get("InstanceMarketOptions.SpotOptions.MaxPrice") == f"{request.price_max // 3 / 1e6:.6f}"
         for kind in ("instance", "volume", "network-interface", "spot-instances-request"):
-            assert said.tags(kind) == {"spotd:install": "lab", "spotd:key": request.key}
+            assert said.tags(kind) == {"spotd:install": "lab", "spotd:key": request.key, "spotd:nodes": "3"}
         zone = request.offer.extra["zone"]
         assert said.get("Placement.GroupName") == f"spotd-lab-{zone}"
         assert not said.get("NetworkInterface.1.DeviceIndex")
@@ -235,6 +236,22 @@ def test_the_row_costs_what_all_do_and_keeps_the_prices_of_the_past(tmp_path: Pa
         assert [price for _, price in row.past_prices][-2:] == [200_000, 220_000]
 
     play(tmp_path, story)
+
+
+@every("lacks", ["clientToken", "tagSet"])
+def test_either_the_token_or_the_tag_says_that_they_are_one(tmp_path: Path, lacks: str) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        request = await several(h, provider)
+        made = (await provider.launch(request)).instance
+        for one in members(h, request.key):
+            h.cloud.quirks.edit_instance[one.instance_id] = {lacks: None}
+        (row,) = await provider.find(request.key)
+        assert (row.ref, row.state) == (made.ref, InstanceState.PENDING)
+        listing = await provider.instances()
+        assert listing.complete
+        assert [one.ref for one in listing.instances] == [made.ref]
+
+    play(tmp_path / lacks, story)
 
 
 def test_without_a_limit_the_price_of_all_is_judged_before(tmp_path: Path) -> None:
@@ -524,6 +541,19 @@ def test_an_old_policy_costs_the_gangs_and_no_launch_of_one_machine(tmp_path: Pa
         assert len(h.machines()) == 1
 
     play(tmp_path / action.partition(":")[2], story, Quirks(allowed=lambda asked: asked != action))
+
+
+def test_a_placement_that_the_policy_does_not_allow_refuses_no_key(tmp_path: Path) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        request = await several(h, provider)
+        refusal = ("UnauthorizedOperation", 403, "not authorized to perform ec2:RunInstances on placement-group/x")
+        h.cloud.quirks.refusals["RunInstances"] = refusal
+        with pytest.raises(NoCapacity, match="placement-group/x; attach the least policy"):
+            await provider.launch(request)
+        with pytest.raises(AuthFailed):
+            await provider.launch(h.request(await cheapest(h, provider)))
+
+    play(tmp_path, story)
 
 
 def test_each_is_billed_by_itself_a_minute_at_least(tmp_path: Path) -> None:
