@@ -150,7 +150,9 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     for rule in RULES:
         rule(decision)
     builder.wake(min([now + world.policy.recheck_every, *placement.catalogue.waits]))
-    return replace(builder.plan(), verdicts=placement.verdicts)
+    plan = replace(builder.plan(), verdicts=placement.verdicts)
+    placement.end()
+    return plan
 
 
 def _explain(decision: Decision, job: Job, item: Attempt | None) -> None:

@@ -138,6 +138,13 @@ class JobPlacement:
         self.launches = 0
         self.waiting = WaitingMachines(builder, world, market, budget_guard, self.prepaid_guard, self._rank_of_best)
 
+    def end(self) -> None:
+        """Let go of everything: parts of this refer back to it, and only a search for garbage frees such a circle.
+
+        A world and its attempts as they were would stay until then, for each decision of a thousand jobs.
+        """
+        vars(self).clear()
+
     def place(self, job: Job) -> None:
         """Place one job. Offers that make this raise are left out; a job that raises without them is at fault."""
         if self.builder.attempted(partial(self._place, job)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from datetime import timedelta
 from itertools import permutations
@@ -65,6 +66,20 @@ def test_the_cheapest_offer_at_or_under_the_ceiling_is_bought() -> None:
     assert launched(plan) == {"j1": "b"}
     assert plan.jobs[job(1).id].state is JobState.PROVISIONING
     assert plan.verdicts[job(1).id].kind is V.PLACED
+
+
+def test_a_decision_is_freed_at_its_end_and_not_by_a_search_for_garbage() -> None:
+    running = world_with(AttemptState.RUNNING)
+    waiting = {item.id: item for item in (job(2), job(3, ceiling=300_000))}
+    some = replace(running, jobs={**running.jobs, **waiting})
+    decide(some, market(offer("a"), offer("b")), NOW)
+    gc.collect()
+    gc.disable()
+    try:
+        decide(some, market(offer("a"), offer("b")), NOW)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_of_pools_at_nearly_one_price_the_one_that_can_be_had_is_tried_first() -> None:
