@@ -21,6 +21,7 @@ from spotd_providers.kubernetes.market import offers_of, places_of, used_by_node
 from spotd_providers.kubernetes.plugin import KubernetesProvider
 from spotd_providers.testkit.behaviours.gangs import gang_of
 from spotd_providers.testkit.clock import until
+from spotd_providers.testkit.serve import Call, Canned
 from tests.cases import every
 from tests.fakes.kubernetes import KubeQuirks
 from tests.unit.providers.kubernetes.harness import KubernetesHarness, play
@@ -276,6 +277,23 @@ def test_several_that_a_daemon_left_half_started_wait_as_one_row_and_are_given_u
         assert await provider.find(asked.key) == ()
 
     play(tmp_path, story, quirks=KubeQuirks(quota_pods=1))
+
+
+def test_a_cluster_that_is_away_while_places_are_awaited_leaves_the_launch_to_the_next_list(
+    tmp_path: Path,
+) -> None:
+    async def story(h: KubernetesHarness, provider: KubernetesProvider) -> None:
+        asked = await _request(h, provider)
+        busy = {"kind": "Status", "status": "Failure", "reason": "ServiceUnavailable", "message": "x", "code": 503}
+        answer = Canned(status=503, body=json.dumps(busy).encode(), headers={"content-type": "application/json"})
+        h.faults.answer(Call.LIST, answer, times=100)  # before it is created, only nodes and pods are read
+        made = (await provider.launch(asked)).instance
+        h.faults.clear()
+        await h.settle()
+        (found,) = await provider.find(asked.key)
+        assert (found.ref, found.state) == (made.ref, RUNNING)
+
+    play(tmp_path, story)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
