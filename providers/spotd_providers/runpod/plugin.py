@@ -25,7 +25,7 @@ from spotd_providers.contract.values import (
     ProviderCharge,
     ShellAddress,
 )
-from spotd_providers.kit.boundary import AdapterPlugin, all_but, is_loopback
+from spotd_providers.kit.boundary import AdapterPlugin, capabilities, is_loopback
 from spotd_providers.kit.calls import Page
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import RestRefused, key_setting, open_keyed_http
@@ -100,7 +100,8 @@ _MISSING: Final[Mapping[Power, str]] = {
         "a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it"
     ),
 }
-CAPABILITIES: Final = all_but(_MISSING)
+_HAS: Final = (Power.LOGS, Power.BILLING, Power.SELF_TERMINATE, Power.SHELL)
+CAPABILITIES: Final = capabilities(*_HAS, Power.GANG, missing=_MISSING)
 
 
 class RunpodProvider(ProviderTemplate):
@@ -125,7 +126,7 @@ class RunpodProvider(ProviderTemplate):
     @property
     def capabilities(self) -> Mapping[Power, Capability]:  # type: ignore[override]  # it changes with the key's rights
         why = self._clusters.missing
-        return all_but({**_MISSING, Power.GANG: why}) if why else CAPABILITIES
+        return capabilities(*_HAS, missing={**_MISSING, Power.GANG: why}) if why else CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete.
