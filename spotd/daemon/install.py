@@ -352,11 +352,16 @@ async def this_holder(database: Database, state_dir: Path, state_url: str | Path
     return Holder(words=words, places=places, nonce=secrets.token_hex(16))
 
 
+def folder_hash(state_dir: Path) -> str:
+    """Return what names this computer's folder of the state, the same after each restart."""
+    return place_hash("folder", _machine(), str(state_dir.resolve()), _token(state_dir / PLACE_FILE))
+
+
 def _places(name: str, state_dir: Path, state_url: str | Path, server: str) -> frozenset[str]:
     if server:
         # Who leads it is the only one that writes: the folder of one of its daemons proves nothing of another.
         return frozenset({place_hash("state", name, server)})
-    folder = place_hash("folder", _machine(), str(state_dir.resolve()), _token(state_dir / PLACE_FILE))
+    folder = folder_hash(state_dir)
     try:
         return frozenset({folder, place_hash("state", name, str(Path(state_url).stat().st_ino))})
     except OSError:

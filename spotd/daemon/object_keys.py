@@ -27,6 +27,11 @@ def job_record_key(install: str, name: str) -> str:
     return job_records_prefix(install) + name
 
 
+def shared_prices_prefix(install: str) -> str:
+    """Below this lie the prices that daemons of the install polled, a folder a day; no host may write here."""
+    return f"prices/{install}/"
+
+
 def launches_prefix(job: JobId) -> str:
     """Below this lies a record of every attempt that was ever prepared; no host may write here."""
     return f"jobs/{job}/launches/"

@@ -47,6 +47,7 @@ from spotd.history.reading import (
     last_offers,
 )
 from spotd.history.recording import Recorder, Roller
+from spotd.history.sharing import pages_of
 from spotd_providers.contract.provider import PriceHistoryPage
 from spotd_providers.contract.values import Offer, ProviderName
 
@@ -72,6 +73,7 @@ _FULL: Final = 0.96
 HISTORY_FILE: Final = "prices.sqlite"
 IMPORTED_FILE: Final = "prices-imported.sqlite"
 """Beside it: prices that were not polled here."""
+_SHARED_DAY: Final = "shared_day"
 
 
 class HistoryUnavailable(Exception):
@@ -156,6 +158,44 @@ class History:
             return write_page(connection, page, now=now)
 
         return self._guard(work)
+
+    def pages(self, since: int, until: int) -> list[PriceHistoryPage]:
+        """Return what was polled here in this span, for another daemon.
+
+        Raises:
+            HistoryUnavailable
+        """
+        return self._guard(lambda: [*pages_of(self._open()[0], since, until)])
+
+    def shared_day(self) -> int:
+        """Return the day, counted from 1970, up to which the prices of other daemons were read; 0 for none.
+
+        Raises:
+            HistoryUnavailable
+        """
+        return 0 if self._imports is None else self._imports._kept_day()  # noqa: SLF001 - an object of this class
+
+    def _kept_day(self) -> int:
+        def work() -> int:
+            row = self._open()[0].execute("SELECT value FROM kept WHERE name = ?", (_SHARED_DAY,)).fetchone()
+            return 0 if row is None else int(row[0])
+
+        return self._guard(work)
+
+    def note_shared_day(self, day: int) -> None:
+        """Note up to which day the prices of other daemons were read.
+
+        Raises:
+            HistoryUnavailable
+        """
+        if self._imports is not None:
+            self._imports._keep_day(day)  # noqa: SLF001 - an object of this class
+
+    def _keep_day(self, day: int) -> None:
+        self._require_disk()
+        self._guard(
+            lambda: self._open()[0].execute("REPLACE INTO kept (name, value) VALUES (?, ?)", (_SHARED_DAY, day))
+        )
 
     def _require_disk(self) -> None:
         free = self._free_bytes(self.path.parent)

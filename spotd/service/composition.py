@@ -47,6 +47,7 @@ from spotd.daemon.install import (
     BadConfig,
     Holder,
     JobIds,
+    folder_hash,
     new_identity,
     other_account_words,
     require_same_install,
@@ -58,6 +59,7 @@ from spotd.daemon.log import Redactor
 from spotd.daemon.market.late_causes import CauseCheck
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder
+from spotd.daemon.market.shared_prices import SharedPrices
 from spotd.daemon.market.supervisor import ProviderSupervisor
 from spotd.daemon.policy import ChannelSettings, Settings, build_policy, changes
 from spotd.daemon.recovery_survey import RecoverySurvey
@@ -535,6 +537,17 @@ class _Daemon:
         parts = (self.control_loop, self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
         others = (dataset_garbage.controller, self.job_records.controller, causes.controller)
         self.controllers = [*(part.controller for part in parts), *others]
+        if database.is_shared:
+            # Without another daemon there is none to read them.
+            shared = SharedPrices(
+                objects,
+                recorder=self.price_recorder,
+                install=settings.install,
+                writer=folder_hash(settings.state_dir)[:16],
+                clock=clock,
+                log=logs.get("history"),
+            )
+            self.controllers.append(shared.controller)
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
         code_spool.clear(spool)
