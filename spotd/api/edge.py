@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import date
 from typing import Any, Final, TypeVar
 
@@ -38,6 +39,8 @@ QUICK_S: Final = 30.0
 """Longest that a query of rows may take; the client waits a little longer."""
 PATIENT_S: Final = 150.0
 """Longest for what asks providers or the object store."""
+REQUESTS_OF_ONE_MAX: Final = 4
+"""Of one user by TCP, at a time; others wait for their turn. What is uploaded has bounds of its own."""
 ADOPTION_S: Final = 600.0
 """To read the files of ten thousand jobs from a slow store."""
 _ERROR_CHECK_S: Final = 0.1
@@ -79,6 +82,7 @@ class RequestEdge:
         self._on_failure = on_failure
         self._closing = closing
         self._code_bytes_max = code_bytes_max
+        self._turns: dict[str, anyio.CapacityLimiter] = {}
         self._uploads: Counter[str] = Counter()
         """Of each user who may not operate, those under way."""
         self._bytes_day: date | None = None
@@ -94,10 +98,11 @@ class RequestEdge:
             try:
                 require_right(route, caller)
                 arguments = await route.arguments(request)
-                if route.is_of_own and caller.right < Right.OPERATE:
-                    ref = arguments["ref"]
-                    arguments["ref"] = await self._ask(lambda: self._handlers.context.own(ref, caller))
-                found = await endpoint(**arguments)
+                async with self._turn(caller.name if route.method != "PUT" else ""):
+                    if route.is_of_own and caller.right < Right.OPERATE:
+                        ref = arguments["ref"]
+                        arguments["ref"] = await self._ask(lambda: self._handlers.context.own(ref, caller))
+                    found = await endpoint(**arguments)
                 return found if isinstance(found, Response) else self._reply(found, status=route.status)
             except ApiRefusal as refusal:
                 return refusal_response(refusal)
@@ -111,6 +116,26 @@ class RequestEdge:
                 )
 
         return answer
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """Let a user's request be answered beside few others of the same user; the owner's, of no name, at once.
+
+        Raises:
+            ApiUnavailable: it was not its turn in time.
+        """
+        if not name:
+            yield
+            return
+        turns, mine = self._turns.setdefault(name, anyio.CapacityLimiter(REQUESTS_OF_ONE_MAX)), object()
+        with anyio.move_on_after(QUICK_S) as waiting:
+            await turns.acquire_on_behalf_of(mine)
+        if waiting.cancelled_caught:
+            raise ApiUnavailable(f"{name} has {REQUESTS_OF_ONE_MAX} requests under way", hint="wait for their answers")
+        try:
+            yield
+        finally:
+            turns.release_on_behalf_of(mine)
 
     async def _ask(self, call: Callable[[], Awaitable[T]], *, limit_s: float = QUICK_S) -> T:
         """Return the call's result, given up as soon as the state store has an error.

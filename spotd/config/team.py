@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from spotd.certificates import expiry_words
 from spotd.config.credentials import CredentialMissing, CredentialRef, others_may_write, resolve_credential
 from spotd.config.notify import is_loopback, parse_address
 from spotd.config.values import Money, Section, hinted, named_tables
@@ -21,6 +24,7 @@ from spotd_jobs.spec.problems import BadValue, Problem, key_path
 
 USERS: Final = "users"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+RENEW_HINT: Final = "renew it in its place, then systemctl reload spotd"
 _MAKE: Final = "spotd user add NAME makes a token and writes its hash"
 
 
@@ -151,6 +155,9 @@ def team_warnings(
     """Yield what keeps the API from being served by TCP, or a user from using it."""
     if api.key is not None and (why := key_problem(Path(api.key))):
         yield Problem(key="api.key", message=why, hint=f"chmod 600 {api.key}")
+    now = datetime.fromtimestamp(time.time(), UTC)
+    if api.certificate is not None and (why := expiry_words(Path(api.certificate).expanduser(), now)):
+        yield Problem(key="api.certificate", message=why, hint=RENEW_HINT)
     if api.listen is not None and not users:
         message = "is served to no user: there is no [users.NAME]"
         yield Problem(key="api.listen", message=message, hint="spotd user add NAME --role view")

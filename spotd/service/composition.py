@@ -572,6 +572,7 @@ class _Daemon:
             crash=crash,
             log=logs.get("api"),
             started_at=clock.now(),
+            users=lambda: {one.caller.name: one.caller for one in app.reloaded.users},
             spool=spool,
             facts={"version": _version(), "config": settings.config_path, "state_dir": settings.state_dir},
         )

@@ -10,10 +10,8 @@ beside them.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import math
-import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -34,8 +32,10 @@ from spotd.api.edge import CALLER_KEY
 from spotd.api.handlers.doctor import row_of
 from spotd.api.responses import ApiUnavailable, Unauthorized, json_response, refusal_body
 from spotd.api.schemas.answers import CheckResponse
-from spotd.config.team import key_problem
+from spotd.certificates import certificate_hash, expiry_words
+from spotd.config.team import RENEW_HINT, key_problem
 from spotd.core.domain.callers import Caller, Right
+from spotd.daemon.clock import SystemClock
 from spotd.daemon.commits import Database
 from spotd.daemon.controllers import Outage
 from spotd.daemon.policy import Settings, User
@@ -66,7 +66,6 @@ _PATH_SHOWN: Final = 200
 _DAEMON: Final = Caller(right=Right.OPERATE)
 """Another daemon, for the owner of both; what lies on this computer is not reached from there."""
 _DAEMON_NAME: Final = "another spotd"
-_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared only
 MetricsText = Callable[[], Awaitable[bytes | None]]
 
@@ -260,7 +259,11 @@ class TeamListener:
         """Return the line of `doctor`."""
         error = self.last_error
         hint = "see [api] in the config; the daemon's socket answers all the same" if error else ""
-        return [row_of("daemon", "api", error or f"at {self.where}", ok=not error, hint=hint)]
+        rows = [row_of("daemon", "api", error or f"at {self.where}", ok=not error, hint=hint)]
+        files = self._settings.api_files
+        if files is not None and (words := expiry_words(files[0].expanduser(), SystemClock().now())):
+            rows.append(row_of("daemon", "certificate", f"{files[0]} {words}", ok=False, hint=RENEW_HINT))
+        return rows
 
     def reload(self, settings: Settings) -> None:
         """Put users, certificate and keys of a reloaded config in force."""
@@ -454,13 +457,3 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
     except OSError as exc:
         raise ValueError(f"the certificate {certificate} cannot be read: {exc.strerror}") from exc
     return context
-
-
-def certificate_hash(path: Path) -> str:
-    """Return the SHA-256 of the certificate that a file begins with, as its peer sees it; empty where there is none.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
-    found = _CERTIFICATE.search(path.read_bytes())
-    return "" if found is None else hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))).hexdigest()

@@ -261,7 +261,8 @@ _WATCHED: Final = _span(least=timedelta(seconds=1), most=7 * _DAY, words="1s and
 _SIZE_GB: Final = bounded(units.parse_size_gb, least=1, most=100_000, words="1GB and 100TB")
 
 KEYS: Final = (
-    JobKey("name", _one(_name), "--name", "NAME", "Name of the job.", missing='write name = "llama-lora"'),
+    JobKey("name", _one(_name), "--name", "NAME", "Name of the job, 63 characters at most.",
+           missing='write name = "llama-lora"'),
     JobKey("resources.gpu", _many(_gpu, 'gpu = ["H100:1"]', least=1, most=32, lone=True),
            "--gpu", "NAME[:N]", "Acceptable GPU and count; may be repeated.", repeated=True,
            show=lambda spec: [f"{one.name}:{one.count}" for one in spec.resources.gpu]),

@@ -102,6 +102,8 @@ class HandlerContext:
     """Of this process, for `status` and `doctor`: version, config path, state folder."""
     notifier: Notifier | None = None
     """Where the config has a channel for notifications."""
+    users: Callable[[], Mapping[str, Caller]] = dict
+    """Those of the config, by name."""
     findings: list[Callable[[], list[CheckResponse]]] = field(default_factory=list)
     """What parts that only some daemons have add to `doctor`."""
     inline: bool = False
@@ -267,6 +269,19 @@ def require_callers_day(
     others = [j for j in world.jobs.values() if j.submitted_by == caller.name and not j.state.is_final]
     require_budgets([*jobs, *(j for j in others if not is_first_budget and j.id not in mine)])
     require_day(users_day(caller.name, caller.budget_per_day), reads, world, jobs, now)
+
+
+def require_authors_days(
+    users: Mapping[str, Caller], reads: Reads, world: World, jobs: Sequence[Job], now: datetime
+) -> None:
+    """Check the same for jobs of others than the caller: the day of a user bounds what is done with its jobs.
+
+    Raises:
+        OverBudget: they would hold more.
+    """
+    for name in sorted({job.submitted_by for job in jobs} - {CALLER.get().name}):
+        if name in users and (limit := users[name].budget_per_day) is not None:
+            require_day(users_day(name, limit), reads, world, [j for j in jobs if j.submitted_by == name], now)
 
 
 def require_budgets(jobs: Iterable[Job]) -> None:

@@ -14,6 +14,7 @@ from spotd.api.handlers.context import (
     HandlerContext,
     find_array,
     get_job,
+    require_authors_days,
     require_callers_day,
     require_free_names,
 )
@@ -368,6 +369,7 @@ class JobHandlers(DaemonAnswers):
                     _require_data(job, lacking.get(job.id))
                     self._refuse_used_up(world, newest, now)
                     require_callers_day(reads, world, [*again, newest], now)
+                    require_authors_days(context.users(), reads, world, [*again, newest], now)
                 except (StateConflict, OverBudget) as refusal:
                     refused.append(refusal)
                 else:

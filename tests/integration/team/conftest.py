@@ -16,13 +16,14 @@ import anyio
 import pytest
 
 from spotd.api.app import make_app
+from spotd.certificates import certificate_hash
 from spotd.client.daemon import Daemon
 from spotd.core.domain.callers import Caller, Right
 from spotd.daemon.commits import Database
 from spotd.daemon.policy import Settings, User
 from spotd.service.http_server import serve
 from spotd.service.reads import READS, DatabaseReads
-from spotd.service.team import TeamListener, certificate_hash
+from spotd.service.team import TeamListener
 from spotd.service.waiting import WaitingApp
 from spotd.store import Leader, SecretsKey, SecretsKeys, StoreInUse
 from spotd.tokens import digest_of, new_user_token
@@ -215,6 +216,7 @@ def team_of(folder: Path, files: tuple[Path, Path] | None) -> Iterator[Team]:
     """The API is served to users until the block ends."""
     with place() as served:
         found = Team(served, folder, files)
+        served.handlers.context.users = lambda: {one.caller.name: one.caller for one in USERS}
         running = served._portal.start_task_soon(found.listener.run)
         try:
             reached(found.port)

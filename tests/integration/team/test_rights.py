@@ -7,9 +7,11 @@ import http.client
 import io
 import json
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
 import pytest
 
 from spotd.api.app import api_routes
@@ -19,6 +21,7 @@ from spotd.client.transport import DaemonRefused
 from spotd.core.domain.callers import Right
 from tests.integration.team.certificates import Authority
 from tests.integration.team.conftest import TOKENS, USERS, Team, user
+from tests.waiting import until
 
 Client = Callable[..., Daemon]
 ROLES = {"vic": Right.VIEW, "ada": Right.SUBMIT, "ole": Right.OPERATE}
@@ -182,9 +185,12 @@ def test_a_submitters_jobs_share_a_budget_of_the_day(team: Team, as_user: Client
     ada = as_user("ada", team)
     ada.cancel("a")
     ada.submit(draft("c"))
-    with pytest.raises(DaemonRefused, match="beyond"):
-        ada.retry("a")
-    as_user("ole", team).retry("a")
+    ole = as_user("ole", team)
+    for one in (ada, ole):  # whoever acts, it is ada's day
+        with pytest.raises(DaemonRefused, match=r"beyond \[users.ada\] budget_per_day: of \$50.00"):
+            one.retry("a")
+    ole.cancel("b")
+    ole.retry("a")
 
 
 def test_the_budget_of_a_job_that_ended_is_within_the_day_too(team: Team, as_user: Client) -> None:
@@ -219,6 +225,34 @@ def test_after_a_change_of_role_jobs_without_a_budget_need_one_first(team: Team,
     ole.set_budget("b", "=20")
     ole.set_ceiling("a", "2")
     ole.submit(draft("c", budget={"job": 10}))
+
+
+def test_requests_of_one_user_wait_for_each_other_and_no_other_ones_do(team: Team, as_user: Client) -> None:
+    team.served.write_three_jobs()
+    under_way: list[None] = []
+    counts: list[int] = []
+    may_end = threading.Event()
+
+    async def slow(*_: Any) -> dict[str, Any]:
+        under_way.append(None)
+        counts.append(len(under_way))
+        while not may_end.is_set():  # noqa: ASYNC110 - a thread sets it
+            await anyio.sleep(0.01)
+        under_way.pop()
+        return {"jobs": []}
+
+    team.served.replace("jobs.page", slow)
+    ada, eve = as_user("ada", team), as_user("eve", team)
+    threads = [threading.Thread(target=ada.jobs) for _ in range(7)]
+    for one in threads:
+        one.start()
+    until(lambda: len(under_way) == 4, what="four to be under way", within=20)
+    assert eve.status()
+    assert Daemon(team.served.socket).status()
+    may_end.set()
+    for one in threads:
+        one.join(20)
+    assert (len(counts), max(counts)) == (7, 4)
 
 
 @pytest.mark.parametrize("schedule", [{"priority": 1}, {"preempt": True}])

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from spotd.certificates import certificate_hash
 from spotd.cli.client import spotctl
 from spotd.cli.entry import run
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonNotice, DaemonRefused, DaemonUnreachable
 from spotd.core.domain.callers import Right
 from spotd.service import forwarding, waiting
-from spotd.service.team import certificate_hash
 from spotd.store import Leader, SecretsKey, SecretsKeys
 from tests.integration.team.certificates import Authority
 from tests.integration.team.conftest import KEYS, LEADER, TOKENS, USERS, Team, in_use, team_of, user

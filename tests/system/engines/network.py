@@ -83,7 +83,10 @@ def network(count: int) -> Iterator[Network]:
 
 
 class Proxy:
-    """A TCP link to a port of loopback: what is sent over it waits while it is cut."""
+    """A TCP link to a port of loopback: what is sent over it waits while it is cut.
+
+    A subclass may end a connection at what is sent over it.
+    """
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -109,14 +112,21 @@ class Proxy:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._to))
                 self._ends += [near, far]
-                both = [threading.Thread(target=self._pass_on, args=way) for way in ((near, far), (far, near))]
+                ways = ((near, far, True), (far, near, False))
+                both = [threading.Thread(target=self._pass_on, args=way) for way in ways]
                 self._threads += both
                 for thread in both:
                     thread.start()
 
-    def _pass_on(self, source: socket.socket, to: socket.socket) -> None:
+    def is_passed(self, data: bytes, far: socket.socket, *, is_forth: bool) -> bool:
+        """Return whether this is still sent to the port, or back; the connection ends where it is not."""
+        return True
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, is_forth: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
+                if not self.is_passed(data, to if is_forth else source, is_forth=is_forth):
+                    break
                 self._passes.wait()
                 to.sendall(data)
         self._passes.wait()

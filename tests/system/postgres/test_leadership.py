@@ -25,6 +25,7 @@ from spotd.store import (
     parse_place,
 )
 from spotd.store import postgres as leading
+from tests.system.engines.network import Proxy
 from tests.system.engines.postgres import Postgres
 from tests.waiting import until
 
@@ -230,67 +231,29 @@ def test_a_leader_that_cannot_renew_its_lease_stops_before_another_may_begin(
         assert leading.GIVE_UP_S + leading.LEASE_STATEMENT_MS / 1000 < leading.LEASE_S
 
 
-class Link:
-    """A TCP link to the server that is cut at a statement: before it arrives, or before its answer does."""
+class Link(Proxy):
+    """One that can be cut at a statement: before it arrives, or before its answer does."""
+
+    cut_before_commit = cut_after_commit = False
 
     def __init__(self, port: int) -> None:
-        self._to = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.cut_before_commit = self.cut_after_commit = False
+        self._writing: set[socket.socket] = set()
         self._swallows: set[socket.socket] = set()
-        self._ends: list[socket.socket] = [self._listener]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__(port)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._to))
-                self._ends += [near, far]
-                both = [threading.Thread(target=way, args=(near, far)) for way in (self._forth, self._back)]
-                self._threads += both
-                for thread in both:
-                    thread.start()
-
-    def _forth(self, near: socket.socket, far: socket.socket) -> None:
-        with suppress(OSError):
-            writes = False
-            while data := near.recv(65_536):
-                writes = writes or b"UPDATE meta" in data
-                ends = writes and b"COMMIT\0" in data
-                if ends and self.cut_before_commit:
-                    self.cut_before_commit = False
-                    break
-                if ends and self.cut_after_commit:
-                    self.cut_after_commit = False
-                    self._swallows.add(far)
-                    far.sendall(data)
-                    continue  # until the answer has come
-                far.sendall(data)
-        for end in (near, far):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _back(self, near: socket.socket, far: socket.socket) -> None:
-        with suppress(OSError):
-            while data := far.recv(65_536):
-                if far in self._swallows:
-                    break
-                near.sendall(data)
-        for end in (near, far):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        for end in self._ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
-        for end in self._ends:
-            end.close()
+    def is_passed(self, data: bytes, far: socket.socket, *, is_forth: bool) -> bool:
+        if not is_forth:
+            return far not in self._swallows
+        if b"UPDATE meta" in data:
+            self._writing.add(far)
+        if far in self._writing and b"COMMIT\0" in data:
+            if self.cut_before_commit:
+                self.cut_before_commit = False
+                return False
+            if self.cut_after_commit:
+                self.cut_after_commit = False
+                self._swallows.add(far)  # its answer, when it has come
+        return True
 
 
 @contextmanager
