@@ -48,6 +48,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = {
     Power.PORTS: Capability(available=False, reason="machines of the shop have no door"),
     Power.PRICE_HISTORY: Capability(available=False, reason="the shop keeps no list of its old prices"),
     Power.GANG: Capability(available=False, reason="the shop sells machines one by one"),
+    Power.REPLACE: Capability(available=False, reason="the shop sells machines one by one"),
     Power.STOP_RESUME: Capability(available=False, reason="machines of the shop cannot be stopped and kept"),
     Power.CAPACITY_SCORES: Capability(available=False, reason="what stands on the shelf can be bought"),
     Power.SELF_TERMINATE: Capability(available=False, reason="machines of the shop cannot give themselves back"),

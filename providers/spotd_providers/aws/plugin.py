@@ -103,6 +103,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
             "spotd opens no port of an AWS machine; it would need a security group and a key pair of yours, or Session"
             " Manager's agent and role"
         ),
+        Power.REPLACE: "several instances are started by one call, and a job begins anew where one is lost",
         Power.STOP_RESUME: "a stopped spot machine may never get its GPU back, so interruption terminates it",
     },
 )

@@ -151,6 +151,42 @@ class StartsGangs(Protocol):
 
 
 @runtime_checkable
+class ReplacesMembers(Protocol):
+    """`Power.REPLACE`: of several machines that were launched as one, some are replaced or left out; the others go on.
+
+    Both calls may be made again and again. Neither may start a machine once an end of all was accepted.
+    """
+
+    async def replace_members(
+        self, request: LaunchRequest, ref: InstanceRef, ranks: Sequence[int], number: int
+    ) -> None:
+        """End what is left of these, and start others in their places, under the same key, at the price agreed for all.
+
+        Each of the others runs the start script of the request with its rank, its address, and `SPOTD_NODE_ROUND`,
+        which is `number`. One that was started with this number before and lives is left as it is. The price, the row
+        and the reference of all stay what they are.
+
+        Args:
+            request: as it was launched, with a start script of now.
+            ranks: never the first, of rank 0.
+            number: it grows from call to call for other losses.
+
+        Raises:
+            NoCapacity, OfferGone, QuotaExceeded: not all of them are there. Those that are stay.
+            RequestRejected: it does not run.
+        """
+        ...
+
+    async def drop_members(self, ref: InstanceRef, ranks: Sequence[int]) -> None:
+        """End these, and bill the others alone from now on: so many of the equal parts of the price as are left.
+
+        Raises:
+            RequestRejected: it does not run.
+        """
+        ...
+
+
+@runtime_checkable
 class GivesShell(Protocol):
     """`Power.SHELL`."""
 

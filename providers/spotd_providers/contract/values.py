@@ -495,3 +495,5 @@ class Power(StrEnum):
     PRICE_HISTORY = "price_history"
     GANG = "gang"
     """`launch` buys an offer of several `nodes`: all of them within its time limit, or none."""
+    REPLACE = "replace"
+    """Lost ones of these are replaced, and the others go on."""

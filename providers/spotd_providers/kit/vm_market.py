@@ -166,6 +166,7 @@ def missing_powers(who: str, **reasons: str) -> dict[Power, str]:
         Power.BILLING: f"{who}'s API states no charges; its website shows them",
         Power.PRICE_HISTORY: f"spotd reads only the prices of now of {who}",
         Power.GANG: f"spotd rents the machines of {who} one by one",
+        Power.REPLACE: "it starts no machines that reach each other, of which one could be replaced",
         Power.STOP_RESUME: f"a stopped machine may be billed on at {who}, so spotd never stops one",
         Power.HOST_IDENTITY: f"{who} does not say on which host a machine runs",
         Power.SELF_TERMINATE: f"a machine at {who} that shuts itself down is billed on, so the daemon ends it",

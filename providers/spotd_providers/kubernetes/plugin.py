@@ -87,6 +87,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BALANCE: "a cluster has no balance",
     Power.BILLING: "a cluster keeps no bills; what an hour counts as stands in providers.kubernetes.prices",
     Power.PRICE_HISTORY: "a cluster has no prices of a market",
+    Power.REPLACE: "several pods are started as one Job, which begins anew where one is lost",
     Power.STOP_RESUME: "a pod cannot be stopped and resumed",
     Power.CAPACITY_SCORES: "a cluster states what is free, not how likely a start is",
     Power.HOST_IDENTITY: "the cluster decides on which node a job runs",

@@ -320,6 +320,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.HOST_IDENTITY,
     Power.SELF_TERMINATE,
     Power.GANG,
+    Power.REPLACE,
     missing={
         Power.BALANCE: "the local market has no account: its machines cost nothing",
         Power.SHELL: "a machine of the local market is a process of this computer",
@@ -413,6 +414,19 @@ class LocalProvider:
         await self._client.change(
             "PUT", f"/v1/machines/{ref.instance_id}/bid", params={"install": self._install}, body={"price": price}
         )
+
+    async def replace_members(
+        self, request: LaunchRequest, ref: InstanceRef, ranks: Sequence[int], number: int
+    ) -> None:
+        body = {"ranks": list(ranks), "round": number, "start_script": request.start_script}
+        await self._client.change("PUT", self._members(ref), params={"install": self._install}, body=body)
+
+    async def drop_members(self, ref: InstanceRef, ranks: Sequence[int]) -> None:
+        body = {"ranks": list(ranks)}
+        await self._client.change("DELETE", self._members(ref), params={"install": self._install}, body=body)
+
+    def _members(self, ref: InstanceRef) -> str:
+        return f"/v1/machines/{ref.instance_id}/members"
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         path = f"/v1/machines/{ref.instance_id}/log"

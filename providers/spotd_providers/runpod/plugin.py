@@ -96,6 +96,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.NOTICES: "RunPod stops pods without warning, so checkpoint regularly",
     Power.PORTS: NO_PORTS,
     Power.PRICE_HISTORY: "RunPod's API shows only the prices of now",
+    Power.REPLACE: "a cluster is rented and ended as one, and a job begins anew where one of its machines is lost",
     Power.STOP_RESUME: (
         "a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it"
     ),

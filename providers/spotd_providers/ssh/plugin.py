@@ -90,6 +90,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BALANCE: "own hosts have no account",
     Power.BILLING: "own hosts send no bill: what is booked is your price by time",
     Power.PRICE_HISTORY: "own hosts have no prices of a market",
+    Power.REPLACE: "a job on several own hosts begins anew on others where one is lost",
     Power.STOP_RESUME: "a machine on an own host runs or has ended",
     Power.CAPACITY_SCORES: "what an own host offers is free at that moment",
 }

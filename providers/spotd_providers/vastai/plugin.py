@@ -111,6 +111,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
             " a key of yours in the account"
         ),
         Power.GANG: "vast.ai's machines reach each other through public ports only",
+        Power.REPLACE: "it starts no machines that reach each other, of which one could be replaced",
         Power.STOP_RESUME: (
             "a stopped vast.ai machine bills storage and may never get its GPU back, so spotd destroys it"
         ),

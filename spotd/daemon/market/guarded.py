@@ -38,6 +38,7 @@ from spotd_providers.contract.provider import (
     PriceHistoryPage,
     Provider,
     ReadsLogs,
+    ReplacesMembers,
     StartsGangs,
 )
 from spotd_providers.kit.calls import judge_apart
@@ -269,6 +270,18 @@ class _Bids(GuardedProvider):
         await self._in_time("change_bid", lambda: cast(ChangesBids, self.inner).change_bid(ref, price))
 
 
+class _Members(GuardedProvider):
+    async def replace_members(
+        self, request: values.LaunchRequest, ref: values.InstanceRef, ranks: Sequence[int], number: int
+    ) -> None:
+        inner = cast(ReplacesMembers, self.inner)
+        await self._in_time("replace_members", lambda: inner.replace_members(request, ref, ranks, number))
+
+    async def drop_members(self, ref: values.InstanceRef, ranks: Sequence[int]) -> None:
+        inner = cast(ReplacesMembers, self.inner)
+        await self._in_time("drop_members", lambda: inner.drop_members(ref, ranks))
+
+
 _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
     KnowsAccount: _Account,
     KnowsBalance: _Balance,
@@ -278,6 +291,7 @@ _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
     OpensPorts: _Ports,
     ChangesBids: _Bids,
     KnowsPastPrices: _PastPrices,
+    ReplacesMembers: _Members,
 }
 
 

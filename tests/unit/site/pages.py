@@ -203,6 +203,7 @@ _POWERS = {
     Power.BILLING: "what was billed, read back and compared",
     Power.PRICE_HISTORY: "prices of the past, for `spotctl history import`",
     Power.GANG: "several machines that reach each other, for `nodes`",
+    Power.REPLACE: "a lost one of them is replaced while the others wait, for `replace_within`",
 }
 """What each power is for a user. One without words fails the page."""
 

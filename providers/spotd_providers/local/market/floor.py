@@ -36,7 +36,11 @@ class Machine:
         number: which launch of the market this was, from 1.
         host_number: which launch on its host, from 1.
         nodes: how many machines of its host this is, which start together and end together; prices are of all.
-        lost: that those of them whose processes vanished are noted.
+        launched_nodes: how many they were at first; 0: as many.
+        dropped: the ranks that are no part of it any more.
+        vanished: the ranks whose processes vanished; each has left its slot.
+        rounds: by rank, in which round its newest machine came, where that is not the first one.
+        scripts: by rank, what such a machine runs.
     """
 
     machine_id: str
@@ -61,12 +65,30 @@ class Machine:
     gone_at: datetime | None = None
     host_number: int = 0
     nodes: int = 1
-    lost: bool = False
+    launched_nodes: int = 0
+    dropped: list[int] = field(default_factory=list)
+    vanished: list[int] = field(default_factory=list)
+    rounds: dict[int, int] = field(default_factory=dict)
+    scripts: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.launched_nodes or self.nodes) if rank not in self.dropped)
+
+    def member(self, rank: int) -> str:
+        """Return the id of the machine of this rank's processes; that of the first is its own."""
+        parts = (str(number) for number in (rank, self.rounds.get(rank, 0)) if number)
+        return ".".join((self.machine_id, *parts))
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The ids of its processes' machines, by rank; the first is its own."""
-        return (self.machine_id, *(f"{self.machine_id}.{rank}" for rank in range(1, self.nodes)))
+        """The ids of its processes' machines, by rank."""
+        return tuple(map(self.member, self.ranks))
+
+    @property
+    def slots(self) -> int:
+        """How many of its host's slots it takes."""
+        return self.nodes - len(self.vanished)
 
     @property
     def exists(self) -> bool:
@@ -84,7 +106,7 @@ class Machine:
 
 def slots_of(machines: Iterable[Machine]) -> int:
     """Return how many of a host's slots these take."""
-    return sum(machine.nodes for machine in machines)
+    return sum(machine.slots for machine in machines)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,8 +235,8 @@ class Floor:
         free -= slots_of(machine for machine in here if machine.doomed_at is not None and machine.occupies)
         bidders.sort(key=lambda machine: (-(machine.price_max // machine.nodes), machine.number))
         for machine in bidders:
-            wins = free >= machine.nodes and machine.price_max >= tick.price * machine.nodes
-            free -= machine.nodes if wins else 0
+            wins = free >= machine.slots and machine.price_max >= tick.price * machine.nodes
+            free -= machine.slots if wins else 0
             if wins and machine.state is InstanceState.PAUSED:
                 self._wake(machine, now)
             elif not wins and machine.occupies:
@@ -249,23 +271,31 @@ class Floor:
 
     def _run(self, machine: Machine) -> None:
         try:
-            for rank, member in enumerate(machine.members):
-                self._start(machine, rank, member)
+            for rank in machine.ranks:
+                self.start_member(machine, rank)
         except OSError as exc:
             self.end(machine, self.memory.reached, Loss.PROVISION_FAILED, f"could not be started: {exc.strerror}")
             return
         machine.state, machine.loss, machine.detail = InstanceState.RUNNING, None, ""
         self.dirty = True
 
-    def _start(self, machine: Machine, rank: int, member: str) -> None:
+    def start_member(self, machine: Machine, rank: int) -> None:
+        """Start the machine of this rank, unless it runs.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        member = machine.member(rank)
         known = member in self.machines.ids()
         if known and self.machines.alive(member):
             return  # the server was killed between starting it and noting that
         if known:
             self.machines.restart(member)
         else:
-            place = {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"} if machine.nodes > 1 else None
-            self.machines.start(member, machine.start_script, place)
+            place = {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"} if machine.nodes > 1 else {}
+            if rank in machine.rounds:
+                place["SPOTD_NODE_ROUND"] = str(machine.rounds[rank])
+            self.machines.start(member, machine.scripts.get(rank, machine.start_script), place)
 
     def kill(self, machine: Machine) -> None:
         """Kill every process of the machine, and of all that started with it."""
@@ -288,9 +318,6 @@ class Floor:
 
     def take_away(self, machine: Machine, now: datetime) -> None:
         """Stop and keep the machine in a bid market, end it elsewhere."""
-        if machine.lost:
-            self.end(machine, now, Loss.HOST_LOST, machine.detail)
-            return
         if self.hosts[machine.host].flavour is Flavour.NOTICE or machine.market is Kind.ON_DEMAND:
             self.end(machine, now, Loss.PREEMPTED, "the provider took it away")
             return
@@ -298,6 +325,7 @@ class Floor:
         self.ledger.paused(machine.machine_id, at=now, note="outbid")
         machine.state, machine.loss, machine.detail = InstanceState.PAUSED, Loss.OUTBID, "outbid"
         machine.doomed_at = None
+        machine.vanished = []  # all of them wake together
         self.dirty = True
 
     def end(self, machine: Machine, at: datetime, loss: Loss | None, detail: str) -> None:

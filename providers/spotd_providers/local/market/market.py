@@ -11,7 +11,7 @@ Every method is synchronous and not thread-safe; the server calls them from one 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -197,6 +197,64 @@ class LocalMarket:
             self.floor.end(machine, self.memory.reached, None, "terminated by its owner")
             self._save()
 
+    def replace_members(
+        self, machine_id: str, *, install: str, ranks: Sequence[int], number: int, start_script: str
+    ) -> None:
+        """End these of several machines and start others in their places, all or none; one of this round stays.
+
+        Raises:
+            Refused: it does not run, or there is no room.
+        """
+        machine = self._of_several(machine_id, ranks, install=install)
+        old = [rank for rank in ranks if machine.rounds.get(rank, 0) < number or rank in machine.vanished]
+        for rank in old:
+            self.machines.kill(machine.member(rank))
+        self._note_absent(machine)
+        machine.vanished = sorted({*machine.vanished, *old})
+        self.floor.dirty = True
+        host = self.hosts[machine.host]
+        if not self.floor.has_room(host, machine.market, len(old), self.memory.reached):
+            raise Refused(Refusal.NO_CAPACITY, f"{host.name} has no {len(old)} {machine.market} machines to give now")
+        for rank in old:
+            machine.rounds[rank], machine.scripts[rank] = number, start_script
+        machine.vanished = [rank for rank in machine.vanished if rank not in old]
+        machine.detail = ""
+        self._save()
+        try:
+            for rank in old:
+                self.machines.remove(machine.member(rank))
+                self.floor.start_member(machine, rank)
+        except OSError as exc:
+            raise Refused(Refusal.INTERNAL, f"it could not be started: {exc.strerror}") from exc
+
+    def drop_members(self, machine_id: str, *, install: str, ranks: Sequence[int]) -> None:
+        """End these of several machines; the others go on, and cost their part.
+
+        Raises:
+            Refused: it does not run.
+        """
+        machine = self._of_several(machine_id, ranks, install=install)
+        before, gone = machine.nodes, [rank for rank in ranks if rank not in machine.dropped]
+        for rank in gone:
+            self.machines.kill(machine.member(rank))
+        machine.launched_nodes = machine.launched_nodes or machine.nodes
+        machine.dropped = sorted({*machine.dropped, *gone})
+        machine.vanished = [rank for rank in machine.vanished if rank not in gone]
+        machine.nodes -= len(gone)
+        for name in ("price_max", "price", "storage"):
+            setattr(machine, name, MicroUsdPerHour(getattr(machine, name) * machine.nodes // before))
+        now = self.memory.reached
+        self.ledger.price(machine.machine_id, at=now, compute=machine.price, storage=machine.storage)
+        self._save()
+
+    def _of_several(self, machine_id: str, ranks: Sequence[int], *, install: str) -> Machine:
+        machine = self.get(machine_id, install=install)
+        if machine.state is not InstanceState.RUNNING or machine.doomed_at is not None:
+            raise Refused(Refusal.NO_MACHINE, f"machine {machine_id} does not run, or is being taken away")
+        if not all(0 < rank < (machine.launched_nodes or machine.nodes) for rank in ranks):
+            raise Refused(Refusal.REJECTED, f"machine {machine_id} has no such ranks beside the first", field="ranks")
+        return machine
+
     def change_bid(self, machine_id: str, *, install: str, price: MicroUsdPerHour) -> None:
         """Set the machine's bid.
 
@@ -368,7 +426,7 @@ class LocalMarket:
         for machine in self.floor.existing():
             if machine.state is not InstanceState.RUNNING:
                 continue
-            self._doom_if_incomplete(machine, now)
+            self._note_absent(machine)
             status = self.machines.status(machine.machine_id)
             if status.state is HostMachineState.RUNNING:
                 continue
@@ -379,16 +437,16 @@ class LocalMarket:
             ends.append(_End(at=min(status.ended_at or now, now), machine=machine, loss=loss, detail=detail))
         return sorted(ends, key=lambda end: end.at)
 
-    def _doom_if_incomplete(self, machine: Machine, now: datetime) -> None:
-        """Announce the end of several machines of which one vanished: the others may save until then."""
-        if machine.nodes == 1 or machine.lost:
-            return
-        states = [self.machines.status(member).state for member in machine.members[1:]]
-        gone = [rank for rank, state in enumerate(states, start=1) if state is HostMachineState.LOST]
-        if gone:
-            machine.lost, machine.doomed_at = True, machine.doomed_at or now + self.spec.notice_lead
-            machine.detail = f"machine {gone[0]} of {machine.nodes} vanished, and all of them end"
-            self.floor.dirty = True
+    def _note_absent(self, machine: Machine) -> None:
+        """Note which of several machines vanished: each leaves its slot, and is replaced if its owner asks for that."""
+        known = self.machines.ids()
+        for rank in machine.ranks[1:]:
+            member = machine.member(rank)
+            lives = member in known and self.machines.status(member).state is not HostMachineState.LOST
+            if not lives and rank not in machine.vanished:
+                machine.vanished.append(rank)
+                machine.detail = f"machine {rank + 1} of {machine.launched_nodes or machine.nodes} vanished"
+                self.floor.dirty = True
 
     def _forget(self, now: datetime) -> None:
         """Drop disturbances and machines that are long past."""

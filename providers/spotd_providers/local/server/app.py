@@ -64,6 +64,16 @@ class LaunchBody(_Body):
     nodes: int = Field(default=1, ge=1, le=64, strict=True)
 
 
+class ReplaceBody(_Body):
+    ranks: list[int] = Field(max_length=64)
+    round: int = Field(ge=1, le=1_000_000, strict=True)
+    start_script: str
+
+
+class DropBody(_Body):
+    ranks: list[int] = Field(max_length=64)
+
+
 class BidBody(_Body):
     price: int = Field(gt=0, strict=True)
 
@@ -125,6 +135,8 @@ class MarketApp:
             Route("/v1/machines", self._launch, methods=["POST"]),
             Route("/v1/machines/{machine}", self._terminate, methods=["DELETE"]),
             Route("/v1/machines/{machine}/bid", self._bid, methods=["PUT"]),
+            Route("/v1/machines/{machine}/members", self._replace, methods=["PUT"]),
+            Route("/v1/machines/{machine}/members", self._drop, methods=["DELETE"]),
             Route("/v1/machines/{machine}/log", self._log),
             Route("/v1/charges", self._charges),
             Route("/control/preempt", self._preempt, methods=["POST"]),
@@ -198,6 +210,24 @@ class MarketApp:
         body, machine_id, install = await _read(request, BidBody), request.path_params["machine"], _install(request)
         price = MicroUsdPerHour(body.price)
         await self.on_market(lambda: self.market.change_bid(machine_id, install=install, price=price))
+        self.changed()
+        return JSONResponse({"ok": True})
+
+    async def _replace(self, request: Request) -> Response:
+        body, machine_id, install = await _read(request, ReplaceBody), request.path_params["machine"], _install(request)
+
+        def do() -> None:
+            self.market.replace_members(
+                machine_id, install=install, ranks=body.ranks, number=body.round, start_script=body.start_script
+            )
+
+        await self.on_market(do)
+        self.changed()
+        return JSONResponse({"ok": True})
+
+    async def _drop(self, request: Request) -> Response:
+        body, machine_id, install = await _read(request, DropBody), request.path_params["machine"], _install(request)
+        await self.on_market(lambda: self.market.drop_members(machine_id, install=install, ranks=body.ranks))
         self.changed()
         return JSONResponse({"ok": True})
 

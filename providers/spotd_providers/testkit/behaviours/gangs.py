@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from spotd_providers.contract.errors import NoCapacity, OfferGone, QuotaExceeded, RequestRejected
-from spotd_providers.contract.provider import StartsGangs
+from spotd_providers.contract.errors import NoCapacity, OfferGone, ProviderError, QuotaExceeded, RequestRejected
+from spotd_providers.contract.provider import ReplacesMembers, StartsGangs
 from spotd_providers.contract.values import Instance, InstanceState, LaunchRequest, MicroUsdPerHour, Offer, Power
 from spotd_providers.testkit.clock import until
 from spotd_providers.testkit.harness import Harness, NotApplicable
@@ -20,7 +20,8 @@ FAR_TOO_MANY: Final = 5000
 REFUSALS: Final = (NoCapacity, OfferGone, QuotaExceeded, RequestRejected)
 _SCRIPT: Final = """#!/bin/sh
 echo "0000000001 000600" >machine-lease
-echo "$$ $SPOTD_NODE_RANK $SPOTD_NODE_ADDRESS" >@FOLDER@/new.$$ && mv @FOLDER@/new.$$ @FOLDER@/place.$$
+echo "$$ $SPOTD_NODE_RANK $SPOTD_NODE_ADDRESS $SPOTD_NODE_ROUND" >@FOLDER@/new.$$
+mv @FOLDER@/new.$$ @FOLDER@/place.$$
 exec sleep 1000
 """
 
@@ -96,6 +97,80 @@ async def several_machines_know_their_places_and_end_as_one(h: Harness) -> None:
     expect(not left, f"after their end they are shown as {left!r}")
     await h.provider.terminate(instance.ref)
     expect(len(_places(folder)) == NODES, "one of them was started twice")
+
+
+@behaviour()
+async def a_machine_of_several_is_replaced_once_and_the_others_stay(h: Harness) -> None:
+    """One is replaced: it is ended, another one begins in its place, once for each number, and no other is touched."""
+    provider = _replaces(h)
+    request, instance, folder = await _bought(h)
+    await until(lambda: len(_places(folder)) == NODES)
+    first, second = (words[0] for words in _places(folder))
+    for _ in range(3):
+        await provider.replace_members(request, instance.ref, [1], 4)
+    await until(lambda: len(_places(folder)) == NODES + 1)
+    places = _places(folder)
+    fresh = next(words for words in places if words[0] not in (first, second))
+    expect(fresh[1] == "1" and fresh[-1] == "4" and len(fresh) == 4, f"the new one's place is {fresh!r}")
+    expect(_sleeps(first) and _sleeps(fresh[0]), "one of the machines that take part has ended")
+    expect(not _sleeps(second), "the machine that was replaced lives on")
+    rows = [one for one in (await h.provider.instances()).instances if one.key == request.key]
+    expect(len(rows) == 1 and rows[0].ref == instance.ref, f"the list shows {rows!r}")
+    expect(rows[0].price in (None, request.offer.gpu_price), f"the price of all is {rows[0].price!r} now")
+    await _require_end_of_all(h, instance, [words[0] for words in places])
+    refused = await attempt(h, partial(provider.replace_members, request, instance.ref, [1], 5))
+    expect(isinstance(refused, ProviderError), "a machine of several that were ended was replaced")
+    await h.settle()
+    expect(len(_places(folder)) == NODES + 1 and not h.live(request.key), "a machine began after the end of all")
+
+
+@behaviour()
+async def a_machine_of_several_is_left_out_and_the_others_stay(h: Harness) -> None:
+    """One is left out: it is ended and billed no more, and the end of all ends the others."""
+    provider = _replaces(h)
+    request, instance, folder = await _bought(h)
+    await until(lambda: len(_places(folder)) == NODES)
+    first, second = (words[0] for words in _places(folder))
+    for _ in range(2):
+        await provider.drop_members(instance.ref, [1])
+    await until(lambda: not _sleeps(second))
+    expect(_sleeps(first), "the machine that was to stay has ended")
+    rows = [one for one in (await h.provider.instances()).instances if one.key == request.key]
+    expect(len(rows) == 1 and rows[0].ref == instance.ref, f"the list shows {rows!r}")
+    expect(rows[0].price in (None, request.offer.gpu_price // NODES), f"the price of one is {rows[0].price!r}")
+    expect(rows[0].state is InstanceState.RUNNING and rows[0].notice_at is None, f"it is shown as {rows[0]!r}")
+    await _require_end_of_all(h, instance, [first, second])
+
+
+@behaviour()
+async def the_first_machine_of_several_keeps_its_place(h: Harness) -> None:
+    """A call that names the first machine is refused, and changes nothing."""
+    provider = _replaces(h)
+    request, instance, folder = await _bought(h)
+    await until(lambda: len(_places(folder)) == NODES)
+    for call in (
+        partial(provider.replace_members, request, instance.ref, [0], 1),
+        partial(provider.drop_members, instance.ref, [0]),
+    ):
+        await require_refusal(h, call, *REFUSALS)
+    expect(all(_sleeps(words[0]) for words in _places(folder)), "a refused call ended a machine")
+
+
+def _replaces(h: Harness) -> ReplacesMembers:
+    capability = h.provider.capabilities[Power.REPLACE]
+    if not capability.available:
+        raise NotApplicable(capability.reason)
+    provider = h.provider
+    if not isinstance(provider, ReplacesMembers):
+        raise BehaviourFailed("it declares that it replaces machines, and does not")
+    return provider
+
+
+async def _require_end_of_all(h: Harness, instance: Instance, pids: list[str]) -> None:
+    await h.provider.terminate(instance.ref)
+    await h.settle()
+    await until(lambda: not any(map(_sleeps, pids)))
+    expect(not h.live(instance.key), "a machine of them outlives the end of all")
 
 
 def _sleeps(pid: str) -> bool:

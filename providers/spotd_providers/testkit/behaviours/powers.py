@@ -20,6 +20,7 @@ from spotd_providers.contract.provider import (
     OpensPorts,
     PriceHistoryPage,
     ReadsLogs,
+    ReplacesMembers,
     StartsGangs,
 )
 from spotd_providers.contract.values import (
@@ -213,6 +214,7 @@ PROTOCOLS: Final[dict[Power, type]] = {
     Power.SHELL: GivesShell,
     Power.PORTS: OpensPorts,
     Power.PRICE_HISTORY: KnowsPastPrices,
+    Power.REPLACE: ReplacesMembers,
 }
 SENTENCE_LETTERS_MIN: Final = 12
 PAST_PAGES_MAX: Final = 1_000
@@ -260,6 +262,8 @@ async def a_missing_power_raises_not_supported(h: Harness, case: Power) -> None:
         calls[Power.PORTS] = partial(provider.open_port, instance.ref, 1)
     if isinstance(provider, KnowsPastPrices):
         calls[Power.PRICE_HISTORY] = partial(provider.price_history, now, after="")
+    if isinstance(provider, ReplacesMembers):
+        calls[Power.REPLACE] = partial(provider.drop_members, instance.ref, [1])
     error = await require_refusal(h, calls[case], NotSupported)  # type: ignore[arg-type] # each returns an awaitable of its own
     expect(capability.reason in str(error), f"{error!r} does not say {capability.reason!r}")
 

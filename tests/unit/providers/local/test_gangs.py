@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def alive(found: Bench, machine: Machine) -> list[bool]:
 
 def kill(found: Bench, member: str) -> None:
     mark = (found.folder / "machines" / "mark").read_text()
-    for pid in pids_with_environment(f"SPOTD_LOCAL_MACHINE={mark}:{member}"):
+    # The first of them notes how its script ended, and would take its death for an end of its own.
+    for pid in sorted(pids_with_environment(f"SPOTD_LOCAL_MACHINE={mark}:{member}")):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -80,21 +82,107 @@ def test_a_server_that_died_between_two_starts_starts_the_rest_and_doubles_none(
         assert again.state is InstanceState.RUNNING
 
 
-def test_the_loss_of_one_is_announced_and_ends_all(tmp_path: Path) -> None:
+def vanish(found: Bench, machine: Machine, rank: int) -> None:
+    member = machine.member(rank)
+    kill(found, member)
+    until(lambda: not found.market.machines.alive(member))
+    found.advance(MINUTE / 60)
+
+
+def replace_members(found: Bench, machine: Machine, ranks: list[int], number: int = 1) -> None:
+    found.market.replace_members(
+        machine.machine_id, install=LAB, ranks=ranks, number=number, start_script="exec sleep 1001"
+    )
+
+
+def test_one_that_vanished_is_shown_leaves_its_slot_and_the_others_go_on(tmp_path: Path) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=4, dollars=4.0)
+        assert b.market.sold() == ()
+        vanish(b, machine, 2)
+        assert (machine.state, machine.detail) == (InstanceState.RUNNING, "machine 3 of 4 vanished")
+        assert (len(b.market.sold()), machine.doomed_at) == (1, None)
+        b.advance(HOUR)
+        assert alive(b, machine) == [True, True, False, True]
+
+
+def test_another_one_takes_its_place_where_there_is_room_and_else_none_does(tmp_path: Path) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=4, dollars=4.0)
+        vanish(b, machine, 2)
+        other = b.buy(dollars=1.0)
+        with pytest.raises(Refused) as caught:
+            replace_members(b, machine, [2])
+        assert caught.value.refusal is Refusal.NO_CAPACITY
+        assert alive(b, machine) == [True, True, False, True]
+        b.market.terminate(other.machine_id, install=LAB)
+        replace_members(b, machine, [2])
+        assert (alive(b, machine), b.market.sold()) == ([True] * 4, ())
+        b.advance(HOUR)
+        b.market.terminate(machine.machine_id, install=LAB)
+        assert b.bill(machine) == pytest.approx(4_001_111, abs=2)
+        with pytest.raises(Refused):
+            replace_members(b, machine, [2], 2)
+
+
+def test_the_same_call_starts_nothing_twice_unless_what_it_started_vanished_too(tmp_path: Path) -> None:
     with bench(tmp_path, hosts=[host(slots=4)]) as b:
         machine = b.buy(nodes=3, dollars=3.0)
-        kill(b, machine.members[2])
-        until(lambda: not b.market.machines.alive(machine.members[2]))
-        b.advance(MINUTE / 60)
-        assert (machine.state, machine.detail) == (
-            InstanceState.RUNNING,
-            "machine 2 of 3 vanished, and all of them end",
-        )
-        assert machine.doomed_at is not None
-        assert alive(b, machine) == [True, True, False]
-        b.advance(3 * MINUTE)
-        assert (machine.state, machine.loss) == (InstanceState.GONE, Loss.HOST_LOST)
-        assert alive(b, machine) == [False, False, False]
+        for _ in range(3):
+            replace_members(b, machine, [1, 2])
+        assert machine.members == (machine.machine_id, f"{machine.machine_id}.1.1", f"{machine.machine_id}.2.1")
+        assert [b.market.machines.status(member).boots for member in machine.members] == [1, 1, 1]
+        vanish(b, machine, 1)
+        replace_members(b, machine, [1, 2])
+        assert [b.market.machines.status(member).boots for member in machine.members] == [1, 1, 1]
+        assert alive(b, machine) == [True] * 3
+
+
+def test_a_server_that_died_before_the_start_of_another_one_shows_that_it_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=3, dollars=3.0)
+
+        def dies(*_: object) -> object:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(b.market.machines, "start", dies)
+        with pytest.raises(KeyboardInterrupt):
+            replace_members(b, machine, [1])
+        b.reopen()
+        (again,) = b.market.listing(install=LAB)
+        assert (again.state, again.vanished, again.detail) == (InstanceState.RUNNING, [1], "machine 2 of 3 vanished")
+        replace_members(b, again, [1])
+        assert (again.vanished, alive(b, again)) == ([], [True] * 3)
+
+
+def test_what_is_left_out_is_ended_and_costs_nothing_more(tmp_path: Path) -> None:
+    with bench(tmp_path, hosts=[host(slots=4, storage_gb_month="0.10")]) as b:
+        machine = b.buy(nodes=4, dollars=4.0, disk_gb=72)
+        b.advance(HOUR)
+        vanish(b, machine, 3)
+        for _ in range(2):
+            b.market.drop_members(machine.machine_id, install=LAB, ranks=[1, 3])
+        assert (machine.nodes, machine.ranks, machine.price, machine.storage) == (2, (0, 2), 2_000_000, 20_000)
+        assert len(b.market.sold()) == 1
+        before = b.bill(machine)
+        b.advance(HOUR)
+        b.market.terminate(machine.machine_id, install=LAB)
+        assert b.bill(machine) - before == pytest.approx(2_020_000, abs=2)
+        assert alive(b, machine) == [False, False]
+
+
+def test_the_first_is_neither_replaced_nor_left_out(tmp_path: Path) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=2, dollars=2.0)
+        drop = partial(b.market.drop_members, machine.machine_id, install=LAB)
+        replaced = partial(replace_members, b, machine)
+        for call in (partial(replaced, [0]), partial(replaced, [2]), partial(drop, ranks=[0])):
+            with pytest.raises(Refused) as caught:
+                call()
+            assert caught.value.refusal is Refusal.REJECTED
+        assert alive(b, machine) == [True, True]
 
 
 def test_the_loss_of_the_first_ends_all_at_once(tmp_path: Path) -> None:
