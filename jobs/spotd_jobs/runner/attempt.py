@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, process, shutdown
 from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader
-from spotd_jobs.runner.gang import Gang
+from spotd_jobs.runner.gang import KEPT, Gang
 from spotd_jobs.runner.handover import NextJob
 from spotd_jobs.runner.heartbeat import HeartbeatWriter, Status
 from spotd_jobs.runner.logs import LogShipper, ProgressMeter, patience_s
@@ -42,11 +42,14 @@ from spotd_jobs.wire.client.sinks import (
 from spotd_jobs.wire.client.web import CLOCK, steady
 
 MARK_FILE = "mark"
+AGAIN = "again"
+"""The outcome of an attempt that goes on with other machines beside this one: its runner is to start once more."""
 _SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
 _CANARY_GRACE_S = 5.0
+_BEFORE_AGAIN_S = 10.0
 _REASON_S = 5.0
 """Slurm gives half a minute, systemd one and a half, between the signal and the kill."""
 _UNUSABLE = {
@@ -142,8 +145,45 @@ class AttemptRun:
         except Exception as error:  # noqa: BLE001 - whatever broke, it must be reported and the machine must end
             log_line("the runner failed: " + reason_of(error))
             halt = _Halt("disk_full" if is_full(error) else "runner_error", reason_of(error))
+        if self._gang is not None and halt.outcome in (KEPT, "member_lost"):
+            found = self._step("the wait for another machine", lambda: (self._await_round(halt),))
+            if found == (None,):
+                return AGAIN
+            halt = found[0] if found else halt
+            self._flush_until = float("inf")
         self._cancel.set()
         return self._finish(halt)
+
+    def _await_round(self, halt: _Halt) -> _Halt | None:
+        """Save, and wait for a machine in the place of a lost one; return why that ends, `None` once it is there."""
+        gang = self._gang
+        if gang is None or not gang.keeps(halt.outcome):
+            return halt
+        self._limit_flush()
+        self._drain(halt.ended)
+        self._flush_until = float("inf")
+        self._phase("save")
+        self._logs.add_line("kept: %s" % halt.reason)
+        self._shutdown_watch.stop = None
+        give_up_at = steady() + gang.keep_s
+        while steady() < give_up_at:
+            row = {"round": gang.round, "lost": gang.await_round()}
+            if gang.saves and self._status.gang != row:
+                self._status.gang = row
+                self._heartbeat.soon()
+            stop = self._tick()
+            if stop is not None:
+                return _Halt(stop.outcome, stop.reason, halt.ended)
+            if gang.begins_again(self._keeper.grant):
+                self._step("the log", lambda: self._logs.close(_BEFORE_AGAIN_S))
+                self._step("the last events", lambda: self._store.events.flush(_BEFORE_AGAIN_S))
+                return None
+        return halt
+
+    @property
+    def grant_url(self) -> str:
+        """Where the newest grant is."""
+        return self._keeper.grant.url
 
     def _run_job(self, grant: RunnerGrant) -> process.ProcessEnd:
         self._make_folders()
@@ -176,6 +216,7 @@ class AttemptRun:
         resume = self._restored.path if self._restored is not None else ""
         if self._gang is not None:
             self._await_work(Background(self._gang.gather, self._wakeups, "gang"))
+            self._status.gang = {"round": self._gang.round, "lost": []}
         self._phase("run")
         ended = self._run_group(
             [str(word) for word in grant.spec["run"]],

@@ -10,6 +10,12 @@ begin. From then on each connection carries a sign of life every second in both 
 breaks, or from which there was no sign for `silent_s`, is lost, and with it the attempt: the others stop their command.
 A command that fails is no proof of an error of its own, since a lost machine makes the commands of all others fail: so
 the first machine then asks every other one for an answer, and a machine that gives none is the cause.
+
+Where the grant has `keep_s`, a loss of another one than the first does not end the attempt. All stop their command, the
+first stores what is complete, reports which are lost, and waits for a grant of a later round, which says who takes part
+from then on. Then the runners of all start once more, on the same machines. The first machine is never replaced: it
+alone may write, and without it nothing shows that the others live. A machine of an earlier round than its grant names
+is not taken in, and ends.
 """
 
 from __future__ import annotations
@@ -24,12 +30,14 @@ from typing import Any, Callable, NamedTuple
 
 from spotd_jobs.runner.process import ProcessEnd
 from spotd_jobs.runner.shutdown import Stop
-from spotd_jobs.runner.store import RunnerGrant, RunnerStore
+from spotd_jobs.runner.store import ROUND_VARIABLE, NotCurrent, RunnerGrant, RunnerStore, round_of
 from spotd_jobs.wire.client.sinks import clean, log_line
 from spotd_jobs.wire.client.web import steady
 
 RANK_VARIABLE = "SPOTD_NODE_RANK"
 ADDRESS_VARIABLE = "SPOTD_NODE_ADDRESS"
+KEPT = "kept"
+"""The outcome of a command that was stopped since another machine is replaced: the attempt goes on."""
 OBJECT = "gang.json"
 PING_S = 1.0
 _SILENT_PINGS = 5
@@ -44,11 +52,16 @@ class GangIncomplete(Exception):
 
 
 class GangPlace(NamedTuple):
-    """Which machine this is, of how many, and where the others reach it."""
+    """Which machine this is, of how many, and where the others reach it.
+
+    Attributes:
+        seats: by rank, the rank that the provider gave, and the round in which the machine came.
+    """
 
     rank: int
     nodes: int
     address: str
+    seats: tuple[tuple[int, int], ...] = ()
 
 
 def place_of(grant: RunnerGrant) -> GangPlace | None:
@@ -56,6 +69,7 @@ def place_of(grant: RunnerGrant) -> GangPlace | None:
 
     Raises:
         GangIncomplete: the provider gave it no place among those that the grant is for.
+        NotCurrent: another machine has its place.
     """
     gang = grant.raw.get("gang")
     rank, address = os.environ.get(RANK_VARIABLE, ""), os.environ.get(ADDRESS_VARIABLE, "")
@@ -64,9 +78,14 @@ def place_of(grant: RunnerGrant) -> GangPlace | None:
             raise GangIncomplete("this machine is number %s of several, and its attempt is for one" % clean(rank))
         return None
     nodes = int(gang["nodes"])
-    if not rank.isdigit() or int(rank) >= nodes or not address:
+    since = gang.get("since") or [0] * nodes
+    if not rank.isdigit() or int(rank) >= len(since) or not address:
         raise GangIncomplete("the provider did not say which of the %d machines this is, and its address" % nodes)
-    return GangPlace(int(rank), nodes, address)
+    came = os.environ.get(ROUND_VARIABLE, "") or "0"
+    if str(since[int(rank)]) != came:
+        raise NotCurrent("another machine has taken its place", grant.raw.get("self_terminate"))
+    seats = tuple((seat, int(one)) for seat, one in enumerate(since) if one is not None)
+    return GangPlace(seats.index((int(rank), int(came))), nodes, address, seats)
 
 
 def interface_of(address: str) -> str:
@@ -192,6 +211,8 @@ class Gang:
         self._grace_s = grant.stop_grace_s
         self._wait_s = float(self._gang["wait_s"])
         self.silent_s = float(self._gang["silent_s"])
+        self.keep_s = float(self._gang.get("keep_s") or 0.0)
+        self.round = round_of(grant) or 0
         self._boot = boot
         self._change = threading.Condition()
         self._wake: Callable[[], None] = lambda: None
@@ -204,6 +225,11 @@ class Gang:
     def saves(self) -> bool:
         """Whether what this machine's job saves, and its outputs, are stored."""
         return self.place.rank == 0
+
+    def keeps(self, outcome: str) -> bool:
+        """Whether this machine waits for another one after its command was stopped with this outcome."""
+        first = outcome == "member_lost" and self.place.rank == 0 and self._begun is not None
+        return self.keep_s > 0 and (first or outcome == KEPT)
 
     def attach(self, store: RunnerStore, wake: Callable[[], None], show: Callable[[str], None]) -> None:
         """Begin to search for the other machines.
@@ -236,6 +262,14 @@ class Gang:
 
     def close(self, exit_row: dict[str, Any]) -> None:
         """End this machine's part."""
+        raise NotImplementedError
+
+    def await_round(self) -> list[int]:
+        """Wait for the next round from now on; return by their ranks at the provider the machines that are lost."""
+        raise NotImplementedError
+
+    def begins_again(self, grant: RunnerGrant) -> bool:
+        """Whether the next round begins, as far as this machine may know; the others learn it from the first."""
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:

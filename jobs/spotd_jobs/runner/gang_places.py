@@ -11,6 +11,7 @@ import threading
 from typing import Any, Callable
 
 from spotd_jobs.runner.gang import (
+    KEPT,
     OBJECT,
     PING_S,
     Gang,
@@ -22,7 +23,7 @@ from spotd_jobs.runner.gang import (
 )
 from spotd_jobs.runner.process import ProcessEnd
 from spotd_jobs.runner.shutdown import Stop
-from spotd_jobs.runner.store import RunnerGrant, RunnerStore
+from spotd_jobs.runner.store import NotCurrent, RunnerGrant, RunnerStore, round_of
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import clean, log_line, reason_of
 from spotd_jobs.wire.client.web import Backoff, steady
@@ -37,7 +38,7 @@ def join(grant: RunnerGrant, boot: int) -> Gang | None:
     """Return this machine's part in the work of several; `None` where it works alone.
 
     Raises:
-        GangIncomplete: as `place_of`.
+        GangIncomplete, NotCurrent: as `place_of`.
     """
     place = place_of(grant)
     if place is None:
@@ -54,6 +55,8 @@ def report_end(grant: RunnerGrant, boot: int, row: dict[str, Any]) -> bool:
         place = place_of(grant)
     except GangIncomplete:
         return False
+    except NotCurrent:
+        return True
     if place is None or place.rank == 0:
         return False
     other = Other(place, grant, boot)
@@ -77,6 +80,7 @@ class First(Gang):
         self._blamed: int | None = None
         self._probe = 0
         self._own_end: ProcessEnd | None = None
+        self._keeping = False
         self._listener: socket.socket | None = None
         self._show: Callable[[str], None] = lambda _: None
 
@@ -129,8 +133,9 @@ class First(Gang):
             return
         self._passed = stop
         grace_s = self._grace_s if stop.grace_s is None else stop.grace_s
+        keeps = stop.outcome == "member_lost" and self.keep_s > 0
         for link in list(self._links.values()):
-            link.send(stop={"reason": stop.reason, "grace_s": grace_s})
+            link.send(**{"keep" if keeps else "stop": {"reason": stop.reason, "grace_s": grace_s}})
 
     def settle(self, ended: ProcessEnd, tick: Callable[[], Stop | None]) -> ProcessEnd:
         with self._change:
@@ -152,11 +157,36 @@ class First(Gang):
             self._closed = True
             self._change.notify_all()
         for rank, link in list(self._links.items()):
-            if rank not in self._ends:
+            if rank in self._ends:
+                link.send(bye=1)
+            else:
                 link.send(stop={"reason": str(exit_row.get("reason") or "the first machine has ended"), "grace_s": 0.0})
             link.close()
         if self._listener is not None:
             self._listener.close()
+
+    def await_round(self) -> list[int]:
+        with self._change:
+            if not self._keeping:
+                self._keeping, self._lost, self._stopping = True, "", None
+                self._ends.clear()
+            others = range(1, self.place.nodes)
+            gone = [rank for rank in others if rank not in self._links or not self._links[rank].is_open]
+        return [self.place.seats[rank][0] for rank in gone]
+
+    def begins_again(self, grant: RunnerGrant) -> bool:
+        later = round_of(grant)
+        if later is not None and later <= self.round:
+            return False
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        for link in list(self._links.values()):
+            link.send(again=1)
+            link.close()
+        if self._listener is not None:
+            self._listener.close()
+        return True
 
     def _is_settled(self) -> bool:
         """Whether it is known what the end of this machine's command means."""
@@ -208,10 +238,11 @@ class First(Gang):
         if "stopping" in message:
             with self._change:
                 self._stopping = self._stopping or self._stop_of(link.rank, message["stopping"])
-        if "ended" in message:
+        if "ended" in message and not (self._keeping and message["ended"].get("waits")):
             with self._change:
                 self._ends.setdefault(link.rank, dict(message["ended"]))
-            link.send(bye=1)
+            if not message["ended"].get("waits"):
+                link.send(bye=1)
             if message["ended"].get("outcome") != "succeeded":
                 self._ask_all()
         if message.keys() != {"ping"}:
@@ -226,8 +257,9 @@ class First(Gang):
         """Take in a machine that knows the token; one that comes again after all have begun was lost meanwhile."""
         rank = int(message["rank"])
         known = hmac.compare_digest(str(message["token"]).encode(), self._token.encode())
-        if not known or not 0 < rank < self.place.nodes:
-            link.close()
+        known = known and 0 < rank < self.place.nodes and int(message.get("round") or 0) == self.round
+        if not known or self._keeping:
+            link.close()  # one that replaces another comes again, and finds this machine in its next round
             return
         with self._change:
             before = self._links.get(rank)
@@ -245,7 +277,9 @@ class First(Gang):
     def _on_lost(self, link: Link) -> None:
         with self._change:
             rank = link.rank
-            if rank < 0 or self._links.get(rank) is not link or rank in self._ends:
+            if rank < 0 or self._links.get(rank) is not link or self._keeping:
+                return
+            if rank in self._ends and not self._ends[rank].get("waits"):
                 return
             if self._begun is None:
                 del self._links[rank]
@@ -265,6 +299,8 @@ class Other(Gang):
         self._ready = False
         self._bye = False
         self._ordered: Stop | None = None
+        self._keeping = False
+        self._again = False
 
     def attach(self, store: RunnerStore, wake: Callable[[], None], show: Callable[[str], None]) -> None:
         del show
@@ -301,11 +337,28 @@ class Other(Gang):
             self._send(stopping={"outcome": stop.outcome, "reason": stop.reason, "at": stop.at})
 
     def settle(self, ended: ProcessEnd, tick: Callable[[], Stop | None]) -> ProcessEnd:
-        del tick
+        """Stay until the first one knows what the end of this command means: it may be that another one is lost."""
+        if self.keep_s > 0:
+            outcome = "succeeded" if ended.succeeded else "failed"
+            row = {"outcome": outcome, "exit_code": ended.exit_code, "signal": ended.signal, "reason": ended.words()}
+            self._send(ended=dict(row, waits=True))
+            while not self._bye and tick() is None:
+                continue
         return ended
 
+    def await_round(self) -> list[int]:
+        with self._change:
+            if not self._keeping:
+                self._keeping, self._ordered = True, None
+        return []
+
+    def begins_again(self, grant: RunnerGrant) -> bool:
+        del grant
+        return self._again
+
     def close(self, exit_row: dict[str, Any]) -> None:
-        self._send(ended={name: exit_row.get(name) for name in ("outcome", "exit_code", "signal", "reason")})
+        if not self._bye:
+            self._send(ended={name: exit_row.get(name) for name in ("outcome", "exit_code", "signal", "reason")})
         with self._change:
             self._change.wait_for(lambda: self._bye or bool(self._lost), _BYE_S)
             self._closed = True
@@ -341,7 +394,8 @@ class Other(Gang):
         connection = socket.create_connection((str(found["address"]), int(found["port"])), _CONNECT_S)
         link = Link(connection, self._on_message, self._on_lost, self.silent_s)
         link.rank = 0
-        link.send(token=str(found["token"]), rank=self.place.rank, address=self.place.address)
+        hello = {"token": str(found["token"]), "rank": self.place.rank, "round": self.round}
+        link.send(address=self.place.address, **hello)
         with self._change:
             self._link = link
             self._change.notify_all()
@@ -357,7 +411,11 @@ class Other(Gang):
                 self._begun = dict(message["begin"])
             if message.get("bye"):
                 self._bye = True
-            if "stop" in message and self._ordered is None:
+            self._again = self._again or bool(message.get("again"))
+            if "keep" in message and self._ordered is None and not self._keeping:
+                row = message["keep"]
+                self._ordered = Stop(KEPT, clean(str(row["reason"])), None, float(row["grace_s"]))
+            if "stop" in message and (self._ordered is None or self._ordered.outcome == KEPT):
                 row = message["stop"]
                 self._ordered = Stop("stopped", clean(str(row["reason"])), None, float(row["grace_s"]))
         if message.keys() != {"ping"}:
@@ -367,7 +425,7 @@ class Other(Gang):
         with self._change:
             if self._link is link:
                 self._link = None
-            if self._begun is not None and not self._closed:
+            if self._begun is not None and not self._closed and not self._again:
                 self._lost = self._lost or "the first machine is lost"
         self._notify()
 

@@ -185,6 +185,7 @@ class Status:
         self.progress: Any = None
         self.watch_s: float | None = None
         self.data: Any = None
+        self.gang: dict[str, Any] | None = None
 
 
 class HeartbeatWriter:
@@ -272,6 +273,8 @@ class HeartbeatWriter:
             asked["progress"] = status.progress.read(gpus, runs=status.phase == "run")
         if status.data is not None:
             asked["data"] = status.data.read()
+        if status.gang is not None:
+            asked["gang"] = status.gang
         return self._store.document(
             seq=self._store.numbers.take(),
             boot=status.boot,

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from spotd_jobs.runner import handover, prefetch
-from spotd_jobs.runner.attempt import MARK_FILE, AttemptRun
+from spotd_jobs.runner.attempt import AGAIN, MARK_FILE, AttemptRun
 from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
 from spotd_jobs.runner.gang_places import join, report_end
 from spotd_jobs.runner.process import CANARY_MARK, GRANT_URL_VARIABLE, end_machine, marked_processes
@@ -82,8 +82,13 @@ def _carry(grant_url: str, home: str) -> int:
     try:
         run = AttemptRun(grant, home, boot, restarted=restarted, gang=join(grant, boot))
         outcome = run.carry()
+        if outcome == AGAIN:
+            _begin_again(run.grant_url, home)
         if run.handover.waits:
             _go_on(run, home, how, outcome)
+    except NotCurrent as not_current:
+        log_line("nothing is run: %s" % not_current)
+        outcome = "not_current"
     except Exception as error:  # noqa: BLE001 - whatever broke, this machine costs money until it has ended
         log_line("the runner failed: " + reason_of(error))
         outcome = "disk_full" if is_full(error) else "runner_error"
@@ -100,6 +105,15 @@ def _go_on(run: AttemptRun, home: str, how: dict[str, Any] | None, outcome: str)
             handover.become(grant_url, home, os.path.join(home, DONE))
     except Exception as error:  # noqa: BLE001 - whatever broke, the attempt is reported, and the machine must end
         log_line("this machine goes on with no other job: " + reason_of(error))
+
+
+def _begin_again(grant_url: str, home: str) -> None:
+    """Become a runner that has just started: what it finds here, it finds as after a restart of the machine."""
+    environment = dict(os.environ)
+    environment[GRANT_URL_VARIABLE] = grant_url
+    sys.stderr.flush()
+    program = os.path.abspath(sys.argv[0])
+    os.execve(sys.executable, [sys.executable, "-IS", program, "--home", home], environment)  # noqa: S606 - its own program
 
 
 def _unusable(grant_url: str, home: str, error: OSError) -> int:

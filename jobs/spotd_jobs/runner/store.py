@@ -70,6 +70,10 @@ _MISSING_PAUSE_S = 1.0
 _FIRST_TRY_S = 900.0
 
 
+ROUND_VARIABLE = "SPOTD_NODE_ROUND"
+"""Of a machine that replaced another one of several: from which round on it takes part."""
+
+
 class NotCurrent(Exception):
     """No permission to run anything on this machine. The text states why.
 
@@ -118,6 +122,12 @@ class RunnerGrant:
         return (self.job_id, self.attempt) == (other.job_id, other.attempt)
 
 
+def round_of(grant: RunnerGrant) -> int | None:
+    """Return the round of several machines that the grant is for; `None` where it is for one machine."""
+    gang = grant.raw.get("gang")
+    return None if gang is None else int(gang.get("round") or 0)
+
+
 def read_grant(url: str) -> RunnerGrant:
     """Return the grant at this URL.
 
@@ -164,6 +174,12 @@ def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = Fa
                 reason = str(grant.stop.get("reason") or "no reason given")
                 raise NotCurrent("ordered to stop: " + reason, grant.raw.get("self_terminate"))
             end = grant.raw.get("self_terminate")
+            came = os.environ.get(ROUND_VARIABLE, "")
+            if came.isdigit() and int(came) > (round_of(grant) or 0):
+                # It may start before its place is written, and what is offered then is for another machine.
+                if steady() >= give_up_at or wait(_MISSING_PAUSE_S):
+                    raise NotCurrent("its place among several machines was not given to it", end)
+                continue
             if (published or grant.raw.get("seen_running")) and not grant.raw.get("restore"):
                 # The provider started this machine again. Starting the job over would put it back.
                 raise NotCurrent("this attempt has run before, and nothing to resume from is offered", end)

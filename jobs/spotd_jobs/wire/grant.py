@@ -299,12 +299,19 @@ class GangGrant(WireModel):
         first_url: where the first of them leaves how the others reach it.
         wait_s: how long they wait for each other.
         silent_s: one that gives no sign for so long is lost.
+        keep_s: how long the others are kept and wait where one beside the first is lost; 0: they end.
+        round: it grows whenever other machines take part than before.
+        since: by the rank that the provider gave, the round in which the machine of that rank came; `None` takes no
+            part. Empty: all of the first round.
     """
 
-    nodes: Annotated[int, Field(ge=2, le=1024)]
+    nodes: Annotated[int, Field(ge=1, le=1024)]
     first_url: Url = Field(repr=False)
     wait_s: PositiveSeconds
     silent_s: PositiveSeconds = 30.0
+    keep_s: Annotated[float, Field(ge=0, le=864_000)] = 0.0
+    round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    since: Annotated[list[int | None], Field(max_length=1024)] = []
 
 
 class CheckpointSaving(WireModel):

@@ -178,6 +178,13 @@ class Exit(WireModel):
     """All that was the job's is removed, and the machine waits for its next attempt, as its grant permits."""
 
 
+class GangSeen(WireModel):
+    """Which round of several machines this is, and which of them are lost while the others wait, by their ranks."""
+
+    round: Annotated[int, Field(ge=0, le=1_000_000)]
+    lost: Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(max_length=1024)]
+
+
 class Heartbeat(WireModel):
     """heartbeat.json, written again and again; `seq` only rises, also over restarts of the runner on one machine."""
 
@@ -208,6 +215,8 @@ class Heartbeat(WireModel):
     """Only where the grant asks for it."""
     data: RestoreProgress | None = None
     """Of the job's datasets together; only where it has some."""
+    gang: GangSeen | None = None
+    """Only of several machines, once they run."""
 
 
 class EventKind(StrEnum):

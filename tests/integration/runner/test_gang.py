@@ -229,3 +229,161 @@ def test_a_machine_of_several_waits_for_no_other_job(tmp_path: Path) -> None:
         machines = start(rig, rig.renew(gang_grant(rig, "true"), reuse=rules))
         assert [machine.wait() for machine in machines] == [0, 0, 0]
         assert "waits" not in end_of(machines[0])
+
+
+DONE_ON_RESUME = 'test -z "$SPOTD_RESUME" || { echo "$NODE_RANK of $NNODES"; exit 0; }'
+GOES_ON = f"trap '{SAVES}; exit 0' TERM; touch begun; {DONE_ON_RESUME}"
+
+
+def kept_grant(rig: Rig, *, keep_s: float = 30.0, script: str = f"{GOES_ON}; {GO_ON}") -> Grant:
+    """A gang of which one machine is lost, and whose command ends well once it resumes."""
+    grant = gang_grant(rig, script, silent_s=2.0)
+    assert grant.gang is not None
+    return rig.renew(grant, gang=grant.gang.model_copy(update={"keep_s": keep_s}))
+
+
+def next_round(rig: Rig, grant: Grant, since: list[int | None]) -> Grant:
+    """What the daemon writes once the lost machine is replaced, or the others go on without it."""
+    assert grant.gang is not None
+    nodes = sum(one is not None for one in since)
+    gang = grant.gang.model_copy(update={"round": 1, "since": since, "nodes": nodes})
+    return rig.renew(grant, gang=gang, restore=rig.restores(1))
+
+
+def start_another(rig: Rig, grant: Grant, rank: int) -> Machine:
+    place = {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1", "SPOTD_NODE_ROUND": "1"}
+    return rig.start(grant, f"another{rank}", place)
+
+
+def await_loss(first: Machine, *ranks: int) -> None:
+    def lost() -> list[int] | None:
+        seen = first.heartbeat()
+        return None if seen is None or seen.gang is None else sorted(seen.gang.lost)
+
+    until(lambda: lost() == sorted(ranks), f"the first machine to say that {ranks} are lost")
+    assert not first.events("exit")
+
+
+@pytest.mark.parametrize("ranks", [(1,), (2,), (1, 2)])
+def test_the_healthy_machines_go_on_from_what_was_saved_once_the_lost_ones_are_replaced(
+    tmp_path: Path, ranks: tuple[int, ...]
+) -> None:
+    with Rig(tmp_path) as rig:
+        grant = kept_grant(rig)
+        machines = start(rig, grant)
+        begun(machines)
+        for rank in ranks:
+            machines[rank].kill()
+        await_loss(machines[0], *ranks)
+        fresh = [start_another(rig, grant, rank) for rank in ranks]
+        kept = [machine for rank, machine in enumerate(machines) if rank not in ranks]
+        assert not any((one.home / "work" / "begun").exists() for one in fresh)
+        next_round(rig, grant, [1 if rank in ranks else 0 for rank in range(NODES)])
+        assert [machine.wait() for machine in (*kept, *fresh)] == [0] * NODES
+        assert end_of(machines[0])["outcome"] == "succeeded"
+        assert len(machines[0].events("boot")) == 2
+        assert [line for line in machines[0].log().splitlines() if line.endswith("0 of 3")]
+        assert sum(line.endswith(f" of {NODES}") for line in machines[0].log().splitlines()) == NODES
+
+
+def test_the_others_go_on_without_the_lost_one_by_ranks_of_their_own(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = kept_grant(rig)
+        machines = start(rig, grant)
+        begun(machines)
+        machines[1].kill()
+        await_loss(machines[0], 1)
+        next_round(rig, grant, [0, None, 0])
+        assert machines[0].wait() == machines[2].wait() == 0
+        assert end_of(machines[0])["outcome"] == "succeeded"
+        shown = [line for line in machines[0].log().splitlines() if line.endswith("of 2")]
+        assert sorted(line.split("] ")[-1] for line in shown) == ["0 of 2", "1 of 2"]
+
+
+def test_a_loss_that_nobody_replaces_ends_the_attempt_in_time(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machines = start(rig, kept_grant(rig, keep_s=1.0))
+        begun(machines)
+        machines[2].kill()
+        assert machines[0].wait() == machines[1].wait() == 0
+        assert (end_of(machines[0])["outcome"], end_of(machines[0])["reason"]) == (
+            "member_lost",
+            "machine 3 of 3 is lost",
+        )
+        assert [kept.name for kept in rig.accepted(1)] == ["step-1"]
+
+
+def test_an_order_ends_machines_that_are_kept(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = kept_grant(rig)
+        machines = start(rig, grant)
+        begun(machines)
+        machines[2].kill()
+        await_loss(machines[0], 2)
+        rig.order_stop(grant)
+        assert machines[0].wait() == machines[1].wait() == 0
+        assert end_of(machines[0])["outcome"] == "stopped"
+
+
+def test_without_the_first_machine_nothing_is_kept(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        machines = start(rig, kept_grant(rig))
+        begun(machines)
+        machines[0].kill()
+        stored = {key: rig.store.get(key) for key in rig.store.keys("")}
+        assert machines[1].wait() == machines[2].wait() == 0
+        assert {key: rig.store.get(key) for key in rig.store.keys("")} == stored
+
+
+def test_a_lost_machine_that_is_back_joins_no_later_round_and_writes_nothing(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = kept_grant(
+            rig,
+            script=f"{GOES_ON}; {GO_ON}".replace(
+                "exit 0; }", f"touch again; while ! test -e {tmp_path}/over; do sleep 0.05; done; exit 0; }}"
+            ),
+        )
+        machines = start(rig, grant)
+        begun(machines)
+        signal_all(machines[1], signal.SIGSTOP)
+        await_loss(machines[0], 1)
+        another = start_another(rig, grant, 1)
+        next_round(rig, grant, [0, 1, 0])
+        kept = [machines[0], machines[2], another]
+        until(lambda: all((one.home / "work" / "again").exists() for one in kept), "all commands to go on")
+        signal_all(machines[1], signal.SIGCONT)
+        assert machines[1].wait() == 0
+        # Its disk is lost, so nothing there says that its attempt is over.
+        rebooted = rig.start(grant, "rebooted", {"SPOTD_NODE_RANK": "1", "SPOTD_NODE_ADDRESS": "127.0.0.1"})
+        assert rebooted.wait() == 0
+        (tmp_path / "over").touch()
+        assert [machine.wait() for machine in kept] == [0, 0, 0]
+        assert end_of(machines[0])["outcome"] == "succeeded"
+        assert not (machines[1].home / "work" / "again").exists()
+
+
+def test_a_command_that_fails_while_all_machines_live_is_an_error_of_the_job_although_machines_are_kept(
+    tmp_path: Path,
+) -> None:
+    script = f'trap "exit 0" TERM; touch begun; test "$NODE_RANK" != 1 || exit 7; {GO_ON}'
+    with Rig(tmp_path) as rig:
+        machines = start(rig, kept_grant(rig, script=script))
+        assert [machine.wait() for machine in machines] == [0, 0, 0]
+        ended = end_of(machines[0])
+        assert (ended["outcome"], ended["exit_code"], ended["reason"]) == ("failed", 7, "machine 2 of 3: exit code 7")
+
+
+def test_commands_that_fail_because_another_machine_is_lost_are_kept_machines_all_the_same(tmp_path: Path) -> None:
+    waits = f"while ! test -e {tmp_path}/broken; do sleep 0.02; done"
+    script = f'{SAVES}; test -z "$SPOTD_RESUME" || exit 0; touch begun; {waits}; exit 3'
+    with Rig(tmp_path) as rig:
+        grant = kept_grant(rig, script=script)
+        machines = start(rig, grant)
+        begun(machines)
+        signal_all(machines[2], signal.SIGSTOP)
+        (tmp_path / "broken").touch()
+        await_loss(machines[0], 2)
+        another = start_another(rig, grant, 2)
+        next_round(rig, grant, [0, 0, 1])
+        assert [machine.wait() for machine in (*machines[:2], another)] == [0, 0, 0]
+        assert end_of(machines[0])["outcome"] == "succeeded"
