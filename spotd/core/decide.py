@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
+from spotd.core import gangs
 from spotd.core.author import MachineVerdicts
 from spotd.core.bids import hold_words
 from spotd.core.budgets import BudgetGuard
@@ -25,7 +26,7 @@ from spotd.core.domain.states import JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
 from spotd.core.enforcement import Enforcement
 from spotd.core.host_reports import late_words, witness_words
-from spotd.core.kernel.quarantine import guarded, in_words
+from spotd.core.kernel.quarantine import contain, guarded, in_words
 from spotd.core.pacer import enforce_deadlines
 from spotd.core.placement import JobPlacement
 from spotd.core.plan_builder import PlanBuilder
@@ -70,6 +71,14 @@ def keep_deadlines(decision: Decision) -> None:
 def keep_progress(decision: Decision) -> None:
     """Stop what gets nowhere by the limits of `[watchdog]`."""
     decision.enforcement.enforce_progress()
+
+
+def mend_gangs(decision: Decision) -> None:
+    """Replace the machines that a job of several lost, or go on without them, or end all."""
+    builder = decision.builder
+    for item in gangs.gangs_to_mend(builder):
+        what = f"the machines of attempt {item.id.number} cannot be judged"
+        contain(builder, item.id.job, partial(gangs.mend, builder, item), what)
 
 
 def follow_bids(decision: Decision) -> None:
@@ -120,6 +129,7 @@ RULES: Final[tuple[Rule, ...]] = (
     keep_windows,
     keep_deadlines,
     keep_progress,
+    mend_gangs,
     follow_bids,
     serve_jobs,
     leave_held,

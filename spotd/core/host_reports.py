@@ -38,6 +38,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.gangs import note_members
 from spotd.core.handover import waits_until
 from spotd.core.metering import lease_and_save
 from spotd.core.plan_builder import PlanBuilder
@@ -238,6 +239,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         job = with_pace(job, item, report.checkpoints, builder.now)
         builder.put_job(with_progress(job, item, builder.now))
     note_progress(builder, attempt_id, report, is_new=moved)
+    note_members(builder, attempt_id, report)
     if report.notice_at is not None:
         note_notice(builder, attempt_id, report.notice_at)
     drop_lapsed_notice(builder, attempt_id)

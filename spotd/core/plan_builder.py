@@ -379,8 +379,15 @@ class PlanBuilder(WorkingCopy):
             way_out = self.policy.words_of_login(self.job(attempt.job).spec.image, detail)
             detail = f"{detail}; {way_out}" if way_out else detail
         sentence = reason.sentence(detail)
+        members = None if item.members is None else item.members.going_on(item.meter.rate, self.now)
         item = replace(
-            item, state=AttemptState.ENDING, ended_at=self.now, end_reason=reason, end_detail=detail, stop=item.stop
+            item,
+            members=members,
+            state=AttemptState.ENDING,
+            ended_at=self.now,
+            end_reason=reason,
+            end_detail=detail,
+            stop=item.stop,
         )
         self.put_attempt(item)
         self.event(f"attempt.{reason.value}", sentence, attempt=attempt, reason=reason.value)

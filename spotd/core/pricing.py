@@ -28,6 +28,7 @@ from spotd_providers.contract.values import (
     Market,
     MicroUsd,
     MicroUsdPerGb,
+    MicroUsdPerGbMonth,
     MicroUsdPerGpuHour,
     MicroUsdPerHour,
     Offer,
@@ -234,6 +235,33 @@ def _elsewhere_cost(needs: Needs, offer: Offer) -> MicroUsd:
 def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
     """Return the same quote at another price of its GPU part."""
     return replace(agreed, price=_at_gpu_price(agreed.price, gpu_price, agreed.offer.gpu_count))
+
+
+def for_fewer(agreed: Quote, nodes: int) -> Quote:
+    """Return what was agreed for several machines as it is for so many of them; their uploads stay what they are."""
+    offer, price, before = agreed.offer, agreed.price, agreed.offer.nodes
+    fewer = replace(
+        offer,
+        nodes=nodes,
+        gpu_count=offer.gpu_count // before * nodes,
+        gpu_price=MicroUsdPerHour(offer.gpu_price // before * nodes),
+        on_demand_price=None if offer.on_demand_price is None else part_of(offer.on_demand_price, nodes, before),
+        storage_price=MicroUsdPerGbMonth(offer.storage_price // before * nodes),
+        storage_fixed=part_of(offer.storage_fixed, nodes, before),
+        download_price=MicroUsdPerGb(offer.download_price // before * nodes),
+    )
+    rest = replace(price, storage=part_of(price.storage, nodes, before), restore=part_of(price.restore, nodes, before))
+    return replace(
+        agreed,
+        offer=fewer,
+        price=_at_gpu_price(rest, part_of(price.gpu, nodes, before), fewer.gpu_count),
+        on_demand=None if agreed.on_demand is None else part_of(agreed.on_demand, nodes, before),
+    )
+
+
+def part_of(price: MicroUsdPerHour, nodes: int, before: int) -> MicroUsdPerHour:
+    """Return the price of so many of equal machines, of what all of them cost before."""
+    return MicroUsdPerHour(price * nodes // before)
 
 
 def with_fee(agreed: Quote, fee_ppm: int) -> Quote:

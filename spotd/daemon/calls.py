@@ -9,11 +9,13 @@ from typing import Final, Protocol, cast
 
 import anyio
 
-from spotd.core import bids
+from spotd.core import bids, gangs
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import IntentState, bid_intent_id
+from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.kernel.outcomes import LaunchFailure
+from spotd.core.kernel.quarantine import in_words
 from spotd.daemon.commits import Committed, CrashPoint, Decide, Points
 from spotd.daemon.market.guarded import GuardedProvider
 from spotd_providers.contract import errors
@@ -25,8 +27,8 @@ from spotd_providers.contract.errors import (
     RateLimited,
     RequestRejected,
 )
-from spotd_providers.contract.provider import ChangesBids, Logger
-from spotd_providers.contract.values import MicroUsdPerHour, ProviderName
+from spotd_providers.contract.provider import ChangesBids, Logger, ReplacesMembers
+from spotd_providers.contract.values import LaunchRequest, MicroUsdPerHour, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +144,69 @@ class BidChanges:
         except TimeoutError:
             return "", f"no answer within {CHANGE_DEADLINE_S:.0f} s"
         return "", ""
+
+
+# Calls that replace machines of several, or leave them out: each may be repeated, so a lost answer is no doubt.
+
+
+REPLACE_DEADLINE_S: Final = 90.0
+_FINAL: Final = (errors.NotSupported, RequestRejected, errors.ContractViolation)
+
+
+class Replacements:
+    """Makes the calls that replace lost machines of several."""
+
+    def __init__(
+        self,
+        provider: Callable[[ProviderName], GuardedProvider],
+        commit: Commit,
+        request: Callable[[Attempt, Job], Awaitable[LaunchRequest]],
+        log: Logger,
+    ) -> None:
+        self._provider = provider
+        self._commit = commit
+        self._request = request
+        self._log = log
+
+    async def mend(self, attempt: Attempt) -> None:
+        """Replace what this attempt lost, or leave it out, once."""
+        committed = await self._commit(lambda world, now: gangs.begin_mending(world, attempt.id, now), _POINTS)
+        world = committed.world
+        found, job = gangs.mending_of(world, attempt.id, committed.at), world.jobs.get(attempt.id.job)
+        if found is None or job is None:
+            return
+        refused, wait = await self._call(found, job)
+        fields = {"key": attempt.key, "provider": attempt.provider, "ranks": found.ranks, "shrinks": found.shrinks}
+        if not refused:
+            await self._commit(lambda world, now: gangs.record_mending(world, found, now), _POINTS)
+            self._log.info("members.replaced", **fields)
+            return
+        detail, is_final = refused
+        await self._commit(
+            lambda world, now: gangs.fail_mending(world, found, detail, now, is_final=is_final, wait=wait), _POINTS
+        )
+        self._log.warning("members.not_replaced", detail=detail, **fields)
+
+    async def _call(self, mending: gangs.Mending, job: Job) -> tuple[tuple[str, bool] | None, timedelta | None]:
+        """Return why it was not done, or may not be, and whether that is final; and how long is to be waited."""
+        item = mending.item
+        provider = self._provider(item.provider)
+        if item.ref is None or not isinstance(provider, ReplacesMembers):
+            return (f"{item.provider} replaces no machine of several", True), None
+        try:
+            with anyio.fail_after(REPLACE_DEADLINE_S):
+                if mending.shrinks:
+                    await provider.drop_members(item.ref, mending.ranks)
+                else:
+                    request = await self._request(item, job)
+                    await provider.replace_members(request, item.ref, mending.ranks, mending.number)
+        except _FINAL as exc:
+            return (str(exc) or type(exc).__name__, True), None
+        except ProviderError as exc:
+            wait = exc.retry_after if isinstance(exc, RateLimited) else None
+            return (str(exc) or type(exc).__name__, False), wait
+        except TimeoutError:
+            return (f"no answer within {REPLACE_DEADLINE_S:.0f} s", False), None
+        except Exception as exc:  # noqa: BLE001 - a start that cannot be prepared now may be later, until time is over
+            return (f"it cannot be prepared ({in_words(exc)})", False), None
+        return None, None

@@ -10,7 +10,7 @@ the machine's key can settle it then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
@@ -31,7 +31,7 @@ from spotd.core.kernel.launch_calls import LaunchOutcome, end_contained, launch_
 from spotd.core.kernel.outcomes import LaunchFailure
 from spotd.core.kernel.quarantine import in_words
 from spotd.core.metering import needs_list
-from spotd.daemon.calls import BidChanges, LaunchRefusal, refusal_of
+from spotd.daemon.calls import BidChanges, LaunchRefusal, Replacements, refusal_of
 from spotd.daemon.commits import Commits, Committed, CrashPoint, CrashPoints, Decide, Points
 from spotd.daemon.controllers import WakeEvent, backoff_s
 from spotd.daemon.grants.inputs import InputsAway, InputsMissing, SecretsLocked, SecretsMissing
@@ -49,6 +49,7 @@ CALLS_PER_PROVIDER: Final = 4
 END_UNSAVED_EVERY: Final = timedelta(minutes=1)
 COMMIT_RETRY_FIRST_S: Final = 0.5
 COMMIT_RETRY_MAX_S: Final = 15.0
+_CHANGES: Final = frozenset({IntentKind.CHANGE_BID, IntentKind.REPLACE})
 
 
 def _turns() -> anyio.Semaphore:
@@ -60,6 +61,10 @@ class Preparation(Protocol):
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
         """Write the grant; return the start script that reads it."""
+        ...
+
+    async def prepare_another(self, attempt: Attempt, job: Job) -> str:
+        """Renew the grant; return the start script of one more machine of several."""
         ...
 
     def passed_over(self, attempt: AttemptId) -> tuple[FailedRestore, ...]:
@@ -118,6 +123,7 @@ class Executor:
         self._changing: set[IntentId] = set()
         """Bids whose change is under way."""
         self._bid_changes = BidChanges(self._provider_if_there, self._commit, market, log)
+        self._replacements = Replacements(self._provider, self._commit, self._request_another, log)
         self._launching = 0
         self._idle = WakeEvent()
         self._retired = False
@@ -156,18 +162,19 @@ class Executor:
             else:
                 self._start(self._group, attempt, job)
 
-    def _start_bid(self, world: World, intent: Intent) -> None:
-        """Start the change of a bid; what cannot be started yet stays open for the next cycle."""
+    def _start_change(self, world: World, intent: Intent) -> None:
+        """Start the change of a bid, or of machines; what cannot be started yet stays open for the next cycle."""
         attempt = None if intent.attempt is None else world.attempts.get(intent.attempt)
         if attempt is None or self._group is None or self._retired or intent.id in self._changing:
             return
         self._changing.add(intent.id)
-        self._group.start_soon(self._change_bid, attempt, intent.id, name=f"bid-{intent.key}")
+        change = self._bid_changes.change if intent.kind is IntentKind.CHANGE_BID else self._replacements.mend
+        self._group.start_soon(self._change, change, attempt, intent.id, name=intent.id)
 
-    async def _change_bid(self, attempt: Attempt, intent: IntentId) -> None:
+    async def _change(self, change: Callable[[Attempt], Awaitable[None]], attempt: Attempt, intent: IntentId) -> None:
         try:
             async with self._launch_turns[attempt.provider]:
-                await self._bid_changes.change(attempt)
+                await change(attempt)
         finally:
             self._changing.discard(intent)
             self._idle.notify()
@@ -177,14 +184,14 @@ class Executor:
         group.start_soon(self._launch, attempt, job, name=f"launch-{attempt.key}")
 
     def end(self, world: World) -> None:
-        """Every machine that is owed its end, and whose time it is, is being ended; each bid that is owed is placed."""
+        """Every machine that is owed its end, and whose time it is, is being ended; changes that are owed are made."""
         now = self._clock.now()
         begun_at = self._begun_at = self._begun_at or now
         self._there_since = {name: self._there_since.get(name, now) for name in self._providers}
         for intent in world.intents.values():
-            if intent.kind is IntentKind.CHANGE_BID and intent.state is IntentState.OPEN:
-                self._start_bid(world, intent)
             due = intent.not_before is None or intent.not_before <= now
+            if intent.kind in _CHANGES and intent.state is IntentState.OPEN and due:
+                self._start_change(world, intent)
             if intent.kind is not IntentKind.TERMINATE or intent.state is not IntentState.OPEN or not due:
                 continue
             if intent.id in self._ending or intent.provider not in self._providers or self._group is None:
@@ -339,16 +346,7 @@ class Executor:
         ours: lists and `find` show machines of our label alone, so none can show that it was not there before, and a
         plugin that read the wrong row would end the machine of somebody else. Its owner learns which one it is.
         """
-        request = values.LaunchRequest(
-            key=attempt.key,
-            install=self._install,
-            offer=attempt.quote.offer,
-            price_max=attempt.price_max,
-            image=job.spec.image,
-            disk_gb=disk_gb_on(job, attempt.quote.offer),
-            start_script=script,
-            login=self._login(attempt.provider, job.spec.image),
-        )
+        request = self._request(attempt, job, script)
         self._crash(CrashPoint.BEFORE_LAUNCH)
         try:
             with anyio.fail_after(LAUNCH_DEADLINE_S):
@@ -366,6 +364,21 @@ class Executor:
             self._log.error("provider.wrong_key", provider=attempt.provider, key=attempt.key, got=got, instance=which)
             return f"the provider answered with machine {which}, which carries another key: {got!r}"
         return made.instance
+
+    async def _request_another(self, attempt: Attempt, job: Job) -> values.LaunchRequest:
+        return self._request(attempt, job, await self._grants.prepare_another(attempt, job))
+
+    def _request(self, attempt: Attempt, job: Job, script: str) -> values.LaunchRequest:
+        return values.LaunchRequest(
+            key=attempt.carried_key,
+            install=self._install,
+            offer=attempt.quote.offer,
+            price_max=attempt.price_max,
+            image=job.spec.image,
+            disk_gb=disk_gb_on(job, attempt.quote.offer),
+            start_script=script,
+            login=self._login(attempt.provider, job.spec.image),
+        )
 
     async def _settle_launch(self, attempt: Attempt, answer: values.Instance | LaunchRefusal | str) -> None:
         fields: dict[str, Any] = {

@@ -290,6 +290,7 @@ BUNDLED: Final = Schema(
         "0020": "dfbe0d4cfc0b105f",
         "0021": "3ef91f9f49891416",
         "0022": "97a7e0522631ff47",
+        "0023": "f5dce43b5f632ada",
     },
     folders=(_FOLDER / "versions",),
 )

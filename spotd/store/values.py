@@ -280,7 +280,7 @@ ATTEMPT: Final = RowMap(
     ColumnRules(
         names=_ID | _REF | _OF_RULES,
         words=("phase", "end_detail", "account", "bill.note"),
-        nested_json=("stop", "watch", "freshness", "bidding"),
+        nested_json=("stop", "watch", "freshness", "bidding", "members"),
         without=("quote",),
     ),
 )

@@ -81,6 +81,21 @@ def leapt(row: Row, factor: int) -> Row:
     return Row(offer=odd, price=odd.gpu_price)
 
 
+def _one_of(offer: Offer) -> Offer:
+    """What one of several equal machines was offered for."""
+    nodes = offer.nodes
+    return replace(
+        offer,
+        nodes=1,
+        gpu_count=offer.gpu_count // nodes,
+        gpu_price=MicroUsdPerHour(offer.gpu_price // nodes),
+        on_demand_price=None if offer.on_demand_price is None else MicroUsdPerHour(offer.on_demand_price // nodes),
+        storage_price=MicroUsdPerGbMonth(offer.storage_price // nodes),
+        storage_fixed=MicroUsdPerHour(offer.storage_fixed // nodes),
+        download_price=MicroUsdPerGb(offer.download_price // nodes),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trade:
     """What one provider sells, and how."""
@@ -103,6 +118,8 @@ class Trade:
     """Its machines are the user's own."""
     gangs: bool = False
     """It starts several machines that reach each other: all of one host, with one key."""
+    replaces: bool = False
+    """Lost ones of these are replaced, or left out."""
     queue_wait: timedelta | None = None
     """How long a job may wait in its queue; `None` where it has none."""
 
@@ -136,6 +153,8 @@ class Cloud(Nature):
         self.room: dict[str, int] = {}
         """How many machines a host gives at once, where that is fewer than a job may ask for."""
         """Hosts that refuse each launch, and why."""
+        self.replaces_seldom = 0.0
+        """How often there is no room for a machine in the place of a lost one."""
         self.leap = 0
         """By which factor the prices of the next page are too high, or too low if it is negative."""
         self.unleapt: tuple[Offer, ...] | None = None
@@ -440,6 +459,51 @@ class Cloud(Nature):
         self._note_rate(m)
         if self.rng.random() < self.faults.lose_launch_after:
             raise LostAnswer
+
+    def replace_members(self, ref: InstanceRef, ranks: Sequence[int], number: int) -> None:
+        """Others have the places of these from now on, once for each number. LostAnswer: nobody will ever hear that."""
+        m = self._of_several(ref)
+        fresh = {rank for rank in ranks if m.came.get(rank, 0) < number or rank in m.gone}
+        if (healthy := fresh - m.gone - m.lost) or 0 in ranks or m.dropped & set(ranks):
+            m.odd_calls.append(f"ranks {sorted(ranks)} were replaced, {sorted(healthy)} of them healthy")
+        room = self.room.get(m.host.name, m.offer.nodes)
+        is_scarce = m.offer.nodes > room or self.rng.random() < self.replaces_seldom
+        if fresh and (is_scarce or self.rng.random() < self.faults.refuse_launch):
+            raise Refused
+        for rank in fresh:
+            m.came[rank] = number
+        m.gone -= fresh
+        if self.rng.random() < self.faults.lose_launch_after:
+            self.lost()
+            raise LostAnswer
+
+    def drop_members(self, ref: InstanceRef, ranks: Sequence[int]) -> None:
+        """These are no part any more, and the others cost their own part."""
+        m = self._of_several(ref)
+        fresh = set(ranks) - m.dropped
+        if (healthy := fresh - m.gone - m.lost) or 0 in ranks:
+            m.odd_calls.append(f"ranks {sorted(ranks)} were left out, {sorted(healthy)} of them healthy")
+        self._bill(m)
+        before, left = m.offer.nodes, m.offer.nodes - len(fresh)
+        m.dropped |= fresh
+        m.gone -= fresh
+        m.offer = gang_of(_one_of(m.offer), left)
+        m.bid = m.bid * left // before
+        m.task = replace(m.task, disk_gb=m.task.disk_gb // before * left)
+        self._note_rate(m)
+        if self.rng.random() < self.faults.lose_launch_after:
+            self.lost()
+            raise LostAnswer
+
+    def _of_several(self, ref: InstanceRef) -> Machine:
+        self._answer()
+        if self.rng.random() < self.faults.lose_launch_before:
+            self.lost()
+            raise LostAnswer
+        m = self.machines.get(ref.instance_id)
+        if m is None or m.state is not InstanceState.RUNNING or m.notice_at is not None:
+            raise Refused(LaunchFailure.REJECTED)
+        return m
 
     def terminate(self, ref: InstanceRef) -> None:
         if ref.instance_id.startswith("foreign"):

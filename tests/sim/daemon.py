@@ -22,6 +22,7 @@ from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.policy import Policy, key_parts
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.gangs import SHRINKS_WITHIN
 from spotd.core.handover import words_against_reuse
 from spotd.core.recovery import Survey
 from spotd.core.timeline import Anchor, dated, wants_new_date
@@ -43,6 +44,7 @@ from spotd_providers.contract.values import (
 )
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud, owner_of
+from tests.sim.kept import KEPT_BEYOND, note_round
 from tests.sim.machines import CloudDown, Machine, Row, Save, Task
 from tests.sim.orders import Orders
 from tests.sim.own_record import OwnRecord
@@ -558,7 +560,8 @@ class Daemon:
             stored_bytes=m.task.bytes * len(m.saved),
             restored_bytes=odd.get("restored_bytes", 0),
             seq=m.seq,
-            phase="" if m.seq < 0 else "run" if m.works_from is None or m.works_from <= self.true else "canary",
+            phase="" if m.seq < 0 else phase_of(m, self.true),
+            gang=(m.round, tuple(sorted(m.lost if m.kept_at else ()))) if m.offer.nodes > 1 or m.dropped else None,
             resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
             alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
             exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),
@@ -660,6 +663,9 @@ class Daemon:
                 continue
             m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
+            if item.is_kept and item.members is not None and item.members.round > m.granted:
+                m.granted, m.offered = item.members.round, self.first_grant(self.world.jobs[item.id.job]).resume_at
+                note_round(m, item)
             m.saves_no_more = m.saves_no_more or (item.stop is not None and not item.stop.flush)
 
     def announce(self, item: Attempt, m: Machine) -> None:
@@ -731,6 +737,7 @@ class Daemon:
             disk_gb=disk_gb_for(owner),
             inputs=owner.input_bytes,
             outputs=work.outputs,
+            keeps=None if not owner.spec.replace_within else owner.spec.replace_within + SHRINKS_WITHIN + KEPT_BEYOND,
         )
         if work.hangs is not None and owner.stalls < work.hangs.machines and work.need - start > HANGS_AFTER:
             task = replace(task, hangs_at=start + HANGS_AFTER)
@@ -808,6 +815,15 @@ class Daemon:
         return MicroUsd(
             sum(j.spent for j in jobs.values()) + sum(a.meter.settled for a in self.world.attempts.values())
         )
+
+
+def phase_of(m: Machine, now: datetime) -> str:
+    """What the runner says that it does."""
+    if m.kept_at is not None:
+        return "save"
+    if m.works_from is None or m.works_from <= now:
+        return "run"
+    return "boot" if m.went_on else "canary"
 
 
 def exit_code_of(m: Machine) -> int | None:

@@ -25,6 +25,16 @@ GANGS_FROM: Final = 7_000_000
 """The first seed of these worlds."""
 RANGES_FROM: Final = 7_500_000
 """From this one on some jobs accept a range of machines, beside every hazard of all other worlds."""
+KEPT_FROM: Final = 7_700_000
+"""From this one on the healthy ones of many are kept while lost ones are replaced."""
+KEPT: Final = Shape(
+    jobs=4,
+    hosts=8,
+    storm=timedelta(hours=3),
+    need=(60, 240),
+    hazards=frozenset({Hazard.GANGS, Hazard.RANGES, Hazard.REPLACE, Hazard.LISTS, Hazard.CLOCK_STEPS, Hazard.NOTICES}),
+)
+"""A small world in which most machines are of several, and many of these are lost."""
 LARGEST: Final = 4
 ENDED_AFTER: Final = timedelta(minutes=2)
 """From the loss of one of several machines to the end of all of them by their provider."""
@@ -38,6 +48,8 @@ def with_gangs(shape: Shape, seed: int) -> Shape:
     if "machines_max" in limits:
         limits["machines_max"] = Random(f"gangs of {seed}").randint(LARGEST, 3 * LARGEST)
     ranges = {Hazard.RANGES} if seed >= RANGES_FROM else set()
+    if seed >= KEPT_FROM:
+        ranges.add(Hazard.REPLACE)
     return replace(shape, hazards=shape.hazards | {Hazard.GANGS} | ranges, limits=limits)
 
 
@@ -51,13 +63,16 @@ class Gangs:
     def begin(self) -> None:
         if Hazard.GANGS not in self.weather.shape.hazards:
             return
+        is_kept = Hazard.REPLACE in self.weather.shape.hazards
         for cloud in self.weather.clouds:
+            if is_kept:
+                cloud.replaces_seldom = self.luck.choice([0.0, 0.3, 0.95])
             if self.weather.shape.faults:
                 started, listed = self.luck.choice([0.0, 0.1, 0.3]), self.luck.choice([0.0, 0.1, 0.3])
                 cloud.faults = replace(cloud.faults, half_started=started, half_listed=listed)
         has_ranges = Hazard.RANGES in self.weather.shape.hazards
         if self.weather.shape.faults or has_ranges:
-            self.weather.often(LOST_PER_HOUR, self.lose_some, self.luck)
+            self.weather.often(LOST_PER_HOUR * (5 if is_kept else 1), self.lose_some, self.luck)
         if has_ranges:
             self.draw_room()
             self.weather.often(ROOMS_PER_HOUR, self.draw_room, self.luck)
@@ -70,7 +85,7 @@ class Gangs:
     def rest(self) -> None:
         """Each host gives as many as anybody asks for."""
         for cloud in self.weather.clouds:
-            cloud.room = {}
+            cloud.room, cloud.replaces_seldom = {}, 0.0
 
     def lose_some(self) -> None:
         """One machine, or two, of a gang that runs."""
@@ -78,7 +93,9 @@ class Gangs:
             (cloud, m)
             for cloud in self.weather.clouds
             for m in cloud.active.values()
-            if m.offer.nodes > 1 and m.state is InstanceState.RUNNING and m.member_lost_at is None
+            if m.offer.nodes > 1
+            and m.state is InstanceState.RUNNING
+            and (m.member_lost_at is None or m.kept_at is not None)
         ]
         if not found:
             return
@@ -86,8 +103,18 @@ class Gangs:
         cloud.advance(self.weather.agenda.now)
         if not m.alive:
             return
-        ranks = {self.luck.randrange(m.offer.nodes) for _ in range(self.luck.choice([1, 1, 2]))}
+        part = [rank for rank in range(m.offer.nodes + len(m.dropped)) if rank not in m.dropped]
+        ranks = {self.luck.choice(part) for _ in range(self.luck.choice([1, 1, 2]))}
         silent = self.luck.random() < 0.4
+        if m.task.keeps is not None and 0 not in ranks:
+            m.gone |= ranks
+            m.lost |= ranks
+            if m.member_lost_at is None:
+                m.member_lost_at, m.member_saves = cloud.now, self.luck.random() < 0.5
+            return
+        m.task = replace(m.task, keeps=None)
+        if m.kept_at is not None:
+            cloud.end_wait(m)
         if 0 in ranks:
             self._lose_first(cloud, m)
         else:

@@ -137,6 +137,8 @@ class Hazard(StrEnum):
     """Hosts answer each launch with what they cannot do, for hours or until the calm. Drawn with the former."""
     UNFIT = "unfit"
     """Hosts that are less than they offer, and a canary that finds it. Drawn in worlds of its own."""
+    REPLACE = "replace"
+    """Healthy ones of several machines are kept while lost ones are replaced, or left out."""
     RANGES = "ranges"
     """Some of these accept a range of machines, and hosts give fewer at once than they offer, changing by the hour."""
 
@@ -171,7 +173,17 @@ OWN_MACHINES: Final = frozenset(
     }
 )
 """Drawn in worlds of their own, over all that other worlds may hold: see `own`."""
-APART: Final = frozenset({Hazard.REUSE, Hazard.GANGS, Hazard.RANGES, Hazard.LATE_CAUSES, Hazard.UNABLE, Hazard.UNFIT})
+APART: Final = frozenset(
+    {
+        Hazard.REUSE,
+        Hazard.GANGS,
+        Hazard.RANGES,
+        Hazard.REPLACE,
+        Hazard.LATE_CAUSES,
+        Hazard.UNABLE,
+        Hazard.UNFIT,
+    }
+)
 READY: Final = frozenset(Hazard) - HARSH - HARSH_LATER - OWN_MACHINES - APART
 """What a swarm draws of, in all other worlds."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})

@@ -127,6 +127,8 @@ class Task:
     """How much work is done when its command gets no further."""
     reuse: timedelta | None = None
     """How long its machine waits for the next job, if it may."""
+    keeps: timedelta | None = None
+    """How long the others wait for another machine in the place of a lost one."""
     canary: CanaryRules | None = None
     """How it is measured when it starts for the first time."""
     inputs: int = 0
@@ -242,6 +244,25 @@ class Machine:
     """When the provider ends all of them, since one is missing."""
     is_half: bool = False
     """Some of them never come."""
+    round: int = 0
+    """Which machines take part, as the first one knows it."""
+    granted: int = 0
+    offered: timedelta = timedelta(0)
+    """The round that its grant names, and what is restored then."""
+    kept_at: datetime | None = None
+    """Since when the others wait for another one."""
+    lost: set[int] = field(default_factory=set)
+    """The ranks that the first one lost."""
+    gone: set[int] = field(default_factory=set)
+    """The ranks that are lost, and not replaced."""
+    came: dict[int, int] = field(default_factory=dict)
+    """By rank, with which number it was replaced last."""
+    dropped: set[int] = field(default_factory=set)
+    waits_kept: list[tuple[datetime, datetime]] = field(default_factory=list)
+    """When the others waited."""
+    went_on: int = 0
+    odd_calls: list[str] = field(default_factory=list)
+    """Calls that no owner of healthy machines makes."""
 
     @property
     def works_from(self) -> datetime | None:
@@ -257,6 +278,13 @@ class Machine:
     @property
     def alive(self) -> bool:
         return self.state is InstanceState.PENDING or self.state is InstanceState.RUNNING
+
+    def wake_whole(self) -> None:
+        """Its provider starts all of several machines again, and their runners with them."""
+        if self.task.keeps is not None:
+            self.member_lost_at = self.kept_at = None
+            self.lost.clear()
+            self.gone.clear()
 
     def saved_beyond(self, work: timedelta) -> list[Save]:
         """The checkpoints with more work than this; each holds at least as much as the one before."""

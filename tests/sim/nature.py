@@ -49,6 +49,8 @@ CLEARED = 0.85
 WAITS_BEYOND = timedelta(minutes=1)
 BILLED_LEAST = timedelta(minutes=1)
 """Of a machine in a market as EC2's."""
+AGAIN_TAKES = timedelta(seconds=30)
+"""From the grant of the next round to the begin of the command of several machines."""
 ENDING_TAKES = timedelta(seconds=30)
 """From the end of a runner that ends its machine to the end of the machine."""
 
@@ -149,6 +151,7 @@ class Nature:
             elif m.state is InstanceState.PAUSED and m.bid >= m.host.price * m.offer.nodes and self.rng.random() < 0.5:
                 self._bill(m)
                 m.state, m.loss, m.since, m.ran_from = InstanceState.PENDING, None, self.now, None
+                m.wake_whole()
             self._note_rate(m)
 
     def _take_back(self, m: Machine) -> None:
@@ -197,6 +200,9 @@ class Nature:
                 self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
         if m.outcome is not None or m.ran_from is None or m.dumb:
             return
+        if m.kept_at is not None:
+            self._keep(m, m.kept_at)
+            return
         if m.leased_until <= m.ran_from:
             self._exit(m, Outcome.LEASE_EXPIRED, m.ran_from)  # it woke up too late to do anything
             return
@@ -218,7 +224,8 @@ class Nature:
                 self._exit(m, ends_with, until)  # it will be heard of once it can be heard
             return
         m.alive_at = until
-        m.seq = int((until - m.ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT)
+        counted = int((until - m.ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT)
+        m.seq = counted if not m.went_on else max(m.seq, int((until - m.born - BOOT) / HEARTBEAT))
         last = m.saved[-1].work if m.saved else m.task.resume_at
         while last + CHECKPOINT_EVERY <= min(work, m.task.need):
             last += CHECKPOINT_EVERY
@@ -231,12 +238,63 @@ class Nature:
                 self._move_bytes(m, m.offer.upload_price, m.task.outputs)
             self._exit(m, m.task.cause, began + (m.task.need - m.ran_work))
         elif m.stop_ordered or until < self.now:
+            keeps = m.task.keeps is not None and ends_with is Outcome.MEMBER_LOST and not m.stop_ordered
             if not m.saves_no_more and (ends_with is Outcome.LEASE_EXPIRED or m.member_saves):
                 self._save(m, work, max(until, m.mute_until or until), sound=True)
+            if keeps:
+                m.kept_at = until
+                self._keep(m, until)
+                return
             self._exit(m, Outcome.STOPPED if m.stop_ordered else ends_with, until)
         elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
             self._save(m, work, until, sound=True)
             self._exit(m, Outcome.PREEMPTED, until)
+
+    def _keep(self, m: Machine, since: datetime) -> None:
+        """The others wait, their first one speaks for them, and they go on once its grant names the next round."""
+        over = min(since + (m.task.keeps or timedelta(0)), m.leased_until)
+        if m.silent_until is not None and m.silent_until <= self.now:
+            self._was_quiet(m)
+            m.silent_until = None
+        is_quiet = m.silent_until is not None or not self.store_up
+        if is_quiet:
+            m.mute_until = self.now
+            self._was_quiet(m)
+        elif self.now < over:
+            m.alive_at = self.now
+            m.seq = max(m.seq, int((self.now - m.born - BOOT) / HEARTBEAT))
+            if m.stop_ordered:
+                self._end_wait(m, Outcome.STOPPED, self.now)
+                return
+            if m.granted > m.round:
+                self._go_on_together(m)
+                return
+        if self.now >= over:
+            self._end_wait(m, Outcome.LEASE_EXPIRED if over == m.leased_until else Outcome.MEMBER_LOST, over)
+        elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE and not is_quiet:
+            self._end_wait(m, Outcome.PREEMPTED, self.now)
+
+    def end_wait(self, m: Machine) -> None:
+        """The first machine is lost: the others end at once."""
+        self._end_wait(m, Outcome.MEMBER_LOST, self.now)
+
+    def _end_wait(self, m: Machine, outcome: Outcome, at: datetime) -> None:
+        m.waits_kept.append((m.kept_at or at, at))
+        m.kept_at = None
+        self._exit(m, outcome, at)
+
+    def _go_on_together(self, m: Machine) -> None:
+        if m.gone:  # one of those that came is lost again: the others wait for it in vain
+            self._end_wait(m, Outcome.MEMBER_LOST, self.now)
+            return
+        m.waits_kept.append((m.kept_at or self.now, self.now))
+        m.kept_at = m.member_lost_at = None
+        m.round, m.went_on = m.granted, m.went_on + 1
+        m.lost.clear()
+        # What it saves from now on is newer, whatever an incomplete checkpoint of before says of itself.
+        m.saved = [save for save in m.saved if save.sound]
+        m.ran_from, m.ran_work, m.measured = self.now + AGAIN_TAKES, m.offered, timedelta(0)
+        self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
 
     def _canary_takes(self, m: Machine) -> timedelta:
         luck = Random(f"canary of {m.key} on {m.host.name}")

@@ -17,6 +17,7 @@ from spotd_providers.contract.values import AttemptKey
 from tests.sim.bounds import late, launches_bounded, may_wait_for_ever, rows_bounded
 from tests.sim.daemon import CALL_TIMEOUT
 from tests.sim.hazards import Hazard
+from tests.sim.kept import kept_machines, was_kept
 from tests.sim.machines import BOOT, Machine
 from tests.sim.money import (
     above_ceiling,
@@ -208,7 +209,7 @@ def lived(m: Machine, at: datetime) -> bool:
 def excused(result: Result, m: Machine, at: datetime) -> bool:
     """Whether the daemon was right to give it up: it never spoke, or was silent for long, or silent and not listed."""
     policy, pace = result.daemon.world.policy, result.daemon.pace
-    if m.dumb:
+    if m.dumb or was_kept(m, at):
         return True
     slack = timedelta(seconds=30) + 2 * pace
     for begun, over in silences(m):
@@ -355,7 +356,9 @@ def gang_sizes(result: Result) -> Iterator[str]:
             if not wanted.nodes <= call.nodes <= (wanted.nodes_max or wanted.nodes):
                 yield f"{call.key} was bought with {call.nodes} machines, {wanted.nodes_words} were asked for"
     for attempt, machine, _ in matched(result):
-        if attempt.quote.offer.nodes != machine.offer.nodes:
+        launched = machine.offer.nodes + len(machine.dropped)
+        is_unheard = machine.dropped and attempt.quote.offer.nodes == launched and not attempt.state.counts
+        if attempt.quote.offer.nodes != machine.offer.nodes and not is_unheard:
             yield f"{attempt.key} has {machine.offer.nodes} machines, {attempt.quote.offer.nodes} were agreed"
 
 
@@ -376,6 +379,7 @@ CHECKS: Final = (
     late,
     machines_max,
     gang_sizes,
+    kept_machines,
     launches_bounded,
     rows_bounded,
     ambiguous_cost,

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache
+from types import new_class
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
@@ -307,6 +309,12 @@ class Grants:
         self.prepared[attempt.key] = attempt, replace(self.daemon.first_grant(job), canary=rules)
         return "a script"
 
+    async def prepare_another(self, attempt: Attempt, job: Job) -> str:
+        await anyio.sleep(self.daemon.rng.uniform(0, 1))
+        if not self.daemon.can_write:
+            raise StoreUnavailable("it takes no writes")
+        return "a script"
+
     def passed_over(self, _attempt: AttemptId) -> tuple[FailedRestore, ...]:
         return ()
 
@@ -385,6 +393,32 @@ class CloudCalls:
         return result
 
 
+class MemberCalls(CloudCalls):
+    """The same of a provider that replaces lost ones of several machines."""
+
+    async def replace_members(
+        self, request: LaunchRequest, ref: InstanceRef, ranks: Sequence[int], number: int
+    ) -> None:
+        await self._changed(lambda: self._cloud.replace_members(ref, ranks, number))
+
+    async def drop_members(self, ref: InstanceRef, ranks: Sequence[int]) -> None:
+        await self._changed(lambda: self._cloud.drop_members(ref, ranks))
+
+    async def _changed(self, change: Callable[[], None]) -> None:
+        def effect() -> None:
+            if self._cloud.down:
+                raise CloudDown
+            self._cloud.advance(self._daemon.true)
+            change()
+
+        try:
+            await self._called(effect, timedelta(seconds=self._daemon.rng.uniform(0.2, 20)))
+        except Refused as exc:
+            raise refusal(exc.failure) from exc
+        except (LostAnswer, CloudDown) as exc:
+            raise errors.Unavailable(DOWN) from exc
+
+
 class BidCalls(CloudCalls):
     """The same of a provider at which bids can be changed."""
 
@@ -422,13 +456,15 @@ class Billing(CloudCalls):
             raise errors.Unavailable(DOWN) from exc
 
 
-class BidCallsBilling(BidCalls, Billing):
-    pass
+@cache
+def _kind(*has: bool) -> type[CloudCalls]:
+    parts = tuple(part for part, there in zip((BidCalls, Billing, MemberCalls), has, strict=True) if there)
+    return cast("type[CloudCalls]", new_class("Calls", parts)) if parts else CloudCalls
 
 
 def calls_of(cloud: Cloud, grants: Grants) -> Provider:
-    kinds = {(False, False): CloudCalls, (True, False): BidCalls, (False, True): Billing, (True, True): BidCallsBilling}
-    return cast("Provider", kinds[cloud.trade.states_floor, cloud.manner is not None](cloud, grants))
+    kind = _kind(cloud.trade.states_floor, cloud.manner is not None, cloud.trade.replaces)
+    return cast("Provider", kind(cloud, grants))
 
 
 def refusal(failure: LaunchFailure) -> errors.ProviderError:

@@ -174,6 +174,9 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
         nodes=nodes,
         nodes_max=most,
     )
+    if Hazard.REPLACE in shape.hazards and nodes > 1:
+        within = timedelta(minutes=luck.choice((0, 1, 10, 10, 60)))
+        made = replace(made, spec=replace(made.spec, replace_within=within))
     if shape.watched:
         made = replace(made, spec=replace(made.spec, watchdog=WATCHDOG))
     need = timedelta(minutes=rng.randint(*shape.need))
@@ -238,6 +241,8 @@ def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
         bidders, zones = (replace(t, gpus=WITH_CPUS[tuple(t.gpus)]) for t in (bidders, zones))
     if Hazard.GANGS in hazards:
         bidders, zones = replace(bidders, gangs=True), replace(zones, gangs=True)
+    if Hazard.REPLACE in hazards:
+        bidders, zones = replace(bidders, replaces=True), replace(zones, replaces=luck.random() < 0.8)
     found = {"bidders": bidders, "zones": zones}
     if Hazard.ON_DEMAND in hazards:
         found["fixed"] = replace(zones, market=Market.ON_DEMAND, interruption=Interruption.NEVER)

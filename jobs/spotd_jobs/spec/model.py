@@ -293,6 +293,7 @@ class JobSpec:
         retry_starts: how many launches in a row may come to nothing before the job is given up; four times as many of
             machines that never gave a sign of life once the job has saved.
         reuse: it may take over the machine of a job that is done, and its own may be taken over.
+        replace_within: of several machines, how long the others wait for another one in the place of one that is lost.
     """
 
     name: str
@@ -316,6 +317,7 @@ class JobSpec:
     watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
     data: tuple[DataSource, ...] = ()
     reuse: bool = True
+    replace_within: timedelta = timedelta(0)
 
 
 # Which of a job's `outputs` patterns match no file that was stored.

@@ -136,6 +136,8 @@ def _refuse_for_several_machines(tables: Mapping[str, Table], parts: Mapping[str
     if parts["resources"].get("nodes", 1) == 1:
         if "saved_by" in checkpoint:
             checkpoint.report("saved_by", "is for a job of several machines", "add nodes = 4, or remove it")
+        if "replace_within" in tables[""]:
+            tables[""].report("replace_within", "is for a job of several machines", "add nodes = 4, or remove it")
         return
     if "gpu" not in resources and "min_vram" not in resources:
         tables[""].report("nodes", "is for machines with GPUs", f"{GPU_HINT}; or remove nodes")

@@ -215,6 +215,7 @@ def _fallback(event: Event) -> schemas.FallbackResponse:
 
 def _line(item: Attempt, sums: CostSums, now: datetime) -> schemas.AttemptCostResponse:
     offer = item.quote.offer
+    kept = None if item.members is None else item.members.going_on(item.meter.rate, now)
     return schemas.AttemptCostResponse(
         attempt=item.id.number,
         provider=offer.provider,
@@ -242,6 +243,8 @@ def _line(item: Attempt, sums: CostSums, now: datetime) -> schemas.AttemptCostRe
         fee_usd=as_usd(sums.fee),
         corrected_usd=as_usd(sums.corrected),
         billed_usd=usd(item.bill.believed),
+        kept_s=0.0 if kept is None else kept.kept_for.total_seconds(),
+        kept_usd=0.0 if kept is None else as_usd(kept.kept_cost),
     )
 
 

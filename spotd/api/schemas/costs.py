@@ -16,7 +16,8 @@ class AttemptCostResponse(Spending):
     `gpu_usd` (the machine while it ran, with its disk), `disk_usd` (of the machine while it did not run) and `fee_usd`
     are the rest of what was booked; `corrected_usd` is what the provider's own bill then added, in `spent_usd`, too.
     `billed_usd` is that bill; null while it is not known. `market` is `own` for an own machine, whose `on_demand_usd`
-    is what the best machine to rent at its launch would have cost.
+    is what the best machine to rent at its launch would have cost. In `kept_s` healthy ones of several machines waited
+    for another one in the place of a lost one, for `kept_usd` of the cost.
     """
 
     attempt: int
@@ -43,6 +44,8 @@ class AttemptCostResponse(Spending):
     fee_usd: float
     corrected_usd: float
     billed_usd: float | None
+    kept_s: float
+    kept_usd: float
 
 
 class FallbackResponse(TypedDict):

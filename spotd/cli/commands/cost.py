@@ -109,6 +109,7 @@ _ATTEMPT_KEYS: Final = (
     *("attempt", "provider", "host", "gpu", "gpu_count", "nodes", "market", "effective_usd_h", "on_demand_usd_h"),
     *("started_at", "ended_at", "reason", "seconds", "gpu_usd", "disk_usd", "traffic_usd", "fee_usd", "free_usd"),
     *("egress_usd", "corrected_usd", "spent_usd", "estimated", "on_demand_usd", "uploaded_bytes", "restored_bytes"),
+    *("kept_s", "kept_usd"),
 )
 
 
@@ -219,6 +220,7 @@ def _show_receipt(receipt: schemas.ReceiptResponse) -> None:
         facts.insert(1, ("summary", receipt["summary"]))
     facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
     facts += [("cost", text) for line in receipt["attempts"] if (text := _split_text(line))]
+    facts += [("kept", _kept_text(line)) for line in receipt["attempts"] if line.get("kept_s", 0) > 0]
     facts += [("traffic", _traffic_text(line)) for line in receipt["attempts"] if line.get("traffic_usd", 0) > 0]
     facts += [("bill", words.clean(sentence)) for sentence in receipt.get("corrections", [])]
     facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
@@ -226,6 +228,12 @@ def _show_receipt(receipt: schemas.ReceiptResponse) -> None:
     if receipt["attempts"]:
         stdout.line("")
         show_table(_ATTEMPT_COLUMNS, receipt["attempts"])
+
+
+def _kept_text(line: schemas.AttemptCostResponse) -> str:
+    """Return how long healthy machines waited for another one, and what that cost."""
+    waited, cost = words.span_text(line["kept_s"]), words.dollars(line["kept_usd"])
+    return f"{waited} of attempt {line['attempt']} healthy machines waited for a lost one to be replaced, {cost} of it"
 
 
 def _on_demand_cost(receipt: schemas.ReceiptResponse) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Final
 from spotd.core.domain.intents import NOTHING, AttemptId, Meter
 from spotd.core.domain.jobs import Checkpoint, FailedRestore
 from spotd.core.domain.market import Quote
+from spotd.core.domain.members import Members
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd_jobs.spec.model import WatchdogPolicy
 from spotd_providers.contract.values import (
@@ -348,6 +349,7 @@ class Attempt:
         lapsed: the interruption notices that did not come true (`core.host_reports`).
         machine_key: what its machine carries, where it took over that of another attempt; `None`: `key`.
         former_key: the attempt that had that machine before it.
+        members: of several machines, once one of them was lost and the others were kept (`core.gangs`).
     """
 
     id: AttemptId
@@ -398,6 +400,12 @@ class Attempt:
     lapsed: LapsedNotices = LapsedNotices()
     machine_key: AttemptKey | None = None
     former_key: AttemptKey | None = None
+    members: Members | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its machines wait for others in the places of lost ones."""
+        return self.members is not None and self.members.kept_since is not None
 
     @property
     def carried_key(self) -> AttemptKey:
@@ -504,3 +512,5 @@ class HostStatus:
     """For how long the host has run when it wrote its newest heartbeat, by its own steady clock."""
     sample: HostSample | None = None
     """What that heartbeat states of progress; only where the job is watched."""
+    gang: tuple[int, tuple[int, ...]] | None = None
+    """Of several machines, once they run: their round, and the ranks of those that are lost while the others wait."""

@@ -12,7 +12,6 @@ from spotd_providers.contract.values import AttemptKey, InstanceRef, MicroUsd, M
 
 # What names a job, an attempt and an intent.
 
-
 JobId = NewType("JobId", str)
 IntentId = NewType("IntentId", str)
 
@@ -152,6 +151,7 @@ class IntentKind(StrEnum):
     LAUNCH = "launch"
     TERMINATE = "terminate"
     CHANGE_BID = "change_bid"
+    REPLACE = "replace"
 
 
 class IntentState(StrEnum):

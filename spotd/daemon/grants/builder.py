@@ -22,6 +22,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
 from spotd.core.domain.policy import Policy, key_parts
+from spotd.core.gangs import SHRINKS_WITHIN
 from spotd.core.handover import words_against_reuse
 from spotd.core.plan_builder import watch_every
 from spotd.daemon import object_keys
@@ -216,8 +217,9 @@ class GrantBuilder:
             marker_key=object_keys.liveness_key(attempt.id),
         )
         traits = self._traits.get(attempt.provider)
-        held = attempt.bidding.held_since is not None
-        fixed = superseded or (attempt.running_at is not None and not held)
+        # A machine that replaces another one, and those that wait for it, go on from what is offered now.
+        begins_again = attempt.bidding.held_since is not None or attempt.is_kept
+        fixed = superseded or (attempt.running_at is not None and not begins_again)
         return grant.Grant(
             job=grant.JobRef(id=job.id, name=_line(job.name)),
             attempt=attempt.id.number,
@@ -251,14 +253,14 @@ class GrantBuilder:
             inputs=[] if fixed or attempt.stop is not None else RestorePoints(self._objects, expires).inputs(job),
             data=[] if fixed or attempt.stop is not None else self._datasets.grants(attempt.id, job, now, expires),
             array=None if job.array is None else grant.ArrayPlace(index=job.array.index, count=job.array.count),
-            gang=self._gang(attempt, traits, expires),
+            gang=self._gang(attempt, job, traits, expires),
             spec=self._run_spec(job.spec, attempt.save_every),
             secrets={} if superseded else self._secrets_of(attempt, job),
             notice=grant.NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
             orders=_orders(attempt, superseded=superseded),
             self_terminate=_self_terminate(traits),
             # Nothing is offered to restore any more, so a machine that is started again on a wiped disk must not begin.
-            seen_running=attempt.running_at is not None,
+            seen_running=attempt.running_at is not None and not attempt.is_kept,
             reuse=None if superseded else self._reuse(attempt, job, policy, expires),
             canary=None if superseded else canary_rules(attempt, job, policy, self._on_host),
         )
@@ -292,15 +294,25 @@ class GrantBuilder:
             alone=traits is not None and traits.runs_images,
         )
 
-    def _gang(self, attempt: Attempt, traits: ProviderTraits | None, expires: datetime) -> grant.GangGrant | None:
-        nodes = attempt.quote.offer.nodes
-        if nodes == 1:
+    def _gang(
+        self, attempt: Attempt, job: Job, traits: ProviderTraits | None, expires: datetime
+    ) -> grant.GangGrant | None:
+        nodes, members, wait = attempt.quote.offer.nodes, attempt.members, job.spec.replace_within
+        if nodes == 1 and members is None:
             return None
         return grant.GangGrant(
             nodes=nodes,
             first_url=self._objects.presign_get(object_keys.gang_key(attempt.id), expires=expires),
             wait_s=self._on_host(GANG_WAIT if traits is None else traits.provision_timeout),
+            # Longer than the daemon takes to replace it, to go on with fewer, or to end all.
+            keep_s=self._clock.real_seconds(wait + SHRINKS_WITHIN) + WAITS_BEYOND_S if wait else 0.0,
+            round=0 if members is None else members.round,
+            since=[] if members is None else list(members.since),
         )
+
+    def url_of(self, attempt: AttemptId) -> str:
+        """Return where the grant is, for a machine that starts now."""
+        return self._grant_url(attempt, self._wall.now() + LIFE)
 
     def _issue(self) -> datetime:
         """Return an instant later than every one before: by an earlier one no host renews its lease."""
@@ -371,10 +383,11 @@ def _orders(attempt: Attempt, *, superseded: bool) -> grant.Orders:
     return grant.Orders(checkpoint=notices, stop=stop)
 
 
-def order_of(attempt: Attempt) -> tuple[bool, bool, bool, bool]:
+def order_of(attempt: Attempt) -> tuple[bool, bool, bool, bool, bool, int]:
     """Return what of an attempt changes what its machine is to do: while this stays the same, a renewal can wait."""
     held = attempt.bidding.held_since is not None
-    return attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None, held
+    orders = attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None
+    return *orders, held, attempt.is_kept, 0 if attempt.members is None else attempt.members.round
 
 
 def _self_terminate(traits: ProviderTraits | None) -> grant.SelfTerminate | None:

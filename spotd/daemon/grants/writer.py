@@ -48,7 +48,7 @@ StartScript = Callable[[ProviderName, str], str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     at: datetime
-    orders: tuple[bool, bool, bool, bool]
+    orders: tuple[bool, bool, bool, bool, bool, int]
     superseded: bool = False
 
 
@@ -100,6 +100,17 @@ class GrantWriter:
         url = await self._call(self._with_number(attempt.id, lambda: self._grants.prepare(attempt, job, policy)))
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
         return self._start_script(attempt.provider, url)
+
+    async def prepare_another(self, attempt: Attempt, job: Job) -> str:
+        """Renew the grant and return the start script of one more machine of an attempt of several.
+
+        Raises:
+            StoreError, SecretsMissing, InputsMissing, InputsAway, ScriptTooLong: none may be started.
+        """
+        if self._forbidden():
+            raise StoreError(self._forbidden())
+        await self._call(self._with_number(attempt.id, partial(self._renew, attempt, job, self._policy())))
+        return self._start_script(attempt.provider, self._grants.url_of(attempt.id))
 
     def passed_over(self, attempt: AttemptId) -> tuple[FailedRestore, ...]:
         """Return once what should have been offered to this attempt and could not be."""

@@ -341,6 +341,9 @@ def report_of(
         data_bytes=heartbeat.data.bytes_done if heartbeat is not None and heartbeat.data is not None else 0,
         up=None if heartbeat is None else _dated_span(heartbeat, heartbeat.up_s, dated),
         sample=None if heartbeat is None else _sample_of(heartbeat, dated),
+        gang=None
+        if heartbeat is None or heartbeat.gang is None
+        else (heartbeat.gang.round, tuple(sorted(set(heartbeat.gang.lost)))),
     )
 
 

@@ -371,6 +371,8 @@ def attempt_cost(**given: Any) -> AttemptCostResponse:
         "disk_usd": 0.0,
         "fee_usd": 0.0,
         "corrected_usd": 0.0,
+        "kept_s": 0.0,
+        "kept_usd": 0.0,
         "billed_usd": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above

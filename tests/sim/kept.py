@@ -1,0 +1,51 @@
+"""Healthy ones of several machines that are kept while lost ones are replaced: what must be true of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from spotd.core.domain.attempts import Attempt
+from tests.sim.machines import Machine
+
+if TYPE_CHECKING:
+    from tests.sim.run import Result
+
+KEPT_BEYOND: Final = timedelta(minutes=1)
+"""How much longer than its daemon the first machine waits."""
+
+
+def note_round(m: Machine, item: Attempt) -> None:
+    """Its grant names the next round: the machines that it is said to have are those that its provider has."""
+    members = item.members
+    if members is None:
+        return
+    said = {rank for rank, came in enumerate(members.since) if came is not None}
+    there = set(range(len(members.since))) - m.dropped
+    if said != there:
+        m.odd_calls.append(f"round {members.round} is said to have {sorted(said)}, and there are {sorted(there)}")
+    wrong = {rank: came for rank, came in enumerate(members.since) if came and m.came.get(rank) != came}
+    if wrong:
+        m.odd_calls.append(f"round {members.round} names machines that never came: {wrong}")
+    if members.lost:
+        m.odd_calls.append(f"round {members.round} begins without {members.lost}")
+
+
+def kept_machines(result: Result) -> Iterator[str]:
+    """Only lost ones are replaced or left out, a round begins whole, and no wait is longer than its job allows."""
+    for cloud in result.clouds:
+        for m in cloud.machines.values():
+            for odd in m.odd_calls:
+                yield f"of {m.key} {odd}"
+            for since, over in m.waits_kept:
+                if m.task.keeps is not None and over - since > m.task.keeps:
+                    yield f"{m.key} was kept from {since} to {over}, {m.task.keeps} is the most"
+            if m.kept_at is not None and m.alive:
+                yield f"{m.key} is kept since {m.kept_at}"
+
+
+def was_kept(m: Machine, at: datetime) -> bool:
+    """Whether the others waited then for another machine in the place of a lost one."""
+    waits = m.waits_kept if m.kept_at is None else [*m.waits_kept, (m.kept_at, at)]
+    return any(since <= at <= over for since, over in waits)
