@@ -206,6 +206,8 @@ class LocalMarket:
             Refused: it does not run, or there is no room.
         """
         machine = self._of_several(machine_id, ranks, install=install)
+        if left_out := set(ranks) & set(machine.dropped):
+            raise Refused(Refusal.REJECTED, f"ranks {sorted(left_out)} of {machine_id} were left out", field="ranks")
         old = [rank for rank in ranks if machine.rounds.get(rank, 0) < number or rank in machine.vanished]
         for rank in old:
             self.machines.kill(machine.member(rank))
@@ -225,6 +227,8 @@ class LocalMarket:
                 self.machines.remove(machine.member(rank))
                 self.floor.start_member(machine, rank)
         except OSError as exc:
+            self._note_absent(machine)
+            self._save()
             raise Refused(Refusal.INTERNAL, f"it could not be started: {exc.strerror}") from exc
 
     def drop_members(self, machine_id: str, *, install: str, ranks: Sequence[int]) -> None:

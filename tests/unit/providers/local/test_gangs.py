@@ -204,3 +204,32 @@ def test_all_are_outbid_and_wake_together(tmp_path: Path) -> None:
         assert (machine.state, alive(b, machine)) == (InstanceState.PAUSED, [False, False, False])
         b.advance(HOUR)
         assert (machine.state, alive(b, machine)) == (InstanceState.RUNNING, [True, True, True])
+
+
+def test_one_that_could_not_be_started_is_started_by_the_next_same_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=3, dollars=3.0)
+        vanish(b, machine, 1)
+
+        def fails(*_: object) -> object:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(b.market.machines, "start", fails)
+            with pytest.raises(Refused) as caught:
+                replace_members(b, machine, [1])
+        assert (caught.value.refusal, machine.vanished) == (Refusal.INTERNAL, [1])
+        replace_members(b, machine, [1])
+        assert (alive(b, machine), machine.vanished) == ([True] * 3, [])
+
+
+def test_a_call_that_arrives_after_one_was_left_out_starts_nothing(tmp_path: Path) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=3, dollars=3.0)
+        vanish(b, machine, 1)
+        b.market.drop_members(machine.machine_id, install=LAB, ranks=[1])
+        with pytest.raises(Refused) as caught:
+            replace_members(b, machine, [1])
+        assert (caught.value.refusal, alive(b, machine)) == (Refusal.REJECTED, [True] * 2)
