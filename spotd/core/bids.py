@@ -32,7 +32,7 @@ from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd.core.metering import STOPPED
+from spotd.core.metering import STOPPED, spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import (
     PPM,
@@ -84,6 +84,8 @@ def is_kept(builder: PlanBuilder, item: Attempt, mine: Instance) -> bool:
         return False
     if item.bidding.held_since is not None:
         return True
+    if item.members is not None and item.members.lost:
+        return False  # it would wake with machines in the places of the lost ones, or without
     last = item.bidding.held_last
     if last is not None and not any(at > last for at in job.saved_by(item.id.number)):
         return False  # it came back for too short a time to get its job any further
@@ -95,7 +97,8 @@ def keep_outbid(builder: PlanBuilder, item: Attempt) -> None:
     known = item.bidding
     if known.held_since is None:
         bidding = replace(known, held_since=builder.now, held_last=builder.now, woke_at=None)
-        builder.put_attempt(replace(item, bidding=bidding, over_since=None))
+        members = None if item.members is None else item.members.going_on(spent(item, builder.now), builder.now)
+        builder.put_attempt(replace(item, bidding=bidding, over_since=None, members=members))
         learn_from_hold(builder, item)
         disk = f"${as_usd(halted_rate(item.quote)):.4f} per hour for its disk"
         why = f"somebody bid more for the machine; it is kept for now, at {disk}"

@@ -12,7 +12,8 @@ A machine of an earlier round is not taken in, and finds in the grant that anoth
 
 The wait is bounded three times: by the job's `replace_within` here, after which the others go on without the lost one
 where its range allows that, or all are ended; by the same span and a little more in the grant, for a daemon that is
-dead; and by the lease. An order to stop, of whatever reason, ends all as at any other time.
+dead; and by the lease. What follows until all run is bounded by a start's time. An order to stop, of whatever reason,
+ends all as at any other time. They are kept once more only where the job has saved something since the last time.
 
 The first machine is never replaced. It alone may write, so without it nothing shows that the others live, or what they
 saved: then all are ended, as ever.
@@ -26,13 +27,15 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, bid_intent_id
+from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import Quote
 from spotd.core.domain.members import Members
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
+from spotd.core.metering import spent
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.pricing import for_fewer, metered_rate, on_demand_rate, part_of, span_words
+from spotd.core.pricing import for_fewer, metered_rate, on_demand_rate, part_of, restore_time, span_words
 from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.values import AttemptKey
 
@@ -42,6 +45,8 @@ AGAIN_FIRST: Final = timedelta(seconds=5)
 AGAIN_MAX: Final = timedelta(minutes=1)
 REPLACED_MAX: Final = 100
 """Of one attempt: more are no losses, but a host that reports them."""
+_BEFORE_RUN: Final = frozenset({"boot", "code", "setup", "restore"})
+"""Phases of a runner that has not met the others yet."""
 
 
 def replace_intent_id(key: AttemptKey) -> IntentId:
@@ -55,22 +60,33 @@ def replace_intent_id(key: AttemptKey) -> IntentId:
 def note_members(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:
     """Record which machines the first one lost while the others wait, and that all of them run again."""
     item, job = builder.attempt(attempt_id), builder.job(attempt_id.job)
-    if report.gang is None or report.liveness_check or item.stop is not None or not job.spec.replace_within:
+    if report.liveness_check or item.stop is not None or not job.spec.replace_within:
         return
     if item.state is not AttemptState.RUNNING or (item.members is None and item.quote.offer.nodes == 1):
         return
     known = item.members or Members(since=(0,) * item.quote.offer.nodes)
+    if report.gang is None:
+        _note_new_start(builder, item, known, report)
+        return
     number, named = report.gang
-    if number != known.round:
+    if number > known.round or known.is_outdated:
+        # The state is a copy from before: what it would replace may be well. The first one ends the next wait itself.
+        if not known.is_outdated:
+            after = replace(known.going_on(spent(item, builder.now), builder.now), is_outdated=True)
+            builder.put_attempt(replace(item, members=after))
+        return
+    if number < known.round:
         return
     # One that was replaced since belongs to the next round already.
     lost = tuple(r for r in named if 0 < r < len(known.since) and (known.since[r] or 0) <= number)
     lost = tuple(rank for rank in lost if known.since[rank] is not None)
     if lost and not set(lost) <= set(known.lost):
         every = tuple(sorted({*known.lost, *lost}))
-        builder.put_attempt(
-            replace(item, members=replace(known, lost=every, kept_since=known.kept_since or builder.now))
-        )
+        if known.kept_since is None:
+            known = replace(known, kept_since=builder.now, kept_from=spent(item, builder.now))
+        builder.put_attempt(replace(item, members=replace(known, lost=every, whole_since=None)))
+        if not _gets_on(job, known):
+            return
         which = ", ".join(str(rank + 1) for rank in every)
         healthy, all_of_them = len(known.since) - known.since.count(None) - len(every), len(known.since)
         why = (
@@ -79,42 +95,66 @@ def note_members(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
         )
         builder.event("attempt.kept", why, attempt=attempt_id, lost=which)
     elif not named and known.kept_since is not None and report.phase == "run":
-        # Where some were still to be replaced, it was outbid and woke: its provider starts all of them again.
-        going_on = known.going_on(item.meter.rate, builder.now)
-        builder.put_attempt(replace(item, members=going_on))
+        going_on = known.going_on(spent(item, builder.now), builder.now)
+        builder.put_attempt(replace(item, members=replace(going_on, newest=_newest(job))))
         span = span_words(max(timedelta(0), builder.now - known.kept_since))
         builder.event("attempt.went_on", f"all machines run the command again, after {span}", attempt=attempt_id)
+
+
+def _note_new_start(builder: PlanBuilder, item: Attempt, known: Members, report: HostStatus) -> None:
+    """Record that the first one started anew within a round: its provider started all, so none of them is lost.
+
+    They were outbid and woke before a list showed that.
+    """
+    if known.lost and report.phase in _BEFORE_RUN:
+        after = replace(known, lost=(), shrinks_since=None, given_up="", whole_since=builder.now)
+        builder.put_attempt(replace(item, members=after))
+
+
+def _newest(job: Job) -> str:
+    return job.checkpoints[0].manifest_key if job.checkpoints else ""
+
+
+def _gets_on(job: Job, members: Members) -> bool:
+    """Whether the job has saved something since all of them ran again after the last wait."""
+    return members.newest is None or members.newest != _newest(job)
 
 
 # What is decided.
 
 
 def gangs_to_mend(builder: PlanBuilder) -> list[Attempt]:
-    """Return the attempts of which some machines are lost, and the others wait."""
-    return [i for i in builder.attempts() if i.members is not None and i.members.lost and _is_wanted(builder, i)]
+    """Return the attempts of which some machines are lost, or have come, and the others wait."""
+    return [i for i in builder.attempts() if i.is_kept and _is_wanted(builder, i)]
 
 
 def mend(builder: PlanBuilder, item: Attempt) -> None:
     """Owe the call that replaces its lost machines, or leaves them out; end all where neither can be."""
-    if item.members is not None:
+    if item.members is None:
+        return
+    if item.members.lost:
         _mend(builder, item, item.members)
+    elif late := _words_of_late_start(builder, item, item.members):
+        _end(builder, item, late)
 
 
 def _mend(builder: PlanBuilder, item: Attempt, members: Members) -> None:
     job, since = builder.job(item.id.job), members.kept_since or builder.now
-    over_at = since + job.spec.replace_within
     # An instant ahead is by a clock that was set back: what it bounds is over.
-    is_over = members.shrinks or builder.now >= over_at or since > builder.now or members.replaced >= REPLACED_MAX
-    if is_over and not members.shrinks:
-        members = replace(members, shrinks=True)
-        builder.put_attempt(replace(item, members=members))
-    if is_over and (why := _words_of_end(builder, item, members, over_at)):
-        if _is_read(builder, item):
-            builder.end_attempt(item.id, EndReason.HOST_LOST, why)
-        else:
-            builder.read_in_full(item.id)  # it may have stored a checkpoint since, which an end would leave out
+    is_over = builder.now >= since + job.spec.replace_within or since > builder.now or members.replaced >= REPLACED_MAX
+    if not _gets_on(job, members):
+        _end(builder, item, f"machine {_places(members)} is lost, and nothing was saved since one was replaced before")
         return
-    builder.wake(over_at if not is_over else over_at + SHRINKS_WITHIN)
+    if is_over and not members.shrinks:
+        members = replace(members, shrinks_since=builder.now)
+        builder.put_attempt(replace(item, members=members))
+    if members.shrinks_since is not None and (why := _words_of_end(builder, item, members, members.shrinks_since)):
+        _end(builder, item, why)
+        return
+    if not _is_read(builder, item):
+        builder.read_in_full(item.id)  # they may run by now
+    shrinks_since = members.shrinks_since
+    builder.wake(since + job.spec.replace_within if shrinks_since is None else shrinks_since + SHRINKS_WITHIN)
     known, change = builder.intent(replace_intent_id(item.key)), builder.intent(bid_intent_id(item.key))
     if (known is not None and known.is_open) or (change is not None and change.is_open):
         return
@@ -133,15 +173,43 @@ def _mend(builder: PlanBuilder, item: Attempt, members: Members) -> None:
     )
 
 
-def _words_of_end(builder: PlanBuilder, item: Attempt, members: Members, over_at: datetime) -> str:
+def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
+    if _is_read(builder, item):
+        builder.end_attempt(item.id, EndReason.HOST_LOST, why)
+    else:
+        builder.read_in_full(item.id)  # it may have stored a checkpoint since, which an end would leave out
+
+
+def _words_of_late_start(builder: PlanBuilder, item: Attempt, members: Members) -> str:
+    """Why all are ended although none is missing: they do not run; empty while they may, or the config lacks theirs.
+
+    A new one may take as long as a provider may take to start it, and as all took before their command ran first.
+    """
+    rules, since = builder.policy.providers.get(item.provider), members.whole_since
+    if rules is None or since is None:
+        return ""
+    first = timedelta(0)
+    if item.running_at is not None and item.launched_at is not None:
+        first = max(first, item.running_at - item.launched_at)
+    span = rules.provision_timeout + restore_time(builder.job(item.id.job), item.quote.offer) + first
+    if since <= builder.now < since + span:
+        builder.wake(since + span)
+        return ""
+    return f"the command did not run within {span_words(span)} after no machine was missing any more"
+
+
+def _places(members: Members) -> str:
+    return ", ".join(str(rank + 1) for rank in members.lost)
+
+
+def _words_of_end(builder: PlanBuilder, item: Attempt, members: Members, shrinks_since: datetime) -> str:
     """Why all are ended now that none is replaced any more; empty where the others may go on without the lost ones."""
     since, now = members.kept_since or builder.now, builder.now
-    which = ", ".join(str(rank + 1) for rank in members.lost)
     waited = span_words(max(timedelta(0), now - since))
     why = members.given_up or words_against_fewer(item, members, builder.job(item.id.job).spec.resources)
     if why:
-        return f"machine {which} was not replaced within {waited}, and {why}"
-    is_late = now >= over_at + SHRINKS_WITHIN or since > now
+        return f"machine {_places(members)} was not replaced within {waited}, and {why}"
+    is_late = now >= shrinks_since + SHRINKS_WITHIN or max(since, shrinks_since) > now
     return f"{item.provider} did not leave the lost machines out in time" if is_late else ""
 
 
@@ -162,9 +230,10 @@ def words_against_fewer(item: Attempt, members: Members, wanted: Resources) -> s
 
 
 def _is_wanted(builder: PlanBuilder, item: Attempt) -> bool:
+    """Whether its machines may go on; what is taken away ends by the reason that its provider gives."""
     job = builder.job(item.id.job)
-    is_held = item.bidding.held_since is not None
-    return item.state is AttemptState.RUNNING and item.stop is None and not is_held and not job.cancel_requested
+    is_taken = item.bidding.held_since is not None or item.notice_at is not None
+    return item.state is AttemptState.RUNNING and item.stop is None and not is_taken and not job.cancel_requested
 
 
 # What is called, and what came of it.
@@ -207,8 +276,8 @@ def begin_mending(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
     paused = "" if item.members is not None and item.members.shrinks else world.policy.launches_paused
     if not _is_wanted(builder, item) or item.members is None or not item.members.lost:
         builder.put_intent(replace(intent, state=IntentState.FAILED, error="the machines are not wanted any more"))
-    elif paused:
-        builder.put_intent(_again(intent, paused, now))
+    elif paused or not _is_read(builder, item):
+        builder.put_intent(_again(intent, paused or "what its host wrote is not read", now))
     else:
         builder.put_intent(replace(intent, tries=intent.tries + 1, not_before=None))
     return builder.plan()
@@ -238,7 +307,8 @@ def record_mending(world: World, done: Mending, now: datetime) -> Plan:
             return builder.plan()
         _bill_fewer(builder, item, item.quote.offer.nodes - len(ranks))
         item = builder.attempt(item.id)
-    after = replace(members, since=since, lost=lost, round=number, replaced=replaced)
+    whole_since = None if lost else now
+    after = replace(members, since=since, lost=lost, round=number, replaced=replaced, whole_since=whole_since)
     builder.put_attempt(replace(item, members=after))
     which = ", ".join(str(rank + 1) for rank in sorted(ranks))
     what = f"goes on without machine {which}" if done.shrinks else f"machine {which} is replaced"
@@ -256,6 +326,7 @@ def fail_mending(
     intent = None if item is None else builder.intent(replace_intent_id(item.key))
     if item is None or item.members is None or intent is None or intent.state is not IntentState.OPEN:
         return builder.plan()
+    builder.list_again(item.provider)
     if intent.tries <= 1 or is_final:
         what = "left out" if done.shrinks else "replaced"
         builder.event("attempt.not_replaced", f"the lost machines are not {what}: {detail}", attempt=item.id)
@@ -266,7 +337,8 @@ def fail_mending(
         return builder.plan()
     builder.put_intent(replace(intent, state=IntentState.FAILED, error=detail))
     given_up = f"the lost machines are not left out: {detail}" if done.shrinks else ""
-    builder.put_attempt(replace(item, members=replace(item.members, shrinks=True, given_up=given_up)))
+    known = replace(item.members, shrinks_since=item.members.shrinks_since or now, given_up=given_up)
+    builder.put_attempt(replace(item, members=known))
     return builder.plan()
 
 

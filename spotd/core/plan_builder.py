@@ -48,6 +48,7 @@ from spotd.core.domain.states import AttemptState, Blame, Counted, EndKind, EndR
 from spotd.core.metering import (
     booked_back,
     settled,
+    spent,
     taken_by_provider_until,
     with_correction,
     with_estimates,
@@ -379,7 +380,7 @@ class PlanBuilder(WorkingCopy):
             way_out = self.policy.words_of_login(self.job(attempt.job).spec.image, detail)
             detail = f"{detail}; {way_out}" if way_out else detail
         sentence = reason.sentence(detail)
-        members = None if item.members is None else item.members.going_on(item.meter.rate, self.now)
+        members = None if item.members is None else item.members.going_on(spent(item, self.now), self.now)
         item = replace(
             item,
             members=members,

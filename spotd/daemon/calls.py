@@ -150,7 +150,8 @@ class BidChanges:
 
 
 REPLACE_DEADLINE_S: Final = 90.0
-_FINAL: Final = (errors.NotSupported, RequestRejected, errors.ContractViolation)
+_FINAL: Final = (errors.NotSupported, errors.ContractViolation)
+"""Not that it does not run: its lists say why, and until then it is asked again."""
 
 
 class Replacements:
@@ -158,7 +159,7 @@ class Replacements:
 
     def __init__(
         self,
-        provider: Callable[[ProviderName], GuardedProvider],
+        provider: Callable[[ProviderName], GuardedProvider | None],
         commit: Commit,
         request: Callable[[Attempt, Job], Awaitable[LaunchRequest]],
         log: Logger,
@@ -191,6 +192,8 @@ class Replacements:
         """Return why it was not done, or may not be, and whether that is final; and how long is to be waited."""
         item = mending.item
         provider = self._provider(item.provider)
+        if provider is None:
+            return (f"the config has no {item.provider}", False), None
         if item.ref is None or not isinstance(provider, ReplacesMembers):
             return (f"{item.provider} replaces no machine of several", True), None
         try:

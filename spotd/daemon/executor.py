@@ -123,7 +123,7 @@ class Executor:
         self._changing: set[IntentId] = set()
         """Bids whose change is under way."""
         self._bid_changes = BidChanges(self._provider_if_there, self._commit, market, log)
-        self._replacements = Replacements(self._provider, self._commit, self._request_another, log)
+        self._replacements = Replacements(self._provider_if_there, self._commit, self._request_another, log)
         self._launching = 0
         self._idle = WakeEvent()
         self._retired = False

@@ -14,6 +14,7 @@ from spotd.core.bids import may_change
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.intents import AttemptId, Intent, IntentState, JobId, bid_intent_id
+from spotd.core.domain.jobs import Checkpoint
 from spotd.core.domain.market import gang_of
 from spotd.core.domain.members import Members
 from spotd.core.domain.plan import Plan, applied, broken_rules
@@ -21,14 +22,16 @@ from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import after_restart, terminate_accepted
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.metering import spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import for_fewer, metered_rate, quote
 from spotd_jobs.spec.model import GpuAlternative, Resources
-from spotd_providers.contract.values import InstanceState, MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.values import InstanceState, Loss, MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, market, offer, report, world_with
 
 ID = AttemptId(job=JobId("j1"), number=1)
 WITHIN = 10 * MINUTE
+HOUR = 60 * MINUTE
 GPU = (GpuAlternative(name="RTX_4090", count=1),)
 
 
@@ -73,6 +76,10 @@ def members(some: World) -> Members:
     return found
 
 
+def cost_of(some: World, at: datetime = NOW) -> MicroUsd:
+    return spent(item_of(some), at)
+
+
 def order_of(some: World) -> Intent | None:
     return some.intents.get(gangs.replace_intent_id(item_of(some).key))
 
@@ -89,6 +96,7 @@ def losing(*ranks: int, **changes: Any) -> World:
 
 
 def sent(some: World, at: datetime = NOW) -> tuple[World, gangs.Mending]:
+    some = replace(some, attempts={ID: replace(item_of(some), read_at=at)})
     some = after(some, lambda now: gangs.begin_mending(now, ID, at))
     found = gangs.mending_of(some, ID, at)
     assert found is not None
@@ -97,7 +105,7 @@ def sent(some: World, at: datetime = NOW) -> tuple[World, gangs.Mending]:
 
 def test_the_others_are_kept_and_a_call_is_owed_that_replaces_what_is_lost() -> None:
     some = losing(2)
-    assert members(some) == Members(since=(0, 0, 0, 0), lost=(2,), kept_since=NOW)
+    assert members(some) == Members(since=(0, 0, 0, 0), lost=(2,), kept_since=NOW, kept_from=cost_of(some))
     order = order_of(some)
     assert order is not None
     assert (order.state, order.attempt, order.ref) == (IntentState.OPEN, ID, item_of(some).ref)
@@ -109,7 +117,10 @@ def test_the_others_are_kept_and_a_call_is_owed_that_replaces_what_is_lost() -> 
 def test_once_all_are_replaced_the_next_round_begins_and_the_wait_ends_when_they_run_again() -> None:
     some, call = sent(losing(1, 2))
     some = after(some, lambda now: gangs.record_mending(now, call, NOW + MINUTE))
-    assert members(some) == Members(since=(0, 1, 1, 0), round=1, kept_since=NOW, replaced=2)
+    since = NOW + MINUTE
+    assert members(some) == Members(
+        since=(0, 1, 1, 0), round=1, kept_since=NOW, kept_from=cost_of(some), whole_since=since, replaced=2
+    )
     assert order_of(some) is None
     # What the first one wrote before it knew of the round changes nothing.
     some = after(some, lambda now: said(now, 0, 1, 2, phase="save", at=NOW + MINUTE))
@@ -118,7 +129,7 @@ def test_once_all_are_replaced_the_next_round_begins_and_the_wait_ends_when_they
     assert members(some).kept_since == NOW
     some = after(some, lambda now: said(now, 1, at=NOW + 3 * MINUTE))
     assert members(some) == Members(
-        since=(0, 1, 1, 0), round=1, replaced=2, kept_for=3 * MINUTE, kept_cost=members(some).kept_cost
+        since=(0, 1, 1, 0), round=1, replaced=2, kept_for=3 * MINUTE, kept_cost=members(some).kept_cost, newest=""
     )
     assert members(some).kept_cost == 80_000  # three minutes of four machines at 0.40 an hour
     assert order_of(decided(some, NOW + 3 * MINUTE)) is None
@@ -321,3 +332,162 @@ def test_no_wait_ends_before_all_is_read_that_its_host_wrote() -> None:
     assert item_of(applied(some, plan)).state is AttemptState.RUNNING
     assert item_of(decided(some, late, is_read=False)).state is AttemptState.RUNNING
     assert item_of(decided(some, late)).end_reason is EndReason.HOST_LOST
+
+
+def saving(some: World, name: str) -> World:
+    """The job has saved this one besides."""
+    job_now = some.jobs[ID.job]
+    newest = Checkpoint(name=name, attempt=1, step=1, bytes=1, at=NOW, manifest_key=name, sha256="0" * 64)
+    return replace(some, jobs={ID.job: replace(job_now, checkpoints=(newest, *job_now.checkpoints))})
+
+
+def again(some: World, at: datetime) -> World:
+    """The lost ones are replaced, and all run."""
+    some, call = sent(some, at)
+    some = after(some, lambda now: gangs.record_mending(now, call, at))
+    return after(some, lambda now: said(now, members(now).round, at=at + MINUTE))
+
+
+def test_they_are_kept_once_more_only_where_the_job_has_saved_something_since() -> None:
+    some = again(saving(losing(2), "step-1"), NOW + MINUTE)
+    later = NOW + 20 * MINUTE
+    same = decided(after(some, lambda now: said(now, 1, 3, phase="save", at=later)), later)
+    assert item_of(same).end_reason is EndReason.HOST_LOST
+    assert "nothing was saved" in item_of(same).end_detail
+    got_on = decided(after(saving(some, "step-2"), lambda now: said(now, 1, 3, phase="save", at=later)), later)
+    assert item_of(got_on).state is AttemptState.RUNNING
+    assert order_of(got_on) is not None
+
+
+def test_nothing_is_ended_for_lack_of_progress_before_all_is_read() -> None:
+    some = again(losing(2), NOW + MINUTE)
+    later = NOW + 20 * MINUTE
+    lost = after(some, lambda now: said(now, 1, 3, phase="save", at=later))
+    plan = decide(lost, market(offer(), at=later + 2 * WITHIN), later + 2 * WITHIN)
+    assert ID in plan.full_reads
+    assert item_of(applied(lost, plan)).state is AttemptState.RUNNING
+
+
+@pytest.mark.parametrize("phase", ["setup", "restore"])
+def test_one_that_came_and_hangs_before_the_command_runs_ends_all_after_the_time_of_a_start(phase: str) -> None:
+    some, call = sent(losing(2))
+    some = replace(some, attempts={ID: replace(item_of(some), launched_at=NOW - HOUR, running_at=NOW - HOUR / 2)})
+    some = after(some, lambda now: gangs.record_mending(now, call, NOW))
+    usual = some.policy.providers[item_of(some).provider].provision_timeout + HOUR / 2
+    some = after(some, lambda now: said(now, 1, phase=phase, at=NOW + usual, gang=None))
+    early = decided(some, NOW + usual - MINUTE)
+    assert item_of(early).state is AttemptState.RUNNING
+    late = NOW + usual + 10 * MINUTE
+    over = decided(after(early, lambda now: said(now, 1, phase=phase, at=late, gang=None)), late)
+    assert item_of(over).end_reason is EndReason.HOST_LOST
+    assert "did not run within" in item_of(over).end_detail
+    gone = replace(some, policy=replace(some.policy, providers={}))
+    assert item_of(decided(gone, late)).state is AttemptState.RUNNING
+
+
+def outbid(some: World, at: datetime) -> World:
+    """Their provider lists them as outbid; the job waits for such machines."""
+    item = item_of(some)
+    agreed = replace(item.quote, offer=replace(item.quote.offer, pays_bid=True))
+    some = replace(some, attempts={ID: replace(item, quote=agreed)}, policy=replace(some.policy, hold_max=HOUR))
+    some = saving(some, "step-1")
+    return listed_as(some, at, InstanceState.PAUSED, Loss.OUTBID)
+
+
+def listed_as(some: World, at: datetime, state: InstanceState, loss: Loss | None = None) -> World:
+    """Two lists show that."""
+    for later in (timedelta(0), MINUTE):
+        row, seen_at = replace(instance(state), loss=loss), at + later
+        (known,) = report(seq=item_of(some).heartbeat_seq, phase="save").values()
+        reports = {ID: replace(known, read_at=seen_at)}
+        some = applied(some, reconcile(some, listing(row, at=seen_at), reports, seen_at))
+    return some
+
+
+def test_those_that_are_outbid_while_some_are_lost_are_not_held_and_end_as_outbid() -> None:
+    held = outbid(running(), NOW)
+    assert item_of(held).bidding.held_since == NOW + MINUTE
+    over = outbid(losing(2), NOW)
+    assert item_of(over).end_reason is EndReason.OUTBID
+    assert gangs.mending_of(over, ID, NOW) is None
+
+
+def test_those_that_are_outbid_once_none_is_missing_are_held_and_no_more_is_waited_for() -> None:
+    some, call = sent(losing(2))
+    some = after(some, lambda now: gangs.record_mending(now, call, NOW + MINUTE))
+    held = outbid(some, NOW + 2 * MINUTE)
+    assert item_of(held).bidding.held_since == NOW + 3 * MINUTE
+    assert (members(held).kept_since, members(held).whole_since, members(held).round) == (None, None, 1)
+    assert members(held).kept_for == 3 * MINUTE
+
+
+@pytest.mark.parametrize("phase", ["boot", "code", "setup", "restore"])
+def test_those_that_woke_before_a_list_showed_that_they_were_outbid_are_not_replaced(phase: str) -> None:
+    some, call = sent(losing(2, most=4))
+    at = NOW + MINUTE
+    woke = after(some, lambda now: said(now, 0, phase=phase, at=at, gang=None))
+    assert (members(woke).lost, members(woke).kept_since, members(woke).whole_since) == ((), NOW, at)
+    assert gangs.mending_of(woke, ID, at) is None
+    assert gangs.record_mending(woke, call, at).is_empty
+    assert item_of(decided(woke, at)).state is AttemptState.RUNNING
+    ran = after(woke, lambda now: said(now, 0, at=at + MINUTE))
+    assert members(ran).kept_since is None
+    still = after(some, lambda now: said(now, 0, phase="save", at=at, gang=None))
+    assert members(still).lost == (2,)
+
+
+def test_a_copy_of_the_state_from_before_ends_the_wait_and_replaces_nothing_any_more() -> None:
+    some, call = sent(losing(2))
+    some = after(some, lambda now: gangs.record_mending(now, call, NOW + MINUTE))
+    at = NOW + 2 * MINUTE
+    for older in (some, losing(2), running()):
+        known = after(older, lambda now: said(now, 2, at=at))
+        assert (members(known).kept_since, members(known).lost, members(known).is_outdated) == (None, (), True)
+        lost = decided(after(known, lambda now: said(now, 2, 1, phase="save", at=at)), at)
+        lost = decided(after(lost, lambda now: said(now, members(now).round, 1, phase="save", at=at)), at)
+        assert members(lost).lost == ()
+        assert gangs.mending_of(lost, ID, at) is None
+        assert item_of(lost).state is AttemptState.RUNNING
+
+
+def test_a_wait_costs_what_the_meter_ran_on_by_meanwhile_whatever_the_price_is_at_its_end() -> None:
+    some = after(running(), lambda now: said(now, 0, 2, phase="save"))
+    before = cost_of(some)
+    builder = PlanBuilder(some, NOW + MINUTE)
+    builder.set_rate(ID, MicroUsdPerHour(160_000), None)
+    some = applied(some, builder.plan())
+    at = NOW + 11 * MINUTE
+    after_it = cost_of(some, at)
+    ended = PlanBuilder(some, at)
+    ended.end_attempt(ID, EndReason.CANCELLED)
+    kept = members(applied(some, ended.plan()))
+    assert kept.kept_cost == after_it - before == 2 * 26_667
+
+
+def test_a_clock_that_was_set_forward_leaves_the_time_in_which_the_lost_ones_are_left_out() -> None:
+    late = NOW + 8 * HOUR
+    some = decided(losing(2, most=4), late)
+    assert item_of(some).state is AttemptState.RUNNING
+    assert members(some).shrinks_since == late
+    over = decided(some, late + gangs.SHRINKS_WITHIN)
+    assert item_of(over).end_reason is EndReason.HOST_LOST
+
+
+def test_what_is_taken_away_by_its_notice_is_not_replaced_and_ends_as_preempted() -> None:
+    some, call = sent(losing(2))
+    some = replace(some, attempts={ID: replace(item_of(some), notice_at=NOW + MINUTE)})
+    some = after(some, lambda now: gangs.fail_mending(now, call, "it is being taken away", NOW, is_final=False))
+    plan = gangs.begin_mending(some, ID, NOW + MINUTE)
+    assert all(one.state is not IntentState.OPEN or one.not_before is not None for one in plan.intents.values())
+    some = decided(some, NOW + WITHIN)
+    assert item_of(some).state is AttemptState.RUNNING
+    gone = listed_as(some, NOW + WITHIN, InstanceState.ENDING)
+    assert item_of(gone).end_reason is EndReason.PREEMPTED
+
+
+def test_no_call_is_made_by_what_was_read_too_long_ago() -> None:
+    some = losing(2)
+    stale = NOW + some.policy.silence_max + MINUTE
+    waiting = after(some, lambda now: gangs.begin_mending(now, ID, stale))
+    assert gangs.mending_of(waiting, ID, stale) is None
+    assert ID in decide(some, market(offer(), at=stale), stale).full_reads
