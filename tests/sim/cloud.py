@@ -464,12 +464,15 @@ class Cloud(Nature):
         """Others have the places of these from now on, once for each number. LostAnswer: nobody will ever hear that."""
         m = self._of_several(ref)
         fresh = {rank for rank in ranks if m.came.get(rank, 0) < number or rank in m.gone}
-        if (healthy := fresh - m.gone - m.lost) or 0 in ranks or m.dropped & set(ranks):
-            m.odd_calls.append(f"ranks {sorted(ranks)} were replaced, {sorted(healthy)} of them healthy")
+        if m.dropped & set(ranks):
+            raise Refused(LaunchFailure.REJECTED)
         room = self.room.get(m.host.name, m.offer.nodes)
         is_scarce = m.offer.nodes > room or self.rng.random() < self.replaces_seldom
         if fresh and (is_scarce or self.rng.random() < self.faults.refuse_launch):
             raise Refused
+        if (healthy := fresh - m.gone - m.lost) and m.outcome is None:  # a call that took effect long after it was made
+            m.lost |= healthy
+            m.member_lost_at, m.member_saves = m.member_lost_at or self.now, False
         for rank in fresh:
             m.came[rank] = number
         m.gone -= fresh
@@ -481,12 +484,11 @@ class Cloud(Nature):
         """These are no part any more, and the others cost their own part."""
         m = self._of_several(ref)
         fresh = set(ranks) - m.dropped
-        if (healthy := fresh - m.gone - m.lost) or 0 in ranks:
-            m.odd_calls.append(f"ranks {sorted(ranks)} were left out, {sorted(healthy)} of them healthy")
         self._bill(m)
         before, left = m.offer.nodes, m.offer.nodes - len(fresh)
         m.dropped |= fresh
         m.gone -= fresh
+        m.counts.append((self.now, m.offer.gpu_count))
         m.offer = gang_of(_one_of(m.offer), left)
         m.bid = m.bid * left // before
         m.task = replace(m.task, disk_gb=m.task.disk_gb // before * left)
@@ -494,6 +496,15 @@ class Cloud(Nature):
         if self.rng.random() < self.faults.lose_launch_after:
             self.lost()
             raise LostAnswer
+
+    def note_call(self, ref: InstanceRef, ranks: Sequence[int], number: int | None) -> None:
+        """Such a call is made: with the number of a round, or to leave them out."""
+        m = self.machines.get(ref.instance_id)
+        if m is None or not m.alive or m.outcome is not None or m.said is not None:
+            return  # what its owner knows may be from before it was outbid
+        fresh = {rank for rank in ranks if number is None or m.came.get(rank, 0) < number} - m.dropped
+        if (healthy := fresh - m.gone - m.lost) or 0 in ranks:
+            m.odd_calls.append(f"ranks {sorted(ranks)} were replaced or left out, {sorted(healthy)} of them healthy")
 
     def _of_several(self, ref: InstanceRef) -> Machine:
         self._answer()

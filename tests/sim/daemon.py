@@ -549,6 +549,9 @@ class Daemon:
                 _checkpoint(save, item, m.task.bytes) for save in m.saved_beyond(known) if self.acceptable(save)
             )
         behind = self.clock_behind(item, m)
+        phase = "" if m.seq < 0 else phase_of(m, self.true)
+        if m.ran_from is not None:
+            m.said = None
         odd = self.hostile(m) if self.hostile is not None else {}
         if "step" in odd:
             fresh = tuple(replace(one, step=odd["step"]) for one in fresh)
@@ -560,8 +563,8 @@ class Daemon:
             stored_bytes=m.task.bytes * len(m.saved),
             restored_bytes=odd.get("restored_bytes", 0),
             seq=m.seq,
-            phase="" if m.seq < 0 else phase_of(m, self.true),
-            gang=(m.round, tuple(sorted(m.lost if m.kept_at else ()))) if m.offer.nodes > 1 or m.dropped else None,
+            phase=phase,
+            gang=gang_of(m, phase),
             resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
             alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
             exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),
@@ -663,7 +666,10 @@ class Daemon:
                 continue
             m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
-            if item.is_kept and item.members is not None and item.members.round > m.granted:
+            if item.members is not None:
+                m.seats = item.members.since
+            is_held = item.bidding.held_since is not None
+            if (item.is_kept or is_held) and item.members is not None and item.members.round > m.granted:
                 m.granted, m.offered = item.members.round, self.first_grant(self.world.jobs[item.id.job]).resume_at
                 note_round(m, item)
             m.saves_no_more = m.saves_no_more or (item.stop is not None and not item.stop.flush)
@@ -819,11 +825,18 @@ class Daemon:
 
 def phase_of(m: Machine, now: datetime) -> str:
     """What the runner says that it does."""
-    if m.kept_at is not None:
+    if m.kept_at is not None or (m.said is not None and m.ran_from is None):
         return "save"
     if m.works_from is None or m.works_from <= now:
         return "run"
-    return "boot" if m.went_on else "canary"
+    return "boot" if m.went_on or m.began_once else "canary"
+
+
+def gang_of(m: Machine, phase: str) -> tuple[int, tuple[int, ...]] | None:
+    """What it says of the others, from when all of them have met."""
+    if (m.offer.nodes == 1 and not m.dropped) or phase not in {"run", "save"}:
+        return None
+    return m.round, m.said or tuple(sorted(m.lost if m.kept_at else ()))
 
 
 def exit_code_of(m: Machine) -> int | None:

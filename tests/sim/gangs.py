@@ -35,6 +35,17 @@ KEPT: Final = Shape(
     hazards=frozenset({Hazard.GANGS, Hazard.RANGES, Hazard.REPLACE, Hazard.LISTS, Hazard.CLOCK_STEPS, Hazard.NOTICES}),
 )
 """A small world in which most machines are of several, and many of these are lost."""
+KEPT_AND_OUTBID: Final = replace(
+    KEPT,
+    floors=True,
+    limits={"raise_bids": True, "hold_max": timedelta(minutes=15)},
+    hazards=KEPT.hazards | {Hazard.SPIKES},
+)
+"""The same at a market that outbids most of them, and wakes them again."""
+KEPT_AND_RESTORED: Final = replace(KEPT, hazards=KEPT.hazards | {Hazard.RESTORED})
+"""The same with copies of the state that are put back while others wait, or between two waits."""
+KEPT_AND_LEFT: Final = replace(KEPT, hazards=KEPT.hazards | {Hazard.OWN_REMOVED})
+"""The same with a daemon that is started without a provider, and a while later with it again."""
 LARGEST: Final = 4
 ENDED_AFTER: Final = timedelta(minutes=2)
 """From the loss of one of several machines to the end of all of them by their provider."""
@@ -67,6 +78,7 @@ class Gangs:
         for cloud in self.weather.clouds:
             if is_kept:
                 cloud.replaces_seldom = self.luck.choice([0.0, 0.3, 0.95])
+                cloud.new_ones_hang = self.luck.choice([0.0, 0.0, 0.2])
             if self.weather.shape.faults:
                 started, listed = self.luck.choice([0.0, 0.1, 0.3]), self.luck.choice([0.0, 0.1, 0.3])
                 cloud.faults = replace(cloud.faults, half_started=started, half_listed=listed)
@@ -82,10 +94,55 @@ class Gangs:
         for cloud in self.weather.clouds:
             cloud.room = {host.name: self.luck.choice([1, 2, 3, LARGEST, LARGEST]) for host in cloud.hosts}
 
+    def follow(self, cloud: Cloud, m: Machine) -> None:
+        """What happens soon after a loss: all are outbid and wake, or the daemon loses its provider or its state."""
+        hazards, agenda = self.weather.shape.hazards, self.weather.agenda
+        span = timedelta(seconds=self.luck.choice([10, 60, 180]))
+        if Hazard.SPIKES in hazards and m.offer.pays_bid and self.luck.random() < 0.9:
+            agenda.after(span, lambda: self.outbid(cloud, m))
+        for later in (
+            (span, span + timedelta(minutes=5), span + timedelta(minutes=15)) if Hazard.RESTORED in hazards else ()
+        ):
+            agenda.after(later, self.restore)
+        if Hazard.OWN_REMOVED in hazards and not self.weather.owners.clouds and self.luck.random() < 0.3:
+            agenda.after(span, lambda: self.leave_config(cloud))
+
+    def outbid(self, cloud: Cloud, m: Machine) -> None:
+        cloud.advance(self.weather.agenda.now)
+        if m.state is InstanceState.RUNNING:
+            cloud.outbid(m)
+            span = timedelta(seconds=self.luck.choice([10, 60, 300]))
+            self.weather.agenda.after(span, lambda: self.wake(cloud, m))
+
+    def restore(self) -> None:
+        if not self.weather.is_calm:
+            self.weather.mishaps.copy_or_restore()
+
+    def wake(self, cloud: Cloud, m: Machine) -> None:
+        cloud.advance(self.weather.agenda.now)
+        if m.state is InstanceState.PAUSED:
+            cloud.wake(m)
+
+    def leave_config(self, cloud: Cloud) -> None:
+        """The daemon is started without this provider, and some minutes later with it again."""
+        daemon = self.weather.daemon
+        if daemon.removed or not daemon.open:
+            return
+        daemon.removed = frozenset({cloud.name})
+        daemon.kill()
+        self.weather.agenda.after(timedelta(minutes=self.luck.choice([5, 20])), self.return_to_config)
+
+    def return_to_config(self) -> None:
+        daemon = self.weather.daemon
+        daemon.removed = frozenset()
+        if daemon.up and daemon.absent:
+            daemon.kill()
+
     def rest(self) -> None:
         """Each host gives as many as anybody asks for."""
+        self.return_to_config()
         for cloud in self.weather.clouds:
-            cloud.room, cloud.replaces_seldom = {}, 0.0
+            cloud.room, cloud.replaces_seldom, cloud.new_ones_hang = {}, 0.0, 0.0
 
     def lose_some(self) -> None:
         """One machine, or two, of a gang that runs."""
@@ -111,6 +168,7 @@ class Gangs:
             m.lost |= ranks
             if m.member_lost_at is None:
                 m.member_lost_at, m.member_saves = cloud.now, self.luck.random() < 0.5
+            self.follow(cloud, m)
             return
         m.task = replace(m.task, keeps=None)
         if m.kept_at is not None:

@@ -25,6 +25,7 @@ BOOT = timedelta(minutes=3)
 CHECKPOINT_EVERY = timedelta(minutes=10)
 HEARTBEAT = timedelta(seconds=15)
 HOUR = timedelta(hours=1)
+FOR_EVER = timedelta(days=365)
 OWED_UNIT = HOUR // timedelta(microseconds=1)
 DISK_GB = 10
 GB = 1_000_000_000
@@ -167,6 +168,8 @@ class Machine:
     ran_work: timedelta = timedelta(0)
     measured: timedelta = timedelta(0)
     """How long its canary takes after `ran_from`; its command begins then."""
+    meets: timedelta = timedelta(0)
+    """How long it takes after that until all of several have met again."""
     began_once: bool = False
     """Its runner has been at work: one that is started again measures nothing."""
     silent_until: datetime | None = None
@@ -258,16 +261,22 @@ class Machine:
     came: dict[int, int] = field(default_factory=dict)
     """By rank, with which number it was replaced last."""
     dropped: set[int] = field(default_factory=set)
+    counts: list[tuple[datetime, int]] = field(default_factory=list)
+    """How many GPUs all of them had, each until when, where some were left out."""
     waits_kept: list[tuple[datetime, datetime]] = field(default_factory=list)
     """When the others waited."""
     went_on: int = 0
+    seats: tuple[int | None, ...] = ()
+    """By rank, in which round its machine came, as the grant says."""
+    said: tuple[int, ...] | None = None
+    """It was outbid while others waited, and wakes: what its heartbeat names as lost until a newer one is read."""
     odd_calls: list[str] = field(default_factory=list)
     """Calls that no owner of healthy machines makes."""
 
     @property
     def works_from(self) -> datetime | None:
         """When its command begins, or is to begin."""
-        return None if self.ran_from is None else self.ran_from + self.measured
+        return None if self.ran_from is None else self.ran_from + self.measured + self.meets
 
     @property
     def refuses(self) -> bool:
@@ -282,9 +291,27 @@ class Machine:
     def wake_whole(self) -> None:
         """Its provider starts all of several machines again, and their runners with them."""
         if self.task.keeps is not None:
+            self.said = tuple(sorted(self.lost)) if self.kept_at is not None else None
+            if self.kept_at is not None:
+                self.waits_kept.append((self.kept_at, self.kept_at))
             self.member_lost_at = self.kept_at = None
             self.lost.clear()
             self.gone.clear()
+
+    def gpu_count_at(self, at: datetime) -> int:
+        """How many GPUs all of several have then."""
+        return next((count for until, count in self.counts if at < until), self.offer.gpu_count)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether one that came in the place of a lost one never gets as far as its command."""
+        return self.meets == FOR_EVER
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether its grant gives one of the places to another machine than the one that has it."""
+        there = ((rank, came) for rank, came in enumerate(self.seats) if rank not in self.dropped)
+        return any(came is None or self.came.get(rank, 0) != came for rank, came in there)
 
     def saved_beyond(self, work: timedelta) -> list[Save]:
         """The checkpoints with more work than this; each holds at least as much as the one before."""

@@ -190,7 +190,7 @@ def above_ceiling(result: Result) -> Iterator[str]:
         allowed = timedelta(minutes=5) + (DWELL_MAX if len(accepted) > 1 else timedelta(0))
         over: datetime | None = None
         for at in sorted({at for at, _ in rates} | {at for at, _ in accepted if at > rates[0][0]}):
-            rate, most = in_force(rates, at), in_force(accepted, at) * shares(m.offer.gpu_count)
+            rate, most = in_force(rates, at), in_force(accepted, at) * shares(m.gpu_count_at(at))
             if over is not None and rate <= most:
                 seen = learnt(cloud, over, result.ended_at)
                 end = seen + owner.spec.checkpoint.stop_grace + policy.save_allowance + 3 * daemon.pace

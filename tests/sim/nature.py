@@ -26,6 +26,7 @@ from spotd_providers.contract.values import (
 from tests.sim.machines import (
     BOOT,
     CHECKPOINT_EVERY,
+    FOR_EVER,
     FORGOTTEN_AFTER,
     GB,
     HEARTBEAT,
@@ -49,6 +50,7 @@ CLEARED = 0.85
 WAITS_BEYOND = timedelta(minutes=1)
 BILLED_LEAST = timedelta(minutes=1)
 """Of a machine in a market as EC2's."""
+WAITS_FOR_OTHERS = timedelta(minutes=20)
 AGAIN_TAKES = timedelta(seconds=30)
 """From the grant of the next round to the begin of the command of several machines."""
 ENDING_TAKES = timedelta(seconds=30)
@@ -70,6 +72,8 @@ class Nature:
         self.dear_until = now
         self.is_hourly = False
         """Whether prices change by the hour, and a minute is billed at least."""
+        self.new_ones_hang = 0.0
+        """How often a machine in the place of a lost one never gets as far as its command."""
         self.store_up = True
         """Whether hosts can write to the store."""
         self.hosts: list[Host] = []
@@ -149,14 +153,23 @@ class Nature:
             if m.alive and m.host.price * m.offer.nodes > m.bid and m.host.offer.market is Market.SPOT:
                 self._take_back(m)
             elif m.state is InstanceState.PAUSED and m.bid >= m.host.price * m.offer.nodes and self.rng.random() < 0.5:
-                self._bill(m)
-                m.state, m.loss, m.since, m.ran_from = InstanceState.PENDING, None, self.now, None
-                m.wake_whole()
+                self.wake(m)
             self._note_rate(m)
+
+    def wake(self, m: Machine) -> None:
+        """A machine that was outbid starts again."""
+        self._bill(m)
+        m.state, m.loss, m.since, m.ran_from = InstanceState.PENDING, None, self.now, None
+        m.wake_whole()
+        self._note_rate(m)
+
+    def outbid(self, m: Machine) -> None:
+        """Somebody bids more for it."""
+        self._halt(m, InstanceState.PAUSED, Loss.OUTBID)
 
     def _take_back(self, m: Machine) -> None:
         if m.host.offer.pays_bid:
-            self._halt(m, InstanceState.PAUSED, Loss.OUTBID)
+            self.outbid(m)
         else:
             self._halt(m, InstanceState.GONE, Loss.PREEMPTED)
 
@@ -193,6 +206,8 @@ class Nature:
                 return
             m.state, m.ran_from = InstanceState.RUNNING, m.since + BOOT
             m.measured = timedelta(0) if m.began_once else self._canary_takes(m)
+            if m.began_once and m.task.keeps is not None:
+                self._start_again(m)
             m.began_once = m.began_once or not m.dumb
             m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
             # A runner that is started again fetches nothing where its attempt has ended, or without a lease.
@@ -213,7 +228,7 @@ class Nature:
         ends_with = Outcome.LEASE_EXPIRED
         if m.member_lost_at is not None and m.member_lost_at < until:
             until, ends_with = max(m.member_lost_at, m.ran_from), Outcome.MEMBER_LOST
-        began = m.ran_from + m.measured
+        began = m.ran_from + m.measured + m.meets
         work = self._work_until(m, began, max(began, until))
         if m.refuses and until >= began:
             until, ends_with = began, Outcome.UNFIT
@@ -283,6 +298,12 @@ class Nature:
         m.kept_at = None
         self._exit(m, outcome, at)
 
+    def _start_again(self, m: Machine) -> None:
+        """All of them woke, each with what its grant says of its place: they meet, or wait for one in vain."""
+        m.round, m.meets = m.granted, AGAIN_TAKES
+        if m.is_torn:
+            m.meets, m.member_lost_at, m.member_saves = FOR_EVER, m.since + BOOT + WAITS_FOR_OTHERS, False
+
     def _go_on_together(self, m: Machine) -> None:
         if m.gone:  # one of those that came is lost again: the others wait for it in vain
             self._end_wait(m, Outcome.MEMBER_LOST, self.now)
@@ -293,8 +314,10 @@ class Nature:
         m.lost.clear()
         # What it saves from now on is newer, whatever an incomplete checkpoint of before says of itself.
         m.saved = [save for save in m.saved if save.sound]
-        m.ran_from, m.ran_work, m.measured = self.now + AGAIN_TAKES, m.offered, timedelta(0)
+        m.ran_from, m.ran_work, m.measured, m.meets = self.now + AGAIN_TAKES, m.offered, timedelta(0), timedelta(0)
         self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
+        if Random(f"{m.went_on}th new one of {m.key}").random() < self.new_ones_hang:
+            m.meets = FOR_EVER
 
     def _canary_takes(self, m: Machine) -> timedelta:
         luck = Random(f"canary of {m.key} on {m.host.name}")

@@ -209,7 +209,7 @@ def lived(m: Machine, at: datetime) -> bool:
 def excused(result: Result, m: Machine, at: datetime) -> bool:
     """Whether the daemon was right to give it up: it never spoke, or was silent for long, or silent and not listed."""
     policy, pace = result.daemon.world.policy, result.daemon.pace
-    if m.dumb or was_kept(m, at):
+    if m.dumb or m.hangs or was_kept(m, at):
         return True
     slack = timedelta(seconds=30) + 2 * pace
     for begun, over in silences(m):

@@ -399,12 +399,20 @@ class MemberCalls(CloudCalls):
     async def replace_members(
         self, request: LaunchRequest, ref: InstanceRef, ranks: Sequence[int], number: int
     ) -> None:
-        await self._changed(lambda: self._cloud.replace_members(ref, ranks, number))
+        await self._changed(lambda: self._cloud.replace_members(ref, ranks, number), ref, ranks, number)
 
     async def drop_members(self, ref: InstanceRef, ranks: Sequence[int]) -> None:
-        await self._changed(lambda: self._cloud.drop_members(ref, ranks))
+        await self._changed(lambda: self._cloud.drop_members(ref, ranks), ref, ranks, None)
 
-    async def _changed(self, change: Callable[[], None]) -> None:
+    async def _changed(
+        self, change: Callable[[], None], ref: InstanceRef, ranks: Sequence[int], number: int | None
+    ) -> None:
+        self._cloud.advance(self._daemon.true)
+        self._cloud.note_call(ref, ranks, number)
+        lag = timedelta(seconds=self._daemon.rng.uniform(0.2, 20))
+        if self._daemon.rng.random() < self._cloud.faults.slow_launch:
+            lag *= 15  # it takes effect long after nobody waits for its answer any more
+
         def effect() -> None:
             if self._cloud.down:
                 raise CloudDown
@@ -412,7 +420,7 @@ class MemberCalls(CloudCalls):
             change()
 
         try:
-            await self._called(effect, timedelta(seconds=self._daemon.rng.uniform(0.2, 20)))
+            await self._called(effect, lag)
         except Refused as exc:
             raise refusal(exc.failure) from exc
         except (LostAnswer, CloudDown) as exc:

@@ -18,7 +18,7 @@ from spotd.core.host_reports import AHEAD_MAX, LAPSES_AFTER
 from spotd.core.plan_builder import PREPARATION
 from spotd.core.relocation import DWELL, MARGIN_PERCENT
 from spotd_jobs.spec.model import Schedule, Window
-from spotd_providers.contract.values import AttemptKey
+from spotd_providers.contract.values import AttemptKey, shares
 from tests.sim.daemon import has_succeeded, outputs_of
 from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT, Machine
@@ -251,14 +251,16 @@ def bids_bounded(result: Result) -> Iterator[str]:
         return
     for cloud in result.clouds:
         calls: defaultdict[AttemptKey, list[datetime]] = defaultdict(list)
-        before = {call.key: (call.at, call.price_max) for call in cloud.launch_calls}
-        before |= {m.key: (m.born, m.first_bid) for m in cloud.machines.values() if m.first_bid}
+        before = {call.key: (call.at, call.price_max, call.gpus) for call in cloud.launch_calls}
+        handed = (m for m in cloud.machines.values() if m.first_bid)
+        before |= {m.key: (m.born, m.first_bid, shares(m.offer.gpu_count)) for m in handed}
         for call in cloud.bid_calls:
             calls[call.key].append(call.at)
-            at, price = before[call.key]
+            at, price, gpus = before[call.key]
+            price = price * call.gpus // gpus  # of several, some may have been left out since
             if call.price < price and (call.at - at < DWELL - DECIDED_BEFORE or 2 * call.price < price):
                 yield f"the bid for {call.key} went from {price} to {call.price} after {call.at - at}"
-            before[call.key] = call.at, call.price
+            before[call.key] = call.at, call.price, call.gpus
         for key, times in sorted(calls.items()):
             if any(b - a < RAISE_HELD_EVERY / 2 for a, b in pairwise(times)):
                 yield f"two bids were placed for {key} at once"

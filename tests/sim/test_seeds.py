@@ -14,7 +14,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from tests.sim.bounds import waits_for_a_lower_price
-from tests.sim.gangs import KEPT
+from tests.sim.gangs import KEPT, KEPT_AND_LEFT, KEPT_AND_OUTBID, KEPT_AND_RESTORED
 from tests.sim.harsh import CEILINGS_FROM, HARSH_FROM
 from tests.sim.hazards import HARSH, HARSH_LATER, OWN_MACHINES, READY, Hazard
 from tests.sim.oracles import broken_rules
@@ -45,6 +45,9 @@ SHAPES = {
     ),
     "clocks differ": CLOCKS_DIFFER,
     "kept machines": KEPT,
+    "kept machines outbid": KEPT_AND_OUTBID,
+    "kept machines restored": KEPT_AND_RESTORED,
+    "kept machines left": KEPT_AND_LEFT,
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = 0, range(1, 40)
