@@ -244,8 +244,7 @@ class Nature:
         last = m.saved[-1].work if m.saved else m.task.resume_at
         while last + CHECKPOINT_EVERY <= min(work, m.task.need):
             last += CHECKPOINT_EVERY
-            at = max(m.mute_until or began, began + (last - m.ran_work))
-            self._save(m, last, at, sound=self.rng.random() >= self.faults.bad_manifest)
+            self._save(m, last, began + (last - m.ran_work), sound=self.rng.random() >= self.faults.bad_manifest)
         if until < began or m.refuses:
             self._end_early(m, until, ends_with)
         elif work >= m.task.need:
@@ -255,7 +254,7 @@ class Nature:
         elif m.stop_ordered or until < self.now:
             keeps = m.task.keeps is not None and ends_with is Outcome.MEMBER_LOST and not m.stop_ordered
             if not m.saves_no_more and (ends_with is Outcome.LEASE_EXPIRED or m.member_saves):
-                self._save(m, work, max(until, m.mute_until or until), sound=True)
+                self._save(m, work, until, sound=True)
             if keeps:
                 m.kept_at = until
                 self._keep(m, until)
@@ -362,7 +361,9 @@ class Nature:
         self._halt(m, InstanceState.GONE, None)
 
     def _save(self, m: Machine, work: timedelta, at: datetime, *, sound: bool) -> None:
-        m.saved.append(Save(work=work, at=at, sound=sound))
+        # In the last instant in which nothing of it arrived this did not arrive either.
+        arrives = at if m.mute_until is None else max(at, m.mute_until + MICROSECOND)
+        m.saved.append(Save(work=work, at=arrives, sound=sound))
         self._move_bytes(m, m.offer.upload_price, m.task.bytes)
 
     def _move_bytes(self, m: Machine, price: int, count: int) -> None:
