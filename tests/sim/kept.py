@@ -46,6 +46,8 @@ def kept_machines(result: Result) -> Iterator[str]:
 
 
 def was_kept(m: Machine, at: datetime) -> bool:
-    """Whether the others waited then for another machine in the place of a lost one."""
+    """Whether the others waited then for another machine in the place of a lost one, by what was last read of them."""
+    if m.said:
+        return True  # it was outbid meanwhile, and did not come up again
     waits = m.waits_kept if m.kept_at is None else [*m.waits_kept, (m.kept_at, at)]
     return any(since <= at <= over for since, over in waits)

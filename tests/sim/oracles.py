@@ -356,8 +356,8 @@ def gang_sizes(result: Result) -> Iterator[str]:
             if not wanted.nodes <= call.nodes <= (wanted.nodes_max or wanted.nodes):
                 yield f"{call.key} was bought with {call.nodes} machines, {wanted.nodes_words} were asked for"
     for attempt, machine, _ in matched(result):
-        launched = machine.offer.nodes + len(machine.dropped)
-        is_unheard = machine.dropped and attempt.quote.offer.nodes == launched and not attempt.state.counts
+        before = {gpus for _, gpus in machine.counts}  # an attempt that is over learns of no further one
+        is_unheard = attempt.quote.offer.gpu_count in before and not attempt.state.counts
         if attempt.quote.offer.nodes != machine.offer.nodes and not is_unheard:
             yield f"{attempt.key} has {machine.offer.nodes} machines, {attempt.quote.offer.nodes} were agreed"
 

@@ -78,6 +78,8 @@ LATER_MORE = (
     5_000_001,
     7_000_000,
     7_000_009,
+    7_700_108,
+    7_700_110,
 )
 FAST_SHAPES = frozenset({"standard", "job budgets", "outages", "no faults"})
 """`make test` runs one world of each of these, and a small world of each drawn hazard; `make lengthy` runs the others.
