@@ -21,7 +21,14 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.provider import ChangesBids, GivesShell, OpensPorts, Provider, ReadsLogs
+from spotd_providers.contract.provider import (
+    ChangesBids,
+    GivesShell,
+    OpensPorts,
+    Provider,
+    ReadsLogs,
+    ReplacesMembers,
+)
 from spotd_providers.contract.values import (
     InstanceId,
     InstanceRef,
@@ -57,6 +64,8 @@ CALLS: Final[dict[str, tuple[Power, type] | None]] = {
     "logs": (Power.LOGS, ReadsLogs),
     "shell": (Power.SHELL, GivesShell),
     "open_port": (Power.PORTS, OpensPorts),
+    "replace_members": (Power.REPLACE, ReplacesMembers),
+    "drop_members": (Power.REPLACE, ReplacesMembers),
 }
 """Every call of the contract that takes a reference, with its power where it is an optional one."""
 CHANGES: Final = (ENDS, "change_bid")
@@ -71,23 +80,20 @@ def _require_power(h: Harness, name: str) -> None:
             raise NotApplicable(capability.reason)
 
 
-def _call(h: Harness, name: str, ref: InstanceRef, price: MicroUsdPerHour) -> Callable[[], Awaitable[object]]:
+def _call(h: Harness, name: str, ref: InstanceRef, offer: Offer) -> Callable[[], Awaitable[object]]:
     further: dict[str, dict[str, Any]] = {
-        "change_bid": {"price": price},
+        "change_bid": {"price": MicroUsdPerHour(offer.gpu_price + offer.gpu_price // 3 + 1)},
         "logs": {"lines": 10},
         "open_port": {"port": 1},
+        "drop_members": {"ranks": [1]},
     }
+    if name == "replace_members":
+        return partial(getattr(h.provider, name), h.request(offer), ref, [1], 1)
     return partial(getattr(h.provider, name), ref, **further.get(name, {}))
 
 
 def _world(h: Harness, ids: Sequence[str]) -> dict[str, WorldMachine]:
     return {machine.machine_id: machine for machine in h.machines() if machine.machine_id in ids}
-
-
-async def _another_bid(h: Harness, name: str) -> MicroUsdPerHour:
-    """Return a price that no machine has, above what the cheapest machine of a bid market costs."""
-    offer = await an_offer(h, Market.SPOT if name == "change_bid" else None)
-    return MicroUsdPerHour(offer.gpu_price + offer.gpu_price // 3 + 1)
 
 
 @behaviour(cases=tuple(CALLS))
@@ -96,14 +102,14 @@ async def a_reference_to_a_foreign_machine_is_not_acted_on(h: Harness, case: str
     _require_power(h, case)
     foreign = list(h.add_foreign_machines())
     expect(foreign, "the harness made no foreign machine")
-    price = await _another_bid(h, case)
+    offer = await an_offer(h, Market.SPOT if case == "change_bid" else None)
     await h.settle()
     before = _world(h, foreign)
-    await _try_all(h, case, foreign, "", price, before)
+    await _try_all(h, case, foreign, "", offer, before)
     _, own = await buy_machine(h)
     await h.provider.instances()
     # Once more: what a provider remembers of its own machines may not let a foreign one pass.
-    await _try_all(h, case, foreign, own.ref.scope, price, before)
+    await _try_all(h, case, foreign, own.ref.scope, offer, before)
     expect(h.live(own.key), "our own machine was ended")
 
 
@@ -112,12 +118,12 @@ async def _try_all(
     name: str,
     foreign: Sequence[str],
     scope: str,
-    price: MicroUsdPerHour,
+    offer: Offer,
     before: dict[str, WorldMachine],
 ) -> None:
     for number in foreign:
         ref = InstanceRef(provider=h.plugin.name, instance_id=InstanceId(number), scope=scope)
-        outcome = await attempt(h, _call(h, name, ref, price))
+        outcome = await attempt(h, _call(h, name, ref, offer))
         # A machine of others may be taken for an absent one: its end is a success, and its log is empty.
         is_as_absent = name == ENDS or (name == "logs" and not outcome)
         if not is_as_absent and not isinstance(outcome, ProviderError):
@@ -140,7 +146,7 @@ async def a_change_of_one_machine_changes_no_other(h: Harness, case: str) -> Non
         others.append(kept.ref.instance_id)
     await h.settle()
     before = _world(h, others)
-    outcome = await attempt(h, _call(h, case, instance.ref, MicroUsdPerHour(first.gpu_price * 4 // 3)))
+    outcome = await attempt(h, _call(h, case, instance.ref, first))
     if isinstance(outcome, ProviderError):
         raise BehaviourFailed(f"{case} of our own machine was refused: {outcome!r}") from outcome
     await h.settle()
