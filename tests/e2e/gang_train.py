@@ -1,4 +1,4 @@
-"""A training of several machines, over an all-reduce on plain sockets; the first machine alone saves.
+"""A training of several machines, over an all-reduce on plain sockets; the first machine alone saves, or each a part.
 
 The state is a list of integers. In each step every machine adds what depends on the state, the step and its rank, and
 all of them learn the sum, so that one machine that goes on from another state, or alone, changes the result.
@@ -82,12 +82,13 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--save-s", type=float, default=0.0)
     parser.add_argument("--release", type=Path, default=Path("/nonexistent"))
+    parser.add_argument("--in-parts", action="store_true", help="each machine saves its own share of the values")
     options = parser.parse_args()
     rank, nodes = int(os.environ.get("NODE_RANK", "0")), int(os.environ.get("NNODES", "1"))
     folder, resume = Path(os.environ["SPOTD_CHECKPOINT_DIR"]), os.environ.get("SPOTD_RESUME", "")
     state: dict[str, Any] = {"step": 0, "values": [1] * SIZE}
     if resume:
-        state = json.loads((Path(resume) / "state.json").read_text())
+        state = read_state(Path(resume))
     peers = connections(rank, nodes)
     # All machines have restored the same, or none of them goes on.
     if summed([state["step"]] * SIZE, rank, peers) != [state["step"] * nodes] * SIZE:
@@ -99,8 +100,13 @@ def main() -> int:
         state["step"] += 1
         if not options.release.exists():
             time.sleep(options.pace)
-        if rank == 0 and state["step"] % options.save_every == 0:
-            save(state, folder, 0.0 if options.release.exists() else options.save_s)
+        if state["step"] % options.save_every == 0 and (rank == 0 or options.in_parts):
+            takes_s = 0.0 if options.release.exists() else options.save_s
+            if options.in_parts:
+                share = {"step": state["step"], "values": dict(list(enumerate(state["values"]))[rank::nodes])}
+                save(share, folder, takes_s, f"part-{rank}.json")
+            else:
+                save(state, folder, takes_s)
     if rank == 0:
         Path("out").mkdir(exist_ok=True)
         digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()
@@ -108,11 +114,21 @@ def main() -> int:
     return 0
 
 
-def save(state: dict[str, object], folder: Path, takes_s: float) -> None:
+def read_state(folder: Path) -> dict[str, Any]:
+    """What was saved, by whichever number of machines."""
+    parts = [json.loads(path.read_text()) for path in folder.glob("part-*.json")]
+    if not parts:
+        found: dict[str, Any] = json.loads((folder / "state.json").read_text())
+        return found
+    values = {int(index): value for part in parts for index, value in part["values"].items()}
+    return {"step": parts[0]["step"], "values": [values[index] for index in range(SIZE)]}
+
+
+def save(state: dict[str, Any], folder: Path, takes_s: float, name: str = "state.json") -> None:
     tmp = folder / f"tmp-{state['step']}"
     tmp.mkdir(parents=True, exist_ok=True)
     time.sleep(takes_s)
-    (tmp / "state.json").write_text(json.dumps(state))
+    (tmp / name).write_text(json.dumps(state))
     (tmp / "DONE").touch()
     tmp.rename(folder / f"step-{state['step']:08d}")
     for old in sorted(folder.glob("step-*"))[:-3]:

@@ -1,4 +1,7 @@
-"""A training on two to four machines: it loses one of four and goes on with three, where no more are to be had."""
+"""A training on two to four machines: it loses one of four and goes on with three, where no more are to be had.
+
+Each machine saves its share; the three go on from what the four had saved.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ def test_a_job_of_a_range_goes_on_with_as_many_machines_as_there_are(tmp_path: P
         found.start()
         job = found.submit(
             "gang",
-            command(tmp_path, 1500),
+            command(tmp_path, 1500) + " --in-parts",
             workdir=code_folder(tmp_path),
             nodes="2..4",
             outputs=["out/**"],
-            checkpoint={"every": "1m", "settle": "10s", "stop_grace": "60s", "saved_by": "first"},
+            checkpoint={"every": "1m", "settle": "10s", "stop_grace": "60s", "saved_by": "all"},
         )
+        until(lambda: found.api.checkpoints(job)["checkpoints"], what="the parts of all four to be stored", within=120)
         strike(found, job, "", lambda gang: [gang[1]], saving=False)
         (tmp_path / "release").touch()
         found.wait_final(job, within=120)

@@ -58,6 +58,7 @@ _UNUSABLE = {
     "DataUnusable": "input_unusable",
     "DataAway": "input_away",
     "GangIncomplete": "member_lost",
+    "ByAnotherNumber": "input_unusable",
 }
 _FULL_BYTES = 16 * 1024 * 1024
 """A disk with less room than this was full for every process that wrote to it."""
@@ -223,6 +224,8 @@ class AttemptRun:
             self._environment(grant, resume),
             lambda pid: self._store.events.add("started", pid=pid, resume=self._restored and self._restored.name),
         )
+        if self._uploader is not None:
+            self._uploader.note_end(ended)
         return ended if self._gang is None else self._gang.settle(ended, self._tick)
 
     def _run_canary(self, grant: RunnerGrant) -> None:
@@ -352,6 +355,7 @@ class AttemptRun:
             self._cancel.is_set,
             lambda: self._keeper.grant.expires > CLOCK.now(),
             Prefetch(self._home),
+            1 if self._gang is None else self._gang.place.nodes,
         )
         self._status.restore = restore
         return Background(restore.run, self._wakeups, "restore")
@@ -370,13 +374,18 @@ class AttemptRun:
             )
 
     def _start_uploader(self, grant: RunnerGrant) -> None:
-        if self._gang is not None and not self._gang.saves:
+        if self._gang is not None and not self._gang.saves and not self._gang.has_parts:
             return
         # A machine that lost its disk may be this attempt's second: then its own manifests are on offer.
         own = any(str(offer["manifest"]["key"]).startswith(grant.prefix) for offer in grant.raw.get("restore") or [])
-        self._uploader = CheckpointUploader(
-            self._store, self._known, self._checkpoint_dir, self._home, grant.checkpoint, self._chunk_bytes
-        )
+        places = self._store, self._known, self._checkpoint_dir, self._home
+        if self._gang is not None and self._gang.has_parts:
+            from spotd_jobs.runner.parts import Gatherer, Keeper
+
+            kind = Gatherer if self._gang.saves else Keeper
+            self._uploader = kind(self._gang, *places, grant.checkpoint, self._chunk_bytes)
+        else:
+            self._uploader = CheckpointUploader(*places, grant.checkpoint, self._chunk_bytes)
         restored = self._restored
         self._uploader.start(
             restored.entry if restored is not None else None,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from spotd_jobs.runner import complete, manifest
 from spotd_jobs.runner.complete import companions
 from spotd_jobs.runner.manifest import ChunkIndex
+from spotd_jobs.runner.process import ProcessEnd
 from spotd_jobs.runner.store import GivenUp, RunnerStore
 from spotd_jobs.runner.upload import Priority, Progress, TreeUpload, Yielded, lower_priority
 from spotd_jobs.wire.client.sinks import ascii_text, log_line, read_text, reason_of, remove, write_whole
@@ -46,21 +47,21 @@ class Seen(NamedTuple):
     key: str
 
 
-class _End(NamedTuple):
+class CommandEnd(NamedTuple):
     """How and when the job's process ended."""
 
     cleanly: bool
     at: float
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     stage: manifest.Stage
     serial: int
     step: int | None
     at: str
 
 
-class _Watched:
+class Watched:
     """What the watcher remembers of one entry."""
 
     def __init__(self, seen: manifest.Tree) -> None:
@@ -88,7 +89,7 @@ class CheckpointUploader:
         self._settle_s = float(rules.get("settle_s", 10.0))
         self._keep = max(1, int(rules.get("keep", 3)))
         self._chunk_bytes = chunk_bytes
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Watched] = {}
         self._taken: dict[str, manifest.Tree] = {}
         self._whole: dict[str, manifest.Tree] = {}
         """Of each entry that is there, the last state that was complete, whatever became of its upload."""
@@ -98,8 +99,8 @@ class CheckpointUploader:
         self._names_are_free = True
         self._pointed: set[str] = set()
         self._pointer_ns = 0
-        self._queue: list[_Taken] = []
-        self._current: _Taken | None = None
+        self._queue: list[Taken] = []
+        self._current: Taken | None = None
         self._change = threading.Condition()
         self._scan_lock = threading.Lock()
         self._wake = threading.Event()
@@ -156,7 +157,7 @@ class CheckpointUploader:
         self.hurry()
         self._stopping = True
         self._wake.set()
-        self._scan(_End(ended_cleanly, died_at))
+        self._scan(CommandEnd(ended_cleanly, died_at))
         with self._change:
             while self._queue or self._current is not None:
                 left_s = give_up_at - steady()
@@ -164,6 +165,9 @@ class CheckpointUploader:
                     return False
                 self._change.wait(min(left_s, 0.5))
         return True
+
+    def note_end(self, ended: ProcessEnd) -> None:
+        """Take note that the command on this machine writes no more."""
 
     def _watch(self) -> None:
         lower_priority(Priority.MOSTLY)
@@ -180,7 +184,7 @@ class CheckpointUploader:
                 log_line("the scan for checkpoints failed: " + reason_of(error))
             pause_s = max(self._poll_s, (steady() - began) * _SCAN_SHARE)
 
-    def _scan(self, end: _End | None) -> None:
+    def _scan(self, end: CommandEnd | None) -> None:
         """Every entry that is complete now, and was not taken in this state, is in the queue."""
         with self._scan_lock:
             self._read_pointers()
@@ -214,7 +218,7 @@ class CheckpointUploader:
             and not os.path.islink(os.path.join(self._folder, name))
         ]
 
-    def _candidate(self, name: str, end: _End | None) -> manifest.Tree | None:
+    def _candidate(self, name: str, end: CommandEnd | None) -> manifest.Tree | None:
         try:
             now = manifest.scan(self._folder, name)
         except manifest.Vanished:
@@ -224,7 +228,7 @@ class CheckpointUploader:
             return None
         watched = self._watched.get(name)
         if watched is None or watched.tree != now:
-            watched = self._watched[name] = _Watched(now)
+            watched = self._watched[name] = Watched(now)
         if self._taken.get(name) == now:
             return None
         if name in self._whole and manifest.is_remnant(now, self._whole[name]):
@@ -239,13 +243,16 @@ class CheckpointUploader:
             settle_s=self._settle_s,
             ended_cleanly=end.cleanly if end is not None else None,
         )
-        verdict = complete.judge(self._folder, now, around)
+        verdict = self._judge(now, around)
         if not verdict.complete:
             # Without a word a job whose files never pass would train on for days with nothing to resume from.
             if end is not None or verdict.unsound:
                 self._refuse(name, complete.AFTER_DEATH.get(verdict.why, verdict.why))
             return None
         return now
+
+    def _judge(self, tree: manifest.Tree, around: complete.CompletenessContext) -> complete.Completeness:
+        return complete.judge(self._folder, tree, around)
 
     def _age(self, candidate: manifest.Tree) -> tuple[int, int, str]:
         return (candidate.changed_ns, complete.step_of(self._folder, candidate) or 0, candidate.name)
@@ -256,9 +263,11 @@ class CheckpointUploader:
             stage = manifest.stage(self._folder, candidate, os.path.join(self._stages, str(serial)))
         except manifest.Vanished:
             return  # it changed after all; the next scan sees the new state
+        self._enqueue(Taken(stage, serial, complete.step_of(self._folder, candidate), now_text()))
+
+    def _enqueue(self, taken: Taken) -> None:
+        candidate, step = taken.stage.tree, taken.step
         self._taken[candidate.name] = self._whole[candidate.name] = candidate
-        step = complete.step_of(self._folder, candidate)
-        taken = _Taken(stage, serial, step, now_text())
         self.seen = Seen(safe_name(candidate.name), step, taken.at, candidate.size, "")
         with self._change:
             self._queue.append(taken)
@@ -266,7 +275,7 @@ class CheckpointUploader:
                 self._skip(self._queue.pop(0), "newer ones were complete before it could be stored")
             self._change.notify_all()
 
-    def _skip(self, taken: _Taken, why: str) -> None:
+    def _skip(self, taken: Taken, why: str) -> None:
         taken.stage.release()
         self._store.events.add("checkpoint_skipped", name=ascii_text(taken.stage.tree.name), reason=why)
 
@@ -307,7 +316,7 @@ class CheckpointUploader:
                 put_back = True
             except manifest.Vanished:
                 self._skip(taken, "it was changed while it was read")
-                self._forget_taken(taken)
+                self._forget_take(taken)
             except manifest.Unfit as unfit:
                 self._skip(taken, str(unfit))
             except GivenUp as given_up:
@@ -337,21 +346,12 @@ class CheckpointUploader:
         slow = self.progress.seconds > _PATIENCE_S and self.progress.pace < _SLOW_BYTES_PER_S
         return Priority.MOSTLY if small or slow else Priority.WHOLLY
 
-    def _upload(self, taken: _Taken) -> None:
+    def _upload(self, taken: Taken) -> None:
         entry = taken.stage.tree.name
         name = self._unique_name(entry, taken.serial)
         self.progress.begin(name, taken.stage.tree.size)
         try:
-            upload = TreeUpload(
-                taken.stage,
-                self._store,
-                self._known,
-                self.progress,
-                self._chunk_bytes,
-                self._must_yield,
-                self._gives_way,
-            )
-            files = upload.run(self._store.parallel)
+            files = self._send(taken)
             files += companions(self._folder, taken.stage.tree, self._pointed, self._store, self._known)
             size = sum(entry["size"] for entry in files)
             data = manifest.manifest_bytes(
@@ -365,6 +365,7 @@ class CheckpointUploader:
                 bytes=size,
                 files=files,
                 previous=self._previous,
+                **self._written_by(),
             )
             key = "checkpoints/%s.json" % name
             if not self._published:
@@ -389,7 +390,19 @@ class CheckpointUploader:
         )
         taken.stage.release()
 
-    def _forget_taken(self, taken: _Taken) -> None:
+    def _send(self, taken: Taken) -> list[dict[str, Any]]:
+        """Store the content; return the manifest's `files`."""
+        of_an_upload = taken.stage, self._store, self._known, self.progress, self._chunk_bytes
+        return self._upload_of(*of_an_upload, self._must_yield, self._gives_way).run(self._store.parallel)
+
+    def _upload_of(self, *of_an_upload: Any) -> TreeUpload:
+        return TreeUpload(*of_an_upload)
+
+    def _written_by(self) -> dict[str, Any]:
+        """Return what the manifest says of its writers."""
+        return {}
+
+    def _forget_take(self, taken: Taken) -> None:
         if self._taken.get(taken.stage.tree.name) == taken.stage.tree:
             del self._taken[taken.stage.tree.name]
 

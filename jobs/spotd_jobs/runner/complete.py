@@ -16,7 +16,7 @@ import json
 import os
 import re
 import stat
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from spotd_jobs.runner.manifest import ChunkIndex, Node, Tree, new_mark
 from spotd_jobs.runner.store import RunnerStore
@@ -32,12 +32,17 @@ _MEGATRON_NAME = re.compile(r"iter_(\d{7,})")
 _DEEPSPEED_FILE = re.compile(r"(mp_rank_\d+.*_model_states\.pt|(bf16_|fp16_)?zero_pp_rank_.*\.pt)")
 _RANK_METADATA = re.compile(r"__\d+\.metadata")
 _DCP_PART = re.compile(rb"__\d+_\d+\.distcp")
+_ZERO_PART = re.compile(r"(.*)zero_pp_rank_(\d+)_(mp_rank_\d+.*)")
+_COLLECTIVE_MARKS = frozenset((".metadata", ".snapshot_metadata", "commit_success.txt"))
+"""Marks that are written once the processes of all machines have stored what is theirs."""
 _STEP_NAMED = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 _STEP_MAX = 2**53
 _POINTER_BYTES_MAX = 255
-_MAY_BE_WRITTEN = "it may still be written"
-AFTER_DEATH = {_MAY_BE_WRITTEN: "the job died before it was certainly complete"}
+LACKS_METADATA = "its .metadata is not written yet"
+NO_INDEX = "an index in it can not be read"
+MAY_BE_WRITTEN = "it may still be written"
+AFTER_DEATH = {MAY_BE_WRITTEN: "the job died before it was certainly complete"}
 """The verdict on an entry to which nothing writes any more."""
 _SOUND_FILES_MAX = 2000
 _JSON_BYTES_MAX = 64 * 1024 * 1024
@@ -66,6 +71,8 @@ class CompletenessContext(NamedTuple):
         stable_s: for how long the entry has not changed.
         settle_s: how long that must be.
         ended_cleanly: `None` while the job runs; then whether it ended by itself with exit code 0.
+        in_parts: other machines have parts of it, so that what it lacks here may be there.
+        sealed: a mark of another machine shows that all have stored what is theirs.
     """
 
     pointed: frozenset[str]
@@ -73,6 +80,8 @@ class CompletenessContext(NamedTuple):
     stable_s: float
     settle_s: float
     ended_cleanly: bool | None
+    in_parts: bool = False
+    sealed: bool = False
 
 
 def is_temporary(name: str) -> bool:
@@ -126,8 +135,8 @@ def judge(folder: str, tree: Tree, around: CompletenessContext) -> Completeness:
         return _not_yet(missing)
     finished = _why_finished(folder, tree, inside, around)
     if not finished:
-        return _not_yet(_MAY_BE_WRITTEN)
-    unsound = _unsound(folder, tree, inside)
+        return _not_yet(MAY_BE_WRITTEN)
+    unsound = _unsound(folder, tree, inside) or ("" if around.in_parts else _lacking(folder, tree, inside))
     if unsound:
         return Completeness(complete=False, why=unsound, unsound=True)
     return Completeness(complete=True, why=finished)
@@ -139,12 +148,8 @@ def _not_yet(why: str) -> Completeness:
 
 def _missing_mark(tree: Tree, inside: dict[str, Node], around: CompletenessContext) -> str:
     """Return what a framework's own checkpoint lacks; empty if nothing."""
-    for path in inside:
-        if path.endswith(".distcp"):
-            beside = path.rsplit("/", 1)[0] + "/" if "/" in path else ""
-            names = {other[len(beside) :] for other in inside if other.startswith(beside)}
-            if ".metadata" not in names and not any(_RANK_METADATA.fullmatch(name) for name in names):
-                return "its .metadata is not written yet"
+    if not around.in_parts and lacks_metadata(inside):
+        return LACKS_METADATA
     if _HF_NAME.fullmatch(tree.name) and "training_args.bin" in inside and "trainer_state.json" not in inside:
         return "its trainer_state.json is not written yet"
     # One that was passed unnoticed has no name of its own any more, but was finished before a later one was named.
@@ -159,6 +164,8 @@ def _why_finished(folder: str, tree: Tree, inside: dict[str, Node], around: Comp
         return "unchanged for the settle time"
     if around.ended_cleanly:
         return "its writer has ended"
+    if around.sealed:
+        return "marked by another machine"
     # A plain file named DONE is a checkpoint of that name, not a mark of itself.
     marked = _MARKS.intersection(inside) - {tree.name}
     if marked:
@@ -179,13 +186,6 @@ def _has_many_ranks(inside: dict[str, Node]) -> bool:
 
 def _unsound(folder: str, tree: Tree, inside: dict[str, Node]) -> str:
     """Return what shows that the content is cut short; empty if nothing does."""
-    for path in inside:
-        if path.endswith(".index.json"):
-            lacking = _lacks_shards(_place(folder, tree, path), path, inside)
-            if lacking:
-                return lacking
-        if path.rsplit("/", 1)[-1] == ".metadata" and _lacks_parts(_place(folder, tree, path), path, inside):
-            return "a part that its .metadata names is missing"
     state = _trainer_state(folder, tree) if "trainer_state.json" in inside else {}
     if state is None:
         return "its trainer_state.json can not be read"
@@ -205,27 +205,80 @@ def _place(folder: str, tree: Tree, path: str) -> str:
     return below if path == tree.name and not os.path.isdir(below) else os.path.join(below, path)
 
 
-def _lacks_shards(place: str, path: str, inside: dict[str, Node]) -> str:
-    index = _json(place)
-    if index is None:
-        return "an index in it can not be read"
-    weights = index.get("weight_map")
-    beside = path.rsplit("/", 1)[0] + "/" if "/" in path else ""
-    shards = set(weights.values()) if isinstance(weights, dict) else set()
-    if any(beside + str(shard) not in inside for shard in shards):
-        return "a shard that its index names is missing"
-    return ""
+def _lacking(folder: str, tree: Tree, inside: Iterable[str]) -> str:
+    """Return which file is missing that an index or PyTorch's metadata names; empty if none is."""
+    named = named_files(folder, tree)
+    return NO_INDEX if named is None else lacking(named, inside)
 
 
-def _lacks_parts(place: str, path: str, inside: dict[str, Node]) -> bool:
-    """Whether PyTorch's metadata names a part that is not beside it. It is a pickle: read for names, never loaded."""
-    beside = path[: -len(".metadata")]
-    try:
-        with open(place, "rb") as stream:
-            named = set(_DCP_PART.findall(stream.read(_JSON_BYTES_MAX)))
-    except OSError:
-        return True
-    return any(beside + os.fsdecode(part) not in inside for part in named)
+def lacking(named: Mapping[str, str], inside: Iterable[str]) -> str:
+    """Return what is said of the first of the named files that is not there; empty if all are."""
+    there = set(inside)
+    return next((why for path, why in named.items() if path not in there), "")
+
+
+def named_files(folder: str, tree: Tree) -> dict[str, str] | None:
+    """Return each file that an index in it, or PyTorch's metadata, names, and what to say where that is missing.
+
+    The metadata is a pickle: read for names, never loaded. `None`: one of them can not be read.
+    """
+    named: dict[str, str] = {}
+    for path in tree.inside():
+        name = path.rsplit("/", 1)[-1]
+        found: Iterable[str] | None = ()
+        why = "a part that its .metadata names is missing"
+        if name.endswith(".index.json"):
+            index, why = _json(_place(folder, tree, path)), "a shard that its index names is missing"
+            weights = None if index is None else index.get("weight_map")
+            found = None if index is None else map(str, weights.values()) if isinstance(weights, dict) else ()
+        elif name == ".metadata":
+            try:
+                with open(_place(folder, tree, path), "rb") as stream:
+                    found = map(os.fsdecode, set(_DCP_PART.findall(stream.read(_JSON_BYTES_MAX))))
+            except OSError:
+                found = None
+        if found is None:
+            return None
+        for one in found:
+            named[path[: -len(name)] + one] = why
+    return named
+
+
+def lacks_metadata(inside: Iterable[str]) -> bool:
+    """Whether there are parts of PyTorch's, and nothing beside them says that they are all."""
+    folders: dict[str, set[str]] = {}
+    for path in inside:
+        folder, _, name = path.rpartition("/")
+        folders.setdefault(folder, set()).add(name)
+    return any(
+        any(name.endswith(".distcp") for name in names)
+        and ".metadata" not in names
+        and not any(_RANK_METADATA.fullmatch(name) for name in names)
+        for names in folders.values()
+    )
+
+
+def is_sealed(tree: Tree) -> bool:
+    """Whether it has a mark that is written only once all processes of the job have stored what is theirs."""
+    return bool(_COLLECTIVE_MARKS.intersection(tree.inside()))
+
+
+def is_bound(inside: Iterable[str]) -> bool:
+    """Whether only as many machines as wrote it can load it: DeepSpeed's optimizer states by rank."""
+    return any(_ZERO_PART.fullmatch(path) for path in inside)
+
+
+def why_not_whole(inside: Iterable[str], named: Mapping[str, str]) -> str:
+    """Return what all parts of a checkpoint lack together; empty if nothing."""
+    there = set(inside)
+    if lacks_metadata(there):
+        return LACKS_METADATA
+    ranks: dict[tuple[str, str], set[int]] = {}
+    for found in filter(None, map(_ZERO_PART.fullmatch, there)):
+        ranks.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    if any(len(numbers) <= max(numbers) for numbers in ranks.values()):
+        return "the optimizer states of a rank are missing"
+    return lacking(named, there)
 
 
 def _json(place: str) -> dict[str, object] | None:

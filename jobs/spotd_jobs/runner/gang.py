@@ -200,6 +200,30 @@ class MemberStore(RunnerStore):
         del data
 
 
+class PartStore(MemberStore):
+    """Stores the content of this machine's part of a checkpoint, and nothing that gives it a meaning.
+
+    Each upload draws the ends of its names, so none replaces what another machine sent. What no manifest of the first
+    machine names is removed by the daemon.
+    """
+
+    @property
+    def parallel(self) -> int:
+        return super(MemberStore, self).parallel
+
+    def put(
+        self,
+        name: str,
+        data: bytes | memoryview,
+        sha256: str | None = None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> None:
+        if name.startswith("data/"):
+            super(MemberStore, self).put(name, data, sha256, give_up)
+        else:
+            super().put(name, data)
+
+
 class Gang:
     """What one machine does together with the others. The subclasses are its two kinds of places."""
 
@@ -207,8 +231,12 @@ class Gang:
 
     def __init__(self, place: GangPlace, grant: RunnerGrant, boot: int) -> None:
         self.place = place
+        self.has_parts = grant.checkpoint.get("saved_by") == "all"
+        """Whether each machine saves a part of every checkpoint (`parts`)."""
+        self.on_part: Callable[[int, dict[str, Any]], None] = lambda _rank, _row: None
+        """Called with what another machine says of a checkpoint's parts, from the thread of its connection."""
         self._gang = grant.raw["gang"]
-        self._grace_s = grant.stop_grace_s
+        self.grace_s = grant.stop_grace_s
         self._wait_s = float(self._gang["wait_s"])
         self.silent_s = float(self._gang["silent_s"])
         self.keep_s = float(self._gang.get("keep_s") or 0.0)
@@ -255,6 +283,17 @@ class Gang:
     def pass_on(self, stop: Stop) -> None:
         """Let the others know that this machine stops its command."""
         raise NotImplementedError
+
+    def send_part(self, row: dict[str, Any], rank: int = 0) -> None:
+        """Say something of a checkpoint's parts to the machine of this rank."""
+        raise NotImplementedError
+
+    def absent(self) -> list[int]:
+        """Return the ranks of the others that cannot say anything more."""
+        raise NotImplementedError
+
+    def end_commands(self, reason: str) -> None:
+        """Let the others stop their commands, where nothing else does: what they saved is then as it stays."""
 
     def settle(self, ended: ProcessEnd, tick: Callable[[], Stop | None]) -> ProcessEnd:
         """Return how the command has ended on all machines, where that is this machine's to say."""

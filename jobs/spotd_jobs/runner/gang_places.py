@@ -19,6 +19,7 @@ from spotd_jobs.runner.gang import (
     GangPlace,
     Link,
     MemberStore,
+    PartStore,
     place_of,
 )
 from spotd_jobs.runner.process import ProcessEnd
@@ -132,10 +133,23 @@ class First(Gang):
         if self._passed is stop:
             return
         self._passed = stop
-        grace_s = self._grace_s if stop.grace_s is None else stop.grace_s
+        grace_s = self.grace_s if stop.grace_s is None else stop.grace_s
         keeps = stop.outcome == "member_lost" and self.keep_s > 0
         for link in list(self._links.values()):
             link.send(**{"keep" if keeps else "stop": {"reason": stop.reason, "grace_s": grace_s}})
+
+    def send_part(self, row: dict[str, Any], rank: int = 0) -> None:
+        link = self._links.get(rank)
+        if link is not None:
+            link.send(part=row)
+
+    def absent(self) -> list[int]:
+        ranks = range(1, self.place.nodes)
+        return [rank for rank in ranks if rank not in self._links or not self._links[rank].is_open]
+
+    def end_commands(self, reason: str) -> None:
+        if self._passed is None:
+            self.pass_on(Stop("stopped", reason))
 
     def settle(self, ended: ProcessEnd, tick: Callable[[], Stop | None]) -> ProcessEnd:
         with self._change:
@@ -170,8 +184,7 @@ class First(Gang):
             if not self._keeping:
                 self._keeping, self._lost, self._stopping = True, "", None
                 self._ends.clear()
-            others = range(1, self.place.nodes)
-            gone = [rank for rank in others if rank not in self._links or not self._links[rank].is_open]
+            gone = self.absent()
         return [self.place.seats[rank][0] for rank in gone]
 
     def begins_again(self, grant: RunnerGrant) -> bool:
@@ -231,6 +244,9 @@ class First(Gang):
         if "log" in message:
             prefix = "[%d] " % link.rank
             self._show("".join(prefix + line + "\n" for line in str(message["log"]).splitlines()))
+        if "part" in message:
+            self.on_part(link.rank, message["part"])
+            return
         if message.get("ready"):
             link.is_ready = True
         if "probe" in message:
@@ -291,10 +307,9 @@ class First(Gang):
 class Other(Gang):
     """A machine of another rank: it does what the first one says, and ends with it."""
 
-    store_type = MemberStore
-
     def __init__(self, place: GangPlace, grant: RunnerGrant, boot: int) -> None:
         super().__init__(place, grant, boot)
+        self.store_type = PartStore if self.has_parts else MemberStore
         self._link: Link | None = None
         self._ready = False
         self._bye = False
@@ -336,9 +351,19 @@ class Other(Gang):
             self._passed = stop
             self._send(stopping={"outcome": stop.outcome, "reason": stop.reason, "at": stop.at})
 
+    def send_part(self, row: dict[str, Any], rank: int = 0) -> None:
+        del rank
+        self._send(part=row)
+
+    def absent(self) -> list[int]:
+        return [0] if self._bye or self._lost or self._link is None else []
+
     def settle(self, ended: ProcessEnd, tick: Callable[[], Stop | None]) -> ProcessEnd:
-        """Stay until the first one knows what the end of this command means: it may be that another one is lost."""
-        if self.keep_s > 0:
+        """Stay until the first one knows what the end of this command means, and has this machine's parts.
+
+        It may be that another one is lost.
+        """
+        if self.keep_s > 0 or self.has_parts:
             outcome = "succeeded" if ended.succeeded else "failed"
             row = {"outcome": outcome, "exit_code": ended.exit_code, "signal": ended.signal, "reason": ended.words()}
             self._send(ended=dict(row, waits=True))
@@ -404,6 +429,9 @@ class Other(Gang):
             link.send(ready=1)
 
     def _on_message(self, link: Link, message: dict[str, Any]) -> None:
+        if "part" in message:
+            self.on_part(0, message["part"])
+            return
         if "probe" in message:
             link.send(probe=int(message["probe"]))
         with self._change:

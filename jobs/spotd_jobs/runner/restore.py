@@ -15,6 +15,7 @@ import threading
 from typing import Any, Callable, NamedTuple, TypeVar
 
 from spotd_jobs.runner import manifest
+from spotd_jobs.runner.complete import is_bound
 from spotd_jobs.runner.manifest import DIR, FILE, LINK
 from spotd_jobs.runner.prefetch import Prefetch, chunk_url
 from spotd_jobs.wire.client import sinks, web
@@ -159,6 +160,10 @@ class NoRoom(BadCheckpoint):
     """A checkpoint that does not fit on this machine's disk; on another it will."""
 
 
+class ByAnotherNumber(Exception):
+    """A checkpoint that only as many machines can load as wrote it. To pass it over would put the job back."""
+
+
 class Restored(NamedTuple):
     """What is in the checkpoint folder now, under the name `entry`."""
 
@@ -193,6 +198,7 @@ class RestoreRun:
         stopped: asked between chunks; `pause` sleeps and returns the same.
         permitted: whether the grant should still be good. While it is not, a refusal proves nothing about a checkpoint.
         prefetch: what was fetched before this began.
+        nodes: how many machines restore it side by side.
     """
 
     def __init__(
@@ -204,8 +210,10 @@ class RestoreRun:
         stopped: Callable[[], bool],
         permitted: Callable[[], bool],
         prefetch: Prefetch | None = None,
+        nodes: int = 1,
     ) -> None:
         self._prefetch = prefetch
+        self._nodes = nodes
         self._offers = offers
         self._folder = folder
         self._connections = connections
@@ -226,6 +234,7 @@ class RestoreRun:
         Raises:
             Cancelled
             DiskFull: there is one, but none fits on this disk.
+            ByAnotherNumber
             OSError: this machine's own disk failed; no other checkpoint would fare better.
         """
         if self._prefetch is not None:
@@ -265,6 +274,10 @@ class RestoreRun:
         pinned = self._offer["manifest"]["sha256"]
         document = _check(self._fetch("its manifest", self._get_manifest, pinned), self.name)
         self.total = document["bytes"]
+        wrote = document.get("nodes")
+        if wrote and wrote != self._nodes and is_bound([entry["path"] for entry in document["files"]]):
+            words = "DeepSpeed loads checkpoint %s by as many machines as saved it: by %d, and here are %d"
+            raise ByAnotherNumber(words % (sinks.clean(self.name), wrote, self._nodes))
         entry_name = str(document.get("entry") or self.name)
         work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
         sinks.remove(work)

@@ -151,6 +151,7 @@ class TreeUpload:
 
     Args:
         gives_way: how far it is to give way now; asked again and again, and believed only when it is less than before.
+        with_digests: each file that shares a chunk gets its own hash, as `digest`.
     """
 
     def __init__(
@@ -162,6 +163,8 @@ class TreeUpload:
         chunk_bytes: int,
         must_yield: Callable[[], bool],
         gives_way: Callable[[], Priority] = lambda: Priority.NOT,
+        *,
+        with_digests: bool = False,
     ) -> None:
         """Nothing was read yet.
 
@@ -190,6 +193,7 @@ class TreeUpload:
         self._loads: Iterator[_Load] = iter(loads)
         self._lock = threading.Lock()
         self._chunks: dict[str, dict[int, dict[str, Any]]] = {}
+        self._digests: dict[str, str] | None = {} if with_digests else None
         self._error: BaseException | None = None
 
     def run(self, workers: int) -> list[dict[str, Any]]:
@@ -252,6 +256,11 @@ class TreeUpload:
                 os.close(descriptor)
             place += part.size
         digest = hashlib.sha256(view).hexdigest()
+        if self._digests is not None and len(load.parts) > 1:
+            place = 0
+            for part in load.parts:
+                self._digests[part.node.path] = hashlib.sha256(view[place : place + part.size]).hexdigest()
+                place += part.size
         key = self._known.claim(digest)
         if key is None:
             name = "data/" + digest + self.mark
@@ -276,6 +285,7 @@ class TreeUpload:
 
     def _entry(self, node: manifest.Node) -> dict[str, Any]:
         chunks = self._chunks.get(node.path, {})
+        more = {"digest": self._digests[node.path]} if self._digests and node.path in self._digests else {}
         return {
             "path": ascii_text(node.path),
             "type": node.kind,
@@ -284,6 +294,7 @@ class TreeUpload:
             "mtime_ns": max(0, node.mtime_ns) if node.kind == manifest.FILE else 0,
             "target": None if node.target is None else ascii_text(node.target),
             "chunks": [chunks[number] for number in range(len(chunks))],
+            **more,
         }
 
 

@@ -324,7 +324,7 @@ KEYS: Final = (
            "--best", "WHICH", "lowest or highest value of the metric.",
            show=lambda spec: None if spec.checkpoint.metric is None else spec.checkpoint.best.value),
     JobKey("checkpoint.saved_by", _one(choice(model.SavedBy)), "--saved-by", "WHICH",
-           "With --nodes: first, where the first machine alone saves."),
+           "With --nodes: first, where the first machine alone saves, or all, where each saves a part."),
     JobKey("checkpoint.stop_signal", _one(_stop_signal), "--stop-signal", "SIGNAL", "Sent before the machine ends."),
     JobKey("checkpoint.stop_grace", _one(_span()), "--stop-grace", "SPAN", "Time to save after that, say 90s."),
     JobKey("schedule.priority", _one(integer(least=-1000, most=1000, example="priority = 0")),

@@ -97,7 +97,7 @@ class CheckpointPolicy:
     Attributes:
         keep: so many of the newest.
         metric: a number that the checkpoints hold; the one where it is `best` is kept beside the newest.
-        saved_by: of a job of several machines, whose folder holds whole checkpoints.
+        saved_by: of a job of several machines: the first one's folder has all of each checkpoint, or each one's a part.
     """
 
     path: str | None = None
@@ -115,6 +115,7 @@ class SavedBy(StrEnum):
     """Which of several machines save a checkpoint."""
 
     FIRST = "first"
+    ALL = "all"
 
 
 class StallAction(StrEnum):

@@ -142,7 +142,7 @@ def _refuse_for_several_machines(tables: Mapping[str, Table], parts: Mapping[str
     if "gpu" not in resources and "min_vram" not in resources:
         tables[""].report("nodes", "is for machines with GPUs", f"{GPU_HINT}; or remove nodes")
     if "saved_by" not in checkpoint:
-        hint = 'write saved_by = "first" below [checkpoint], where rank 0 alone saves; shards of ranks are not gathered'
+        hint = 'write saved_by = "first" below [checkpoint] if rank 0 alone saves, "all" if each machine saves a part'
         checkpoint.report("saved_by", "is missing, and several machines run the command", hint)
     price = parts[""].get("price")
     if price is not None and price.machine_hour is not None:

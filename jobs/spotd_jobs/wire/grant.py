@@ -315,7 +315,11 @@ class GangGrant(WireModel):
 
 
 class CheckpointSaving(WireModel):
-    """The job's `[checkpoint]` section. A relative `path` is below the work directory; `None` is the runner's own."""
+    """The job's `[checkpoint]` section. A relative `path` is below the work directory; `None` is the runner's own.
+
+    Attributes:
+        saved_by: of several machines: `first` alone saves whole checkpoints, or `all` save parts of each.
+    """
 
     path: Text | None = None
     every_s: PositiveSeconds | None = None
@@ -323,6 +327,7 @@ class CheckpointSaving(WireModel):
     settle_s: Seconds = 10.0
     stop_signal: Annotated[str, Field(pattern=r"^SIG[A-Z0-9]{2,10}$")] = "SIGTERM"
     stop_grace_s: Seconds = 90.0
+    saved_by: Literal["first", "all"] | None = None
 
 
 class RunSpec(WireModel):

@@ -168,6 +168,7 @@ class _Head(grant.WireModel):
     created_at: grant.Instant
     bytes: grant.Size
     previous: grant.Sha256 | None
+    nodes: Annotated[int, Field(ge=1, le=1024)] | None = None
     seal: grant.Sha256 | None = None
 
 

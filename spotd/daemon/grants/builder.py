@@ -335,6 +335,7 @@ class GrantBuilder:
                 settle_s=self._on_host(rules.settle),
                 stop_signal=rules.stop_signal,
                 stop_grace_s=self._on_host(rules.stop_grace),
+                saved_by=None if rules.saved_by is None else rules.saved_by.value,
             ),
             watch_s=None if watched is None else max(PACE_MIN_S, self._clock.real_seconds(watched)),
         )

@@ -146,6 +146,8 @@ def test_an_argument_list_runs_without_a_shell() -> None:
 def test_a_job_may_run_on_several_machines() -> None:
     made = parse_job(least(nodes=4, checkpoint={"saved_by": "first"}), "job.toml")
     assert (made.resources.nodes, made.checkpoint.saved_by) == (4, SavedBy.FIRST)
+    parts = parse_job(least(nodes="2..4", checkpoint={"saved_by": "all"}), "job.toml")
+    assert parts.checkpoint.saved_by is SavedBy.ALL
     assert job_file(made)["nodes"] == 4
     one = parse_job(least(nodes=1), "job.toml")
     assert one == parse_job(least(), "job.toml")
