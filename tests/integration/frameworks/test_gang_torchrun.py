@@ -34,14 +34,14 @@ def grant(rig: Rig, attempt: int, steps: int) -> Grant:
     return rig.renew(made, gang=GangGrant(nodes=NODES, first_url=url, wait_s=PATIENCE_S, silent_s=60.0))
 
 
-def start(rig: Rig, granted: Grant) -> list[Machine]:
+def start(rig: Rig, granted: Grant, nodes: int = NODES) -> list[Machine]:
     return [
         rig.start(
             granted,
             f"a{granted.attempt}m{rank}",
             {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"},
         )
-        for rank in range(NODES)
+        for rank in range(nodes)
     ]
 
 
