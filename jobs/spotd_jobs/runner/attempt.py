@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, process, shutdown
@@ -216,7 +217,8 @@ class AttemptRun:
         self._start_uploader(grant)
         resume = self._restored.path if self._restored is not None else ""
         if self._gang is not None:
-            self._await_work(Background(self._gang.gather, self._wakeups, "gang"))
+            manifest = "" if self._restored is None else self._restored.manifest_sha256
+            self._await_work(Background(partial(self._gang.gather, manifest), self._wakeups, "gang"))
             self._status.gang = {"round": self._gang.round, "lost": []}
         self._phase("run")
         ended = self._run_group(

@@ -268,11 +268,14 @@ class Gang:
         """
         raise NotImplementedError
 
-    def gather(self) -> None:
+    def gather(self, restored: str) -> None:
         """Return once all machines are ready to begin.
 
+        Args:
+            restored: the hash of the manifest that this one goes on from; empty where it starts afresh.
+
         Raises:
-            GangIncomplete: one of them did not come in time, or was lost.
+            GangIncomplete: one of them did not come in time, was lost, or goes on from something else.
         """
         raise NotImplementedError
 

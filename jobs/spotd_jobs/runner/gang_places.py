@@ -76,6 +76,7 @@ class First(Gang):
         self._id = "%s-%d-%d-%s" % (grant.job_id, grant.attempt, boot, binascii.hexlify(os.urandom(4)).decode())
         self._links: dict[int, Link] = {}
         self._addresses: dict[int, str] = {}
+        self._restored: dict[int, str] = {}
         self._ends: dict[int, dict[str, Any]] = {}
         self._stopping: Stop | None = None
         self._blamed: int | None = None
@@ -97,7 +98,7 @@ class First(Gang):
         ):
             threading.Thread(target=work, name="gang", daemon=True).start()
 
-    def gather(self) -> None:
+    def gather(self, restored: str) -> None:
         give_up_at = steady() + self._wait_s
         others = range(1, self.place.nodes)
         with self._change:
@@ -112,6 +113,9 @@ class First(Gang):
                 if not missing:
                     give_up_at = steady() + self._wait_s  # it is there, and may come again for as long if it breaks
                 self._change.wait(PING_S)
+            other = next((rank for rank in others if self._restored[rank] != restored), None)
+            if other is not None:
+                raise GangIncomplete("%s goes on from another checkpoint than the first" % self._words(other))
             addresses = [self.place.address] + [self._addresses[rank] for rank in others]
             self._begun = {"id": self._id, "addresses": addresses, "port": _free_port(self.place.address)}
         for link in list(self._links.values()):
@@ -248,6 +252,7 @@ class First(Gang):
             self.on_part(link.rank, message["part"])
             return
         if message.get("ready"):
+            self._restored[link.rank] = str(message.get("restored"))
             link.is_ready = True
         if "probe" in message:
             link.answered = int(message["probe"])
@@ -311,7 +316,7 @@ class Other(Gang):
         super().__init__(place, grant, boot)
         self.store_type = PartStore if self.has_parts else MemberStore
         self._link: Link | None = None
-        self._ready = False
+        self._ready: dict[str, Any] = {}
         self._bye = False
         self._ordered: Stop | None = None
         self._keeping = False
@@ -330,10 +335,10 @@ class Other(Gang):
         with self._change:
             self._change.wait_for(lambda: self._link is not None or bool(self._lost), self._wait_s)
 
-    def gather(self) -> None:
+    def gather(self, restored: str) -> None:
         with self._change:
-            self._ready = True
-        self._send(ready=1)
+            self._ready = {"ready": 1, "restored": restored}
+        self._send(**self._ready)
         with self._change:
             while self._begun is None:
                 if self._lost or self._ordered is not None:
@@ -426,7 +431,7 @@ class Other(Gang):
             self._change.notify_all()
         link.start()
         if self._ready:
-            link.send(ready=1)
+            link.send(**self._ready)
 
     def _on_message(self, link: Link, message: dict[str, Any]) -> None:
         if "part" in message:

@@ -86,6 +86,32 @@ def test_the_parts_of_all_machines_are_one_checkpoint_which_each_of_any_number_r
         assert [line.split("finds ")[1] for line in found] == ["DONE rank_0 rank_1 rank_2 "] * 4
 
 
+def test_machines_that_would_go_on_from_different_checkpoints_do_not_begin(tmp_path: Path) -> None:
+    """The newest does not fit on the disk of one of them, which would take the one before."""
+    full = (
+        "from spotd_jobs.runner import main, restore\n"
+        "def require_room(self, document):\n"
+        "    if document['entry'] == 'step-2': raise restore.NoRoom('it is too large')\n"
+        "restore.RestoreRun._require_room = require_room\n"
+        "main.run()\n"
+    )
+    with Rig(tmp_path) as rig:
+        machines = start(rig, parts_grant(rig, f"{SAVES} {MARKED.format(step=2)}"))
+        assert [machine.wait() for machine in machines] == [0, 0, 0]
+        assert [one.name for one in rig.restores(1)] == ["step-2", "step-1"]
+        grant = parts_grant(rig, "touch begun", attempt=2, restore=rig.restores(1))
+        places = [{"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"} for rank in range(NODES)]
+        again = [
+            rig.start(grant, f"a2m{rank}", place, script=full if rank == 2 else None)
+            for rank, place in enumerate(places)
+        ]
+        assert [machine.wait() for machine in again] == [0, 0, 0]
+        ended = end_of(again[0])
+        assert ended["outcome"] == "member_lost"
+        assert ended["reason"] == "machine 3 of 3 goes on from another checkpoint than the first"
+        assert not any((machine.home / "work" / "begun").exists() for machine in again)
+
+
 def test_it_is_stored_while_the_commands_run_and_not_before_every_machine_has_its_part(tmp_path: Path) -> None:
     late = f'test "$SPOTD_NODE_RANK" != 2 || while ! test -e {tmp_path}/now; do sleep 0.02; done'
     script = f"{late}; {SAVES} touch begun; {GO_ON}"
