@@ -1,9 +1,10 @@
 """Several machines that run one command together: they find each other, begin at once, and end at once.
 
-The provider gives each machine its rank. The first one, of rank 0, speaks for all: it alone writes to the store, its
-heartbeat is that of all, and it reports how they ended. It listens on its own address and leaves that, with a token, in
-`gang.json` in the store; the others read it by a URL of the grant, and connect. So what cannot read the grant cannot
-connect, and a machine that comes back after its attempt has ended finds neither a grant nor the first machine.
+The provider gives each machine its rank. The first one, of rank 0, speaks for all: it alone writes to the store, except
+for the content of parts of a checkpoint (`parts`). Its heartbeat is that of all, and it reports how they ended. It
+listens on its own address and leaves that, with a token, in `gang.json` in the store; the others read it by a URL of
+the grant, and connect. So what cannot read the grant cannot connect, and a machine that comes back after its attempt
+has ended finds neither a grant nor the first machine.
 
 All machines prepare side by side. Once all are ready the first one draws an id and a port for their rendezvous, and all
 begin. From then on each connection carries a sign of life every second in both directions. A machine whose connection

@@ -23,7 +23,7 @@ from spotd_jobs.runner.gang import (
     place_of,
 )
 from spotd_jobs.runner.process import ProcessEnd
-from spotd_jobs.runner.shutdown import Stop
+from spotd_jobs.runner.shutdown import Stop, time_to_save
 from spotd_jobs.runner.store import NotCurrent, RunnerGrant, RunnerStore, round_of
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import clean, log_line, reason_of
@@ -138,6 +138,8 @@ class First(Gang):
             return
         self._passed = stop
         grace_s = self.grace_s if stop.grace_s is None else stop.grace_s
+        if stop.at is not None:
+            grace_s = min(grace_s, time_to_save(stop.at))  # what they save is stored by this machine, or with its parts
         keeps = stop.outcome == "member_lost" and self.keep_s > 0
         for link in list(self._links.values()):
             link.send(**{"keep" if keeps else "stop": {"reason": stop.reason, "grace_s": grace_s}})

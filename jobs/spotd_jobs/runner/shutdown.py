@@ -227,6 +227,12 @@ class Stop(NamedTuple):
     flush: bool = True
 
 
+def time_to_save(at: float) -> float:
+    """Return for how many seconds from now a job may go on that has to be stored when its machine goes at `at`."""
+    left_s = at - CLOCK.now()
+    return left_s - min(_RESERVE_MAX_S, left_s * _RESERVE_SHARE) if left_s > 0 else float("inf")
+
+
 class Wakeups:
     """Signals, and other threads, end the main thread's sleep."""
 
@@ -332,9 +338,7 @@ class ShutdownWatch:
         An end that should have come already shows a wrong clock, not a dead machine.
         """
         if at not in self._latest_kills:
-            left_s = at - CLOCK.now()
-            reserve_s = min(_RESERVE_MAX_S, left_s * _RESERVE_SHARE)
-            self._latest_kills[at] = steady() + left_s - reserve_s if left_s > 0 else float("inf")
+            self._latest_kills[at] = steady() + time_to_save(at)
         return self._latest_kills[at]
 
     def _find_stop(self) -> Stop | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,22 @@ def test_a_notice_to_one_machine_saves_on_all_and_what_they_saved_is_one_checkpo
             assert [machine.wait() for machine in machines] == [0, 0, 0]
             assert end_of(machines[0])["outcome"] == ("stopped" if rank is None else "preempted")
             assert files_of(rig) == {"step-1": whole()}
+
+
+def test_all_stop_in_time_for_the_machine_that_goes_first(tmp_path: Path) -> None:
+    """Their own grace would be longer than it lives."""
+    script = f"trap '{SAVES} {GO_ON}' TERM; touch begun; {GO_ON}"
+    with Rig(tmp_path) as rig:
+        machines = start(rig, parts_grant(rig, script, stop_grace_s=600.0))
+        begun(machines)
+        at = datetime.now(UTC) + timedelta(seconds=8)
+        notice = {"reason": "taken back", "at": at.isoformat().replace("+00:00", "Z")}
+        (machines[2].home / "notice").write_text(json.dumps(notice))
+        assert [machine.wait() for machine in machines] == [0, 0, 0]
+        assert end_of(machines[0])["outcome"] == "preempted"
+        assert files_of(rig) == {"step-1": whole()}
+        (saved,) = rig.accepted(1)
+        assert datetime.fromtimestamp(rig.store.path(rig.manifest_keys[saved.sha256]).stat().st_mtime, UTC) < at
 
 
 def test_what_all_had_saved_is_stored_when_the_command_of_one_fails(tmp_path: Path) -> None:
