@@ -216,7 +216,6 @@ class AwsProvider(AwsPriceHistory, AwsGangs):
         """Return the rows of a key by its launch's token or its tag, else all of our install tag."""
         if key is None:
             return await super()._rows(None)
-
         tokens = [client_token(key, nodes) for nodes in range(1, NODES_MAX + 1)]
 
         async def of(region: Region) -> Sequence[Any]:
