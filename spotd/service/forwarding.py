@@ -36,6 +36,10 @@ IDLE_S: Final = 180.0
 _PIECE: Final = 64 * 1024
 _SENT: Final = frozenset({b"content-type", b"content-length"})
 _RETURNED: Final = frozenset({b"content-type", b"content-length", b"retry-after", b"www-authenticate"})
+_NOT_LET_IN: Final = {
+    HTTPStatus.UNAUTHORIZED: "has another secrets_key in [daemon] than this spotd",
+    HTTPStatus.TOO_MANY_REQUESTS: "lets no more in from this computer now: is secrets_key in [daemon] the same here?",
+}
 _BROKEN: Final = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, h11.ProtocolError)
 
 
@@ -215,8 +219,8 @@ class Exchange:
         if event.status_code == HTTPStatus.MISDIRECTED_REQUEST:
             self._failure = NotDone(f"{self.leader.words} does not lead any more")
             return False
-        if event.status_code == HTTPStatus.UNAUTHORIZED and self.is_own:
-            self._failure = NotDone(f"{self.leader.words} has another secrets_key in [daemon] than this spotd")
+        if event.status_code in _NOT_LET_IN and self.is_own:
+            self._failure = NotDone(f"{self.leader.words} {_NOT_LET_IN[HTTPStatus(event.status_code)]}")
             return False
         self._begun = True
         self._waiting.deadline = math.inf

@@ -24,6 +24,7 @@ from spotd.client.transport import DaemonNotice, DaemonRefused, DaemonUnreachabl
 from spotd.core.domain.callers import Right
 from spotd.service import forwarding, waiting
 from spotd.store import Leader, SecretsKey, SecretsKeys
+from spotd.tokens import FAILURES_MAX
 from tests.integration.team.certificates import Authority
 from tests.integration.team.conftest import KEYS, LEADER, TOKENS, USERS, Team, in_use, team_of, user
 from tests.integration.team.test_rights import ask, draft
@@ -152,6 +153,11 @@ def test_a_key_of_another_daemon_opens_nothing(team: Team, leader: Team) -> None
             assert owner.jobs()["jobs"] == []
         found = refused(lambda: owner.submit(draft("mine")))
         assert "has another secrets_key in [daemon] than this spotd" in found.message
+        for _ in range(FAILURES_MAX):  # wrong tokens, after which the leader compares none of this address
+            found = refused(lambda: owner.cancel("x"))
+        assert "is secrets_key in [daemon] the same here?" in found.message
+        with pytest.warns(DaemonNotice, match=FROM_DATABASE):
+            owner.jobs()
     team.wait_for_lead(stated, SecretsKeys())
     with team.owner() as owner:
         assert "this spotd has no secrets_key in [daemon]" in refused(lambda: owner.cancel("x")).message
