@@ -87,6 +87,8 @@ class Exchange:
     _is_of_lines: bool = False
     _departed: bool = False
     _failure: Exception | None = None
+    _wanted: anyio.Event = field(default_factory=anyio.Event)
+    """The leader takes the body."""
     _waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _wire: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT))
 
@@ -144,10 +146,15 @@ class Exchange:
     async def _feed(self, stream: anyio.abc.ByteStream, scope: anyio.CancelScope) -> None:
         """Send the request as it comes; then wait for who asked to go away."""
         headers = [*self._headers()]
-        has_body = any(name in {b"content-length", b"transfer-encoding"} for name, _ in headers)
+        if has_body := any(name in {b"content-length", b"transfer-encoding"} for name, _ in headers):
+            # One that refuses it early closes at once, and what is on its way then can take the refusal with it.
+            headers.append((b"expect", b"100-continue"))
         target = self.scope["raw_path"] + (b"?" + self.scope["query_string"] if self.scope["query_string"] else b"")
         try:
             await self._put(stream, h11.Request(method=self.scope["method"], target=target, headers=headers))
+            if has_body:
+                with anyio.move_on_after(SEND_S):
+                    await self._wanted.wait()
             more = has_body
             while more:
                 message = await self.receive()
@@ -192,6 +199,8 @@ class Exchange:
                 if event is h11.NEED_DATA:
                     with anyio.fail_after(IDLE_S if self._begun else math.inf):
                         self._wire.receive_data(await self._piece(stream))
+                elif isinstance(event, h11.InformationalResponse):
+                    self._wanted.set()
                 elif isinstance(event, h11.Response):
                     if not await self._begin(event):
                         return

@@ -27,6 +27,7 @@ from spotd.store import (
 from spotd.store import postgres as leading
 from tests.system.engines.network import Proxy
 from tests.system.engines.postgres import Postgres
+from tests.unit.api import worlds
 from tests.waiting import until
 
 pytestmark = pytest.mark.system
@@ -179,6 +180,10 @@ def test_a_reader_sees_one_moment_delays_no_commit_and_writes_nothing(server: Po
 
         assert reader.read(work) == ("a", "a")
         assert word(reader) == "b"
+        for number, plan in enumerate((worlds.waiting(), worlds.ended())):
+            assert len(reader.read(lambda reads: reads.jobs())) == number
+            leader.tx(lambda tx, plan=plan: tx.commit(plan))  # type: ignore[misc]  # a lambda's default
+        assert len(reader.read(lambda reads: reads.jobs())) == 2
         with pytest.raises(StateUnavailable, match="is written by another spotd"):
             put(reader, "c")
         with pytest.raises(StateError, match="cannot be written"):
