@@ -3,8 +3,10 @@
 glibc gives each of the first threads that allocate at once a pool of its own and returns little of it: up to four
 megabytes of a daemon, whose threads mostly wait. Of the one pool it gives back by itself only what is free at the end,
 so that one small block that stays keeps all that was free before it, and the process grows although what it uses does
-not. And a start makes a few hundred thousand objects, modules above all, of which next to none is garbage: searching
-for some again and again is a tenth of its processor time.
+not. Large blocks are not for the pool, but glibc takes ever larger ones from there once such a one was freed.
+
+A start makes a few hundred thousand objects, modules above all, of which next to none is garbage: searching for some
+again and again is a tenth of its processor time.
 """
 
 from __future__ import annotations
@@ -13,17 +15,25 @@ import gc
 from typing import Final
 
 _M_ARENA_MAX: Final = -8
+_M_MMAP_THRESHOLD: Final = -3
 """`mallopt(3)`, glibc's `malloc.h`."""
+LARGE_BYTES: Final = 128 * 1024
+"""Blocks from this size on are the kernel's again as soon as they are free; where glibc begins by itself."""
 GIVE_BACK_EVERY_S: Final = 60.0
 """What becomes free in between is the bound of what is kept for nothing. A call takes a few milliseconds."""
 
 
 def share_one_pool() -> None:
-    """Let all threads allocate from one pool, where the C library knows of that. To be called before any thread."""
+    """Let all threads allocate from one pool, but for large blocks, where the C library knows of that.
+
+    To be called before any thread.
+    """
     try:
         import ctypes
 
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_ARENA_MAX, 1)
+        library.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
     except (ImportError, OSError, AttributeError, TypeError):
         pass  # another C library; only memory is lost
 

@@ -65,6 +65,31 @@ def test_what_is_free_between_blocks_that_stay_is_given_back() -> None:
     assert given_back > pages * 3 / 4
 
 
+LARGE = """
+import ctypes
+from spotd.service import memory
+class Figures(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_size_t) for n in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks".split()]
+    _fields_ += [("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t)]
+figures = ctypes.CDLL(None).mallinfo2
+figures.restype = Figures
+memory.share_one_pool()
+bytearray(16 * memory.LARGE_BYTES)  # freed: from here on glibc would take blocks as large from the pool
+before = figures().hblks
+blocks = [bytearray(2 * memory.LARGE_BYTES) for _ in range(10)]
+print(figures().hblks - before)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+def test_a_large_block_is_never_of_the_pool() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=60, check=False)
+    if "mallinfo2" in done.stderr:
+        pytest.skip("the C library is not glibc, or older than 2.33")
+    assert done.stdout.strip() == "10", done.stderr
+
+
 def test_another_c_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from spotd.service import memory
 
