@@ -20,6 +20,7 @@ class Knot:
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
+    gc.unfreeze()  # of a test before in this process that ran a daemon
     yield
     gc.enable()
     gc.unfreeze()
