@@ -81,3 +81,39 @@ def test_one_that_is_frozen_and_thawed_does_nothing_more(pair: Pair, tmp_path: P
     assert second.stop() == 0
     until(lambda: leads(first), what="the first to lead again", within=30)
     assert first.state(job) == "SUCCEEDED"
+
+
+def test_ten_deaths_and_freezes_of_the_leader_in_turn_touch_no_job(pair: Pair, tmp_path: Path) -> None:
+    """The one that does not lead takes over each time, within the time that is promised; no call is made twice."""
+    leader, other = pair.first, pair.second
+    pair.start()
+    job = leader.submit("waits", f"echo ran >> {tmp_path}/ran; until test -e {tmp_path}/release; do sleep 0.05; done")
+    until(lambda: leader.state(job) == "RUNNING", what="the job to run", within=120)
+    took = []
+    for number in range(10):
+        assert leader.process is not None
+        begun = time.monotonic()
+        if number % 2:
+            leader.process.send_signal(signal.SIGSTOP)
+        else:
+            leader.kill()
+        until(lambda one=other: leads(one), what=f"another to lead, {number}", within=LEASE_S + 30)  # type: ignore[misc]  # mypy cannot type a lambda's defaults
+        took.append(time.monotonic() - begun)
+        waits = len(log_lines(leader, "daemon.waits"))
+        if number % 2:
+            leader.process.send_signal(signal.SIGCONT)
+            until(lambda one=leader, n=waits: len(log_lines(one, "daemon.waits")) > n, what="it to wait", within=60)  # type: ignore[misc]  # as above
+        else:
+            leader.start(wait=False)
+            until(lambda one=leader: log_lines(one, "daemon.waits"), what="it to wait", within=60)  # type: ignore[misc]  # as above
+        leader, other = other, leader
+        assert leader.state(job) == "RUNNING"
+    print(f"FAILOVER {min(took):.1f} to {max(took):.1f} s")
+    assert max(took) < FAILOVER_S + START_S, took
+    (tmp_path / "release").touch()
+    until(lambda: leader.state(job) in FINAL, what="the job to end", within=120)
+    row = leader.job(job)
+    assert (row["state"], row["recoveries"], row["attempt"]) == ("SUCCEEDED", 0, 1), row
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    until(lambda: not pair.first.open_machines(), what="no machine to be left", within=60)
+    assert len({span.machine_id for span in pair.first.ledger()}) == 1
