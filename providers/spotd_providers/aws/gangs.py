@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from spotd_providers.aws.answers import contract_errors
@@ -126,8 +126,6 @@ def _gang(reservation: str, machines: Sequence[AwsMachine], now: datetime, nodes
         rank = one.row.AmiLaunchIndex if is_ordered else None
         # None of them is left out, whatever is said of its rank.
         members[rank if rank is not None else len(members)] = one
-    # EC2 lists what has ended for an hour: some of them a little longer than others.
-    is_over = all(_is_long_gone(one.row, now) for one in machines)
     key = next(one.key for one in machines if one.key is not None)
     return AwsGang(
         key=key,
@@ -135,15 +133,13 @@ def _gang(reservation: str, machines: Sequence[AwsMachine], now: datetime, nodes
         nodes=nodes,
         members=members,
         is_ordered=is_ordered,
-        absent_since={} if is_over else {rank: now for rank in range(nodes) if rank not in members},
+        absent_since={rank: now for rank in range(nodes) if rank not in members},
         ids=frozenset(one.row.InstanceId for one in machines),
     )
 
 
-def _is_long_gone(row: AwsInstanceRow, now: datetime) -> bool:
-    """Whether it has ended, so long after its launch that all of the others were shown before."""
-    is_gone = row.State is not None and STATES.get(row.State.Name) is InstanceState.GONE
-    return is_gone and row.LaunchTime is not None and now - row.LaunchTime.astimezone(UTC) >= SHOWN_WITHIN
+def _is_gone(row: AwsInstanceRow) -> bool:
+    return row.State is not None and STATES.get(row.State.Name) is InstanceState.GONE
 
 
 def whole_of(gang: AwsGang, parts: Mapping[int, Instance], now: datetime) -> Instance:
@@ -202,6 +198,8 @@ class AwsGangs(ProviderTemplate):
     _sdk: Sdk
     _gangs: dict[InstanceId, AwsGang]
     """By reservation, as each was shown last: the end of all needs no list."""
+    _unseen_since: dict[InstanceId, datetime]
+    """Since when one is to end that no list has shown since this process began."""
 
     @property
     def nodes_max(self) -> int:
@@ -280,7 +278,12 @@ class AwsGangs(ProviderTemplate):
         """Return the gang with what was known of it before."""
         before = self._gangs.get(gang.instance_id)
         if before is not None:
-            since = {rank: before.absent_since.get(rank, at) for rank, at in gang.absent_since.items()}
+            # EC2 lists what has ended for an hour: some of them a little longer than others.
+            over = {rank for rank, one in before.members.items() if _is_gone(one.row)}
+            since = {
+                rank: at - SHOWN_WITHIN if rank in over else before.absent_since.get(rank, at)
+                for rank, at in gang.absent_since.items()
+            }
             gang = replace(gang, absent_since=since, ids=gang.ids | before.ids)
         self._gangs[gang.instance_id] = gang
         bound(self._gangs)
@@ -297,7 +300,7 @@ class AwsGangs(ProviderTemplate):
             await self._row(ref)
             gang = self._gangs.get(ref.instance_id)
         if gang is None:
-            return False
+            return self._is_unseen(ref)
         refs = [replace(ref, instance_id=InstanceId(one)) for one in sorted(gang.ids)]
         known, errors = await ask_each(refs, lambda one: str(one.instance_id), self._ask_end_of_one)
         why = [f"{name}: {exc}" for name, exc in errors.items()]
@@ -306,6 +309,19 @@ class AwsGangs(ProviderTemplate):
         if why:
             raise Unavailable(f"a part of the {gang.nodes} machines of {gang.key} may live on: {'; '.join(why)}")
         return all(known.values())
+
+    def _is_unseen(self, ref: InstanceRef) -> bool:
+        """Return `False` for what no list has shown for so long that it does not exist.
+
+        Raises:
+            Unavailable: it may be too new for a list. One machine is ended by its id all the same; these have none.
+        """
+        now = self._services.clock.now()
+        since = self._unseen_since.setdefault(ref.instance_id, now)
+        bound(self._unseen_since)
+        if now - since < SHOWN_WITHIN:
+            raise Unavailable(f"AWS does not show the machines of {ref.instance_id} yet")
+        return False
 
     async def _first_of(self, ref: InstanceRef) -> str:
         """Return the id of the first machine that is shown.

@@ -150,6 +150,7 @@ class AwsProvider(AwsPriceHistory, AwsGangs):
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
         self._announced: dict[str, datetime] = {}
         self._gangs: dict[InstanceId, AwsGang] = {}
+        self._unseen_since: dict[InstanceId, datetime] = {}
 
     @property
     def capabilities(self) -> Mapping[Power, Capability]:  # type: ignore[override]  # read only, since it follows from what AWS refused

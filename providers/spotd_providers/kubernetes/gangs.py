@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Loss
+from spotd_providers.contract.values import AttemptKey, Billing, Instance, InstanceState, Loss
 from spotd_providers.kit import gangs
 from spotd_providers.kubernetes.machines import Disruption, JobObjects, as_instance, rank_of
 from spotd_providers.kubernetes.wire import KubernetesSettings, child, instant, text
@@ -34,6 +34,8 @@ def as_one(
     if row.nodes == 1 or not row.pods or bare is None:
         return as_instance(row, key, settings, now, had_pod=had_pod)
     parts = _parts(row, key, settings, now)
+    runs = any(one.state is InstanceState.RUNNING for one in parts.values())
+    billing = Billing.FULL if runs else Billing.UNKNOWN
     loss = bare.loss or (had_pod or (None, ""))[0] or Loss.HOST_LOST
     failed, succeeded = (_ranks(child(row.job, "status"), name, row.nodes) for name in ("failed", "completed"))
     for rank in range(row.nodes):
@@ -58,14 +60,15 @@ def as_one(
 
     if halted:
         one = parts[halted[0]]
-        return replace(one, state=InstanceState.PAUSED, ended_at=None, detail=words(halted[0], "cannot run"))
+        detail = words(halted[0], "cannot run")
+        return replace(one, state=InstanceState.PAUSED, ended_at=None, detail=detail, billing=billing)
     if waiting:
         one = parts.get(0) or parts[min(parts)]
         return replace(one, state=InstanceState.PENDING, loss=None, detail=words(waiting[0], "has not begun"))
     if parts[0].state is InstanceState.RUNNING:
         parts |= {rank: replace(parts[rank], state=InstanceState.RUNNING) for rank in own_ends}
     names = [f"on {parts[rank].host_id or 'a node'}" for rank in range(row.nodes)]
-    return gangs.as_one(parts, names, bare.ref, now)
+    return replace(gangs.as_one(parts, names, bare.ref, now), billing=billing)
 
 
 def _parts(row: JobObjects, key: AttemptKey, settings: KubernetesSettings, now: datetime) -> dict[int, Instance]:

@@ -173,7 +173,7 @@ class Clusters:
         for remembered in (self._prices, self._first_pods, self._whole, self._lost_at):
             bound(remembered)
         state, loss, notice_at, detail = self._state(row)
-        is_billed = any(STATES.get(word) in _BILLED for word in _words(row))
+        is_billed = state in _BILLED or any(STATES.get(word) in _BILLED for word in _words(row))
         return Instance(
             ref=ref,
             key=key,
@@ -183,7 +183,7 @@ class Clusters:
             created_at=row.created_at,
             notice_at=notice_at,
             loss=loss,
-            billing=Billing.FULL if is_billed or state is InstanceState.PENDING else Billing.NOTHING,
+            billing=Billing.FULL if is_billed else Billing.NOTHING,
             detail=detail,
         )
 

@@ -336,6 +336,50 @@ def test_what_has_ended_leaves_the_list_one_by_one_and_is_never_unknown_again(tm
     play(tmp_path, story)
 
 
+def test_one_that_a_list_leaves_out_is_not_taken_for_gone_where_the_others_have_ended(
+    tmp_path: Path,
+) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        request = await several(h, provider)
+        await provider.launch(request)
+        await h.advance(60 * MINUTE)
+        assert (await provider.instances()).complete
+        first, second = members(h, request.key)
+        h.cloud.terminate([first.instance_id], "us-east-1")  # as in the console
+        await h.advance(MINUTE)
+        assert (await row_of(provider, request.key)).state is InstanceState.PAUSED
+        h.cloud.quirks.unlisted = {second.instance_id}
+        async with h.opened() as later:
+            for one in (provider, provider, later):
+                listing = await one.instances()
+                assert [row.state for row in listing.instances] == [InstanceState.UNKNOWN]
+                assert not listing.complete
+
+    play(tmp_path, story)
+
+
+def test_what_no_list_shows_yet_is_not_reported_as_ended_by_a_process_that_never_saw_it(tmp_path: Path) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        request = await several(h, provider)
+        made = (await provider.launch(request)).instance
+        async with h.opened() as later:
+            h.cloud.quirks.unlisted = {one.instance_id for one in members(h, request.key)}
+            with pytest.raises(Unavailable, match="does not show the machines"):
+                await later.terminate(made.ref)
+            assert h.live(request.key)
+            h.cloud.quirks.unlisted = set()
+            await later.terminate(made.ref)
+            assert not h.live(request.key)
+            await h.advance(2 * 60 * MINUTE)
+        async with h.opened() as later:
+            with pytest.raises(Unavailable):
+                await later.terminate(made.ref)
+            await h.advance(SHOWN_WITHIN)
+            await later.terminate(made.ref)
+
+    play(tmp_path, story)
+
+
 @every("rank", [0, 1])
 def test_the_interruption_of_one_is_announced_for_all_and_all_are_ended(tmp_path: Path, rank: int) -> None:
     async def story(h: AwsHarness, provider: AwsProvider) -> None:

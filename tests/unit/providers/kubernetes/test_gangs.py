@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from spotd_providers.contract.errors import NoCapacity, NotSupported, RequestRejected
-from spotd_providers.contract.values import Instance, InstanceState, LaunchRequest, Loss
+from spotd_providers.contract.values import Billing, Instance, InstanceState, LaunchRequest, Loss
 from spotd_providers.kubernetes.gangs import as_one
 from spotd_providers.kubernetes.machines import GANG_MAX, JobObjects, job_name, job_of, secrets_of
 from spotd_providers.kubernetes.market import offers_of, places_of, used_by_node
@@ -156,6 +156,15 @@ def test_two_pods_are_one_state(
 ) -> None:
     found = shown([member(1, second), member(0, first)])
     assert (found.state, found.loss, found.notice_at is not None) == (state, loss, has_notice)
+
+
+@every(("first", "second"), [(TAKEN, UP), (UP, NO_PLACE), (UP, IMAGE), (LATE, UP)])
+def test_what_cannot_go_on_as_a_whole_costs_what_all_do_while_one_runs(
+    first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    found = shown([member(0, first), member(1, second)])
+    assert (found.state, found.billing) == (PAUSED, Billing.FULL)
+    assert shown([member(0, IMAGE), member(1, NO_PLACE)]).billing is not Billing.FULL
 
 
 FAILED_1 = {"failedIndexes": "1"}

@@ -403,6 +403,16 @@ def test_a_word_that_was_never_documented_proves_no_loss(tmp_path: Path) -> None
     play(tmp_path, story)
 
 
+def test_a_row_that_counts_no_pod_and_whose_first_one_runs_stops_no_meter(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        request, cluster = await rent(h, provider)
+        h.cloud.quirks.edit_cluster[cluster.cluster_id] = {"pods": {"total": 2, "byStatus": {}}}
+        row = await the_row(provider, request)
+        assert (row.state, row.billing) == (InstanceState.RUNNING, Billing.FULL)
+
+    play(tmp_path, story)
+
+
 def test_an_image_that_the_first_pod_cannot_pull_is_named(tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         h.cloud.fail_next_start(H100, Failure.IMAGE)
