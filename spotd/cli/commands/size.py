@@ -50,14 +50,14 @@ _LIMIT: Final = 100_000
 
 
 def current_quotes() -> tuple[list[QuoteResponse], str]:
-    """Return all quotes of now, or none and why; providers whose prices are missing are named on stderr."""
+    """Return all quotes of one machine now, or none and why; providers without prices are named on stderr."""
     try:
         answer = Daemon().prices({"limit": _LIMIT})
     except ClientError as exc:
         return [], exc.message
     for sentence in silence_texts(answer):
         stderr.warning(sentence)
-    quotes: list[QuoteResponse] = answer["quotes"]
+    quotes: list[QuoteResponse] = [quote for quote in answer["quotes"] if quote["nodes"] == 1]
     return quotes, ""
 
 

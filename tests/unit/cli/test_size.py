@@ -84,6 +84,14 @@ def test_the_cheapest_machine_that_holds_it_comes_first(market: Ctl, config: str
     assert body["prices_error"] == ""
 
 
+def test_machines_that_are_sold_as_several_alone_are_no_machine_that_holds_it(ctl: Ctl, config: str) -> None:
+    cluster = made_responses.quote(gpu="RTX_4090", gpu_count=16, gpu_vram_gb=24.6, effective_usd_h=4.96) | {"nodes": 2}
+    ctl.place.answers("prices.quotes", {"quotes": [cluster], "offers": [made_responses.board()], "more": False})
+    assert json.loads(ctl("size", config, "--qlora", "16", "-o", "json").out)["cheapest"] == []
+    result = ctl("breakeven", "--price", "1900", "--hours", "60", "--gpu", "4090", "--cards", "16")
+    assert "nothing with 16 of this GPU is offered now" in result.err
+
+
 def test_json_holds_whole_bytes(market: Ctl, config: str) -> None:
     body: dict[str, Any] = json.loads(market("size", config, "--inference", "--sequence", "8192", "-o", "json").out)
     sizes = body["card_bytes"]
