@@ -241,12 +241,32 @@ class App:
         if self.team is not None:
             self.team.gate.app = app
         try:
-            return await wait_to_lead(url, app, sock, received, notify=self.notify, log=self.log, reload=reload)
+            async with self._metrics_while_waiting():
+                return await wait_to_lead(url, app, sock, received, notify=self.notify, log=self.log, reload=reload)
         finally:
             if self.team is not None:
                 self.team.gate.reset()
             with anyio.CancelScope(shield=True):
                 await reads.close()
+
+    @asynccontextmanager
+    async def _metrics_while_waiting(self) -> AsyncIterator[None]:
+        """Serve the figures of this very process where the config says so, or a waiting daemon would seem down."""
+        address = self.settings.metrics_address
+        if (address is None and self.team is None) or find_spec("prometheus_client") is None:
+            yield
+            return
+        from spotd.service.metrics_listener import MetricsListener, text_of_waiting
+
+        log = logs.get("metrics")
+        text = text_of_waiting(_version(), log=log)
+        if self.team is not None:
+            self.team.gate.metrics = text.get
+        async with anyio.create_task_group() as group:
+            if address is not None:
+                group.start_soon(MetricsListener(*address, text, log=log).run, name="metrics")
+            yield
+            group.cancel_scope.cancel()
 
     async def _only_reading(self, store: Store) -> HandlerContext:
         """Return the parts of a daemon of which nothing runs."""

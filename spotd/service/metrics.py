@@ -195,13 +195,18 @@ _Samples = Iterable[tuple[tuple[str, ...], float | None]]
 
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield every metric; one without samples is left out of the answer's series, not of its names."""
-    yield _gauge("spotd_info", "Constant 1, with the version of the daemon", ("version",), [((reading.version,), 1)])
+    yield from _process(reading.version, leads=True)
     yield from _jobs_and_machines(reading)
     yield from _prices(reading)
     yield from _money(reading)
     yield from _providers(reading)
     yield from _loop(reading)
     yield from _running_jobs(reading)
+
+
+def _process(version: str, *, leads: bool) -> Iterator[Metric]:
+    yield _gauge("spotd_info", "Constant 1, with the version of the daemon", ("version",), [((version,), 1)])
+    yield _one("spotd_leads", "1 where this daemon decides, 0 while it waits for another", int(leads))
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], samples: _Samples) -> Metric:
@@ -439,7 +444,16 @@ class _Once(Collector):
 
 def text_of(reading: Reading) -> bytes:
     """Return the metrics in the text format, version 0.0.4. To be called in a thread."""
+    return _text(families(reading))
+
+
+def text_while_waiting(version: str) -> bytes:
+    """Return the same of a daemon that waits for the lead: it runs, and knows of nothing else."""
+    return _text(_process(version, leads=False))
+
+
+def _text(metrics: Iterable[Metric]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    registry.register(_Once(list(families(reading))))
+    registry.register(_Once(list(metrics)))
     return generate_latest(registry)

@@ -21,7 +21,7 @@ from spotd.api.responses import ApiRefusal
 from spotd.api.schemas.answers import CheckResponse
 from spotd.daemon.commits import Threads
 from spotd.daemon.controllers import Controller, Outage
-from spotd.service.metrics import MetricsReader, text_of
+from spotd.service.metrics import MetricsReader, text_of, text_while_waiting
 from spotd_providers.contract.provider import Logger
 
 KEPT_S: Final = 2.0
@@ -206,6 +206,15 @@ def make_text(context: HandlerContext, controllers: Sequence[Controller], *, log
 
     async def compute() -> bytes:
         return await threads.run(partial(text_of, await reader.read()))
+
+    return MetricsText(compute, log=log)
+
+
+def text_of_waiting(version: str, *, log: Logger) -> MetricsText:
+    """Return what makes the text of a daemon that waits for the lead."""
+
+    async def compute() -> bytes:
+        return text_while_waiting(version)
 
     return MetricsText(compute, log=log)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from spotd.tokens import new_user_token
 from tests.e2e.ctl import log_lines, spotctl
 from tests.e2e.harness import FINAL, Lab, until
 from tests.integration.team.certificates import Authority
+from tests.integration.team.conftest import free_port
 from tests.system.engines.postgres import Postgres
 from tests.system.postgres.pairs import leads, two_daemons
 from tests.system.postgres.test_shared_secrets import key_file, named
@@ -31,6 +34,14 @@ def is_passed_on(one: Lab, to: Lab) -> bool:
         return to.process is not None and one.api.status()["status"]["pid"] == to.process.pid
     except (ClientError, DaemonNotice):
         return False
+
+
+def metrics_of(one: Lab) -> str:
+    """What a scraper reads there."""
+    address = re.search(r'\[metrics\]\nlisten = "(.+)"', (one.folder / "config.toml").read_text())
+    assert address is not None
+    with urllib.request.urlopen(f"http://{address[1]}/metrics", timeout=30) as answer:
+        return str(answer.read(), "utf-8")
 
 
 def names(one: Lab) -> list[str]:
@@ -59,6 +70,8 @@ def test_what_is_asked_of_the_one_that_waits(server: Postgres, url: str, tmp_pat
         first, second = pair.first, pair.second
         for one in (first, second):
             serve_team(one, authority, new_user_token())
+            config = one.folder / "config.toml"
+            config.write_text(f'{config.read_text()}\n[metrics]\nlisten = "127.0.0.1:{free_port()}"\n')
         pair.start()
         until(lambda: is_passed_on(second, first), what="a request to be passed on", within=30)
         waits = f"echo of-the-job; until test -e {tmp_path}/release; do sleep 0.05; done"
@@ -69,6 +82,8 @@ def test_what_is_asked_of_the_one_that_waits(server: Postgres, url: str, tmp_pat
             assert read()  # without any notice, which would be an error here
         assert names(first) == ["through"]
         assert first.process is not None
+        for one, figure in ((first, "1.0"), (second, "0.0")):
+            assert f"spotd_leads {figure}\n" in metrics_of(one)
 
         first.process.send_signal(signal.SIGSTOP)
         begun = time.monotonic()

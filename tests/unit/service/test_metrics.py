@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spotd.core.domain.intents import AttemptId, CostSums
 from spotd.core.domain.states import EndReason
-from spotd.service.metrics import JOBS_MAX, MetricsReader, Reading, text_of
+from spotd.service.metrics import JOBS_MAX, MetricsReader, Reading, text_of, text_while_waiting
 from spotd_providers.contract.values import InstanceState, Loss, MicroUsd
 from tests.unit.core.builders import SHOP, offer
 from tests.unit.daemon.rig import Rig
@@ -67,6 +67,18 @@ async def test_a_running_job_shows_its_price_its_cost_and_the_use_of_its_gpus(ri
         runs = series["spotd_controller_run_seconds_count", (("controller", "control-loop"),)]
         assert runs == rig.control_loop.controller.metrics.runs > 0
         assert "evil" not in text_of(await reader_of(rig).read()).decode()
+
+
+async def test_a_daemon_that_waits_shows_that_it_runs_and_does_not_lead(rig: Rig) -> None:
+    waiting = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text_while_waiting("1").decode())
+        for sample in family.samples
+    }
+    assert (waiting["spotd_leads"], waiting["spotd_info"]) == (0, 1)
+    assert "spotd_jobs" not in waiting
+    async with rig.ready():
+        assert series_of(await reader_of(rig).read())["spotd_leads", ()] == 1
 
 
 async def test_what_states_money_and_losses_survives_a_restart(rig: Rig) -> None:
