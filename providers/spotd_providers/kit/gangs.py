@@ -21,6 +21,8 @@ def as_one(
     now: datetime,
     *,
     hidden: Collection[int] = (),
+    without: Collection[int] = (),
+    ends_with_one: bool = True,
 ) -> Instance:
     """Return what the parts are together: they run while the first does, and they are gone when each is proved to be.
 
@@ -30,9 +32,11 @@ def as_one(
         parts: the machines that are known, by rank; at least one.
         names: what a user reads of each machine, by rank: `on titan`.
         hidden: ranks of which nothing can be known now, which are never taken for ended.
+        without: ranks that are no part any more, or to which another machine comes.
+        ends_with_one: the loss of another one than the first is the end of all; else their owner judges it.
     """
     nodes = len(names)
-    absent = [rank for rank in range(nodes) if rank not in parts and rank not in hidden]
+    absent = [rank for rank in range(nodes) if rank not in parts and rank not in hidden and rank not in without]
 
     def words(rank: int, what: str) -> str:
         return f"machine {rank + 1} of {nodes} {names[rank]} {what}".replace("  ", " ")
@@ -56,6 +60,8 @@ def as_one(
     if first.state is InstanceState.PENDING and any(one.state is InstanceState.RUNNING for one in parts.values()):
         return replace(whole, state=InstanceState.RUNNING, detail=words(0, "starts"))  # as others are billed already
     lost = [rank for rank, one in sorted(parts.items()) if one.state in _LOST]
+    if lost and first.state is InstanceState.RUNNING and not ends_with_one:
+        return replace(whole, detail=words(lost[0], "is lost"))
     if lost and first.state is InstanceState.RUNNING:
         detail = words(lost[0], "is lost, and all of them end")
         return replace(whole, notice_at=min([*notices, now]), detail=detail)

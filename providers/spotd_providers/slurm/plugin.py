@@ -95,7 +95,7 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.PRICE_HISTORY: "a cluster has no prices of a market",
     Power.STOP_RESUME: "a job cannot be stopped and resumed by its user",
     Power.CAPACITY_SCORES: "what a partition offers is free at that moment, or waits in its queue",
-    Power.REPLACE: "Slurm ends a job of several nodes with the loss of one",
+    Power.REPLACE: "Slurm ends a job of several nodes with the loss of one; --no-kill keeps the rest, and adds no node",
     Power.HOST_IDENTITY: "the cluster decides on which node a job runs",
 }
 REFUSALS: Final[tuple[tuple[str, type[ProviderError]], ...]] = (

@@ -153,12 +153,73 @@ def offers_of(
 # Machines.
 
 
+Part = tuple[str, int]
+"""A machine of several: its host's name, empty where it is no part any more, and the round in which it came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Which machines carry one attempt together, as one of them says; what the first one says is newest.
+
+    Attributes:
+        parts: by rank.
+        former: machines whose place another one has, or none, and whose end is not proved.
+        changes: how often the first one's words were changed.
+    """
+
+    parts: tuple[Part, ...]
+    former: tuple[Part, ...] = ()
+    changes: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.parts)
+
+    @property
+    def word(self) -> str:
+        """What every host keeps of it."""
+        return ",".join(map(_part_word, self.parts))
+
+    @property
+    def words(self) -> str:
+        """What the first host keeps of it."""
+        return f"{self.word} {','.join((str(self.changes), *map(_part_word, self.former)))}"
+
+
+def _part_word(part: Part) -> str:
+    name, came = part
+    return f"{name}@{came}" if came else name or "-"
+
+
+def _parts_of(words: Sequence[str]) -> tuple[Part, ...] | None:
+    found = []
+    for word in words:
+        read = re.fullmatch(rf"(-|{HOST_NAME})(?:@([1-9][0-9]{{0,6}}))?", word)
+        if read is None:
+            return None
+        found.append(("" if read[1] == "-" else read[1], int(read[2] or 0)))
+    return tuple(found)
+
+
+def _places_of(word: str, changed: str) -> Places | None:
+    changes, *former = changed.split(",")
+    count, parts, others = number(changes, digits=7), _parts_of(word.split(",")), _parts_of(former)
+    if count is None or parts is None or others is None:
+        return None
+    return Places(parts=parts, former=others, changes=count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRow:
-    """One machine on one host, with the host's own time beside it."""
+    """One machine on one host, with the host's own time beside it.
+
+    Attributes:
+        folder: its name there: its key, and for one that came in a later round of several that round.
+    """
 
     host: SshHost
     key: str
+    folder: str
     words: tuple[str, ...]
     boot: str
     uptime_s: int
@@ -168,19 +229,29 @@ class MachineRow:
         return self.words[2].split(" ") if len(self.words) == 7 else []
 
     @property
-    def place(self) -> tuple[int, tuple[str, ...]] | None:
-        """Its rank and the names of all hosts, where it is one of several machines."""
-        if len(self._meta) != 5:
+    def place(self) -> tuple[int, Places] | None:
+        """Its rank and the places of all, where it is one of several machines."""
+        if len(self._meta) not in (5, 6):
             return None
-        rank, names = number(self._meta[3], digits=4), tuple(self._meta[4].split(","))
-        is_read = rank is not None and rank < len(names) and all(re.fullmatch(HOST_NAME, one) for one in names)
-        return (rank, names) if is_read and rank is not None else None
+        rank, places = number(self._meta[3], digits=4), _places_of(*[*self._meta[4:], "0"][:2])
+        is_read = rank is not None and places is not None and rank < len(places.parts)
+        return (rank, places) if is_read and rank is not None and places is not None and places.names[0] else None
+
+    @property
+    def meta(self) -> str:
+        """What its host keeps of it."""
+        return " ".join(self._meta)
+
+    @property
+    def lives(self) -> bool:
+        """Whether a process of it is there."""
+        return "1" in self.words[:2]
 
     @property
     def ref(self) -> InstanceRef:
         """Its name for good: by the name that the config had for its host, or the first of several, at its launch."""
         if self.place is not None:
-            return ref_of(self.place[1][0], self.key)
+            return ref_of(self.place[1].names[0], self.key)
         name = self._meta[2] if len(self._meta) == 3 and re.fullmatch(HOST_NAME, self._meta[2]) else self.host.name
         return ref_of(name, self.key)
 
@@ -189,10 +260,20 @@ def rows_of(lines: Sequence[Sequence[str]], host: SshHost) -> list[MachineRow]:
     """Return the machines of an answer; what they say of themselves is read later."""
     boot, uptime = next(((one[1], number(one[2]) or 0) for one in lines if one[0] == "host" and len(one) > 2), ("", 0))
     return [
-        MachineRow(host=host, key=one[1], words=tuple(one[2:]), boot=boot, uptime_s=uptime)
+        MachineRow(host=host, key=key_in(one[1]), folder=one[1], words=tuple(one[2:]), boot=boot, uptime_s=uptime)
         for one in lines
         if one[0] == "machine" and len(one) > 1
     ]
+
+
+def folder_of(key: str, came: int) -> str:
+    """Return the name of a machine on its host."""
+    return f"{key}.{came}" if came else key
+
+
+def key_in(folder: str) -> str:
+    read = re.fullmatch(r"(.+-[0-9]+)\.[1-9][0-9]{0,6}", folder)
+    return read[1] if read is not None else folder
 
 
 def distinct_machines(rows: Iterable[MachineRow]) -> list[MachineRow]:

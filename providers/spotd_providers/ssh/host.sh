@@ -1,8 +1,10 @@
 # What spotd runs on a host, by any POSIX shell, as an ordinary user. It is sent whole with each call.
 #
 # Layout below $DIR: `lock`; `devices/ID`, which holds the key that has this GPU; `machines/KEY/`, a folder a machine:
-# `meta` (price, devices, the host's name then; of several machines also rank and hosts), `boot.sh` (what it runs), `started` and `child` (pid, the kernel's start time of it, boot,
-# uptime), `exit` (code, uptime, reason), `ended` (its end was ordered), `leave` (when its owner comes), `log`, `job/`.
+# `meta` (price, devices, the host's name then; of several machines also rank and hosts, as answers.py reads them),
+# `boot.sh` (what it runs), `started` and `child` (pid, the kernel's start time of it, boot, uptime), `exit` (code,
+# uptime, reason), `ended` (its end was ordered), `leave` (when its owner comes), `log`, `job/`. One that has the place
+# of a lost one of several has a folder KEY.ROUND, so that a host may have its part again.
 # A folder is made before anything else and is kept for a day after the end, so that a key is used once.
 #
 # A process is named by its pid, its start time and the boot: a pid alone is given away again. Ages are taken from the
@@ -130,8 +132,14 @@ expect_owner() {
 }
 op_show() { # KEY
   op_greet
-  [ -d "$DIR/machines/$1" ] || return
-  lock; row "$1" "$(marked)"; unlock
+  lock
+  alive=''
+  for one in "$DIR/machines/$1" "$DIR/machines/$1".[0-9]*; do
+    [ -d "$one" ] || continue
+    alive=${alive:-$(marked)}
+    row "${one##*/}" "$alive"
+  done
+  unlock
 }
 op_log() { op_greet; tail -n "$2" "$DIR/machines/$1/log" 2>/dev/null | tail -c 100000 | tr -d '\t' | lines log; } # KEY LINES
 
@@ -174,13 +182,13 @@ print("yes" if not bad else errno.errorcode.get(bad[0], bad[0]))' "$one")"
 }
 
 # A launch that arrives late must not start what is taken for absent by then: boot and uptime bound it.
-op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT GRACE NAME RANK NAMES NEAR DEVICE...
+op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT GRACE NAME RANK ROUND PLACES NEAR DEVICE...
   key=$1 boot=$2 latest=$3 price=$4 count=$5 container=$6 variable=$7 leave_s=$8 leave_at=$9
   shift 9
-  grace=$1 called=$2 rank=$3 names=$4 near=$5 place='' address=''
-  shift 5
-  if [ "$names" != - ]; then
-    place=" $rank $names" address=$(way_to "$near")
+  grace=$1 called=$2 rank=$3 round=${4#0} places=$5 near=$6 place='' address=''
+  shift 6
+  if [ "$places" != - ]; then
+    place=" $rank $places" address=$(way_to "$near")
     [ -n "$address" ] || { op_greet; refuse disk "$near, which another machine of it is at, is not reached"; return; }
   fi
   home=$DIR/machines/$key taken='' lost=" $(lost_of "$@") "
@@ -208,7 +216,8 @@ op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT 
   case $taken in cpu-*) visible='' ;; *) visible=$taken ;; esac
   set -- env -i PATH="$PATH" HOME="$home/job" USER="$(id -un)" LOGNAME="$(id -un)" LANG=C.UTF-8 SHELL=/bin/sh \
     SPOTD_DIR="$DIR" SPOTD_KEY="$key" SPOTD_GRACE="$grace" SPOTD_DEVICES="$taken" "$variable=$visible" \
-    ${address:+SPOTD_NODE_RANK="$rank"} ${address:+SPOTD_NODE_ADDRESS="$address"} /bin/sh "$home/run.sh"
+    ${address:+SPOTD_NODE_RANK="$rank"} ${address:+SPOTD_NODE_ADDRESS="$address"} \
+    ${round:+SPOTD_NODE_ROUND="$round"} /bin/sh "$home/run.sh"
   if manager; then
     systemd-run --user --quiet --unit="$key" --property=KillMode=control-group --property=TimeoutStopSec=20 \
       --working-directory="$home" "$@" >/dev/null 2>&1 </dev/null 9>&-
@@ -229,10 +238,33 @@ op_launch() { # KEY BOOT LATEST PRICE COUNT CONTAINER VARIABLE LEAVE_S LEAVE_AT 
   row "$key" "$(marked)"
 }
 
-op_end() { # KEY
+# Which hosts carry an attempt together: the first of them keeps it, and changes it only for who knows what it was.
+op_record() { # KEY FORMER META
+  home=$DIR/machines/$1
+  lock
   op_greet
-  [ -d "$DIR/machines/$1" ] || { say absent "$1"; return; }
-  lock; : >"$DIR/machines/$1/ended"; unlock
+  line_of "$home/meta"
+  if [ -e "$home/ended" ] || ! leader "$1"; then refuse over "it does not run"; return; fi
+  if [ "$text" != "$3" ]; then
+    [ "$text" = "$2" ] || { refuse changed "another call has changed which hosts take part"; return; }
+    { echo "$3" >"$home/meta.new" && sync "$home/meta.new" && mv "$home/meta.new" "$home/meta"; } 2>/dev/null ||
+      { refuse disk "the folder of the machine cannot be written"; return; }
+  fi
+  row "$1" "$(marked)"
+}
+
+# With META a launch that is still on its way finds the end of it.
+op_end() { # KEY [META]
+  op_greet
+  home=$DIR/machines/$1
+  lock
+  if [ ! -d "$home" ]; then
+    [ -n "$2" ] || { say absent "$1"; return; }
+    { mkdir "$home" && : >"$home/ended" && echo "$2" >"$home/meta"; } 2>/dev/null
+    [ -e "$home/ended" ] || { refuse disk "$home cannot be made"; return; }
+  fi
+  : >"$home/ended"
+  unlock
   manager && ask systemctl --user stop "$1" >/dev/null
   end_members "$1"
   leader "$1" && kill -KILL "$pid" 2>/dev/null

@@ -21,6 +21,7 @@ import anyio
 from spotd_providers.contract.errors import (
     AuthFailed,
     NoCapacity,
+    NotSupported,
     OfferGone,
     OutcomeUnknown,
     ProviderError,
@@ -60,7 +61,7 @@ from spotd_providers.kit.scripted import (
 from spotd_providers.kit.shapes import listed_reasons
 from spotd_providers.kit.ssh import Lines, SshLink, SshTarget, own_key
 from spotd_providers.kit.template import ProviderTemplate
-from spotd_providers.kit.text import clean, last_lines
+from spotd_providers.kit.text import clean, key_of, last_lines
 from spotd_providers.kit.vm_boot import DockerRun
 from spotd_providers.ssh.answers import (
     PROVIDER,
@@ -69,17 +70,19 @@ from spotd_providers.ssh.answers import (
     as_instance,
     distinct_machines,
     facts_of,
+    folder_of,
     offers_of,
     rows_of,
     without_doubles,
 )
-from spotd_providers.ssh.gangs import GangRow, members_of, whole_of, with_gangs
+from spotd_providers.ssh.gang_calls import WHO, GangCalls, Place
+from spotd_providers.ssh.gangs import GangRow, whole_of, with_gangs
 from spotd_providers.ssh.settings import SshHost, SshSettings
 
-WHO: Final = "your host"
 HOST_REST: Final = timedelta(minutes=1)
 TIMEOUT_S: Final = {
     "greet": 15.0, "probe": 90.0, "list": 30.0, "show": 30.0, "log": 30.0, "launch": 60.0, "end": 90.0, "reach": 60.0,
+    "record": 30.0,
 }  # fmt: skip
 NO_LOGIN: Final = "own hosts take no login of a registry: log docker in on the host"
 HOST_SCRIPT: Final = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
@@ -90,7 +93,6 @@ _MISSING: Final[Mapping[Power, str]] = {
     Power.BALANCE: "own hosts have no account",
     Power.BILLING: "own hosts send no bill: what is booked is your price by time",
     Power.PRICE_HISTORY: "own hosts have no prices of a market",
-    Power.REPLACE: "a job on several own hosts begins anew on others where one is lost",
     Power.STOP_RESUME: "a machine on an own host runs or has ended",
     Power.CAPACITY_SCORES: "what an own host offers is free at that moment",
 }
@@ -116,7 +118,8 @@ class SshProvider(ProviderTemplate):
         super().__init__(services, *self._links.values())
         self._renamed: dict[InstanceRef, SshHost] = {}
         if self.nodes_max < 2:
-            self.capabilities = all_but({**_MISSING, Power.GANG: NO_POOL})
+            self.capabilities = all_but({**_MISSING, Power.GANG: NO_POOL, Power.REPLACE: NO_POOL})
+        self._gangs = GangCalls(self, settings, services.clock)
 
     @property
     def nodes_max(self) -> int:
@@ -166,7 +169,7 @@ class SshProvider(ProviderTemplate):
         at = self._services.clock.now()
         if Market.ON_DEMAND not in query.markets or not self._hosts:
             return OfferPage(offers=(), at=at)
-        answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, self._facts)
+        answers, errors = await ask_each(self._settings.hosts, lambda host: host.name, self.facts)
         answers = {name: answers[name] for name in self._hosts if name in answers}
         without_doubles(answers)
         found = [offers_of(self._hosts[name], facts, self._settings, at) for name, facts in sorted(answers.items())]
@@ -176,7 +179,8 @@ class SshProvider(ProviderTemplate):
             at=at,
         )
 
-    async def _facts(self, host: SshHost) -> HostFacts:
+    async def facts(self, host: SshHost) -> HostFacts:
+        """Return what a host is and has now."""
         return facts_of(await self._read(host, "probe"), host)
 
     # Machines.
@@ -189,24 +193,25 @@ class SshProvider(ProviderTemplate):
         found = distinct_machines(row for name in self._hosts for row in answers.get(name, ()))
         rows = with_gangs(found, errors)
         self._renamed = {row.ref: row.host for row in rows if not self._is_named(row.ref)}
+        ours = [row for row in rows if key_of(self._label(row), self._services.install) is not None]
+        await self._gangs.end_old_machines(row for row in ours if isinstance(row, GangRow))
         return [*rows, *_reasons(errors)], None
 
     async def _row(self, ref: InstanceRef) -> MachineRow | GangRow | None:
         host, key = await self._place_of(ref)
         pool = self._settings.pool_of(host)
         if len(pool) == 1:
-            return await self._row_on(host, ref, key)
-        shown, errors = await ask_each(pool, lambda one: one.name, lambda one: self._row_on(one, ref, key))
-        rows = with_gangs((row for row in shown.values() if row is not None and row.ref == ref), errors)
+            return next(iter(await self._rows_on(host, ref, key)), None)
+        shown, errors = await ask_each(pool, lambda one: one.name, lambda one: self._rows_on(one, ref, key))
+        rows = with_gangs(distinct_machines(row for found in shown.values() for row in found if row.ref == ref), errors)
         gang = next((row for row in rows if isinstance(row, GangRow)), None)
         if gang is None and host.name in errors:
             raise errors[host.name]
         return gang or next((row for row in rows if row.host.name == host.name), None)
 
-    async def _row_on(self, host: SshHost, ref: InstanceRef, key: str) -> MachineRow | None:
+    async def _rows_on(self, host: SshHost, ref: InstanceRef, key: str) -> list[MachineRow]:
         rows = rows_of(await self._read(host, "show", key), host)
-        found = next((row for row in rows if row.key == key), None)
-        return found if found is None or self._is_named(ref) or found.ref == ref else None
+        return [row for row in rows if row.key == key and (self._is_named(ref) or row.ref == ref)]
 
     async def _place_of(self, ref: InstanceRef) -> tuple[SshHost, str]:
         """Return the host of a machine, and its key there.
@@ -221,9 +226,9 @@ class SshProvider(ProviderTemplate):
         if host is not None:
             return host, key
         answers, _ = await ask_each(
-            self._settings.hosts, lambda host: host.name, lambda host: self._row_on(host, ref, key)
+            self._settings.hosts, lambda host: host.name, lambda host: self._rows_on(host, ref, key)
         )
-        host = next((row.host for row in answers.values() if row is not None), None)
+        host = next((row.host for rows in answers.values() for row in rows), None)
         if host is None:
             raise Unavailable(
                 f"the host {clean(name)} is not in the config, and no host there shows its machine {clean(key)}, so it "
@@ -238,12 +243,18 @@ class SshProvider(ProviderTemplate):
     def _label(self, raw: MachineRow | GangRow) -> str:
         return raw.key
 
+    def state_of(self, row: GangRow) -> Instance | None:
+        """Return what the parts of a row are together."""
+        return self._machine(row, AttemptKey(row.key))
+
     def _machine(self, raw: MachineRow | GangRow, key: AttemptKey) -> Instance | None:
         now = self._services.clock.now()
         if isinstance(raw, GangRow):
             parts = {rank: self._machine(part, key) for rank, part in raw.parts.items()}
             known = {rank: part for rank, part in parts.items() if part is not None}
-            return whole_of(raw, known, now) if len(known) == len(parts) else None
+            former = [one for one in (self._machine(row, key) for row in raw.outdated) if one is not None]
+            is_read = (len(known), len(former)) == (len(parts), len(raw.outdated))
+            return whole_of(raw, known, former, now) if is_read else None
         found = as_instance(raw, AttemptKey(key or raw.key), now)
         if found is None or found.state is not InstanceState.RUNNING:
             return found
@@ -266,8 +277,8 @@ class SshProvider(ProviderTemplate):
         if host is None:
             raise OfferGone(f"the host {clean(name)} is not in the config")
         if request.offer.nodes > 1:
-            return await self._buy_gang(request, host)
-        row = await self._start(request, host, request.offer)
+            return await self._gangs.buy(request, host)
+        row = await self.begin(request, host, request.offer)
         found = self._machine(row, request.key)
         if found is None:
             raise OutcomeUnknown(f"the answer of {host.name} cannot be read", key=request.key)
@@ -275,70 +286,19 @@ class SshProvider(ProviderTemplate):
             raise rejected(WHO, "key", f"{host.name} ended a machine of this key before")
         return found
 
-    async def _buy_gang(self, request: LaunchRequest, first: SshHost) -> Instance:
-        """Start the job on as many hosts of the pool; what was started is undone unless all of them begin.
-
-        The first one begins alone: a list that is read meanwhile shows it as one that waits for the others.
-        """
-        offer, key = request.offer, request.key
-        now = self._services.clock.now()
-        pool = self._settings.pool_of(first)
-        facts, _ = await ask_each(pool, lambda one: one.name, self._facts)
-        free = members_of(offer, first, facts, self._settings, now)
-        if len(free) < offer.nodes or free[0][0] is not first:
-            where = f"pool {first.pool}" if first.pool else f"{first.name}, which has no pool,"
-            raise NoCapacity(f"{len(free)} hosts of {where} have {offer.gpu} free at that price, not {offer.nodes}")
-        members = free[: offer.nodes]
-        names = tuple(host.name for host, _ in members)
-        outcomes: dict[int, MachineRow | ProviderError] = {}
-
-        async def begin(rank: int) -> None:
-            host, own = members[rank]
-            near = members[1 if rank == 0 else 0][0]
-            place = (rank, ",".join(names), near.pool_address or near.address)
-            try:
-                outcomes[rank] = await self._start(request, host, own, place)
-            except ProviderError as exc:
-                outcomes[rank] = exc
-
-        await begin(0)
-        if isinstance(outcomes[0], MachineRow):
-            async with anyio.create_task_group() as group:
-                for rank in range(1, offer.nodes):
-                    group.start_soon(begin, rank)
-        rows = {rank: one for rank, one in outcomes.items() if isinstance(one, MachineRow)}
-        errors = [one for one in outcomes.values() if isinstance(one, ProviderError)]
-        if not errors:
-            found = self._machine(GangRow(key=key, names=names, parts=rows, silent=frozenset()), key)
-            if found is not None and found.state is not InstanceState.GONE:
-                return found
-            errors = [OutcomeUnknown(f"the answers of {', '.join(names)} cannot be read", key=key)]
-        await self._undo_parts(request, [members[rank][0] for rank in sorted(rows, reverse=True)])
-        raise next((one for one in errors if isinstance(one, OutcomeUnknown)), errors[0])
-
-    async def _undo_parts(self, request: LaunchRequest, hosts: Sequence[SshHost]) -> None:
-        """End what was started of a gang that is not whole.
-
-        Raises:
-            OutcomeUnknown: some of it may live on; a search finds it by its key.
-        """
-        for host in hosts:
-            try:
-                await self._end_on(host, request.key)
-            except ProviderError as exc:
-                raise OutcomeUnknown(f"{exc}, so a part of it may run on {host.name}", key=request.key) from exc
-
-    async def _start(
-        self, request: LaunchRequest, host: SshHost, offer: Offer, place: tuple[int, str, str] = (0, "-", "-")
+    async def begin(
+        self, request: LaunchRequest, host: SshHost, offer: Offer, place: Place | None = None
     ) -> MachineRow:
         """Start the machine of this host, and return its row.
 
         Args:
             offer: the host's own.
-            place: of several machines the rank, the names of all hosts, and the address of another one.
         """
+        rank, places, near = place or (0, None, "-")
+        came = 0 if places is None else places.parts[rank][1]
+        folder = folder_of(request.key, came)
         extra = ("host", "variable", "count", "devices")
-        boot = job_script(request, who=WHO, extra=extra, container=host.container, docker=container_of(request))
+        boot = job_script(request, who=WHO, extra=extra, container=host.container, docker=container_of(request, folder))
         try:
             greeted = await self._read(host, "greet")
         except (AuthFailed, Unavailable) as exc:
@@ -346,7 +306,7 @@ class SshProvider(ProviderTemplate):
         facts = facts_of(greeted, host)
         # Each part states the price of all, so that whichever is seen says what is billed.
         price = request.offer.gpu_price
-        words = (request.key, facts.boot, facts.uptime_s + LAUNCH_WITHIN_S, price, offer.extra["count"])
+        words = (folder, facts.boot, facts.uptime_s + LAUNCH_WITHIN_S, price, offer.extra["count"])
         grace_s = int(self._services.clock.real_seconds(self._settings.grace))
         how = (
             host.container,
@@ -354,7 +314,7 @@ class SshProvider(ProviderTemplate):
             *self._leave(host),
             grace_s,
             host.name,
-            *place,
+            *(rank, came, "-" if places is None else places.word, near),
             *offer.extra["devices"].split(" "),
         )
         try:
@@ -366,7 +326,7 @@ class SshProvider(ProviderTemplate):
         for _, why, *said in (line for line in lines if line[0] == "refused" and len(line) > 1):
             sentence = f"{host.name}: {offer.gpu} {clean(' '.join(said))}"
             raise OfferGone(sentence) if why in ("taken", "late") else NoCapacity(sentence)
-        row = next((row for row in rows_of(lines, host) if row.key == request.key), None)
+        row = next((row for row in rows_of(lines, host) if row.folder == folder), None)
         if row is None:
             raise OutcomeUnknown(f"the answer of {host.name} names no machine", key=request.key)
         return row
@@ -381,20 +341,45 @@ class SshProvider(ProviderTemplate):
         host, key = await self._place_of(ref)
         row = await self._row(ref) if len(self._settings.pool_of(host)) > 1 else None
         if not isinstance(row, GangRow):
-            await self._end_on(host, key)
+            await self.end_on(host, key)
             return
-        missing = [name for name in row.names if name not in self._hosts]
-        named = [self._hosts[name] for name in row.names if name in self._hosts]
-        # Each is ordered to end, whether or not the others answer.
-        _, errors = await ask_each(named, lambda one: one.name, lambda one: self._end_on(one, key))
-        if errors or missing:
-            why = [f"{name} is not in the config" for name in missing] + [str(one) for one in errors.values()]
-            raise Unavailable(f"a part of {clean(key)} may live on: {'; '.join(why)}")
+        await self._gangs.end(row)
 
-    async def _end_on(self, host: SshHost, key: str) -> None:
-        for line in await self._read(host, "end", key):
+    async def end_on(self, host: SshHost, folder: str, meta: str = "") -> Sequence[MachineRow]:
+        """End one machine; with `meta` one that is still on its way as well."""
+        lines = await self._read(host, "end", folder, *([meta] if meta else []))
+        for line in lines:
             if line[0] == "refused":
                 raise Unavailable(f"{host.name}: {clean(line[-1])}")
+        return rows_of(lines, host)
+
+    async def record(self, host: SshHost, folder: str, before: str, meta: str) -> None:
+        """Change what a host keeps of a machine that runs, if it is what it was."""
+        for line in await self._read(host, "record", folder, before, meta):
+            if line[0] == "refused":
+                raise Unavailable(f"{host.name}: {clean(line[-1])}")
+
+    async def gang(self, ref: InstanceRef) -> GangRow | None:
+        """Return the parts of a machine of ours, where it is several."""
+        await self._require_ours(ref)
+        row = await self._row(ref)
+        return row if isinstance(row, GangRow) else None
+
+    async def replace_members(
+        self, request: LaunchRequest, ref: InstanceRef, ranks: Sequence[int], number: int
+    ) -> None:
+        """Start others in the places of these, on hosts of the pool that have room, or on their own hosts again."""
+        self._require_replaces()
+        await self._gangs.replace(request, ref, ranks, number)
+
+    async def drop_members(self, ref: InstanceRef, ranks: Sequence[int]) -> None:
+        """End these; the others go on."""
+        self._require_replaces()
+        await self._gangs.drop(ref, ranks)
+
+    def _require_replaces(self) -> None:
+        if not self.capabilities[Power.REPLACE].available:
+            raise NotSupported(self.capabilities[Power.REPLACE].reason)
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         await self._require_ours(ref)
@@ -466,7 +451,7 @@ class SshProvider(ProviderTemplate):
 
     async def _check_host(self, host: SshHost, hint: str) -> list[CheckLine]:
         try:
-            facts = await self._facts(host)
+            facts = await self.facts(host)
         except AuthFailed as exc:
             return [CheckLine(name=host.name, ok=False, detail=str(exc), hint=hint)]
         except ProviderError as exc:
@@ -498,14 +483,14 @@ def _reasons(errors: Mapping[str, ProviderError]) -> list[Rejected]:
     return [Rejected(offer_id=name, reason=str(exc)) for name, exc in sorted(errors.items())]
 
 
-def container_of(request: LaunchRequest) -> DockerRun:
+def container_of(request: LaunchRequest, name: str) -> DockerRun:
     """Return how docker starts the job: as the host's user, with the GPUs that the machine was given."""
     gpus = '--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""'
     if request.offer.extra.get("variable") == ROCM:
         gpus = "--device /dev/kfd --device /dev/dri -e ROCR_VISIBLE_DEVICES"
-    place = " -e SPOTD_NODE_RANK -e SPOTD_NODE_ADDRESS" if request.offer.nodes > 1 else ""
+    place = " -e SPOTD_NODE_RANK -e SPOTD_NODE_ADDRESS -e SPOTD_NODE_ROUND" if request.offer.nodes > 1 else ""
     own = f"{gpus if request.offer.gpu_count else ''} -e SPOTD_HOME=/spotd/work -e SPOTD_MACHINE{place}"
-    return DockerRun(name=request.key, user='"$(id -u):$(id -g)"', flags=f" {own} --stop-timeout 20")
+    return DockerRun(name=name, user='"$(id -u):$(id -g)"', flags=f" {own} --stop-timeout 20")
 
 
 def script_for(host: SshHost, operation: str, *words: object, boot: str) -> str:

@@ -7,6 +7,7 @@ exists is read from the folders it leaves and from the process table.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -125,7 +126,7 @@ class FakeHost:
         is_alive = self.leader(key) is not None or bool(self.members(key))
         return WorldMachine(
             machine_id=f"{self.name}:{key}",
-            label=key if key.startswith("spotd-") else None,
+            label=re.sub(r"(-\d+)\.\d+$", r"\1", key) if key.startswith("spotd-") else None,
             exists=is_alive or not (folder / "ended").exists(),
             running=is_alive,
             price=MicroUsdPerHour(int(meta[0])) if meta and meta[0].isdecimal() else None,

@@ -20,6 +20,7 @@ from tests.fakes.ssh.server import SshFaults, _Thread, busy, pin, ssh_serving
 
 TITAN = (Gpu(uuid="GPU-7177a000-0000-0001"), Gpu(uuid="GPU-7177a000-0000-0002"))
 TWIN = (Gpu(uuid="GPU-70177000-0000-0001"), Gpu(uuid="GPU-70177000-0000-0002"))
+SPARE = (Gpu(uuid="GPU-59a4e000-0000-0001"), Gpu(uuid="GPU-59a4e000-0000-0002"))
 ATLAS = (Gpu(uuid="GPU-a71a5000-0000-0001", name="Tesla T4", vram_mb=15360),)
 
 
@@ -42,7 +43,7 @@ class SshHarness(Harness):
         self.hosts = hosts
         self.server = server
         self.fake_clock = clock
-        self.prices = {"titan": 0.4, "atlas": 0.1, "twin": 0.4}
+        self.prices = {"titan": 0.4, "atlas": 0.1, "twin": 0.4, "spare": 0.4}
         self._more = more
         self.host_more: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}
@@ -184,8 +185,12 @@ def wait_for(condition: Callable[[], bool], *, patience_s: float = 20) -> None:
 
 
 @contextmanager
-def open_harness(folder: Path, *, pool: bool = False, **settings: Any) -> Iterator[SshHarness]:
-    """Fresh hosts, served, and no process of them left afterwards; with `pool` a third one, and all in one pool."""
+def open_harness(folder: Path, *, pool: bool = False, spare: bool = False, **settings: Any) -> Iterator[SshHarness]:
+    """Fresh hosts, served, and no process of them left afterwards; with `pool` a third one, and all in one pool.
+
+    Args:
+        spare: a fourth one there, the third that is like titan.
+    """
     clock = FakeClock()
     hosts = {
         "titan": FakeHost("titan", folder / "titan", *TITAN),
@@ -193,6 +198,8 @@ def open_harness(folder: Path, *, pool: bool = False, **settings: Any) -> Iterat
     }
     if pool:
         hosts["twin"] = FakeHost("twin", folder / "twin", *TWIN)
+    if spare:
+        hosts["spare"] = FakeHost("spare", folder / "spare", *SPARE)
     faults = SshFaults(hosts, lambda: clock.now().timestamp())
     try:
         with ssh_serving(faults, frozenset(hosts)) as (served, server):

@@ -408,6 +408,7 @@ def test_a_slow_host_holds_its_lock_by_the_clock_and_not_by_tries(tmp_path: Path
         300,
         "titan",
         0,
+        0,
         "-",
         "-",
     )
@@ -538,6 +539,7 @@ def test_no_part_of_a_launch_runs_if_the_rest_does_not_arrive(tmp_path: Path) ->
         "-",
         300,
         "titan",
+        0,
         0,
         "-",
         "-",
