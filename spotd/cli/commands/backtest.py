@@ -29,7 +29,7 @@ from spotd.cli.inputs.ranges import (
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError
 from spotd.paths import state_dir
-from spotd_jobs.spec.model import GpuAlternative, JobSpec, MarketChoice, PolicyName
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, MarketChoice, PolicyName, Resources
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
 from spotd_jobs.spec.units import parse_duration, parse_size
@@ -146,6 +146,7 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     from spotd.cli.views.backtest_view import document, show
 
     spec = _spec(job)
+    _require_one_machine(spec.resources)
     ceilings = _ceilings(spec, given["ceiling"], given["ceilings"])
     deadline = _deadline(spec, given["deadline"])
     try:
@@ -255,6 +256,14 @@ def _spec(job: str) -> JobSpec:
         return parse_job(detail["spec"], job)
     except SpecError as exc:
         raise unusable(f"job {job} cannot be read", exc) from exc
+
+
+def _require_one_machine(wanted: Resources) -> None:
+    if wanted.nodes > 1:
+        raise CommandFailed(
+            f"a history holds prices of single machines, and the job asks for {wanted.nodes_words} machines",
+            hint="without nodes it is played on one machine, at the price of one",
+        )
 
 
 def _usual_step(deadline: timedelta | None) -> timedelta:

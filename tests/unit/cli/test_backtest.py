@@ -79,6 +79,14 @@ def test_the_table_the_advice_and_what_they_rest_on(ctl: Ctl, place: Path) -> No
     assert "4 of 16 runs were not done when the history ended" in text
 
 
+def test_a_job_of_several_machines_is_refused_since_no_history_has_their_prices(ctl: Ctl, place: Path) -> None:
+    (place / "train.toml").write_text(f'nodes = "2..4"\n{JOB}[checkpoint]\nsaved_by = "first"\n')
+    result = ctl(*words(place, "--ceiling", "0.6"))
+    assert (result.code, result.out) == (2, "")
+    assert "prices of single machines, and the job asks for 2..4 machines\n" in result.err
+    assert "hint: without nodes it is played on one machine" in result.err
+
+
 def test_bids_and_moves_of_the_config_are_played(ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = place / "config.toml"
     monkeypatch.setenv("SPOTD_CONFIG", str(config))
