@@ -7,11 +7,13 @@ sentence. It listens on a unix socket of mode 0600 only, so each caller is the d
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container
-from datetime import UTC
+from contextlib import suppress
+from datetime import UTC, date
 from typing import Final
 
 import anyio
@@ -42,6 +44,7 @@ from spotd.api.schemas import answers, bodies
 from spotd.api.schemas import jobs as schemas
 from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PriceImportAnswer, PricesResponse
 from spotd.core.domain.callers import Right
+from spotd.store import StateError
 from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DOCUMENT_TEXT_MAX
 
 CODE_BYTES_MAX: Final = 8 * 2**30
@@ -56,6 +59,10 @@ FREE_BYTES_MIN: Final = 2 * 2**30
 BODY_GRACE_S: Final = 60.0
 BODY_BYTES_PER_S_MIN: Final = 16 * 1024
 """After the grace a user's body that comes more slowly is given up."""
+SENT_TODAY: Final = "sent_today"
+"""The fact of the state that holds a UTC day, and what each user sent in it."""
+_DAY: Final = ""
+"""No user's name."""
 HIDDEN: Final = "..."
 
 
@@ -163,6 +170,8 @@ class _Api(RequestEdge):
         is_counted = caller.right < Right.OPERATE
         if is_counted and shutil.disk_usage(self._handlers.context.spool).free < FREE_BYTES_MIN:
             raise ApiUnavailable("the daemon's disk is nearly full", hint="ask who may operate")
+        if is_counted:
+            await self._recall_bytes()
         chunks = request.stream()
         while True:
             last = begin + BODY_GRACE_S + taken / BODY_BYTES_PER_S_MIN if is_users else math.inf
@@ -171,6 +180,8 @@ class _Api(RequestEdge):
             if scope.cancelled_caught:
                 raise ApiUnavailable("the body comes too slowly", hint="try again by a better connection")
             if chunk is None:
+                if is_counted:
+                    await self._keep_bytes()
                 return
             taken += len(chunk)
             if taken > most:
@@ -181,7 +192,7 @@ class _Api(RequestEdge):
                 yield chunk
 
     def _count_bytes(self, name: str, size: int) -> None:
-        """Count what a user sends in a UTC day; a restart begins anew.
+        """Count what a user sends in a UTC day.
 
         Raises:
             OverBudget: it is more than one may send.
@@ -193,6 +204,23 @@ class _Api(RequestEdge):
         if self._bytes_of[name] > USER_BYTES_PER_DAY_MAX:
             most = f"{USER_BYTES_PER_DAY_MAX // 2**30} GiB"
             raise OverBudget(f"{name} sent {most} today, and may not send more", hint="ask who may operate to send it")
+
+    async def _recall_bytes(self) -> None:
+        """Go on from what was counted before the start of this process."""
+        if self._bytes_day is not None:
+            return
+        text = await self._handlers.context.read(lambda reads: reads.meta(SENT_TODAY))
+        if text is not None and self._bytes_day is None:
+            kept = json.loads(text)
+            self._bytes_day, self._bytes_of = date.fromisoformat(kept.pop(_DAY)), Counter(kept)
+
+    async def _keep_bytes(self) -> None:
+        """Let a restart know what was counted; that is no reason to refuse what has come."""
+        if self._bytes_day is None:
+            return
+        text = json.dumps({_DAY: self._bytes_day.isoformat(), **self._bytes_of})
+        with suppress(StateError):
+            await self._handlers.context.database.tx(lambda tx: tx.set_meta(SENT_TODAY, text))
 
     @routes.serving(Right.VIEW, "GET", "/v1/data")
     async def datasets(self) -> schemas.DatasetsAnswer:

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.api.app import api_routes
+from spotd.api.app import api_routes, make_app
 from spotd.api.routes import ApiRoute, serving
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonRefused
@@ -326,6 +326,10 @@ def test_a_submitter_sends_so_much_a_day_and_nothing_to_a_full_disk(
     monkeypatch.setattr(app, "USER_BYTES_PER_DAY_MAX", 250)
     send("ada")
     send("ada")
+    with pytest.raises(DaemonRefused, match=r"ada sent .* today"):
+        send("ada")
+    send("eve")
+    team.listener.gate.app = make_app(team.served.handlers, on_failure=lambda *_: None)  # as after a restart
     with pytest.raises(DaemonRefused, match=r"ada sent .* today"):
         send("ada")
     send("eve")
