@@ -28,6 +28,7 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.market import Quote
 from spotd.core.domain.members import Members
 from spotd.core.domain.plan import Plan
@@ -97,6 +98,7 @@ def note_members(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
     elif not named and known.kept_since is not None and report.phase == "run":
         going_on = known.going_on(spent(item, builder.now), builder.now)
         builder.put_attempt(replace(item, members=replace(going_on, newest=_newest(job))))
+        builder.put_job(replace(job, lost=job.lost + unsaved_time(job, item, known.kept_since)))
         span = span_words(max(timedelta(0), builder.now - known.kept_since))
         builder.event("attempt.went_on", f"all machines run the command again, after {span}", attempt=attempt_id)
 

@@ -135,6 +135,20 @@ def test_once_all_are_replaced_the_next_round_begins_and_the_wait_ends_when_they
     assert order_of(decided(some, NOW + 3 * MINUTE)) is None
 
 
+def test_what_was_not_saved_when_one_was_lost_counts_as_repeated() -> None:
+    some = running()
+    item = replace(item_of(some), running_at=NOW - 9 * MINUTE)
+    at = NOW - 2 * MINUTE
+    saved = Checkpoint(name="a", attempt=1, step=1, bytes=1, at=at, manifest_key="a", sha256="0" * 64)
+    owner = replace(some.jobs[ID.job], checkpoints=(saved,))
+    some = replace(some, attempts={ID: item}, jobs={owner.id: owner})
+    some, call = sent(decided(after(some, lambda now: said(now, 0, 2, phase="save"))))
+    some = after(some, lambda now: gangs.record_mending(now, call, NOW + MINUTE))
+    assert some.jobs[ID.job].lost == timedelta(0)
+    some = after(some, lambda now: said(now, 1, at=NOW + 3 * MINUTE))
+    assert some.jobs[ID.job].lost == 2 * MINUTE
+
+
 def test_one_that_is_lost_while_another_is_replaced_is_replaced_before_the_round_begins() -> None:
     some, call = sent(losing(1))
     some = after(some, lambda now: said(now, 0, 1, 3, phase="save", at=NOW + MINUTE))
