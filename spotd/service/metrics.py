@@ -31,7 +31,15 @@ from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndKind, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.metering import accrued, compared_cost, on_demand_accrued, spent, spent_in_month, spent_on_day
+from spotd.core.metering import (
+    accrued,
+    compared_cost,
+    machines_of,
+    on_demand_accrued,
+    spent,
+    spent_in_month,
+    spent_on_day,
+)
 from spotd.core.prepaid import spending_rate
 from spotd.core.pricing import PPM, Needs, total_per_hour
 from spotd.daemon.controllers import Controller
@@ -232,7 +240,10 @@ def _jobs_and_machines(reading: Reading) -> Iterator[Metric]:
     sums, world = reading.sums, reading.world
     yield _gauge("spotd_jobs", "Jobs, ended ones too", ("state",), [((s.value,), n) for s, n in sums.jobs.items()])
     attempts = () if world is None else world.attempts.values()
-    machines = Counter(a.provider for a in attempts if a.machine.may_compute and a.ref is not None)
+    machines: Counter[ProviderName] = Counter()
+    for item in attempts:
+        if item.machine.may_compute and item.ref is not None:
+            machines[item.provider] += machines_of([item])
     by_provider = [((row["name"],), machines[ProviderName(row["name"])]) for row in reading.providers]
     yield _gauge("spotd_machines", "Machines of this install that may compute", ("provider",), by_provider)
     intents = () if world is None else world.intents.values()

@@ -20,7 +20,7 @@ from spotd.core.domain.market import ProviderOffers
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.world import ONE, World
 from spotd.core.experience import HostMemory, host_memories, host_of, records_of_host
-from spotd.core.metering import spent_in_month, spent_on_day
+from spotd.core.metering import machines_of, spent_in_month, spent_on_day
 from spotd.core.prepaid import current_balance, spending_rate
 from spotd.core.working_copy import forget_host
 from spotd.daemon.market.offer_cache import OfferCache
@@ -119,7 +119,7 @@ class HealthHandlers(DaemonAnswers):
             started_at=utc_text(context.started_at),
             clock_scale=1 / context.clock.real_seconds(timedelta(seconds=1)),
             paused=context.why_paused,
-            machines=sum(1 for a in world.attempts.values() if a.machine.may_compute and a.ref is not None),
+            machines=machines_of(a for a in world.attempts.values() if a.machine.may_compute and a.ref is not None),
             jobs={state.value: count for state, count in counts.items()},
             spent_day_usd=as_usd(spent_on_day(world, now)),
             spent_month_usd=as_usd(spent_in_month(world, now)),

@@ -6,15 +6,18 @@ import math
 import shutil
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from spotd.core.domain.intents import AttemptId, CostSums
+from spotd.core.domain.market import gang_of
 from spotd.core.domain.states import EndReason
 from spotd.service.metrics import JOBS_MAX, MetricsReader, Reading, text_of, text_while_waiting
 from spotd_providers.contract.values import InstanceState, Loss, MicroUsd
+from tests.unit.api import worlds
 from tests.unit.core.builders import SHOP, offer
 from tests.unit.daemon.rig import Rig
 
@@ -67,6 +70,19 @@ async def test_a_running_job_shows_its_price_its_cost_and_the_use_of_its_gpus(ri
         runs = series["spotd_controller_run_seconds_count", (("controller", "control-loop"),)]
         assert runs == rig.control_loop.controller.metrics.runs > 0
         assert "evil" not in text_of(await reader_of(rig).read()).decode()
+
+
+async def test_several_machines_of_one_job_are_counted_one_by_one(tmp_path: Path) -> None:
+    rig, plan = worlds.still_rig(tmp_path), worlds.running()
+    attempts = {
+        known: replace(item, quote=replace(item.quote, offer=gang_of(item.quote.offer, 4)))
+        for known, item in plan.attempts.items()
+    }
+    rig.store.tx(lambda tx: tx.commit(replace(plan, attempts=attempts)))
+    await rig.control_loop.adopt()
+    series = series_of(await reader_of(rig).read())
+    assert series["spotd_machines", (("provider", worlds.LOCAL),)] == 4
+    assert (await rig.handlers().health.status())["machines"] == 4
 
 
 async def test_a_daemon_that_waits_shows_that_it_runs_and_does_not_lead(rig: Rig) -> None:
