@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from spotd.api.app import api_routes
 from spotd.certificates import certificate_hash
 from spotd.cli.client import spotctl
 from spotd.cli.entry import run
@@ -23,6 +24,7 @@ from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonNotice, DaemonRefused, DaemonUnreachable
 from spotd.core.domain.callers import Right
 from spotd.service import forwarding, waiting
+from spotd.service.reads import READS
 from spotd.store import Leader, SecretsKey, SecretsKeys
 from spotd.tokens import FAILURES_MAX
 from tests.integration.team.certificates import Authority
@@ -326,3 +328,9 @@ def test_a_leader_without_an_address_leaves_what_only_reads(team: Team, as_user:
             assert "does not state in [api]" in refused(call).message
     with pytest.raises((DaemonRefused, DaemonUnreachable), match="this spotd waits"):
         as_user("ole", team).cancel("prep")
+
+
+def test_what_the_database_answers_are_routes_that_change_nothing() -> None:
+    found = {one.name: one for one in api_routes() if one.name in READS}
+    assert found.keys() == READS
+    assert {one.method for one in found.values()} == {"GET"}
