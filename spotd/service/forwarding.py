@@ -30,6 +30,8 @@ from spotd.store import Leader
 TERM_HEADER: Final = b"spotd-term"
 CONNECT_S: Final = 3.0
 """For the connection and its handshake, in which a leader that is frozen is noticed."""
+TURN_S: Final = 10.0
+"""Until it may be opened, since so many others are."""
 SEND_S: Final = 30.0
 IDLE_S: Final = 180.0
 """Between two pieces of an answer; a stream sends an empty line every ten seconds."""
@@ -71,22 +73,26 @@ class Exchange:
         token: by which the leader knows the caller.
         is_own: it is the token of this daemon; else that of the user who asks.
         answer_s: within how many seconds after the end of the request the answer has to begin.
+        opening: how many connections to the leader may be opened at a time.
+        is_refused: the leader answered at once that it did nothing.
     """
 
     leader: Leader
     token: str = field(repr=False)
     is_own: bool
     answer_s: float
+    opening: anyio.Semaphore
     scope: Scope
     receive: Receive
     send: Send
     is_between_lines: bool = False
     """What was passed on of a stream of records ends with a whole line."""
+    is_refused: bool = False
     _begun: bool = False
     _is_whole: bool = False
     _is_of_lines: bool = False
     _departed: bool = False
-    _failure: Exception | None = None
+    _failure: NotDone | None = None
     _wanted: anyio.Event = field(default_factory=anyio.Event)
     """The leader takes the body."""
     _waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -98,19 +104,27 @@ class Exchange:
         Raises:
             NotDone, NotAnswered, AnswerCut
         """
-        stream = await self._connect()
+        stream: anyio.abc.ByteStream | None = None
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._end, ended, group.cancel_scope, name="forward-end")
-                group.start_soon(self._feed, stream, group.cancel_scope, name="forward-request")
-                with self._waiting:
-                    await self._return(stream)
+                try:
+                    stream = await self._connect()
+                except NotDone as exc:
+                    self._failure = exc
+                else:
+                    group.start_soon(self._feed, stream, group.cancel_scope, name="forward-request")
+                    with self._waiting:
+                        await self._return(stream)
                 group.cancel_scope.cancel()
         finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.aclose_forcefully(stream)
+            if stream is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.aclose_forcefully(stream)
         if self._failure is not None:
             raise self._failure
+        if stream is None:
+            raise NotDone(f"{self.leader.words} does not lead any more")
         if not self._is_whole and not self._departed:
             words = f"{self.leader.words} did not answer at {self.leader.url}"
             raise AnswerCut(words) if self._begun else NotAnswered(words)
@@ -118,16 +132,21 @@ class Exchange:
     async def _connect(self) -> anyio.abc.ByteStream:
         """Return a connection to the leader and to nothing else."""
         url = self.leader.url
-        parts = urlsplit(url)
         try:
-            with anyio.fail_after(CONNECT_S):
-                stream = await anyio.connect_tcp(
-                    parts.hostname or "",
-                    parts.port or 443,
-                    ssl_context=_context(),
-                    tls_hostname=parts.hostname,
-                    tls_standard_compatible=False,
-                )
+            parts = urlsplit(url)
+            with anyio.fail_after(TURN_S):
+                await self.opening.acquire()
+            try:
+                with anyio.fail_after(CONNECT_S):
+                    stream = await anyio.connect_tcp(
+                        parts.hostname or "",
+                        parts.port or 443,
+                        ssl_context=_context(),
+                        tls_hostname=parts.hostname,
+                        tls_standard_compatible=False,
+                    )
+            finally:
+                self.opening.release()
         except TimeoutError:
             raise NotDone(f"the leader does not answer at {url}") from None
         except (*_BROKEN, ValueError) as exc:
@@ -225,11 +244,13 @@ class Exchange:
 
     async def _begin(self, event: h11.Response) -> bool:
         """Pass the head of the answer on, unless it says that nothing was done."""
+        words = ""
         if event.status_code == HTTPStatus.MISDIRECTED_REQUEST:
-            self._failure = NotDone(f"{self.leader.words} does not lead any more")
-            return False
-        if event.status_code in _NOT_LET_IN and self.is_own:
-            self._failure = NotDone(f"{self.leader.words} {_NOT_LET_IN[HTTPStatus(event.status_code)]}")
+            words = "does not lead any more"
+        elif event.status_code in _NOT_LET_IN and self.is_own:
+            words = _NOT_LET_IN[HTTPStatus(event.status_code)]
+        if words:
+            self.is_refused, self._failure = True, NotDone(f"{self.leader.words} {words}")
             return False
         self._begun = True
         self._waiting.deadline = math.inf

@@ -13,7 +13,7 @@ from spotd.api.app import make_app
 from spotd.api.edge import Failure
 from spotd.api.handlers import HandlerContext, Handlers
 from spotd.daemon.control_loop import LoopState
-from spotd.store import Store
+from spotd.store import StateUnavailable, Store
 
 READS: Final = frozenset(
     {
@@ -57,6 +57,7 @@ class DatabaseReads:
         self._context: HandlerContext | None = None
         self._app: ASGIApp | None = None
         self._closing = anyio.Event()
+        self._is_over = False
         self._read_s = 0.0
 
     async def app(self) -> ASGIApp:
@@ -66,6 +67,8 @@ class DatabaseReads:
             StateError, StoreError: database or checkpoint store cannot be read.
         """
         async with self._turn:
+            if self._is_over:  # what is made anew would be beside a daemon that leads
+                raise StateUnavailable("nothing is read from the database any more", hint="try again in a moment")
             if self._app is None or self._context is None:
                 store = self._store = self._store or Store.open_to_read(self._url)
                 self._context = context = await self._make(store)
@@ -82,13 +85,15 @@ class DatabaseReads:
                 self._read_s = anyio.current_time()
             return self._app
 
-    def end_streams(self) -> None:
+    def end(self) -> None:
+        """End what is being followed; nothing more is answered."""
+        self._is_over = True
         self._closing.set()
 
     async def close(self) -> None:
         """End what is being followed, and give the database back."""
         async with self._turn:
-            self.end_streams()
+            self._closing.set()
             self._closing = anyio.Event()
             store, self._store, self._context, self._app = self._store, None, None, None
             if store is not None:

@@ -281,7 +281,7 @@ class TeamListener:
         if self._database is None or not (term := self._database.term):
             return
         keys = self._settings.secrets_keys
-        tokens = (key.token_for(term) for key in (keys.current, keys.former) if key is not None)
+        tokens = (key.token_for(term, self._certificate) for key in (keys.current, keys.former) if key is not None)
         self.gate.lead(term, tuple(map(digest_of, tokens)))
         host = socket.gethostname() if self._host in _EVERYWHERE else self._host
         url = self._settings.api_url or self._url(host)

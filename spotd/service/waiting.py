@@ -34,6 +34,8 @@ GRACE_S: Final = 5.0
 SILENT_S: Final = 5.0
 """So long after it did not answer, the leader is not asked for what the database knows."""
 FORWARDS_MAX: Final = 64
+OPENING_MAX: Final = 8
+"""Connections to the leader that are opened at a time: it has room for sixteen of one address without a token."""
 NOTICE_CHARS_MAX: Final = 400
 UNKNOWN: Final = HTTPStatus.SERVICE_UNAVAILABLE
 FORWARD_HINT: Final = "ask on the computer of that one; this spotd leads when that one stops"
@@ -54,7 +56,9 @@ class WaitingApp:
         self.reason = reason
         self._keys, self._reads, self._log = keys, reads, log
         self._ended = anyio.Event()
-        """Set as soon as another leader than the one before is known."""
+        """Set as soon as another leader than the one before is known, and for good where this process waits no more."""
+        self._is_over = False
+        self._opening = anyio.Semaphore(OPENING_MAX)
         self._under_way = 0
         self._silent = ""
         self._silent_until = 0.0
@@ -68,13 +72,15 @@ class WaitingApp:
 
     def update(self, reason: StateError | None) -> None:
         """Note why this process waits now; `None` where it waits no more, and what is under way ends."""
-        if reason is not None:
-            self.reason = reason
-            if self.leader is None or self.leader.term == self._term:
-                return
-            self._term = self.leader.term
-        else:
-            self._reads.end_streams()
+        if reason is None:
+            self._is_over = True
+            self._reads.end()
+            self._ended.set()
+            return
+        self.reason = reason
+        if self.leader is None or self.leader.term == self._term:
+            return
+        self._term = self.leader.term
         self._ended.set()
         self._ended, self._silent_until = anyio.Event(), 0.0
 
@@ -124,6 +130,7 @@ class WaitingApp:
             token=token,
             is_own=is_own,
             answer_s=READ_S if is_read else answer_s + GRACE_S,
+            opening=self._opening,
             scope=scope,
             receive=receive,
             send=send,
@@ -132,7 +139,8 @@ class WaitingApp:
         try:
             await exchange.run(self._ended)
         except (NotDone, NotAnswered) as exc:
-            self._silent, self._silent_until = str(exc), anyio.current_time() + SILENT_S
+            if not exchange.is_refused and leader.term == self._term:
+                self._silent, self._silent_until = str(exc), anyio.current_time() + SILENT_S
             raise
         except AnswerCut as exc:
             if exchange.is_between_lines:
@@ -153,7 +161,7 @@ class WaitingApp:
             return stated.decode("latin-1").partition(" ")[2].strip(), False
         if (key := self._keys().current) is None:
             raise NotDone("this spotd has no secrets_key in [daemon], by which that one would know it")
-        return key.token_for(leader.term), True
+        return key.token_for(leader.term, leader.certificate), True
 
     async def _read(self, scope: Scope, receive: Receive, send: Send, why: str) -> None:
         """Answer from the database, and say so beside the answer."""
@@ -165,7 +173,8 @@ class WaitingApp:
             return
         at = utc_text(SystemClock().now())
         text = f"read from the database at {at}: {self.reason.message}{why and f'; {why}'}"
-        notice = (NOTICE_HEADER, text[:NOTICE_CHARS_MAX].encode("ascii", "replace"))
+        shown = "".join(one if one.isprintable() else "?" for one in text[:NOTICE_CHARS_MAX])
+        notice = (NOTICE_HEADER, shown.encode("ascii", "replace"))
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -176,7 +185,10 @@ class WaitingApp:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, why: str) -> None:
         """Say that nothing was done, which lets spotctl ask another one."""
-        refusal = ApiUnavailable(f"this spotd waits: {self.reason.message}{why and f'; {why}'}", hint=self._hint)
+        words, hint = f"this spotd waits: {self.reason.message}{why and f'; {why}'}", self._hint
+        if self._is_over:
+            words, hint = "this spotd begins to lead or ends", "try again in a moment"
+        refusal = ApiUnavailable(words, hint=hint)
         await json_response(refusal_body(refusal), status=HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
 
 

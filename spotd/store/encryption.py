@@ -60,9 +60,13 @@ class SecretsKey:
             hmac.digest(key, _PROOF_BEGIN, "sha256"),
         )
 
-    def token_for(self, term: str) -> str:
-        """Return by what a daemon that has this key, too, is known to the leader of this term, and to no other."""
-        return f"daemon_{hmac.digest(self._proves, term.encode(), 'sha256').hex()}"
+    def token_for(self, term: str, certificate: str) -> str:
+        """Return by what a daemon that has this key, too, is known to the leader of this term, and to no other.
+
+        Args:
+            certificate: hash of that behind which it is sent: what is sent behind another one opens no leader.
+        """
+        return f"daemon_{hmac.digest(self._proves, f'{term} {certificate}'.encode(), 'sha256').hex()}"
 
     def encrypt(self, job: JobId, values: Mapping[str, str]) -> EncryptedSecrets:
         """Return the row of this job."""

@@ -89,7 +89,7 @@ class StateReads(DatabaseReads):
             await self._served.rig.control_loop.adopt()
         return make_app(self._served.handlers, on_failure=lambda *_: None, only=READS)
 
-    def end_streams(self) -> None:
+    def end(self) -> None:
         pass
 
 

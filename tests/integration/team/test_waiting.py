@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import socket
 import ssl
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from spotd.api.app import api_routes
+from spotd.api.handlers import HandlerContext
 from spotd.certificates import certificate_hash
 from spotd.cli.client import spotctl
 from spotd.cli.entry import run
@@ -24,9 +27,9 @@ from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonNotice, DaemonRefused, DaemonUnreachable
 from spotd.core.domain.callers import Right
 from spotd.service import forwarding, waiting
-from spotd.service.reads import READS
-from spotd.store import Leader, SecretsKey, SecretsKeys
-from spotd.tokens import FAILURES_MAX
+from spotd.service.reads import READS, DatabaseReads
+from spotd.store import Leader, SecretsKey, SecretsKeys, Store
+from spotd.tokens import FAILURES_MAX, digest_of
 from tests.integration.team.certificates import Authority
 from tests.integration.team.conftest import KEYS, LEADER, TOKENS, USERS, Team, in_use, team_of, user
 from tests.integration.team.test_rights import ask, draft
@@ -50,7 +53,9 @@ def submitted(team: Team) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def peer(authority: Authority, answer: bytes | None = b"") -> Iterator[tuple[Leader, list[bytes]]]:
+def peer(
+    authority: Authority, answer: bytes | None = b"", connected: threading.Event | None = None
+) -> Iterator[tuple[Leader, list[bytes]]]:
     """What a leader would be that answers so: `None` does not even shake hands. Beside it what it is sent."""
     files = authority.issue("peer", "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -62,6 +67,8 @@ def peer(authority: Authority, answer: bytes | None = b"") -> Iterator[tuple[Lea
             with suppress(OSError):
                 while True:
                     taken = server.accept()[0]
+                    if connected is not None:
+                        connected.set()
                     if answer is None:
                         silent.append(taken)
                         continue
@@ -85,6 +92,12 @@ def peer(authority: Authority, answer: bytes | None = b"") -> Iterator[tuple[Lea
             thread.join(10)
             for one in silent:
                 one.close()
+
+
+def own_token(term: str, team: Team) -> str:
+    assert KEYS.current is not None
+    assert team.files is not None
+    return KEYS.current.token_for(term, certificate_hash(team.files[0]))
 
 
 def refused(call: Callable[[], Any]) -> DaemonRefused:
@@ -147,7 +160,7 @@ def test_one_that_the_leader_does_not_know_is_not_let_in_by_the_other(
     assert refused(lambda: ole.cancel("prep")).code == "forbidden"
 
 
-def test_a_key_of_another_daemon_opens_nothing(team: Team, leader: Team) -> None:
+def test_a_key_of_another_daemon_opens_nothing(team: Team, leader: Team, as_user: Client) -> None:
     stated = leader.lead()
     team.wait_for_lead(stated, OTHER)
     with team.owner() as owner:
@@ -155,6 +168,10 @@ def test_a_key_of_another_daemon_opens_nothing(team: Team, leader: Team) -> None
             assert owner.jobs()["jobs"] == []
         found = refused(lambda: owner.submit(draft("mine")))
         assert "has another secrets_key in [daemon] than this spotd" in found.message
+        leader.served.write_three_jobs()
+        with warnings.catch_warnings():  # nor are users kept from the leader by that
+            warnings.simplefilter("error", DaemonNotice)
+            assert len(as_user("vic", team).jobs()["jobs"]) == 3
         for _ in range(FAILURES_MAX):  # wrong tokens, after which the leader compares none of this address
             found = refused(lambda: owner.cancel("x"))
         assert "is secrets_key in [daemon] the same here?" in found.message
@@ -163,20 +180,33 @@ def test_a_key_of_another_daemon_opens_nothing(team: Team, leader: Team) -> None
     team.wait_for_lead(stated, SecretsKeys())
     with team.owner() as owner:
         assert "this spotd has no secrets_key in [daemon]" in refused(lambda: owner.cancel("x")).message
-    assert submitted(leader) == []
+    assert {"mine"}.isdisjoint(name for name, _ in submitted(leader))
 
 
 def test_a_token_of_a_former_term_opens_nothing(team: Team, authority: Authority) -> None:
     team.lead("me.2")
-    assert KEYS.current is not None
-    assert ask(team, authority, "GET", "/v1/jobs", KEYS.current.token_for("me.1"))[0] == 401
-    assert ask(team, authority, "GET", "/v1/jobs", KEYS.current.token_for("me.2"))[0] == 200
+    assert ask(team, authority, "GET", "/v1/jobs", own_token("me.1", team))[0] == 401
+    assert ask(team, authority, "GET", "/v1/jobs", own_token("me.2", team))[0] == 200
 
     async def end() -> None:
         team.listener.gate.reset()
 
     team.served.call(end)
-    assert ask(team, authority, "GET", "/v1/jobs", KEYS.current.token_for("me.2"))[0] == 401
+    assert ask(team, authority, "GET", "/v1/jobs", own_token("me.2", team))[0] == 401
+
+
+def test_what_another_place_was_sent_by_the_row_does_not_open_the_leader(
+    team: Team, leader: Team, authority: Authority
+) -> None:
+    stated = leader.lead()
+    with peer(authority) as (elsewhere, asked):
+        team.wait_for_lead(replace(stated, url=elsewhere.url, certificate=elsewhere.certificate))
+        with team.owner() as owner:
+            refused(lambda: owner.cancel("x"))
+    sent = re.findall(rb"authorization: Bearer (daemon_\w+)", asked[0])
+    assert len(sent) == 1
+    tokens = own_token("me.1", leader), sent[0].decode()
+    assert [leader.listener.gate._user_with(digest_of(one)) is not None for one in tokens] == [True, False]
 
 
 def test_a_former_key_is_known_until_both_have_the_new_one(team: Team, leader: Team) -> None:
@@ -265,7 +295,7 @@ def test_a_write_whose_answer_is_lost_is_unknown_and_is_sent_once(
         ole = as_user("ole", team, team)
         assert "is unknown" in refused(lambda: ole.submit(draft("mine"))).message
         assert len([one for one in asked if b"POST" in one]) == 2
-        for secret in (TOKENS["ole"], KEYS.current.token_for("me.1") if KEYS.current else ""):
+        for secret in (TOKENS["ole"], "Bearer", "daemon_"):
             assert secret not in str(team.log.lines) + found.message
 
 
@@ -334,3 +364,67 @@ def test_what_the_database_answers_are_routes_that_change_nothing() -> None:
     found = {one.name: one for one in api_routes() if one.name in READS}
     assert found.keys() == READS
     assert {one.method for one in found.values()} == {"GET"}
+
+
+def test_many_requests_at_a_time_find_room_at_the_leader(team: Team, leader: Team) -> None:
+    team.wait_for_lead(leader.lead())
+    with team.owner() as owner, ThreadPoolExecutor(48) as pool:
+        made = list(pool.map(lambda number: owner.submit(draft(f"job-{number}")), range(48)))
+    assert len(made) == len(submitted(leader)) == 48
+
+
+@pytest.mark.parametrize("url", ["https://[::1", "https://127.0.0.1:1/\r\nx: y", "https://h:99999", "https://"])
+def test_a_row_that_names_no_place_leaves_what_only_reads(team: Team, url: str) -> None:
+    team.served.write_three_jobs()
+    team.wait_for_lead(Leader(term="me.1", words="a\r\nb", url=url, certificate="0" * 64))
+    with team.owner() as owner:
+        assert "the leader cannot be reached at" in refused(lambda: owner.cancel("prep")).message
+        with pytest.warns(DaemonNotice, match="the leader cannot be reached at"):
+            assert len(owner.jobs()["jobs"]) == 3
+
+
+def test_the_silence_of_a_leader_is_not_held_against_the_next(
+    team: Team, leader: Team, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "CONNECT_S", 60.0)
+    leader.served.write_three_jobs()
+    stated = leader.lead("next.2")
+    with peer(authority, None, connected := threading.Event()) as (frozen, _):
+        app = team.wait_for_lead(frozen)
+
+        async def follow() -> None:
+            app.update(in_use(stated))
+
+        with team.owner() as owner, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: refused(lambda: owner.cancel("prep")))
+            assert connected.wait(20)
+            team.served.call(follow)
+            assert "does not lead any more" in asked.result(20).message
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", DaemonNotice)
+                assert len(owner.jobs()["jobs"]) == 3
+
+
+def test_nothing_is_read_or_passed_on_once_the_wait_is_over(
+    team: Team, authority: Authority, as_user: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "CONNECT_S", 60.0)
+    with peer(authority, None, connected := threading.Event()) as (frozen, _):
+        app = team.wait_for_lead(frozen)
+
+        async def never(_: Store) -> HandlerContext:
+            raise AssertionError("parts of a daemon were made beside one that leads")
+
+        app._reads = DatabaseReads(
+            "postgresql://spotd@127.0.0.1:1/x", never, why=lambda: "", on_failure=lambda *_: None
+        )
+
+        async def end() -> None:
+            app.update(None)
+
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: refused(as_user("vic", team).jobs))
+            assert connected.wait(20)
+            team.served.call(end)
+            assert asked.result(20).message.startswith("this spotd begins to lead or ends")
+        assert "begins to lead or ends" in refused(lambda: as_user("ole", team).cancel("prep")).message
