@@ -7,6 +7,7 @@ anything is then refused, or its outcome is unknown; it is never sent a second t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
@@ -34,6 +35,9 @@ GRACE_S: Final = 5.0
 SILENT_S: Final = 5.0
 """So long after it did not answer, the leader is not asked for what the database knows."""
 FORWARDS_MAX: Final = 64
+USER_FORWARDS_MAX: Final = 24
+USERS_FORWARDS_MAX: Final = 48
+"""Of all users: the rest is the owner's."""
 OPENING_MAX: Final = 8
 """Connections to the leader that are opened at a time: it has room for sixteen of one address without a token."""
 NOTICE_CHARS_MAX: Final = 400
@@ -59,7 +63,8 @@ class WaitingApp:
         """Set as soon as another leader than the one before is known, and for good where this process waits no more."""
         self._is_over = False
         self._opening = anyio.Semaphore(OPENING_MAX)
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()
+        """By the name of the user, empty for the owner."""
         self._silent = ""
         self._silent_until = 0.0
         self._term = "" if self.leader is None else self.leader.term
@@ -122,8 +127,8 @@ class WaitingApp:
         if not leader.url:
             raise NotDone("that one does not state in [api] where others reach it")
         token, is_own = self._token(scope, leader)
-        if self._under_way >= FORWARDS_MAX:
-            raise NotDone(f"{FORWARDS_MAX} requests are on their way to it")
+        name = scope.get(CALLER_KEY, OWNER).name
+        self._require_room(name)
         answer_s = ADOPTION_S if scope["path"] == "/v1/adoption" else PATIENT_S
         exchange = Exchange(
             leader=leader,
@@ -135,7 +140,7 @@ class WaitingApp:
             receive=receive,
             send=send,
         )
-        self._under_way += 1
+        self._under_way[name] += 1
         try:
             await exchange.run(self._ended)
         except (NotDone, NotAnswered) as exc:
@@ -148,7 +153,20 @@ class WaitingApp:
                 await send({"type": "http.response.body", "body": line + b"\n"})
             raise
         finally:
-            self._under_way -= 1
+            self._under_way[name] -= 1
+            self._under_way += Counter()  # leaves out who has none
+
+    def _require_room(self, name: str) -> None:
+        """Check that one more request of this user may be on its way.
+
+        Raises:
+            NotDone
+        """
+        count, of_all = self._under_way[name], self._under_way.total()
+        if of_all >= FORWARDS_MAX or (name and of_all - self._under_way[""] >= USERS_FORWARDS_MAX):
+            raise NotDone(f"{of_all} requests are on their way to it")
+        if name and count >= USER_FORWARDS_MAX:
+            raise NotDone(f"{count} requests of {name} are on their way to it")
 
     def _token(self, scope: Scope, leader: Leader) -> tuple[str, bool]:
         """Return by which token the leader knows who asks, and whether it is this daemon's.

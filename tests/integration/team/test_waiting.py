@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -341,6 +341,29 @@ def test_no_more_than_so_many_requests_are_on_their_way(
     monkeypatch.setattr(waiting, "FORWARDS_MAX", 0)
     team.wait_for_lead(leader.lead())
     assert "0 requests are on their way" in refused(lambda: as_user("ole", team).cancel("x")).message
+
+
+def test_users_leave_room_for_each_other_and_for_the_owner(
+    team: Team, leader: Team, as_user: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "USER_FORWARDS_MAX", 2)
+    monkeypatch.setattr(waiting, "USERS_FORWARDS_MAX", 3)
+    leader.served.write_three_jobs()
+    team.wait_for_lead(leader.lead())
+    with ExitStack() as held, team.owner() as owner:
+
+        def follow(name: str) -> Daemon:
+            client = as_user(name, team)
+            next(stream := client.events(follow=True))
+            held.callback(stream.close)  # type: ignore[attr-defined]  # a generator
+            return client
+
+        follow("vic")
+        vic = follow("vic")
+        assert "2 requests of vic are on their way" in refused(lambda: vic.prices({"gpu": "H100"})).message
+        ada = follow("ada")
+        assert "3 requests are on their way" in refused(lambda: ada.cancel("prep")).message
+        assert owner.cancel("prep")["job"]
 
 
 def test_a_leader_without_an_address_leaves_what_only_reads(team: Team, as_user: Client) -> None:
