@@ -149,6 +149,14 @@ class Row:
     commits: int = 0
 
 
+class Leader(NamedTuple):
+    words: str
+    seconds: float
+    holder: str
+    epoch: int
+    api: str
+
+
 class Taken(NamedTuple):
     epoch: int
     commits: int
@@ -364,7 +372,7 @@ class Connection:
         elif statement is leading._FATE:
             return Found((server.fates.get(given["xid"]), row.commits) if mine(row) else None)
         elif statement is leading._WHO:
-            return Found((row.words, row.expires - now))
+            return Found(Leader(row.words, row.expires - now, row.holder, row.epoch, ""))
         elif isinstance(statement, tuple) and statement[0] is WRITE:
             self._session.writes.append(statement[1])
         return Found()
