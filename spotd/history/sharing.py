@@ -21,8 +21,8 @@ from spotd_providers.contract.provider import OfferPriceHistory, PriceHistoryPag
 from spotd_providers.contract.values import Market, MicroUsdPerGbMonth, MicroUsdPerHour, OfferId, PoolId, ProviderName
 
 FORMAT: Final = 1
-TEXT_BYTES_MAX: Final = 256_000_000
-"""Of a document unpacked: a day of five thousand offers that each change every minute."""
+TEXT_BYTES_MAX: Final = 64_000_000
+"""Of a document unpacked: a day of five thousand offers with five hundred changes each."""
 
 
 class BadDocument(Exception):

@@ -24,7 +24,7 @@ from spotd_providers.contract.provider import Clock, Logger
 
 EVERY: Final = timedelta(hours=1)
 KEPT: Final = Retained().everything
-OBJECT_BYTES_MAX: Final = 64_000_000
+OBJECT_BYTES_MAX: Final = 16_000_000
 LISTED_MAX: Final = 5_000
 """A day has one object for each computer that led on it."""
 
@@ -74,7 +74,8 @@ class SharedPrices:
             await self._read(now)
             self._is_read = True
         today = now // DAY_S
-        for day in range(max(self._written + 1, today - 1), today + 1):
+        # The clock may have been set back since.
+        for day in range(max(min(self._written, today - 1) + 1, today - 1), today + 1):
             await self._write(day, now)
             self._written = min(day, today - 1)
 
@@ -88,8 +89,10 @@ class SharedPrices:
     async def _read(self, now: int) -> None:
         """Take over what others wrote since the last day that was read, oldest first."""
         found = await self._threads.run(self._list)
-        gone = _date_of((now - int(KEPT.total_seconds())) // DAY_S)
-        known_day = await self._recorder.ask(History.shared_day)
+        # Our clock alone would delete everything when it is ahead: by the store's, too, the objects must be old.
+        by_store = max((int(info.modified.timestamp()) for info in found), default=0)
+        gone = _date_of(max(0, (min(now, by_store) - int(KEPT.total_seconds())) // DAY_S))
+        known_day = min(await self._recorder.ask(History.shared_day), now // DAY_S - 1)
         for info in found:
             day, _, name = info.key.removeprefix(self._prefix).partition("/")
             if day < gone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -132,9 +133,40 @@ async def test_prices_go_after_ninety_days(tmp_path: Path, clock: Clock) -> None
     first, second = Daemon(tmp_path, "a", clock), Daemon(tmp_path, "b", clock)
     first.poll(Bazaar(5), 1)
     await first.shared.reconcile_once()
+    age(tmp_path, NOW)
     clock.second += int(KEPT.total_seconds()) + 2 * DAY_S
     await second.shared.reconcile_once()
-    assert [*first.objects.list("prices/")] == []
+    assert len([*first.objects.list("prices/")]) == 1, "by the store's clock nothing is old: ours may be ahead"
+    second.poll(Bazaar(5), 1)
+    await second.shared.reconcile_once()
+    (new,) = (path for path in (tmp_path / "store").rglob("b.json.gz"))
+    os.utime(new, (clock.second, clock.second))
+    first.begin()
+    await first.shared.reconcile_once()
+    assert [info.key.rpartition("/")[2] for info in first.objects.list("prices/")] == ["b.json.gz"]
+
+
+async def test_a_clock_that_was_years_ahead_keeps_no_prices_away(tmp_path: Path, clock: Clock) -> None:
+    first, second = Daemon(tmp_path, "a", clock), Daemon(tmp_path, "b", clock)
+    first.poll(Bazaar(5), 2)
+    await first.shared.reconcile_once()
+    age(tmp_path, NOW)
+    true = clock.second
+    clock.second += 3 * 365 * DAY_S
+    await second.shared.reconcile_once()
+    await first.shared.reconcile_once()
+    clock.second = true
+    first.poll(Bazaar(5), 4)
+    await first.shared.reconcile_once()
+    second.begin()
+    await second.shared.reconcile_once()
+    assert {start for _, start, *_ in second.shows(NOW, clock.second)} == {NOW + hour * HOUR_S for hour in range(6)}
+
+
+def age(folder: Path, second: int) -> None:
+    """As if the store had taken all its objects then."""
+    for path in (folder / "store").rglob("*.json.gz"):
+        os.utime(path, (second, second))
 
 
 async def test_an_object_that_holds_no_prices_is_passed_over(tmp_path: Path, clock: Clock) -> None:
