@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import asyncssh
 
+from spotd_providers.kit.text import write_atomically
 from spotd_providers.testkit.serve import (
     AsgiApp,
     Call,
@@ -68,7 +69,8 @@ class SshFaults(Faults):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive())["body"]
         host = self.hosts[scope["user"]]
-        host.clock.write_text(f"{int(self._now())}\n")
+        # In one step: a command beside this one would read an empty date.
+        write_atomically(host.clock, f"{int(self._now())}\n", mode=0o644)
         process = await asyncio.create_subprocess_exec(
             "/bin/sh", "-c", f"{host.profile}\n{scope['command']}",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
