@@ -124,6 +124,8 @@ READ_AFTER: Final = (
     *(days * _DAY for days in (1, 2, 3, 4, 6, 8, 10, 12)),
 )
 """When a bill is read, counted from the instant after which it grows no more as its provider states it."""
+BILLED_WITHIN: Final = timedelta(days=16)
+"""What ended longer ago is left as it was booked."""
 APART: Final = _HOUR
 """Two readings are so far apart at the least, or the second proves nothing."""
 DONE: Final = -1

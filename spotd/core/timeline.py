@@ -13,7 +13,7 @@ has its date already, and only what came after it is moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -104,10 +104,19 @@ def wants_new_date(anchor: Anchor, now: datetime, wall: datetime) -> bool:
     return _continuation(anchor, anchor.boot_s + elapsed, wall).step != timedelta(0)
 
 
-def redated(world: World, step: timedelta, now: datetime, only_after: datetime | None = None) -> Plan:
+def redated(
+    world: World,
+    step: timedelta,
+    now: datetime,
+    only_after: datetime | None = None,
+    ended: Iterable[Attempt] = (),
+) -> Plan:
     """Move every instant of what is open by the step; `now` is the end of the old dates.
 
     The cooldowns of the plan are all there are, and replace those that were.
+
+    Args:
+        ended: attempts whose bill is open: it is read by their dates, and held against them.
     """
 
     def moved(at: datetime) -> datetime:
@@ -124,6 +133,7 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
             after, booked = settled(item, until, item.meter.rate, item.meter.on_demand_rate)
             charges.extend(booked)
         attempts.append(_shift(after, moved))
+    attempts.extend(_shift(item, moved) for item in ended)
     return Plan(
         jobs={job.id: _job(job, moved) for job in world.jobs.values() if not job.state.is_final},
         attempts={item.id: item for item in attempts},

@@ -18,6 +18,7 @@ from typing import Final
 
 import anyio
 
+from spotd.core.bills import BILLED_WITHIN
 from spotd.core.domain.policy import Policy
 from spotd.core.timeline import Anchor, Dated, dated, redated, wants_new_date
 from spotd.store import Store, Tx
@@ -147,7 +148,8 @@ def begin_timeline(store: Store, policy: Policy, computer: Computer, log: Logger
 
 def _move(tx: Tx, policy: Policy, found: Dated) -> None:
     now = found.anchor.at - found.step
-    plan = redated(tx.world(policy, now), found.step, now, found.only_after)
+    ended = tx.machines_to_be_billed(since=now - BILLED_WITHIN)
+    plan = redated(tx.world(policy, now), found.step, now, found.only_after, ended)
     tx.forget_cooldowns()
     tx.commit(plan)
 

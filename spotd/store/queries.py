@@ -474,6 +474,14 @@ class Reads:
         )
         return tuple(kept(tables.attempt_in, tables.fetch(self._connection, query)))
 
+    def machines_to_be_billed(self, *, since: datetime) -> tuple[Attempt, ...]:
+        """Return the attempts that are over and whose machine one of them had that ended after `since`."""
+        carried = func.coalesce(ATTEMPTS.c.machine_key, ATTEMPTS.c.key)
+        is_over = and_(ATTEMPTS.c.state == AttemptState.ENDED.value, ATTEMPTS.c.ref_id.is_not(None))
+        recent = select(carried).where(is_over, ATTEMPTS.c.ended_at >= instant_out(since))
+        query = select(ATTEMPTS).where(is_over, carried.in_(recent))
+        return tuple(kept(tables.attempt_in, tables.fetch(self._connection, query)))
+
     def attempts_on_machine_of(self, item: Attempt) -> tuple[Attempt, ...]:
         """Return the attempts that had the machine of this one, itself included, in the order in which they had it."""
         query = select(ATTEMPTS).where(

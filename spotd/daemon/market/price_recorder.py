@@ -15,7 +15,7 @@ from typing import Final, TypeVar, cast
 
 import anyio
 
-from spotd.core.bills import READ_AFTER, Sharer, bill_of, compared, is_due, leave_to_last
+from spotd.core.bills import BILLED_WITHIN, READ_AFTER, Sharer, bill_of, compared, is_due, leave_to_last
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState
@@ -166,8 +166,6 @@ class PriceRecorder:
 
 
 EVERY: Final = timedelta(minutes=10)
-ENDED_MAX: Final = timedelta(days=16)
-"""What ended longer ago is left as it was booked."""
 AT_ONCE: Final = 50
 DEADLINE_S: Final = 60.0
 MARGIN: Final = timedelta(days=1)
@@ -213,7 +211,7 @@ class BillCheck:
             if rules is None:
                 continue
             until = [now - rules.bill_open_for - after for after in READ_AFTER]
-            read = partial(Reads.unread_bills, provider=name, since=now - ENDED_MAX, until=until, limit=AT_ONCE)
+            read = partial(Reads.unread_bills, provider=name, since=now - BILLED_WITHIN, until=until, limit=AT_ONCE)
             ended = await self._database.read(read)
             due = [item for item in ended if is_due(item, policy, now)]
             charges = await self._ask(name, due, now) if due else None

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from spotd.core.bills import DONE, READ_AFTER
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState
 from spotd.core.kernel.reconcile import reconcile
+from spotd.daemon.clock import Computer, begin_timeline
 from spotd.daemon.commits import cycle_points
 from spotd.daemon.market.price_recorder import BillCheck
 from spotd_providers.contract.values import (
@@ -45,6 +47,8 @@ class Bookkeeper(Shop):
     """A shop with the rows of a bill."""
 
     rows: Rows = ()
+    ahead = timedelta(0)
+    """How far its clock is ahead of the one by which the machine was dated when it ran."""
 
     @property
     def capabilities(self) -> dict[Power, Capability]:
@@ -52,18 +56,19 @@ class Bookkeeper(Shop):
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         (machine,) = self.machines.values()
-        return tuple(
+        found = (
             ProviderCharge(
                 key=AttemptKey(str(more[2])) if len(more) > 2 else machine.key,
                 instance_id=machine.ref.instance_id,
-                start=BEGAN + start * HOUR,
-                end=BEGAN + end * HOUR,
+                start=BEGAN + self.ahead + start * HOUR,
+                end=BEGAN + self.ahead + end * HOUR,
                 amount=MicroUsd(amount),
                 kind=str(more[0]) if more else "total",
                 currency=str(more[1]) if len(more) > 1 else "USD",
             )
             for start, end, amount, *more in self.rows
         )
+        return tuple(row for row in found if row.end > since and row.start < until)
 
 
 async def ended(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
@@ -265,6 +270,53 @@ async def test_two_readings_on_either_side_of_an_instant_at_which_one_is_due_are
         await bills.reconcile_once()
         assert spent(rig, job_id) == booked
         await rig.clock.sleep(HOUR / 6)
+
+
+WHOLE_LATER = [(0.0, 31.0, 11_000_000)]
+
+
+@pytest.mark.parametrize("is_set_right", [True, False], ids=["right from then on", "wrong from then on"])
+@pytest.mark.parametrize("hours", [8, -8, 10 * 24, 30 * 24, -30 * 24])
+async def test_a_clock_that_is_set_between_two_readings_neither_ends_nor_hurries_them(
+    tmp_path: Path, hours: int, is_set_right: bool
+) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked, step = spent(rig, job_id), hours * HOUR
+    shop.ahead = step if is_set_right else timedelta(0)
+    begin_timeline(rig.store, rig.policy.current, computer(rig), rig.log)
+    shop.rows = [(0, 31, 6_000_000)]  # a row of the whole day, of which half is written
+    await read_for(2, rig, bills)
+    for _ in range(2):
+        rig = set_clock(rig, step)
+        bills = checks_of(rig, shop)
+        for _ in range(3):
+            await rig.clock.sleep(HOUR / 6)
+            await bills.reconcile_once()
+        assert spent(rig, job_id) == booked, "two readings some minutes apart prove nothing"
+        shop.rows = WHOLE_LATER
+        await read_for(6, rig, bills)
+        if is_set_right:
+            break
+        assert rig.attempts(job_id)[0].bill.tries not in {DONE, len(READ_AFTER)}
+        step = -step
+    assert spent(rig, job_id) == 11_000_000
+    assert spent(rig, job_id) == rig.attempts(job_id)[0].bill.believed
+
+
+def computer(rig: Rig, step: timedelta = timedelta(0)) -> Computer:
+    return Computer(
+        wall=lambda: rig.clock.now() + step,
+        uptime_s=lambda: (rig.clock.now() - rig.clock.offset - NOW).total_seconds() + 1000,
+        boot_id=lambda: "one",
+        compare_every_s=1,
+    )
+
+
+def set_clock(rig: Rig, step: timedelta) -> Rig:
+    """The wall clock is set, and the daemon begins anew with the new date."""
+    begin_timeline(rig.store, rig.policy.current, computer(rig, step), rig.log)
+    rig.clock.offset += step
+    return rig.reborn()
 
 
 async def test_a_row_of_another_machine_with_the_same_key_is_in_no_bill(tmp_path: Path) -> None:
