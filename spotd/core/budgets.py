@@ -9,9 +9,10 @@ where that fits: it does not if the first checkpoint was larger than the budget 
 
 What is set aside stops with the proof of the end, and with nothing less. So a launch without an answer counts although
 it was given up, a machine whose end was accepted until a list lacks it, one that is out of reach beyond its lease, and
-a machine of ours that no attempt owns. Its time that is booked nowhere is *unproven*, of a day at most: it refuses
-launches beside what is set aside, and stops nothing, since the next list may prove that there was none. One that ends
-itself when its lease is over counts no longer than a day beyond the last proof.
+a machine of ours that no attempt owns. Its time that is booked nowhere is *unproven*, mostly of a day at most: it
+refuses launches beside what is set aside, and stops nothing, since the next list may prove that there was none. One
+that ends itself when its lease is over counts no longer than a day beyond the last proof; one that nothing but an
+order ends, until its end is proved, its place among the machines, too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from spotd.core.metering import (
     FORGOTTEN_MAX,
     UNSEEN_MAX,
     day_start,
+    is_ended_by_order_alone,
     is_past_lease,
     job_spent,
     metered_until,
@@ -74,11 +76,16 @@ def _aside_to_end(world: World, item: Attempt, now: datetime) -> MicroUsd:
 
 
 def _unproven(world: World, item: Attempt, now: datetime, start: datetime | None = None) -> MicroUsd:
-    """Return what the machine may have cost that is booked nowhere, optionally since `start`: of a day at most."""
+    """Return what the machine may have cost that is booked nowhere, optionally since `start`.
+
+    Of a day at most, but for one that nothing but an order ends and that was never given one: it may run still.
+    """
     since = _unbooked_since(world, item, now)
     if since is None or _is_given_up(world, item, now):
         return MicroUsd(0)
-    until = now if now - since < UNSEEN_MAX else since + UNSEEN_MAX
+    runs_on = item.ref is None and is_ended_by_order_alone(item, world.policy)
+    runs_on = runs_on and not world.policy.providers[item.provider].is_other_account(item.account)
+    until = now if runs_on or now - since < UNSEEN_MAX else since + UNSEEN_MAX
     return cost(_rate(item), max(timedelta(0), until - max(since, start or since)))
 
 
@@ -86,13 +93,11 @@ def _is_given_up(world: World, item: Attempt, now: datetime) -> bool:
     """Whether the machine must have ended itself a day ago or more, so that it is not counted on."""
     since = _unbooked_since(world, item, now)
     if since is None or item.meter.since is not None:
-        return is_past_lease(item, now)
-    span = UNSEEN_MAX
-    if outlives(item, world.jobs[item.id.job], world.policy) is None:
-        if item.provider in world.policy.providers:
-            return False
-        span = FORGOTTEN_MAX  # whether it ends itself is known no more
-    return now - since > span
+        return is_past_lease(item, world.policy, now)
+    if is_ended_by_order_alone(item, world.policy):
+        return False
+    is_known = outlives(item, world.jobs[item.id.job], world.policy) is not None
+    return now - since > (UNSEEN_MAX if is_known else FORGOTTEN_MAX)  # whether it ends itself
 
 
 def _unbooked_since(world: World, item: Attempt, now: datetime) -> datetime | None:

@@ -248,6 +248,12 @@ def lease_and_save(job: Job, policy: Policy) -> timedelta:
     return policy.lease + job.spec.checkpoint.stop_grace + policy.save_allowance
 
 
+def is_ended_by_order_alone(item: Attempt, policy: Policy) -> bool:
+    """Whether a provider that is in the config sells this machine as one that may run until it is ordered to end."""
+    rules = policy.providers.get(item.provider)
+    return rules is not None and not (rules.ends_itself and item.quote.offer.ends_itself)
+
+
 def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
     """How long the machine may live after its last proof; `None` where nothing ends it but an order.
 
@@ -255,11 +261,7 @@ def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
     was stopped has none, so such a machine counts until its end is known.
     """
     rules = policy.providers.get(item.provider)
-    if rules is not None:
-        nothing_ends_it = not (rules.ends_itself and item.quote.offer.ends_itself)
-    else:
-        nothing_ends_it = item.ref is not None and item.meter.until is None
-    if nothing_ends_it:
+    if is_ended_by_order_alone(item, policy) or (rules is None and item.ref is not None and item.meter.until is None):
         return None
     starting = timedelta(0)
     if item.heartbeat_seen_at is None and rules is not None:
@@ -289,14 +291,14 @@ def needs_list(world: World, intent: Intent, since: datetime, now: datetime) -> 
     return now - until < UNSEEN_MAX and timedelta(0) <= now - since < FIRST_LIST_WITHIN
 
 
-def is_past_lease(item: Attempt, now: datetime) -> bool:
+def is_past_lease(item: Attempt, policy: Policy, now: datetime) -> bool:
     """Whether the machine of an attempt that is over was unseen for so long that it is not counted on any more.
 
     A lease that has run out ends the host's work, and mostly its machine; the day beyond it is for the others. For one
     that nothing ever showed, a lease was waited for before it was given up, so that its job can go on elsewhere. One
-    that is paused has no lease and does no work.
+    that is paused has no lease and does no work. One that nothing but an order ends is counted until its end is proved.
     """
-    if item.state is not AttemptState.ENDING:
+    if item.state is not AttemptState.ENDING or is_ended_by_order_alone(item, policy):
         return False
     if item.ref is None and item.end_reason is EndReason.LAUNCH_UNKNOWN:
         return True
@@ -522,7 +524,11 @@ def machines_in_use(world: World, now: datetime) -> int:
         item
         for item in world.attempts.values()
         if item.state.counts
-        or (item.machine.may_compute and not is_left_to_provider(item, world) and not is_past_lease(item, now))
+        or (
+            item.machine.may_compute
+            and not is_left_to_provider(item, world)
+            and not is_past_lease(item, world.policy, now)
+        )
     )
 
 

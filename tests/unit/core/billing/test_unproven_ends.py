@@ -1,4 +1,4 @@
-"""Money for machines whose end is not proved: it counts in every budget until it is, and no more than a day of it."""
+"""Money for machines whose end is not proved: it counts in every budget until it is, mostly a day of it at most."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spotd.core.domain.plan import applied
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel.outcomes import terminate_accepted
-from spotd.core.metering import FORGOTTEN_MAX, UNSEEN_MAX, job_spent
+from spotd.core.metering import FORGOTTEN_MAX, UNSEEN_MAX, job_spent, machines_in_use
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
 from spotd_providers.contract.values import (
@@ -101,14 +101,47 @@ def test_a_machine_that_ends_itself_counts_for_a_day_beyond_the_last_proof(unpro
         assert kept == (pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2) if is_counted else 0)
 
 
-@every("unproven", [given_up, accepted])
-@every("ago", [timedelta(days=1), timedelta(days=3), timedelta(days=400)])
-def test_what_nothing_but_an_order_ends_counts_until_its_end_is_proved_and_for_no_more_than_a_day(
-    unproven: Unproven, ago: timedelta
-) -> None:
-    world = unproven(ago)
+def by_order_alone(world: World, *, sold: bool) -> World:
+    """The same where nothing but an order ends the machine: none of its provider, or not this one, as a cluster."""
+    [item] = world.attempts.values()
+    if sold:
+        item = replace(item, quote=replace(item.quote, offer=replace(item.quote.offer, ends_itself=False)))
+        return replace(world, attempts={item.id: item})
     rules = {name: replace(one, ends_itself=False) for name, one in world.policy.providers.items()}
-    world = replace(world, policy=replace(world.policy, providers=rules))
+    return replace(world, policy=replace(world.policy, providers=rules))
+
+
+@every("sold", [True, False], ids=["this machine", "its provider"])
+@every("ago", [timedelta(hours=1), timedelta(days=1), timedelta(days=3), timedelta(days=400)])
+def test_a_launch_that_was_given_up_counts_for_all_its_time_where_nothing_but_an_order_ends_it(
+    ago: timedelta, *, sold: bool
+) -> None:
+    world = by_order_alone(given_up(ago), sold=sold)
+    [item] = world.attempts.values()
+    assert committed(world, item, NOW) == pytest.approx(owed(world, ago) + to_end(world), abs=2)
+    assert machines_in_use(world, NOW) == 1, "it holds its place among [budget] machines as well"
+    other, day = job(2), owed(world, min(ago, SINCE_MIDNIGHT))
+    world = replace(world, jobs={**world.jobs, other.id: other})
+    assert refusal(limited(world, day=day), other) is VerdictKind.BUDGET_DAY, "today's money, not that of its launch"
+    proved = replace(world, attempts={FIRST: replace(item, machine=MachineState.GONE)})
+    assert (committed(proved, proved.attempts[FIRST], NOW), machines_in_use(proved, NOW)) == (0, 0)
+
+
+@every("sold", [True, False], ids=["this machine", "its provider"])
+def test_one_of_an_account_that_no_key_lists_counts_for_a_day_until_it_is_given_up_by_hand(*, sold: bool) -> None:
+    world = by_order_alone(given_up(timedelta(days=3)), sold=sold)
+    rules = {name: replace(one, account="b") for name, one in world.policy.providers.items()}
+    item = replace(world.attempts[FIRST], account="a")
+    world = replace(world, policy=replace(world.policy, providers=rules), attempts={FIRST: item})
+    assert committed(world, item, NOW) == pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2)
+
+
+@every("sold", [True, False], ids=["this machine", "its provider"])
+@every("ago", [timedelta(days=1), timedelta(days=3), timedelta(days=400)])
+def test_what_was_ordered_to_end_counts_until_that_is_proved_and_for_no_more_than_a_day(
+    ago: timedelta, *, sold: bool
+) -> None:
+    world = by_order_alone(accepted(ago), sold=sold)
     [item] = world.attempts.values()
     assert committed(world, item, NOW) == pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2)
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from spotd.core.billing import ENDING_TAKES
+from spotd.core.budgets import committed
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
@@ -176,6 +177,29 @@ def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_l
             break
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
     assert plan.jobs[FIRST.job].spent == booked(3600), "to a moment after its last sign of life"
+
+
+def test_a_cluster_that_was_given_up_keeps_its_money_and_its_place_until_two_complete_lists_lack_it() -> None:
+    world = lost_launch()
+    item = world.attempts[FIRST]
+    item = replace(item, quote=replace(item.quote, offer=replace(item.quote.offer, ends_itself=False)))
+    world = replace(world, attempts={FIRST: item})
+    at = NOW + WINDOW + PATIENCE
+    world = applied(world, reconcile(world, {}, {i: replace(r, read_at=at) for i, r in report().items()}, at))
+    assert world.attempts[FIRST].end_reason is EndReason.LAUNCH_UNKNOWN
+
+    def is_kept(at: datetime) -> tuple[int, bool]:
+        return machines_in_use(world, at), sum(committed(world, one, at) for one in world.attempts.values()) > 0
+
+    at += timedelta(days=30)
+    assert is_kept(at) == (1, True)
+    cut = {name: replace(one, complete=False) for name, one in listing(at=at).items()}
+    for rows in (cut, cut, listing(at=at)):
+        world = applied(world, reconcile(world, rows, {}, at))
+        assert is_kept(at) == (1, True), "one list may lack what exists, and one that is cut proves nothing"
+    at += WINDOW
+    world = applied(world, reconcile(world, listing(at=at), {}, at))
+    assert is_kept(at) == (0, False)
 
 
 def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_stays_away() -> None:
