@@ -53,6 +53,7 @@ from spotd.core.pricing import (
 from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, ProviderName, as_usd, cost
 
 MINUTE: Final = timedelta(minutes=1)
+DAY: Final = timedelta(days=1)
 MONTH: Final = timedelta(days=32)
 SAVES: Final = 2
 """Uploads that are promised for each machine: one may be under way when it is stopped, and it saves at the stop."""
@@ -312,6 +313,26 @@ class BudgetGuard:
                     return one.kind, f"{why}; waits for a larger budget, or less traffic", None
                 return one.kind, f"{why}; waits for {one.until}", begins
         return None
+
+    def left_for(self, job: Job) -> MicroUsd | None:
+        """Return what may be spent before a budget stops the job's machine; `None` where none does."""
+        rooms = [one.limit - one.spent - self._committed for one in self._budgets]
+        if job.budget is not None:
+            total = job_spent(self._world, job, self._now)
+            rooms.append(job.budget - total - self._committed_by_job[job.id])
+        return MicroUsd(max(0, min(rooms))) if rooms else None
+
+    def words_against_rest(self, job: Job, rate: MicroUsdPerHour, span: timedelta) -> str:
+        """Why no budget carries the job at this price for so long, be it over several days; empty where all do."""
+        total = job_spent(self._world, job, self._now)
+        if job.budget is not None and total + cost(rate, span) > job.budget:
+            return _spending_words("job", job.budget, total)
+        for one in self._budgets:
+            soon = min(span, _begins_anew(_subject(one.kind, one.limit), self._now) - self._now)
+            later = min(span - soon, DAY if one.kind is VerdictKind.BUDGET_DAY else MONTH)
+            if one.used + cost(rate, soon) > one.limit or cost(rate, later) > one.limit:
+                return one.words
+        return ""
 
     def carries_raise(self, job: Job, item: Attempt, rate: MicroUsdPerHour) -> bool:
         """Whether every budget carries this machine at so much per hour; then what it needs more is set aside."""

@@ -44,12 +44,12 @@ from spotd.core.kernel.quarantine import contain
 from spotd.core.own_first import keeps_own
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policies import WITH_DEADLINE, Action, Choice, choose, hours_words, is_safe, reserve_s, slack_s, wait
-from spotd.core.pricing import machine_words, quote_words, span_words, startup
+from spotd.core.pricing import dollar_words, machine_words, quote_words, span_words, startup
 from spotd.core.ranking.remaining_work import remaining_work, time_on
 from spotd.core.running import pause_of
 from spotd.core.schedule import is_untried
 from spotd_jobs.spec.model import MarketChoice
-from spotd_providers.contract.values import MicroUsdPerGpuHour, Offer
+from spotd_providers.contract.values import MicroUsdPerGpuHour, Offer, cost
 
 DWELL: Final = pause_of(MachineVerdict.BACK_TO_SPOT)
 """On-demand that was paid for is used at least so long before spot is tried again."""
@@ -278,7 +278,17 @@ class Pacer:
         if ahead.seen.holds is Action.ON_DEMAND:
             return ""
         refusal = self._budget_guard.refusal(job, ahead.on_demand)
-        return "" if refusal is None else f"the budget holds over the deadline: {refusal[1]}"
+        words = "" if refusal is None else refusal[1]
+        if not words and _is_cheaper(ahead):
+            words = self._words_against_rest(job, ahead, ahead.on_demand)
+        return f"the budget holds over the deadline: {words}" if words else ""
+
+    def _words_against_rest(self, job: Job, ahead: Outlook, there: Quote) -> str:
+        """Why on-demand would end the job unfinished, and sooner than spot: its money runs out first."""
+        rate, work_s = there.price.total, ahead.seen.work_s
+        why = self._budget_guard.words_against_rest(job, rate, timedelta(seconds=work_s + ahead.seen.overhead_s))
+        needed = dollar_words(cost(rate, timedelta(seconds=work_s)))
+        return f"{hours_words(work_s)} of work on-demand cost about {needed}, and {why}" if why else ""
 
     def _warn(self, job: Job, ahead: Outlook, barred: str) -> None:
         """Write one event when the deadline starts to slip."""

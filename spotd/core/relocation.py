@@ -136,6 +136,9 @@ class Relocation:
             if job.moves.at is not None and timedelta(0) <= self._now - job.moves.at < DWELL
         }
 
+    def _staying(self, job: Job, item: Attempt, rate_here: MicroUsdPerHour | None = None) -> Staying:
+        return Staying(job, item, self._now, rate_here, self._placement.budget_guard.left_for(job))
+
     def _cheapest_move(
         self, job: Job, item: Attempt, rate_here: int, rate_max: int | None = None, worth_max: int | None = None
     ) -> tuple[Quote, Comparison] | None:
@@ -143,7 +146,7 @@ class Relocation:
         staying: Staying | None = None
         best: tuple[Quote, Comparison] | None = None
         for there in self._elsewhere(job, item, rate_max, worth_max):
-            staying = staying or Staying(job, item, self._now, MicroUsdPerHour(rate_here))
+            staying = staying or self._staying(job, item, MicroUsdPerHour(rate_here))
             found = self._compare(staying, job, item, there)
             if found is not None and (best is None or found.moving < best[1].moving):
                 best = there, found
@@ -183,7 +186,7 @@ class Relocation:
             self._lower(job, item, lower)
 
     def _lower(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
-        found = self._compare(Staying(job, item, self._now), job, item, repriced(item.quote, bid))
+        found = self._compare(self._staying(job, item), job, item, repriced(item.quote, bid))
         if found is None or not _is_worth(found):
             return
         floor, saved = item.bidding.floor or bid, dollar_words(MicroUsd(found.saving))
@@ -320,7 +323,9 @@ def move_words(there: Quote, found: Comparison, rate_here: MicroUsdPerHour) -> s
     """Return what the move is for, with every figure."""
     offer = there.offer
     span = span_words(found.left)
-    left = f"the {span} that are left" if found.is_estimate else f"the next {span}, since it is not known what is left"
+    left = f"the next {span}, since it is not known what is left"
+    if found.is_estimate or found.is_paid_for:
+        left = f"the {span} that {'its budget pays for' if found.is_paid_for else 'are left'}"
     price, before = as_usd(running_rate(there)), as_usd(rate_here)
     return (
         f"{machine_words(offer.gpu, offer.gpu_count, offer.nodes)} at"

@@ -8,7 +8,8 @@
 The time left is the job's own estimate (`remaining_work`), from its newest checkpoint, so that what is not saved counts
 as work to be repeated. Where it is not known what is left, the job is taken to go on for as long as it has run on this
 machine, and for `HORIZON_MAX` at the most; then, and where the speed of either kind of machine is not known, only
-machines of the same kind are compared, since a lower price may buy a slower one.
+machines of the same kind are compared, since a lower price may buy a slower one. Where a budget stops the machine
+before, no more than that time is compared, and the work that is done in it.
 
 A start takes as long as the starts of this image at that provider did (`experience.starts`), as this job's own start on
 this machine did, or as `usefulness` estimates, whichever is longest.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -64,11 +65,13 @@ class Comparison:
     Attributes:
         left: time left on the machine that the job has.
         is_estimate: the end is the job's own estimate, not a horizon.
+        is_paid_for: it is the time after which a budget stops the machine that the job has.
         fixed: what of `moving` the move itself costs.
     """
 
     left: timedelta
     is_estimate: bool
+    is_paid_for: bool
     staying: MicroUsd
     moving: MicroUsd
     fixed: MicroUsd
@@ -83,9 +86,17 @@ class Staying:
 
     Args:
         rate_here: what the machine would cost, where that is not what was agreed.
+        budget_left: what may be spent before a budget stops the machine; `None` where none does.
     """
 
-    def __init__(self, job: Job, item: Attempt, now: datetime, rate_here: MicroUsdPerHour | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        item: Attempt,
+        now: datetime,
+        rate_here: MicroUsdPerHour | None = None,
+        budget_left: MicroUsd | None = None,
+    ) -> None:
         here = item.quote.offer
         self._job, self._here = job, here
         self._left, self._speeds = remaining_work(job), speeds_of(job)
@@ -96,6 +107,13 @@ class Staying:
         else:
             self._here_left = max(timedelta(0), time_on(job, self._left, here.gpu, here.gpu_count) - self._unsaved)
         rate = running_rate(item.quote) if rate_here is None else rate_here
+        self._is_paid_for = budget_left is not None and budget_left < cost(rate, self._here_left)
+        if budget_left is not None and self._is_paid_for:
+            paid = budget_left * _HOUR / rate
+            if self._left is not None:
+                part = (paid + self._unsaved) / (self._here_left + self._unsaved)
+                self._left = replace(self._left, time=self._left.time * part)
+            self._here_left = paid
         self._cost = cost(rate, self._here_left)
         self._ends_for = cost(rate, job.spec.checkpoint.stop_grace + STOP_TAKES) + save_cost(job, here)
         self._repeats = (job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL) / 2
@@ -134,6 +152,7 @@ class Staying:
         return Comparison(
             left=self._here_left,
             is_estimate=left is not None,
+            is_paid_for=self._is_paid_for,
             staying=self._cost,
             moving=MicroUsd(cost(rate_there, there_left) + fixed),
             fixed=MicroUsd(fixed),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+import pytest
+
 from spotd.core.deadlines import with_spot
 from spotd.core.decide import decide
 from spotd.core.domain.jobs import Job, Pacing
@@ -203,6 +205,35 @@ def test_a_spot_machine_is_kept_while_its_loss_could_be_borne_and_left_when_it_c
     # with nowhere to go to it stays
     assert _order(_running(_SPOT, 20.5), _SPOT) is None
     assert _order(_running(_SPOT, 20.5, market=MarketChoice.SPOT), _SPOT, _sold()) is None
+
+
+@every(
+    ("budget", "policy", "is_left"),
+    [
+        pytest.param(200_000, {}, False, id="half an hour of on-demand"),
+        pytest.param(7_900_000, {}, False, id="nearly all of the work"),
+        pytest.param(9_000_000, {}, True, id="all of the work"),
+        pytest.param(None, {"budget_day": 4_000_000}, False, id="a day that ends in twelve hours"),
+        pytest.param(None, {"budget_day": 5_500_000}, True, id="two days"),
+        pytest.param(None, {"budget_month": 7_000_000}, False, id="a month"),
+        pytest.param(None, {"budget_month": 9_000_000}, True, id="a month that carries it"),
+    ],
+)
+def test_spot_is_not_left_for_on_demand_that_the_budget_carries_no_further_than_spot(
+    budget: int | None, policy: dict[str, Any], is_left: bool
+) -> None:
+    world = _running(_SPOT, 20.5, budget=budget)
+    world = replace(world, policy=replace(world.policy, **policy))
+    assert (_order(world, _SPOT, _sold()) is not None) is is_left
+    owner = job(**_due(20.5, budget=budget))
+    assert _placed(decide(_world(owner, **policy), market(_SPOT, _sold()), NOW)) is (
+        Market.ON_DEMAND if is_left else Market.SPOT
+    )
+    if not is_left:
+        [verdict] = decide(world, market(_SPOT, _sold()), NOW).verdicts.values()
+        assert "the budget holds over the deadline: 20.0 h of work on-demand cost about $8" in verdict.sentence
+        dear = offer("spot", price=450_000)
+        assert _order(_running(dear, 20.5, budget=budget), dear, _sold()) is not None or budget == 200_000
 
 
 def test_no_spot_machine_is_launched_that_would_have_to_be_left_before_its_first_save() -> None:

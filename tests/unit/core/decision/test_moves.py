@@ -135,12 +135,34 @@ def test_dear_traffic_keeps_a_job_where_it_is() -> None:
     assert not is_moved(move(world, download_price=MicroUsdPerGb(50_000)))
 
 
-@every(("budget", "moves"), [(250_000, False), (500_000, True)])
+@every(("budget", "moves"), [(250_000, False), (500_000, False), (3_000_000, True)])
 def test_a_job_stays_where_its_budget_carries_no_restore_elsewhere(budget: int, *, moves: bool) -> None:
     world = running(budget_set=budget, work=Work(time=50 * HOUR))
     owner = replace(world.jobs[FIRST.job], checkpoints=(saved(NOW - MINUTE, size=5 * 10**9),))
     plan = move(replace(world, jobs={owner.id: owner}), download_price=MicroUsdPerGb(50_000))
     assert is_moved(plan) is moves
+
+
+@every(
+    ("limits", "moves"),
+    [
+        pytest.param({"budget_set": 700_000}, False, id="an hour and a half of a job"),
+        pytest.param({"budget_set": 20_000_000}, True, id="all of a job"),
+        pytest.param({"budget_day": 700_000}, False, id="an hour and a half of a day"),
+        pytest.param({"budget_day": 9_000_000}, True, id="all of a day"),
+        pytest.param({"budget_month": 700_000}, False, id="an hour and a half of a month"),
+    ],
+)
+def test_a_move_pays_within_what_the_budget_pays_for_and_not_within_what_is_left_of_the_work(
+    limits: dict[str, int], *, moves: bool
+) -> None:
+    own = {name: limits[name] for name in limits if name == "budget_set"}
+    world = running(work=Work(time=50 * HOUR), **own)
+    world = replace(world, policy=replace(world.policy, **{n: v for n, v in limits.items() if n not in own}))
+    plan = move(world, 300_000)
+    assert is_moved(plan) is moves
+    stop = plan.attempts[FIRST].stop if moves else None
+    assert stop is None or "over the" in stop.detail
 
 
 def test_two_jobs_do_not_move_to_one_machine() -> None:
