@@ -29,7 +29,7 @@ from spotd.web.guard import (
     peer_uid,
     refusal,
 )
-from spotd.web.main import OPEN_MAX, OPEN_PER_PEER_MAX, Gate
+from spotd.web.main import OPEN_MAX, OPEN_PER_PEER_MAX, Gate, listen
 from tests.cases import every
 
 HERE = Place(host="127.0.0.1")
@@ -381,6 +381,27 @@ def test_a_silent_connection_and_one_too_many_are_closed(monkeypatch: pytest.Mon
             await server.shutdown(sockets=[bound])
 
     asyncio.run(run())
+
+
+def test_the_body_of_an_answer_does_not_wait_until_its_head_has_arrived() -> None:
+    async def run() -> int:
+        connected: asyncio.Future[asyncio.BaseTransport] = asyncio.get_running_loop().create_future()
+
+        class Connected(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                connected.set_result(transport)
+
+        bound = listen("127.0.0.1", 0)
+        async with await asyncio.get_running_loop().create_server(Connected, sock=bound):
+            _, writer = await asyncio.open_connection(*bound.getsockname())
+            transport = await asyncio.wait_for(connected, 5)
+            taken: socket.socket = transport.get_extra_info("socket")
+            is_set = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            transport.close()
+            writer.close()
+            return is_set
+
+    assert asyncio.run(run())
 
 
 def test_the_owner_of_an_unknown_connection_is_unknown() -> None:
