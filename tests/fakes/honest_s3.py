@@ -92,6 +92,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request: who asks, may they, and then what is asked."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     honest: Honest
 
     def log_message(self, *args: Any) -> None:

@@ -135,6 +135,7 @@ def running() -> Iterator[FakeHub]:
 def _server(answers: Any) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def log_message(self, *words: Any) -> None:
             """Stay silent."""

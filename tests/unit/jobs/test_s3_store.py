@@ -163,6 +163,7 @@ class Gullible(BaseHTTPRequestHandler):
     """Stores whatever anybody sends, as some S3 look-alikes do."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     objects: dict[str, bytes]
 
     def log_message(self, *args: Any) -> None:
