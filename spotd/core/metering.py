@@ -477,10 +477,15 @@ def _computes_no_more(item: Attempt) -> bool:
 
 
 def taken_by_provider_until(item: Attempt, policy: Policy, now: datetime) -> datetime | None:
-    """When the machine's end is owed although the provider takes it; `None` for at once."""
+    """When the machine's end is owed although the provider takes it; `None` for at once.
+
+    Of several as one an announcement may be for one of them alone: the others would bill, and nothing takes them.
+    """
     rules = policy.providers.get(item.provider)
     taken_at = noticed_at(item)
     if rules is None or taken_at is None or item.launched_at is None or not _computes_no_more(item):
+        return None
+    if _nodes_of(item) > 1:
         return None
     due = taken_at + TAKING
     return due if _is_free(item.launched_at, taken_at, rules) and now < due <= now + LEFT_MAX else None

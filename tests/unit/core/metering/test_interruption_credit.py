@@ -14,9 +14,9 @@ from spotd.core.domain.intents import Intent, IntentState, JobId
 from spotd.core.domain.plan import Plan, applied
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
-from spotd.core.kernel.outcomes import after_restart, terminate_failed
+from spotd.core.kernel.outcomes import after_restart, terminate_accepted, terminate_failed
 from spotd.core.kernel.reconcile import reconcile
-from spotd.core.metering import LEFT_MAX, TAKING, UNSEEN_NOTICE, is_left_to_provider
+from spotd.core.metering import LEFT_MAX, TAKING, UNSEEN_NOTICE, accrued, is_left_to_provider, machines_in_use
 from spotd_providers.contract.values import InstanceState, Loss
 from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
@@ -32,6 +32,13 @@ def free_hour(world: World, span: timedelta = timedelta(hours=1)) -> World:
 
 def told(**changes: Any) -> World:
     return free_hour(world_with(AttemptState.RUNNING, **{"notice_at": TAKEN_AT, **changes}))
+
+
+def several(world: World) -> World:
+    """The same with four machines as one."""
+    (item,) = world.attempts.values()
+    quote = replace(item.quote, offer=replace(item.quote.offer, nodes=4))
+    return replace(world, attempts={item.id: replace(item, quote=quote)})
 
 
 def saved(world: World) -> Plan:
@@ -83,10 +90,28 @@ def test_a_machine_that_a_list_shows_as_being_taken_is_not_ended_by_us() -> None
         pytest.param(told(launched_at=NOW - timedelta(minutes=59)), id="its first hour is over by then"),
         pytest.param(told(notice_at=NOW - MINUTE), id="it should have been taken a minute ago"),
         pytest.param(told(notice_at=NOW + LEFT_MAX), id="no provider warns that long ahead"),
+        pytest.param(several(told()), id="one of several is taken, and the others are not"),
     ],
 )
 def test_every_other_machine_is_ended_at_once(world: World) -> None:
     assert order(saved(world)).not_before is None
+
+
+def test_several_machines_of_which_one_is_taken_hold_their_places_until_their_end_is_accepted() -> None:
+    world = several(told())
+    plan = saved(world)
+    world = applied(world, plan)
+    (item,) = world.attempts.values()
+    assert not is_left_to_provider(item, world)
+    assert machines_in_use(world, NOW) == 4
+    assert order(plan).state is IntentState.OPEN
+    later = NOW + MINUTE
+    before = accrued(item.meter, later)
+    assert before > accrued(item.meter, NOW), "they are booked until then"
+    world = applied(world, terminate_accepted(world, order(plan).id, later))
+    (item,) = world.attempts.values()
+    assert (item.machine, accrued(item.meter, later + MINUTE)) == (MachineState.HALTED, 0)
+    assert machines_in_use(world, later) == 0
 
 
 def test_a_machine_whose_runner_has_not_reported_its_end_is_not_left_alone() -> None:
