@@ -42,7 +42,10 @@ from spotd_providers.runpod.offers import PROVIDER
 from spotd_providers.runpod.wire import WHO, ClusterRow, PodRow, RunpodSettings
 
 STARTS_WITHIN: Final = timedelta(minutes=20)
-"""A cluster that lacks pods after it has lost them, if they were never seen together: this process began later."""
+"""A cluster that lacks pods after it has lost them, if they were never seen together: this process began later.
+
+One that is found late, as after an answer that was lost, lacks none while all that do not run yet still start.
+"""
 NO_LOGIN: Final = "RunPod's clusters take no login of a private registry"
 
 
@@ -200,7 +203,8 @@ class Clusters:
         detail = f"{running} of its {pods} pods run"
         is_old = row.created_at is not None and now - row.created_at > STARTS_WITHIN
         losses = [LOSSES[word] for word in sorted(words) if word in LOSSES]
-        if not (self._whole.get(row.id) or is_old):
+        starts = sum(count for word, count in words.items() if STATES[word] is InstanceState.PENDING)
+        if not self._whole.get(row.id) and not (is_old and running + starts < pods):
             state = InstanceState.PAUSED if losses else InstanceState.PENDING
             return state, next(iter(losses), None), None, detail
         first = "" if row.primary is None else (row.primary.status or "").strip().upper()

@@ -392,6 +392,25 @@ def test_a_process_that_never_saw_all_pods_takes_an_old_cluster_in_part_for_one_
     play(tmp_path, story)
 
 
+def test_a_cluster_that_is_found_late_and_still_starts_has_lost_nothing(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        h.cloud.quirks.starting = timedelta(minutes=50)
+        request = h.request(await pair(h, provider), start_script="exec sleep 600")
+        h.faults.lose_answer(Call.LAUNCH)
+        with pytest.raises(OutcomeUnknown):
+            await provider.launch(request)
+        await h.advance(timedelta(minutes=30))
+        async with h.opened() as later:
+            assert isinstance(later, RunpodProvider)
+            row = await the_row(later, request)
+            assert (row.state, row.loss, row.billing) == (InstanceState.PENDING, None, Billing.FULL)
+            await h.advance(timedelta(minutes=25))
+            row = await the_row(later, request)
+            assert (row.state, row.notice_at) == (InstanceState.RUNNING, None)
+
+    play(tmp_path, story)
+
+
 def test_a_word_that_was_never_documented_proves_no_loss(tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         request, cluster = await rent(h, provider)
