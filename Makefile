@@ -39,7 +39,7 @@ format: $(VENV)/.dev ## put the code into its format
 ##@ Before a merge
 test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
 	@echo "running the tests; long stories are 'make lengthy', longer swarms 'make swarm'"
-	@$(BIN)/python -m pytest -n 4 $(SPREAD) --durations=25 --durations-min=1 -m "not lengthy and not slow and not system" $(ARGS)
+	@$(BIN)/python -m pytest -n 6 $(SPREAD) --durations=25 --durations-min=1 -m "not lengthy and not slow and not system" $(ARGS)
 
 system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Slurm, docker, PostgreSQL (those that lack one are skipped)
 	@$(BIN)/python -m pytest -m system $(ARGS)
