@@ -199,7 +199,10 @@ def test_a_machine_that_can_not_be_used_ends_all_before_they_begin_by_the_word_o
         grant = gang_grant(rig, "touch begun")
         (tmp_path / "m2").mkdir()
         (tmp_path / "m2" / "spotd").write_bytes(b"")
-        machines = start(rig, grant)
+        machines = start(rig, grant, 0, 1)
+        # A machine that begins after the end finds no first one, and waits for it as long as it may.
+        until((rig.store.path(grant.upload.prefix) / "gang.json").exists, "the first one to be found")
+        machines += start(rig, grant, 2)
         assert machines[0].wait() == machines[1].wait() == 0
         machines[2].wait()
         (ended,) = machines[0].events("exit")

@@ -19,7 +19,7 @@ import pytest
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState
-from spotd.daemon import object_keys
+from spotd.daemon import object_keys, recovery_survey
 from spotd.daemon.commits import never
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.install import BadConfig, InstallTaken
@@ -209,7 +209,10 @@ async def test_what_a_killed_upload_left_is_gone_after_a_start(tmp_path: Path) -
         assert not left.exists()
 
 
-async def test_nothing_is_bought_before_the_store_was_asked_and_used_numbers_are_raised(tmp_path: Path) -> None:
+async def test_nothing_is_bought_before_the_store_was_asked_and_used_numbers_are_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_survey, "RETRY_S", 0.2)
     objects = SlowStore(tmp_path / "objects")
     shop = Shop(VirtualClock())
     stored(tmp_path, Plan(jobs={job().id: job()}))
