@@ -7,12 +7,12 @@ largest that is kept, and nothing is known of the first. As long as spent plus s
 everything at that moment keeps the budget; when it no longer does, that moment has come. A stop uploads once more only
 where that fits: it does not if the first checkpoint was larger than the budget bears.
 
-What is set aside stops with the proof of the end, and with nothing less. So a launch without an answer counts although
-it was given up, a machine whose end was accepted until a list lacks it, one that is out of reach beyond its lease, and
-a machine of ours that no attempt owns. Its time that is booked nowhere is *unproven*, mostly of a day at most: it
-refuses launches beside what is set aside, and stops nothing, since the next list may prove that there was none. One
-that ends itself when its lease is over counts no longer than a day beyond the last proof; one that nothing but an
-order ends, until its end is proved, its place among the machines, too.
+What is set aside stops with the proof of the end, and with nothing less. So a launch without an answer counts, given up
+or not, a machine whose end was accepted until a list lacks it, one that is out of reach beyond its lease, and a machine
+of ours that no attempt owns. Its time that is booked nowhere is *unproven*, mostly of a day at most: it refuses
+launches beside what is set aside, and stops nothing, since the next list may prove that there was none. One that ends
+itself when its lease is over counts no longer than a day beyond the last proof; one that nothing but an order ends,
+until its end is proved, its place among the machines, too.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ def _unproven(world: World, item: Attempt, now: datetime, start: datetime | None
 
 def _is_given_up(world: World, item: Attempt, now: datetime) -> bool:
     """Whether the machine must have ended itself a day ago or more, so that it is not counted on."""
+    if item.state.counts:
+        return False
     since = _unbooked_since(world, item, now)
     if since is None or item.meter.since is not None:
         return is_past_lease(item, world.policy, now)
@@ -102,11 +104,12 @@ def _is_given_up(world: World, item: Attempt, now: datetime) -> bool:
 
 
 def _unbooked_since(world: World, item: Attempt, now: datetime) -> datetime | None:
-    """Since when the machine of an attempt that is over may have been billed and is not booked; `None` where it is.
+    """Since when the machine may have been billed and is not booked; `None` where it is.
 
-    Of one of an attempt that counts, a list decides first, as after hours of sleep: its time is booked once it is seen.
+    Of an attempt that counts that is a launch without an answer. Of any other such one a list decides first, as after
+    hours of sleep: its time is booked once it is seen.
     """
-    if item.machine is MachineState.GONE or item.state.counts:
+    if item.machine is MachineState.GONE or (item.state.counts and (item.ref is not None or not item.outcome_unknown)):
         return None
     if item.meter.since is not None:
         until = metered_until(item.meter, now)
@@ -368,7 +371,7 @@ class BudgetGuard:
         stop = cost(_rate(item), _saving_time(self._world, item)) + save_cost(
             self._world.jobs[item.id.job], item.quote.offer
         )
-        return committed(self._world, item, self._now) + still_to_run(self._world, item, self._now) - stop
+        return _aside_to_end(self._world, item, self._now) + still_to_run(self._world, item, self._now) - stop
 
     def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:
         """Machines are being stopped for this budget in this decision."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from spotd.core.budgets import BudgetGuard, committed
+from spotd.core.budgets import BudgetGuard, committed, still_to_run
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import MachineState
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, Meter
@@ -66,6 +66,11 @@ def beyond_its_lease(ago: timedelta) -> World:
     return replace(world, attempts={FIRST: replace(item, meter=meter)}, intents=intents)
 
 
+def unanswered(ago: timedelta) -> World:
+    """A launch that was sent so long ago, whose machine is still searched for."""
+    return world_with(AttemptState.INTENDED, intended_at=NOW - ago)
+
+
 Unproven = Callable[[timedelta], World]
 unproven = every("unproven", [given_up, accepted, beyond_its_lease])
 
@@ -80,7 +85,7 @@ def to_end(world: World) -> int:
     return owed(world, world.policy.commit_horizon + world.jobs[item.id.job].spec.checkpoint.stop_grace)
 
 
-@unproven
+@every("unproven", [given_up, accepted, beyond_its_lease, unanswered])
 @every("hours", [0.1, 1, 5, 23.9])
 def test_the_time_that_is_booked_nowhere_is_kept_beside_what_its_end_takes(unproven: Unproven, hours: float) -> None:
     world = unproven(hours * HOUR)
@@ -146,12 +151,58 @@ def test_what_was_ordered_to_end_counts_until_that_is_proved_and_for_no_more_tha
     assert committed(world, item, NOW) == pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2)
 
 
-@every("state", [AttemptState.INTENDED, AttemptState.RUNNING])
-def test_what_counts_is_looked_for_first_after_hours_that_nobody_watched(state: AttemptState) -> None:
-    world = world_with(state, intended_at=NOW - 8 * HOUR)
+def test_what_counts_is_looked_for_first_after_hours_that_nobody_watched() -> None:
+    world = world_with(AttemptState.RUNNING, intended_at=NOW - 8 * HOUR)
     [item] = world.attempts.values()
-    meter = replace(item.meter, until=None if item.meter.since is None else NOW - 7 * HOUR)
+    meter = replace(item.meter, until=NOW - 7 * HOUR)
     assert committed(world, replace(item, meter=meter), NOW) == pytest.approx(to_end(world), abs=2)
+
+
+@every("days", [1, 2, 400])
+def test_a_launch_that_counts_and_has_no_answer_keeps_a_day_and_its_end_at_most(days: int) -> None:
+    world = unanswered(days * UNSEEN_MAX)
+    [item] = world.attempts.values()
+    assert committed(world, item, NOW) == pytest.approx(owed(world, UNSEEN_MAX) + to_end(world), abs=2)
+
+
+@every("provider", ["answers no more", "left the config"])
+def test_what_a_launch_without_an_answer_leaves_of_a_budget_only_falls_while_it_is_searched_for(provider: str) -> None:
+    other = job(2)
+
+    def lacking(minutes: int) -> int:
+        world = limited(unanswered(timedelta(minutes=minutes)), day=10**9)
+        agreed = world.attempts[FIRST].quote
+        providers = {} if provider == "left the config" else world.policy.providers
+        world = replace(world, policy=replace(world.policy, providers=providers))
+        found = BudgetGuard(world, NOW).lacking(other, agreed)
+        assert found is not None
+        return found
+
+    kept = [lacking(minutes) for minutes in range(0, 40, 5)]
+    assert kept == sorted(kept)
+    alone = unanswered(timedelta(0))
+    assert kept[-1] - kept[0] == pytest.approx(owed(alone, timedelta(minutes=35)) - kept_to_run(alone), abs=2)
+
+
+def kept_to_run(world: World) -> int:
+    """What the rest of a useful run costs of a machine that was bought a moment ago."""
+    return still_to_run(world, world.attempts[FIRST], NOW)
+
+
+@every("budget", ["day", "month"])
+def test_a_launch_without_an_answer_stops_no_machine_of_another_job(budget: str) -> None:
+    world = beside(unanswered(8 * HOUR))
+    spent = sum(job_spent(world, owner, NOW) for owner in world.jobs.values())
+    [_, item] = world.attempts.values()
+    enough = spent + 2 * (to_end(unanswered(HOUR)) + cost(item.quote.price.total, HOUR))
+    assert not stops(limited(world, **{budget: enough}))
+    assert stops(limited(world, **{budget: spent})) == [EndReason.BUDGET_PAUSED] * 2
+
+
+def test_no_machine_without_an_answer_is_worth_more_to_stop_than_what_it_holds_to_end_and_to_run() -> None:
+    fresh, old = unanswered(timedelta(0)), unanswered(HOUR)
+    gains = [BudgetGuard(w, NOW).freed_by(w.attempts[FIRST]) for w in (fresh, old)]
+    assert gains[1] == gains[0] - kept_to_run(fresh)
 
 
 @unproven
