@@ -14,7 +14,8 @@ from spotd.core.domain.market import FREE_EGRESS, StoreEgress
 from spotd_providers.contract.values import AttemptKey, InstallId, MicroUsd, MicroUsdPerGpuHour, ProviderName
 
 LIST_LAG_DEFAULT: Final = timedelta(minutes=3)
-"""Of a provider that is not in the config any more."""
+PROVISION_TIMEOUT_DEFAULT: Final = timedelta(minutes=20)
+"""Of a provider that is not in the config any more, as the list lag above."""
 
 
 DOCKER_HUB: Final = "docker.io"
@@ -209,6 +210,11 @@ class Policy(UserLimits):
         """Return for how long the provider's lists may lack a machine that exists."""
         rules = self.providers.get(provider)
         return LIST_LAG_DEFAULT if rules is None else rules.reconcile_window
+
+    def provision_timeout(self, provider: ProviderName) -> timedelta:
+        """Return how long a machine of the provider may take from its launch to its first sign of life."""
+        rules = self.providers.get(provider)
+        return PROVISION_TIMEOUT_DEFAULT if rules is None else rules.provision_timeout
 
 
 # The key a machine carries: which install bought it, for which attempt of which job.

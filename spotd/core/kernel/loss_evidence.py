@@ -29,7 +29,6 @@ from typing import Final
 from spotd.core.billing import charge_unseen, last_lived, ran_until
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, StopOrder
 from spotd.core.domain.intents import AttemptId, IntentState
-from spotd.core.domain.policy import ProviderPolicy
 from spotd.core.domain.states import EndReason
 from spotd.core.handover import CONFIRMED_WITHIN
 from spotd.core.host_reports import last_sign_of_life
@@ -304,12 +303,11 @@ GRACE: Final = 2
 """After the outage a host gives a sign of life within so many times the silence that is borne of a host that runs."""
 
 
-def start_deadline(
-    builder: PlanBuilder, item: Attempt, rules: ProviderPolicy, evidence: LossEvidence, launched_at: datetime
-) -> datetime:
+def start_deadline(builder: PlanBuilder, item: Attempt, evidence: LossEvidence, launched_at: datetime) -> datetime:
     """When the machine is given up if it has not spoken since its launch; written down while that moves."""
-    usual = launched_at + (CONFIRMED_WITHIN if item.awaits_handover else rules.provision_timeout)
-    limit = launched_at + PARTS_MAX * rules.provision_timeout
+    timeout = builder.policy.provision_timeout(item.provider)
+    usual = launched_at + (CONFIRMED_WITHIN if item.awaits_handover else timeout)
+    limit = launched_at + PARTS_MAX * timeout
     known = usual if item.start_deadline is None else max(usual, item.start_deadline)
     grace = GRACE * builder.policy.silence_max
     if not evidence.hosts_cannot_write or known - builder.now > grace / 2:
@@ -343,7 +341,6 @@ def watch_timeouts(
 ) -> None:
     """End the attempt once one of its time-outs has passed, or wake for the next of them."""
     item = builder.attempt(attempt_id)
-    rules = builder.policy.providers.get(item.provider)
 
     def end(reason: EndReason, detail: str = "") -> None:
         if report is not None and report.liveness_check:
@@ -373,8 +370,8 @@ def watch_timeouts(
             silent_at = seen_at + builder.policy.silence_max
             builder.wake(next((at for at in (silent_at, lost_at) if at > builder.now), lost_at))
         _list_when_late(builder, item, seen_at)
-    elif rules is not None and item.launched_at is not None:
-        late_at = start_deadline(builder, item, rules, evidence, item.launched_at)
+    elif item.launched_at is not None:
+        late_at = start_deadline(builder, item, evidence, item.launched_at)
         if builder.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:

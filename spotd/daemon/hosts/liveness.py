@@ -129,7 +129,5 @@ class WriteProbe:
         if item.heartbeat_seen_at is not None:
             newest = max(item.heartbeat_seen_at, self._marker_at(item.id) or item.heartbeat_seen_at)
             return newest < at - world.policy.silence_max * STILL_SHARE
-        rules = world.policy.providers.get(item.provider)
-        return (
-            rules is not None and item.launched_at is not None and item.launched_at < at - rules.provision_timeout / 2
-        )
+        half = world.policy.provision_timeout(item.provider) / 2
+        return item.launched_at is not None and item.launched_at < at - half

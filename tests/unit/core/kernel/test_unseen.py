@@ -360,3 +360,20 @@ def test_one_that_a_list_lacked_meanwhile_is_booked_from_the_start_that_its_prov
     found = replace(instance(InstanceState.RUNNING), created_at=NOW - 6 * MINUTE)
     (item,) = reconcile(world, listing(found), {}, NOW).attempts.values()
     assert spent(item, NOW) == item.quote.price.total // 10
+
+
+@every(("minutes", "is_over"), [(19, False), (20, True), (60 * 24 * 30, True)])
+def test_a_machine_that_never_spoke_is_given_up_in_time_although_its_provider_left_the_config(
+    minutes: int, *, is_over: bool
+) -> None:
+    launched = NOW - minutes * MINUTE
+    world = world_with(AttemptState.STARTING, launched_at=launched, intended_at=launched)
+    world = replace(world, policy=replace(world.policy, providers={}))
+    plan = reconcile(world, {}, report(seq=-1, phase=""), NOW)
+    after = applied(world, plan)
+    item = after.attempts[FIRST]
+    assert item.end_reason is (EndReason.PROVISION_TIMEOUT if is_over else None)
+    assert plan.wake_at == (None if is_over else launched + 20 * MINUTE)
+    if is_over:
+        assert after.jobs[FIRST.job].state is JobState.RECOVERING
+        assert [t.kind for t in after.intents.values()] == [IntentKind.TERMINATE], "its end is owed for good"
