@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Final
 
 from spotd.core.checkpoints import open_numbers, trim
@@ -35,8 +35,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits, Database, Threads, cycle_points
 from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Outage, Pause
 from spotd.daemon.hosts.host_reader import NONE_STORED, known_manifest, pinned_manifest
-from spotd.store import Reads
-from spotd.store import StateError as StateError
+from spotd.store import Reads, StateError
 from spotd_jobs.objects.api import (
     ObjectInfo,
     ObjectMissing,
@@ -57,12 +56,10 @@ from spotd_providers.contract.provider import Clock, Logger
 #
 # Theory. The runner counts on a chunk that its own attempt sent only while it is young: one of the `WINDOW` newest
 # manifests of the attempt names it, or it was sent after the oldest of these was published. What is too old is
-# forgotten
-# before the next manifest goes out, and is sent again under another key when its content comes back
+# forgotten before the next manifest goes out, and is sent again under another key when its content comes back
 # (`spotd_jobs.runner.manifest`). So a chunk that no manifest on any list needs, none of the newest names, and that is
 # older than the oldest of these, can be named by no manifest that is still to come, and its key is never written again.
 # Ages are the store's own.
-#
 # A manifest that is not on the list goes only if a read of the host would pass over it: its serial is below that of one
 # that was accepted. What it names is garbage with it; every other manifest that is there protects what it names.
 
@@ -347,6 +344,10 @@ def _is_gone(objects: ObjectStore, info: ObjectInfo) -> bool:
 PACE: Final = timedelta(minutes=1)
 DEADLINE_S: Final = 1800.0
 JOBS_PER_ROUND: Final = 8
+REVISITED: Final = 2
+"""Of these so many at least are jobs that ended long ago."""
+REMEMBERED_MAX: Final = 10_000
+"""Jobs that have ended. One that is not remembered costs one listing of its objects when it has its turn."""
 LIVE_ROUNDS: Final = 5
 """What a running attempt leaves behind is searched for only after so many rounds: each time lists all of it."""
 
@@ -361,7 +362,8 @@ class _Remembered:
     tried: int = 0
     """In which round; the job without a turn for longest comes first, so that one failing job holds up no other."""
     clean: tuple[int, ...] = ()
-    """Numbers of attempts. It is kept for each job that has ended: a set for each would be half of what all take."""
+    """Numbers of attempts. It is kept for many jobs that have ended: a set for each would be half of what all take."""
+    is_over: bool = False
 
 
 class EndedGarbage:
@@ -386,10 +388,10 @@ class EndedGarbage:
         self._log = log
         self._threads = Threads(inline=inline)
         self._jobs: dict[JobId, _Remembered] = {}
-        self._over: deque[JobId] | None = None
-        """Jobs that have ended, each swept again in its turn: its owner may unpin or remove a checkpoint."""
-        self._turns: set[JobId] = set()
-        """The same jobs."""
+        self._over: deque[JobId] = deque(maxlen=REMEMBERED_MAX)
+        """Jobs that have ended and are not swept yet, the first to be swept in front."""
+        self._seen: JobId | None = None
+        """Which ended job had its turn last: each has one again, since its owner may unpin or remove a checkpoint."""
         self._rounds = 0
         self._interval_s = max(INTERVAL_MIN_S, clock.real_seconds(PACE))
         self.controller = Controller(
@@ -414,25 +416,24 @@ class EndedGarbage:
         self._rounds += 1
         world, over = await self._shorten()
         lent = _by_owner(await self._database.read(lambda reads: reads.borrowed_checkpoints()))
-        due = [job for job in (*world.jobs.values(), *over) if self._is_due(job, world, lent)]
-        due.sort(key=lambda job: self._of(job.id).tried)
+        live, ended = ([job for job in some if self._is_due(job, world, lent)] for some in (world.jobs.values(), over))
+        live.sort(key=lambda job: self._of(job.id).tried)
         last_error = ""
-        for job in due[:JOBS_PER_ROUND]:
+        for job in _in_turn(ended, live)[:JOBS_PER_ROUND]:
             try:
                 await self._sweep(job, open_numbers(world, job), lent.get(job.id, ()))
             except StoreError as exc:
                 last_error = str(exc)
                 if isinstance(exc, StoreUnavailable):
                     break
+        self._over.extend(job.id for job in ended if self._is_due(job, world, lent))
+        self._forget(len(self._jobs) - len(world.jobs) - REMEMBERED_MAX)
         return Pause(seconds=self._interval_s, error=last_error)
 
     async def _shorten(self) -> tuple[World, list[Job]]:
         """Return the world with short lists, and some jobs beside it that are over, theirs short too."""
-        if self._over is None:
-            self._over = deque(await self._database.read(lambda reads: reads.ended_ids()))
-            self._turns = set(self._over)
-        some = list(islice(self._over, JOBS_PER_ROUND))
-        self._over.rotate(-len(some))
+        some = [self._over.popleft() for _ in range(min(len(self._over), JOBS_PER_ROUND - REVISITED))]
+        some = list(dict.fromkeys([*some, *await self._next_page(JOBS_PER_ROUND - len(some))]))
         found: list[Job] = []
 
         def shorten(reads: Reads, world: World, now: datetime) -> Plan:
@@ -441,17 +442,28 @@ class EndedGarbage:
 
         committed = await self._commits.commit_with(shorten, cycle_points)
         world = committed.world
-        ended = [job for job in self._jobs if job not in world.jobs and job not in self._turns]
-        self._over.extend(ended)
-        self._turns.update(ended)
         for job_id in world.jobs:
-            self._of(job_id)
-        for job_id in some:
-            if job_id in world.jobs or all(job.id != job_id for job in found):
-                self._over.remove(job_id)  # it was queued again, or there is no such job
-                self._turns.discard(job_id)
+            self._of(job_id).is_over = False  # it is new, or was queued again
+        for job_id, known in self._jobs.items():
+            if not known.is_over and job_id not in world.jobs:
+                known.is_over = True
+                self._over.append(job_id)
         over = [committed.plan.jobs.get(job.id, job) for job in found if job.id not in world.jobs]
+        for job in over:
+            self._of(job.id).is_over = True
         return world, over
+
+    async def _next_page(self, limit: int) -> tuple[JobId, ...]:
+        """Return the ended jobs whose turn it is, newest first and then from the beginning again."""
+        before = self._seen
+        page = await self._database.read(lambda reads: reads.ended_page(before=before, limit=limit))
+        self._seen = page[-1] if len(page) == limit else None
+        return page
+
+    def _forget(self, count: int) -> None:
+        """Drop what is remembered of so many ended jobs: each is swept once more in its turn."""
+        for job in list(islice((job for job, known in self._jobs.items() if known.is_over), max(0, count))):
+            del self._jobs[job]
 
     def _is_due(self, job: Job, world: World, lent: Mapping[JobId, tuple[Checkpoint, ...]]) -> bool:
         open_ = open_numbers(world, job)
@@ -476,6 +488,11 @@ class EndedGarbage:
 
     def _of(self, job: JobId) -> _Remembered:
         return self._jobs.setdefault(job, _Remembered())
+
+
+def _in_turn(first: Sequence[Job], second: Sequence[Job]) -> list[Job]:
+    """Return all of both, one of each in turn, so that neither waits for the end of the other."""
+    return [job for pair in zip_longest(first, second) for job in pair if job is not None]
 
 
 def _signature(job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> int:

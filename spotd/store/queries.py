@@ -235,6 +235,12 @@ class Reads:
         query = select(JOBS.c.id).where(not_(ACTIVE)).order_by(*_NEWEST_FIRST)
         return tuple(JobId(one) for one in self._connection.execute(query).scalars())
 
+    def ended_page(self, *, before: JobId | None, limit: int) -> tuple[JobId, ...]:
+        """Return the next ids of final jobs by descending id, from the highest without `before`."""
+        query = select(JOBS.c.id).where(not_(ACTIVE)).order_by(desc(JOBS.c.id)).limit(limit)
+        query = query if before is None else query.where(JOBS.c.id < before)
+        return tuple(JobId(one) for one in self._connection.execute(query).scalars())
+
     def names_of(self, ids: Iterable[JobId]) -> Mapping[JobId, str]:
         """Return the names of these jobs, as far as there are such jobs."""
         found: dict[JobId, str] = {}

@@ -109,6 +109,12 @@ def test_of_a_name_only_the_jobs_that_go_on_are_listed(store: Store) -> None:
     assert ask(store, lambda r: r.names_of([v.job_id("a"), v.job_id("c"), v.job_id("d")])) == {"a": "x", "c": "z"}
 
 
+def test_ended_jobs_come_page_by_page(store: Store) -> None:
+    commit(store, v.plan(v.job("x"), *[v.job(one, JobState.SUCCEEDED) for one in "abcd"]))
+    assert ask(store, lambda r: r.ended_page(before=None, limit=3)) == ("d", "c", "b")
+    assert ask(store, lambda r: r.ended_page(before=v.job_id("b"), limit=3)) == ("a",)
+
+
 def test_counts_are_by_state_and_name_every_state(store: Store) -> None:
     commit(store, v.plan(v.job("a"), v.job("b"), v.job("c", JobState.FAILED)))
     counts = ask(store, lambda r: r.counts_by_state())

@@ -6,7 +6,8 @@ import gc
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -26,7 +27,7 @@ from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.garbage import EndedGarbage, sweep
-from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner.manifest import ChunkIndex, new_mark
 from spotd_jobs.spec.model import CheckpointPolicy
@@ -36,7 +37,8 @@ from spotd_jobs.wire.manifest_document import parse_manifest
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.unit.core.builders import NOW, job, world_with
 from tests.unit.daemon.host import Host, text
-from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.rig import SUBMIT, Rig
+from tests.unit.store import values
 
 MUCH = 1_000_000
 
@@ -533,9 +535,53 @@ async def test_what_is_remembered_of_an_ended_job_is_a_few_objects(rig: Rig) -> 
         await collector.controller.run_once()
     known = collector._jobs[name]
     assert known.clean == (1, 2, 3)
-    held = [one for one in gc.get_referents(known) if not isinstance(one, type)]
+    held = [one for one in gc.get_referents(known) if not isinstance(one, type | bool)]
     assert len(held) <= 4
-    assert sum(map(sys.getsizeof, (known, *held, *known.clean))) < 400, "it is kept for each job that ever ended"
+    assert sum(map(sys.getsizeof, (known, *held, *known.clean))) < 400, (
+        "it is kept for thousands of jobs that have ended"
+    )
+
+
+async def ended(rig: Rig, numbers: Iterable[int]) -> None:
+    """Let these jobs have ended, each after one machine."""
+    over = [job(number, state=JobState.SUCCEEDED, attempts_made=1) for number in numbers]
+    await rig.commits.commit(lambda _world, _now: values.plan(*over), SUBMIT)
+
+
+@pytest.mark.anyio
+async def test_a_job_that_has_just_ended_is_swept_before_hundreds_that_ended_long_ago(rig: Rig) -> None:
+    await ended(rig, range(100, 300))
+    collector = retention(rig)
+    async with rig.running():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        await collector.controller.run_once()
+        host.exit("succeeded")
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
+        for _ in range(2):
+            await collector.controller.run_once()
+    assert collector._jobs[name].swept_for is not None
+
+
+@pytest.mark.anyio
+async def test_ended_jobs_have_their_turn_again_and_again_though_few_are_remembered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spotd.daemon.garbage.REMEMBERED_MAX", 5)
+    swept: Counter[str] = Counter()
+
+    class Counting(FolderStore):
+        def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:
+            swept[prefix.split("/")[1]] += 1
+            return super().list_after(prefix, after, page=page)
+
+    await ended(rig, range(100, 140))
+    collector = retention(rig, Counting(rig.folder / "objects"))
+    for _ in range(15):
+        await collector.controller.run_once()
+        assert len(collector._jobs) <= 5
+    assert len(swept) == 40
+    assert min(swept.values()) >= 2
 
 
 @pytest.mark.anyio
