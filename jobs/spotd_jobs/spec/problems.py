@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, Final, Self
 
 # Reading TOML so that errors can name a line.
@@ -323,6 +322,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     Case and the difference between `-` and `_` do not count.
     """
+    from difflib import get_close_matches  # only a mistake needs it
+
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in sorted(known)}
     matches = get_close_matches(word.lower().replace("-", "_"), list(folded), n=1, cutoff=0.6)
     return folded[matches[0]] if matches else None

@@ -16,7 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -357,6 +356,8 @@ def _nearest(text: str) -> tuple[str, ...]:
     parts = _split_memory(text)
     if parts and _spoken(parts[0]):
         return tuple(sorted(row.name for row in _spoken(parts[0])))
+    from difflib import get_close_matches  # only a mistake needs it
+
     names: list[str] = []
     for close in get_close_matches(key, _USER, n=6, cutoff=0.6):
         names += [row.name for row in _USER[close] if row.name not in names]

@@ -42,8 +42,13 @@ from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOption
 from spotd_providers.kit.shapes import require_few_values
 from spotd_providers.kit.text import write_atomically
 from spotd_providers.local.hosts import HostClock, measure, read_clock, write_clock
-from spotd_providers.local.market.market import START_SCRIPT_BYTES_MAX
-from spotd_providers.local.settings import LocalSettings, ServedEndpoint, find_endpoint, spec_hash
+from spotd_providers.local.settings import (
+    START_SCRIPT_BYTES_MAX,
+    LocalSettings,
+    ServedEndpoint,
+    find_endpoint,
+    spec_hash,
+)
 from spotd_providers.local.wire import (
     PROVIDER,
     ChargeAnswer,

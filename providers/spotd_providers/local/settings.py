@@ -259,6 +259,25 @@ def event_time(event: EventSpec, opened_at: datetime) -> datetime | None:
     return event.at
 
 
+# What the server answers with; here, since its customers import nothing of the market itself.
+
+
+START_SCRIPT_BYTES_MAX: Final = 4096
+
+
+class Refusal(StrEnum):
+    """The code on the wire; each is one leaf of the contract's error tree."""
+
+    UNAUTHORISED = "unauthorised"
+    NO_OFFER = "no-offer"
+    NO_CAPACITY = "no-capacity"
+    PRICE_MOVED = "price-moved"
+    REJECTED = "rejected"
+    QUOTA = "quota"
+    NO_MACHINE = "no-machine"
+    INTERNAL = "internal"
+
+
 # The files of a local market's folder, which its server and its customers share.
 #
 # `lock` is held while a server lives, so there is never a second one. `server.json` (only this user can read it) says

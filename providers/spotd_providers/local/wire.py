@@ -33,7 +33,7 @@ from spotd_providers.kit.calls import PAGED_ROWS_MAX
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.shapes import ROWS_MAX, Row, first_fault, is_small
 from spotd_providers.kit.text import begins_like_ours
-from spotd_providers.local.market.market import Refusal
+from spotd_providers.local.settings import Refusal
 
 PROVIDER: Final = ProviderName("local")
 OFFER: Final = TypeAdapter(Offer)

@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -22,22 +21,16 @@ from spotd_providers.contract.values import HOURS_PER_STORAGE_MONTH, InstanceSta
 from spotd_providers.contract.values import Market as Kind
 from spotd_providers.local.hosts import HostClock, HostMachineState
 from spotd_providers.local.market.floor import Disturbance, Floor, Machine, MachineMemory, Sold, load, save, slots_of
-from spotd_providers.local.settings import EventSpec, Flavour, Happening, HostSpec, MarketSpec, event_time
-
-# The market's refusals; each is one error on the wire and one leaf of the contract's error tree.
-
-
-class Refusal(StrEnum):
-    """The code on the wire."""
-
-    UNAUTHORISED = "unauthorised"
-    NO_OFFER = "no-offer"
-    NO_CAPACITY = "no-capacity"
-    PRICE_MOVED = "price-moved"
-    REJECTED = "rejected"
-    QUOTA = "quota"
-    NO_MACHINE = "no-machine"
-    INTERNAL = "internal"
+from spotd_providers.local.settings import (
+    START_SCRIPT_BYTES_MAX,
+    EventSpec,
+    Flavour,
+    Happening,
+    HostSpec,
+    MarketSpec,
+    Refusal,
+    event_time,
+)
 
 
 class Refused(Exception):
@@ -49,7 +42,6 @@ class Refused(Exception):
         self.field = field
 
 
-START_SCRIPT_BYTES_MAX: Final = 4096
 _KEEP_GONE_REAL_S: Final = 120.0
 """However fast virtual time runs, a customer must have had the chance to see that a machine is gone."""
 

@@ -41,8 +41,8 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.text import begins_like_ours
 from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.market.floor import Disturbance, Machine, Sold
-from spotd_providers.local.market.market import LocalMarket, Refusal, Refused
-from spotd_providers.local.settings import Dollars, Duration, Flavour
+from spotd_providers.local.market.market import LocalMarket, Refused
+from spotd_providers.local.settings import Dollars, Duration, Flavour, Refusal
 from spotd_providers.local.wire import INSTANCE, OFFER, PROVIDER, ChargeAnswer
 
 # The bodies of requests to the market's server.

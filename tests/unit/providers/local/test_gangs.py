@@ -12,7 +12,8 @@ import pytest
 from spotd_providers.contract.values import InstanceState, Loss
 from spotd_providers.local.hosts.processes import pids_with_environment
 from spotd_providers.local.market.floor import Machine
-from spotd_providers.local.market.market import Refusal, Refused
+from spotd_providers.local.market.market import Refused
+from spotd_providers.local.settings import Refusal
 from tests.unit.providers.local.market_setup import HOUR, LAB, MINUTE, Bench, bench, host, steps
 from tests.unit.providers.local.waiting import until
 

@@ -13,7 +13,8 @@ import pytest
 
 from spotd_providers.contract.values import InstanceState, Loss, MicroUsdPerHour
 from spotd_providers.local.hosts import LedgerEvent, segments
-from spotd_providers.local.market.market import Refusal, Refused
+from spotd_providers.local.market.market import Refused
+from spotd_providers.local.settings import Refusal
 from tests.fakes.ledger_sums import most_at_once
 from tests.unit.providers.local.clocks import START
 from tests.unit.providers.local.market_setup import FOREVER, HOUR, LAB, MINUTE, bench, host, steps, trace
