@@ -200,17 +200,26 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         prove(builder, attempt, at, lived_at=lived_at, exactly=is_late)
 
 
+def is_known_start(item: Attempt, report: HostStatus) -> bool:
+    """Whether the host's own date of the begin of its start script is the one that is known."""
+    known, stated = item.began_there_s, report.began_there_s
+    return known is not None and (stated is None or abs(stated - known) < GAP.total_seconds())
+
+
 def _note_rest(builder: PlanBuilder, before: Attempt, report: HostStatus) -> None:
     """Bill the disk alone from the newest proof of its life until its host says that it began again, be it much later.
 
     A machine that is outbid, or whose host goes down, stops at once; what begins anew on it is the start script. No
     list and no heartbeat has shown it in between, as while the daemon was dead, else that would be the newest proof.
-    What it wrote meanwhile proves it, too. One whose runner had come to its end before was idle, and nothing shows for
-    how long.
+    What it wrote meanwhile proves it, too. One that began when it did before, by its own clock, did not begin again, be
+    it that this clock and ours differ by hours. One whose runner had come to its end before was idle, and nothing shows
+    for how long.
     """
     again, proven, meter = report.script_began_at, before.proven_at, before.meter
     if again is None or proven is None or meter.since is None or before.heartbeat_seen_at is None:
         return  # a first start may take long, and is billed
+    if is_known_start(before, report):
+        return
     if meter.rate <= halted_rate(before.quote) or (report.exit_at is not None and report.exit_at < again):
         return
     wrote = [report.alive_at, *(one.at for one in report.checkpoints)]

@@ -12,6 +12,7 @@ from typing import Final
 from spotd.core.billing import (
     bill_until_it_wrote,
     charge_unseen,
+    is_known_start,
     last_lived,
     meter_outputs,
     meter_traffic,
@@ -205,6 +206,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
             heartbeat_seen_at=report.read_at,
             phase="done" if report.exit_reason is not None else report.phase or item.phase,
             read_at=read_at,
+            began_there_s=item.began_there_s if is_known_start(item, report) else report.began_there_s,
         )
         if item.ref is None and report.exit_at is None:
             item = replace(item, proven_at=last_lived(item, report.read_at, report))

@@ -148,7 +148,7 @@ def begin_timeline(store: Store, policy: Policy, computer: Computer, log: Logger
 
 def _move(tx: Tx, policy: Policy, found: Dated) -> None:
     now = found.anchor.at - found.step
-    ended = tx.machines_to_be_billed(since=now - BILLED_WITHIN)
+    ended = tx.attempts_of_open_bills(since=now - BILLED_WITHIN)
     plan = redated(tx.world(policy, now), found.step, now, found.only_after, ended)
     tx.forget_cooldowns()
     tx.commit(plan)

@@ -291,6 +291,7 @@ BUNDLED: Final = Schema(
         "0021": "3ef91f9f49891416",
         "0022": "97a7e0522631ff47",
         "0023": "f5dce43b5f632ada",
+        "0024": "0d55be48d1c6bfce",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -480,7 +480,7 @@ class Reads:
         )
         return tuple(kept(tables.attempt_in, tables.fetch(self._connection, query)))
 
-    def machines_to_be_billed(self, *, since: datetime) -> tuple[Attempt, ...]:
+    def attempts_of_open_bills(self, *, since: datetime) -> tuple[Attempt, ...]:
         """Return the attempts that are over and whose machine one of them had that ended after `since`."""
         carried = func.coalesce(ATTEMPTS.c.machine_key, ATTEMPTS.c.key)
         is_over = and_(ATTEMPTS.c.state == AttemptState.ENDED.value, ATTEMPTS.c.ref_id.is_not(None))

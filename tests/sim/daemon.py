@@ -569,6 +569,7 @@ class Daemon:
             alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
             exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),
             script_began_at=None if m.ran_from is None else later(m.ran_from, behind, self.now),
+            began_there_s=None if m.ran_from is None else int(m.ran_from.timestamp()),
             checkpoints=fresh,
             sample=self.sample(item, m),
             exit_reason=None if m.outcome is None else exit_reason(m.outcome, exit_code_of(m)),

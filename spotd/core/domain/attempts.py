@@ -349,6 +349,7 @@ class Attempt:
         lapsed: the interruption notices that did not come true (`core.host_reports`).
         machine_key: what its machine carries, where it took over that of another attempt; `None`: `key`.
         former_key: the attempt that had that machine before it.
+        began_there_s: when its start script began, by the host's own clock: seconds since 1970.
         members: of several machines, once one of them was lost and the others were kept (`core.gangs`).
     """
 
@@ -401,6 +402,7 @@ class Attempt:
     machine_key: AttemptKey | None = None
     former_key: AttemptKey | None = None
     members: Members | None = None
+    began_there_s: int | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -501,6 +503,8 @@ class HostStatus:
     alive_at: datetime | None = None
     exit_at: datetime | None = None
     script_began_at: datetime | None = None
+    began_there_s: int | None = None
+    """The same by the host's own clock, whatever it shows: seconds since 1970."""
     uploads: Mapping[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
     restored_bytes: int = 0

@@ -334,6 +334,7 @@ def report_of(
         alive_at=None if heartbeat is None else later(dated(heartbeat.at), behind, at),
         exit_at=None if view.exit_at is None else later(dated(view.exit_at), behind, at),
         script_began_at=None if heartbeat is None else _script_began(heartbeat, at=at, dated=dated),
+        began_there_s=None if heartbeat is None else int(heartbeat.at.timestamp() - heartbeat.up_s),
         stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted or key in view.older},
         save_time=None if view.save_s is None or heartbeat is None else _dated_span(heartbeat, view.save_s, dated),

@@ -237,6 +237,19 @@ def test_a_machine_that_still_runs_is_booked_for_all_of_the_time(changes: dict[s
     assert is_about(spent(the(world), BACK), 10 * MINUTE + 3 * HOUR)
 
 
+@every("off", [timedelta(0), HOUR, -HOUR, 400 * HOUR], ids=str)
+@every("rested", [True, False])
+def test_a_rest_is_dated_by_the_clock_that_dated_the_start_before_it(off: timedelta, *, rested: bool) -> None:
+    """Drawn world 9500046: a host wrote an hour ahead, and an hour before it was read. No clock dates that."""
+    world, woke = left(ends_itself=False), DIED + 2 * HOUR
+    first = heard(DIED, began_there_s=int((NOW + off).timestamp()))
+    world = applied(world, reconcile(world, {}, first, DIED))
+    began = woke if rested else NOW
+    wrote = heard(BACK, seq=501, script_began_at=woke, began_there_s=int((began + off).timestamp()) + 30)
+    world = seen(world, InstanceState.RUNNING, BACK, wrote)
+    assert is_about(spent(the(world), BACK), 10 * MINUTE + (HOUR if rested else 3 * HOUR))
+
+
 def test_a_first_start_that_nobody_watched_is_no_rest() -> None:
     world = left(ends_itself=False)
     item: Attempt = replace(the(world), heartbeat_seen_at=None, heartbeat_seq=-1)
