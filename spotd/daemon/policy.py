@@ -208,6 +208,11 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
     )
 
 
+def may_be_own(policy: Policy, traits: Mapping[ProviderName, ProviderTraits]) -> tuple[ProviderName, ...]:
+    """Return the providers of own machines, with those whose machines a reload of the config may make own ones."""
+    return tuple(sorted({*policy.own_providers, *(name for name, known in traits.items() if known.owned)}))
+
+
 def fee_ppm(multiplier: float | str) -> int:
     """Return a fee multiplier such as 1.20 in parts per million."""
     return round(float(multiplier) * MICRO)

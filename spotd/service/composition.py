@@ -61,7 +61,7 @@ from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder
 from spotd.daemon.market.shared_prices import SharedPrices
 from spotd.daemon.market.supervisor import ProviderSupervisor
-from spotd.daemon.policy import ChannelSettings, Settings, build_policy, changes
+from spotd.daemon.policy import ChannelSettings, Settings, build_policy, changes, may_be_own
 from spotd.daemon.recovery_survey import RecoverySurvey
 from spotd.daemon.remote_data import RemoteData
 from spotd.history import HISTORY_FILE, IMPORTED_FILE, History
@@ -351,7 +351,8 @@ class App:
 
     async def _take_stock(self, daemon: _Daemon) -> None:
         """Allow launches once it is known what runs; a provider that is away delays them only so long."""
-        await daemon.price_recorder.recall(daemon.policy.current.own_providers, daemon.offer_cache.evidence.note_kinds)
+        own = may_be_own(daemon.policy.current, daemon.hosting.traits)
+        await daemon.price_recorder.recall(own, daemon.offer_cache.evidence.note_kinds)
         await daemon.control_loop.whole_cycle(seconds=STOCK_DEADLINE_S)  # only the state knows where machines may be
         late = await daemon.hosting.stock_taken(seconds=STOCK_DEADLINE_S)
         if late:

@@ -75,7 +75,7 @@ class OwnRecord:
     def recall(self) -> None:
         """A process begins: it knows no offers, and what its history holds."""
         self._pages.clear()
-        for name in self._daemon.policy.current.own_providers:
+        for name in [name for name, cloud in self._daemon.clouds.items() if cloud.trade.owned]:
             for kind, at in self.seen[name].items():
                 if name not in self._daemon.absent:
                     self._daemon.process.offer_cache.evidence.note_kinds(name, (kind,), at)

@@ -11,7 +11,7 @@ import pytest
 from spotd.core.domain.policy import UserLimits, names_in_config
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.install import BadConfig
-from spotd.daemon.policy import Settings, build_policy, changes
+from spotd.daemon.policy import Settings, build_policy, changes, may_be_own
 from spotd.service.accelerated import AcceleratedClock, ClockParameters, paced
 from spotd.service.main import load_settings
 from spotd_providers.contract.provider import ProviderTraits
@@ -206,3 +206,16 @@ def test_limits_that_would_end_every_machine_or_none_are_refused(tmp_path: Path,
 def test_a_provider_that_appears_needs_a_restart(tmp_path: Path) -> None:
     old = loaded(tmp_path)
     assert changes(replace(old, providers=()), old)[1] == ["[providers.local]"]
+
+
+@pytest.mark.parametrize(
+    ("by_kind", "stated", "may_be"), [(True, "", 1), (True, "false", 1), (False, "", 0), (False, "true", 1)]
+)
+def test_what_was_on_offer_is_recalled_of_each_provider_that_a_reload_can_make_one_of_own_machines(
+    tmp_path: Path, by_kind: bool, stated: str, may_be: int
+) -> None:
+    """A daemon that began while its owner had `owned = false` rented at once when that was taken back."""
+    settings = loaded(tmp_path, CONFIG + (f"owned = {stated}\n" if stated else ""))
+    traits = {LOCAL: replace(NETWORKED, owned=by_kind)}
+    policy = build_policy(settings, traits, store_shared_by="network")
+    assert may_be_own(policy, traits) == (LOCAL,) * may_be
