@@ -27,7 +27,7 @@ from spotd.core.domain.cooldowns import bids_of_host, doubled
 from spotd.core.domain.intents import AttemptId, Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.lineage import unsaved_time
-from spotd.core.domain.market import NOTHING_KNOWN, MarketSnapshot
+from spotd.core.domain.market import LEAP, NOTHING_KNOWN, MarketSnapshot
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
@@ -366,12 +366,14 @@ def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listin
 def _expected_floors(item: Attempt, mine: Instance, policy: Policy) -> range | None:
     """Return the lowest winning bids that one listing is believed for; `None`: each.
 
-    A machine that runs is not outbid, and a bid that is near its end is raised before it loses. All else can wait.
+    A machine that runs is not outbid, and a bid that is near its end is raised before it loses. All else can wait. So
+    can a leap of what wins where it is outbid: one wrong row would put it out of reach.
     """
-    is_outbid = mine.state is not InstanceState.RUNNING or item.bidding.held_since is not None
-    if is_outbid or not policy.rows_may_be_wrong:
+    bid, floor = item.quote.price.gpu, item.bidding.floor or item.quote.price.gpu
+    if not policy.rows_may_be_wrong:
         return None
-    bid = item.quote.price.gpu
+    if mine.state is not InstanceState.RUNNING or item.bidding.held_since is not None:
+        return range(min(bid, floor) // LEAP, LEAP * max(bid, floor) + 1)
     at_launch = bid * (PPM - ROUNDING_PPM) // (PPM + policy.bid_headroom_ppm)
     return range(at_launch if item.bidding.floor is None else min(item.bidding.floor, bid), bid + 1)
 
