@@ -176,11 +176,11 @@ def main() -> int:
 def _work_ahead() -> None:
     """Do once what every daemon would do anew after its start, and compile the runner for its hosts."""
     from spotd.config import credentials
-    from spotd.service import composition
+    from spotd.service import parts
     from spotd_providers.kit import http
     from tests.fakes.compiled_runner import compiled_runner
 
-    vars(composition).update(build_runner=compiled_runner)
+    vars(parts).update(build_runner=compiled_runner)
     vars(credentials).update(entry_points=cache(entry_points))
     compiled_runner()
     http._tls_context()
