@@ -366,6 +366,14 @@ class BudgetGuard:
                 return None
         return max((more for _, more in lacking), default=0)
 
+    def carries_instead(self, job: Job, quote: Quote, item: Attempt) -> bool:
+        """Whether every budget carries this launch once the machine that the job has now was stopped for it."""
+        refusal = self.refusal(job, quote)
+        if refusal is None or refusal[0] is VerdictKind.BUDGET_JOB:
+            return refusal is None
+        lacking = self.lacking(job, quote)
+        return lacking is not None and lacking <= self.freed_by(item)
+
     def freed_by(self, item: Attempt) -> int:
         """Return what is promised for this machine and not spent when it saves and stops now."""
         stop = cost(_rate(item), _saving_time(self._world, item)) + save_cost(

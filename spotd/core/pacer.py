@@ -203,6 +203,8 @@ class Pacer:
                 target=ahead.on_demand.offer,
             )
         elif holds is Action.ON_DEMAND and chosen.action is Action.SPOT and self._may_return(ahead, item):
+            if ahead.spot is not None and not self._budget_guard.carries_instead(job, ahead.spot, item):
+                return
             target = None if ahead.spot is None else ahead.spot.offer
             self._machine_verdicts.stop(
                 item,

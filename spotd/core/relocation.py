@@ -246,7 +246,8 @@ class Relocation:
         if floor is not None and floor * 100 > limit * REACH_PERCENT:
             return f"the lowest bid that wins is ${as_usd(floor):.4f}, at most ${as_usd(limit):.4f} may be bid", None
         before = running_rate(item.quote)
-        other = next(self._elsewhere(job, item), None)
+        budgets = self._placement.budget_guard
+        other = next((one for one in self._elsewhere(job, item) if budgets.carries_instead(job, one, item)), None)
         if other is not None and running_rate(other) * 100 <= before * HOLD_PERCENT:
             words = f"another costs ${as_usd(running_rate(other)):.4f} per hour, this one ${as_usd(before):.4f}"
             return words, other.offer
@@ -282,7 +283,7 @@ class Relocation:
         there, found = move
         if not _is_worth(found):
             return
-        if self._placement.budget_guard.refusal(job, there) is not None:
+        if not self._placement.budget_guard.carries_instead(job, there, item):
             return
         words = move_words(there, found, MicroUsdPerHour(rate_here))
         offer = there.offer

@@ -9,9 +9,10 @@ there. It is worth an interruption only when all of this holds:
 
 * two readings of every list that it rests on say so: the prices of the provider of the other machine, and the list of
   our own machines at this one. A price that leaps is more likely a wrong row than a bargain;
-* the other machine is not known to refuse. Every such stop is a *claim* of the job that is to gain; where the job does
-  not get that machine, the claim has failed. Then no other job is stopped for the same machine for a while, and no
-  healthy machine at all for this job, each time for twice as long (`PATIENCE_FIRST`, `patience_max`);
+* the other machine is not known to refuse, and every budget carries it in place of the one that is left, which the
+  rules that propose ask (`BudgetGuard.carries_instead`). Every such stop is a *claim* of the job that is to gain; where
+  the job does not get that machine, the claim has failed. Then no other job is stopped for the same machine for a
+  while, and no healthy machine at all for this job, each time for twice as long (`PATIENCE_FIRST`, `patience_max`);
 * the machine that follows has a place by `[budget] machines`, which may have been lowered below what runs, and no job
   that waits for a place gets it first;
 * the checkpoint store takes the order, or nothing would be saved;
@@ -52,7 +53,7 @@ class Need(StrEnum):
     """What must hold for a verdict."""
 
     READINGS = "two readings of each list"
-    TARGET = "another machine that is not known to refuse"
+    TARGET = "another machine that is not known to refuse, and that every budget carries"
     STORE = "a store that takes the order"
     PROVIDER = "a provider that can end the machine"
     PLACE = "a place by `[budget] machines` for what follows"

@@ -28,7 +28,7 @@ from spotd_jobs.spec.model import (
     Window,
     Work,
 )
-from spotd_providers.contract.values import NO_GPU, Interruption, Market, MicroUsdPerHour, Offer
+from spotd_providers.contract.values import NO_GPU, Interruption, Market, MicroUsd, MicroUsdPerHour, Offer
 from tests.cases import every
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with
 
@@ -292,6 +292,29 @@ def test_on_demand_is_left_for_spot_that_seems_to_last_after_its_dwell() -> None
     assert _order(young, _SPOT, sold) is None
     assert _order(world, sold) is None
     assert _order(world, offer("spot", price=400_000), sold) is None
+
+
+@every(
+    ("limits", "is_left"),
+    [
+        pytest.param({"budget": 860_000}, False, id="a job for which spot cannot begin"),
+        pytest.param({"budget": 5_000_000}, True, id="a job"),
+        pytest.param({"budget_day": 60_000}, False, id="a day for which spot cannot begin"),
+        pytest.param({"budget_day": 400_000}, True, id="a day that carries the one in place of the other"),
+    ],
+)
+def test_on_demand_is_left_only_for_spot_that_the_budgets_carry(limits: dict[str, Any], *, is_left: bool) -> None:
+    """It cost $0.80 so far, of which the day began with nothing."""
+    world = _running(
+        _sold(), 40, ran=2 * _HOUR, saved=False, pacing=Pacing(up_since=NOW - 5 * _HOUR), budget=limits.get("budget")
+    )
+    [item], [owner] = world.attempts.values(), world.jobs.values()
+    item = replace(item, meter=replace(item.meter, since=NOW))
+    owner = replace(owner, spent=MicroUsd(800_000))
+    policy = replace(world.policy, budget_day=limits.get("budget_day"))
+    world = replace(world, attempts={item.id: item}, jobs={owner.id: owner}, policy=policy)
+    order = _order(world, offer("spot", price=300_000), _sold())
+    assert (order is not None) is is_left, order
 
 
 def test_a_job_that_moves_is_neither_blamed_nor_counted_as_lost() -> None:

@@ -20,7 +20,15 @@ from spotd.core.kernel.reconcile import reconcile
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import set_ceiling
 from spotd_jobs.spec.model import PriceLimit
-from spotd_providers.contract.values import InstanceState, Loss, Market, MicroUsdPerGpuHour, MicroUsdPerHour, Offer
+from spotd_providers.contract.values import (
+    InstanceState,
+    Loss,
+    Market,
+    MicroUsd,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
+    Offer,
+)
 from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, world_with
 from tests.unit.core.kernel.test_raised_bids import bid_market, bid_world, usd
@@ -87,6 +95,24 @@ def test_it_is_left_for_another_machine_that_is_as_cheap() -> None:
     assert left(held) == ""
     assert left(held, offer("o2", price=490_000)) == ""
     assert left(held, offer("o2", price=480_000)) == "another costs $0.4800 per hour, this one $0.4400"
+
+
+@every(
+    ("left_in_budget", "is_left"),
+    [pytest.param(160_000, False, id="for ten minutes"), pytest.param(400_000, True, id="for an hour")],
+)
+@every("whose", ["job", "day"])
+def test_it_is_left_for_another_machine_only_if_a_budget_carries_that_one(
+    left_in_budget: int, whose: str, *, is_left: bool
+) -> None:
+    """It may wake and go on for what is left, which is too little to begin anew elsewhere."""
+    held = world(held_since=NOW - MINUTE)
+    owner = held.jobs[FIRST.job]
+    if whose == "job":
+        held = replace(held, jobs={owner.id: replace(owner, budget_set=MicroUsd(left_in_budget))})
+    else:
+        held = replace(held, policy=replace(held.policy, budget_day=MicroUsd(left_in_budget)))
+    assert bool(left(held, offer("o2", price=480_000))) is is_left
 
 
 @every(
