@@ -399,3 +399,39 @@ async def test_a_provider_that_is_switched_off_while_something_is_open_there(tmp
             assert is_one_healthy(rig, name)
             assert shop.machine_of(KEY).price == rig.attempts(name)[0].meter.rate
         assert shop.most_alive["spotd-lab-j1"] == 1
+
+
+@pytest.mark.parametrize("hours", [-8, pytest.param(8, marks=LATER)])
+async def test_a_machine_whose_window_is_closed_by_a_clock_that_is_set_saves_and_stops(
+    tmp_path: Path, hours: int
+) -> None:
+    rig = rig_of(tmp_path, offers=[HERE])
+    begin_timeline(rig.store, rig.policy.current, computer(rig), Log())
+    hosts, shop, made = Hosts(rig, tmp_path), market(rig), job()
+    window = parse_window(f"{NOW - HOUR:%H:%M}-{NOW + HOUR:%H:%M}")
+    async with at_work(rig, hosts):
+        schedule = Schedule(windows=(window,), timezone="UTC")
+        name = await rig.submit(replace(made, spec=replace(made.spec, schedule=schedule)))
+        await first_runs(rig, name)
+        await rig.clock.sleep(5 * MINUTE)
+    later = await set_clock(rig, hours * HOUR)
+    async with at_work(later, hosts):
+        await later.until(lambda: not shop.not_gone(), within=10 * MINUTE)
+        assert stop_reasons(later, name) == [EndReason.WINDOW_CLOSED]
+        await later.clock.sleep(HOUR)
+        assert len(shop.requests) == 1
+
+
+async def test_no_machine_makes_room_for_a_job_whose_window_is_about_to_close(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, offers=[HERE], machines_max=1)
+    async with at_work(rig, Hosts(rig, tmp_path)):
+        name = await rig.submit()
+        await first_runs(rig, name)
+        await rig.clock.sleep(20 * MINUTE)
+        made, closes = urgent(), rig.clock.now() + 8 * MINUTE
+        window = parse_window(f"{NOW:%H:%M}-{closes:%H:%M}")
+        schedule = Schedule(windows=(window,), timezone="UTC", preempt=True)
+        await rig.submit(replace(made, spec=replace(made.spec, schedule=schedule)))
+        await rig.clock.sleep(30 * MINUTE)
+        assert stop_reasons(rig, name) == []
+        assert len(market(rig).requests) == 1

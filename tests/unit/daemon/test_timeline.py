@@ -12,15 +12,19 @@ from pathlib import Path
 import anyio
 import pytest
 
+from spotd.core.bills import DONE
+from spotd.core.domain.attempts import MachineState, ReadBill
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
-from spotd.core.domain.plan import Plan
-from spotd.core.domain.states import AttemptState
+from spotd.core.domain.intents import JobId, Meter
+from spotd.core.domain.plan import Event, Plan
+from spotd.core.domain.states import AttemptState, JobState
 from spotd.daemon.clock import ANCHOR, Computer, SteadyClock, Timeline, begin_timeline, read_anchor
 from spotd.daemon.commits import never
 from spotd.daemon.log import Redactor
 from spotd.service.composition import App, DaemonEnded
 from spotd.service.main import load_settings
 from spotd.store import Store
+from spotd_providers.contract.values import AttemptKey
 from tests.unit.core.builders import MINUTE, NOW, SHOP, shop_policy, world_with
 from tests.unit.daemon.rig import Log
 
@@ -63,8 +67,6 @@ def filled(store: Store) -> None:
     world = world_with(AttemptState.RUNNING)
     cool = Cooldown(provider=SHOP, scope=CooldownScope.HOST, subject="h", until=NOW + 5 * MINUTE, reason="why")
     (job,) = world.jobs.values()
-    from spotd.core.domain.plan import Event
-
     told = [Event(at=NOW, kind="test", message="", job=job.id, attempt=n) for n in (None, 1)]
     store.tx(
         lambda tx: tx.commit(Plan(jobs=world.jobs, attempts=world.attempts, cooldowns=(cool,), events=tuple(told)))
@@ -184,3 +186,32 @@ def test_a_clock_set_back_over_midnight_books_the_second_midnight_as_well(store:
     assert sum(charge.amount for charge in charges) in range(4_868_110, 4_868_120), "twelve hours, 13 s and ten minutes"
     world = store.read(lambda reads: reads.world(shop_policy(), timeline.clock.now()))
     assert next(iter(world.attempts.values())).meter.since == timeline.clock.now()
+
+
+def test_what_is_over_moves_with_the_clock_while_the_bill_of_its_machine_is_open(store: Store) -> None:
+    """A job that had the machine first has its share of that bill, however long ago it ended."""
+    machine, day = Machine(), timedelta(days=1)
+    begin(store, machine)
+    world = world_with(AttemptState.ENDING, machine=MachineState.GONE, meter=Meter())
+    [item], [owner] = world.attempts.values(), world.jobs.values()
+    item = replace(item, state=AttemptState.ENDED)
+    old, alone = NOW - 20 * day, "spotd-lab-j3-1"
+    rows = [
+        replace(item, ended_at=old, bill=ReadBill(tries=DONE)),
+        replace(item, id=replace(item.id, job=JobId("j2")), key=AttemptKey("spotd-lab-j2-1"), machine_key=item.key),
+        replace(item, id=replace(item.id, job=JobId("j3")), key=AttemptKey(alone), ended_at=old),
+    ]
+    rows[1] = replace(rows[1], ended_at=NOW - day)
+    jobs = {one.id.job: replace(owner, id=one.id.job, state=JobState.SUCCEEDED, ended_at=NOW) for one in rows}
+    ends = tuple(Event(at=NOW, kind="test", message="", job=one.id.job, attempt=n) for one in rows for n in (None, 1))
+    store.tx(lambda tx: tx.commit(Plan(jobs=jobs, attempts={one.id: one for one in rows}, events=ends)))
+    machine.wall += 30 * day
+    begin(store, machine)
+    found = [store.read(lambda reads, one=one: reads.attempts_of(one.id.job))[0] for one in rows]  # type: ignore[misc]
+    moved = [after.ended_at - before.ended_at for after, before in zip(found, rows, strict=True)]
+    assert moved == [30 * day, 30 * day, timedelta(0)]
+    assert found[1].intended_at - rows[1].intended_at == 30 * day
+    assert [one.id for one in store.read(lambda reads: reads.attempts_on_machine_of(found[1]))] == [
+        rows[0].id,
+        rows[1].id,
+    ]
