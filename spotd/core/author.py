@@ -37,6 +37,8 @@ from spotd_providers.contract.values import MicroUsdPerHour, Offer, ProviderName
 READ_IS_FRESH: Final = timedelta(minutes=1)
 """A machine that had not spoken so long ago has saved nothing yet."""
 SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
+CLAIM_HOLDS: Final = timedelta(hours=1)
+"""For so long at most a machine is kept for the job that another one was stopped for."""
 LIST_IS_RECENT: Final = timedelta(minutes=5)
 """A provider answers while its newest list of our machines is younger, however often it is asked."""
 _OF_OFFERS: Final = frozenset(
@@ -148,6 +150,23 @@ class MachineVerdicts:
             return True
         return bool(self._cooling) and self._cooldown(offer) is not None
 
+    def is_claimed(self, offer: Offer, job: Job) -> bool:
+        """Whether a healthy machine was stopped a while ago, or in this decision, so that another job gets this one.
+
+        Where hosts have no names there may be more of them.
+        """
+        owner = None if offer.host_id is None else self._claimed.get((offer.provider, subject_of(offer)))
+        return owner is not None and owner != job.id
+
+    @cached_property
+    def _claimed(self) -> dict[tuple[str, str], JobId]:
+        found = [(identity, self._builder.job(identity).moves.claim) for identity in self._world.jobs]
+        return {
+            (claim.provider, claim.subject): identity
+            for identity, claim in found
+            if claim is not None and claim.provider and timedelta(0) <= self._builder.now - claim.at < CLAIM_HOLDS
+        }
+
     def _cooldown(self, offer: Offer) -> Cooldown | None:
         """Return the refusal of this offer that is remembered, even where a launch may try it again at once."""
         subjects = [
@@ -225,6 +244,8 @@ class MachineVerdicts:
                 return f"it did not get the last one; asked again in {span_words(left)}"
             if self.refuses(target):
                 return f"{target.provider} refused {subject_of(target)} a while ago"
+            if self.is_claimed(target, job):
+                return f"another machine was stopped so that another job gets {subject_of(target)}"
         if Need.PLACE in needs and (why := self._words_against_place(job, machines)):
             return why
         readings = self._market.readings
@@ -362,6 +383,7 @@ class MachineVerdicts:
             rate = item.quote.price.total if gains.id == item.id.job else 0
             claim = claim_of(verdict, job, target, rate, builder.now)
             builder.put_job(replace(job, moves=replace(job.moves, claim=claim, proposed=None)))
+            self._claimed[target.provider, subject_of(target)] = gains.id
         self._words.pop(gains.id, None)
         _order(builder, builder.attempt(item.id), row.reason, detail)
 

@@ -221,7 +221,7 @@ class Pacer:
         """Return how the job stands, note what changed, and warn once if its deadline slips."""
         is_auto = job.spec.resources.market is MarketChoice.AUTO
         now = self._builder.now
-        quotes = self._quotes_willing if item is None else self._quotes_elsewhere
+        quotes = self._quotes_willing if item is None else self._quotes_free
         ahead = outlook(job, item, self._world, now, quotes if is_auto else None)
         if ahead is None:
             self._words[job.id] = f"{self.words(job)}; {UNKNOWN_WORK}"
@@ -252,6 +252,10 @@ class Pacer:
     def _quotes_elsewhere(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Yield the quotes for which a machine that runs may be left."""
         return (one for one in self._quotes(job) if not self._machine_verdicts.refuses(one[0].offer))
+
+    def _quotes_free(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Yield those of machines that no other job is to get."""
+        return (one for one in self._quotes_elsewhere(job) if not self._machine_verdicts.is_claimed(one[0].offer, job))
 
     def _note(self, job: Job, ahead: Outlook, barred: str) -> None:
         slack = f"{hours_words(max(0, slack_s(ahead.seen)))} of slack" if ahead.slack_s >= 0 else _late_words(ahead)

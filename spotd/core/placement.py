@@ -197,7 +197,7 @@ class JobPlacement:
             if not self.waiting.machines:  # else the place of one of these is free in a moment
                 if gate[0] is VerdictKind.MACHINES:
                     self.machine_verdicts.note_waiting(job, partial(self._would_start, job))
-                gate = self.preemption.machine_for(job, gate, lambda: self._could_start(job))
+                gate = self.preemption.machine_for(job, gate, lambda: self._could_start(job, unclaimed=True))
             self._wait(job, *gate)
             return
         if not self._is_pressed(job):
@@ -293,16 +293,25 @@ class JobPlacement:
                 return
         self._wait(job, *self.preemption.money_for(job, agreed, refusal), best=chosen, ceiling=ceiling)
 
-    def _could_start(self, job: Job) -> Quote | None:
-        """Return the machine that price, pace and budgets would let the job have at once, were one free."""
+    def _could_start(self, job: Job, *, unclaimed: bool = False) -> Quote | None:
+        """Return the machine that price, pace and budgets would let the job have at once, were one free.
+
+        Args:
+            unclaimed: another machine is to be stopped for it, so one that another job is to get is none.
+        """
         own = self.own_first.wait(job, self.catalogue, begins=False)
         if (paced := self.pacer.paced(job) if own is None else own.job) is None:
             return None
         offers = self._free_offers(paced)[0]
-        chosen = next(self._carried_quotes(paced, offers, defaultdict(int)), None)
+        carried = self._carried_quotes(paced, offers, defaultdict(int))
+        chosen = next((one for one in carried if not unclaimed or not self._is_claimed(one[0], job)), None)
         others = () if chosen is None else (chosen, *self._needing_less(paced, offers, chosen[0]))
         agreed = (agree(paced, one, ceiling, None, self.policy)[0] for one, ceiling in others)
-        return next((one for one in agreed if self.budget_guard.refusal(paced, one) is None), None)
+        free = (one for one in agreed if not unclaimed or not self._is_claimed(one, job))
+        return next((one for one in free if self.budget_guard.refusal(paced, one) is None), None)
+
+    def _is_claimed(self, quote: Quote, job: Job) -> bool:
+        return self.machine_verdicts.is_claimed(quote.offer, job)
 
     def _would_start(self, job: Job) -> bool:
         """Whether one more place would be used for this job at once; offers that make this raise are no reason."""

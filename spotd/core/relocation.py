@@ -24,7 +24,7 @@ from typing import Final
 
 from spotd.core.bids import bid_limit, hold_is_over, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.market import Quote
@@ -65,7 +65,6 @@ class Relocation:
         self._now = placement.now
         self._moved = self._proposed = 0
         self._verdicts = placement.machine_verdicts
-        self._awaited = self._awaited_machines()
         self._higher: dict[AttemptId, Quote] = {}
         """Held machines that are not bid for again, with the quote of the bid that was considered."""
 
@@ -115,9 +114,11 @@ class Relocation:
             offer = candidate.offer
             if offer.provider == here.provider and (offer.host_id or offer.offer_id) == (here.host_id or here.offer_id):
                 continue
-            if self._awaited.get((offer.provider, offer.offer_id), job.id) != job.id:
-                continue
-            if self._verdicts.refuses(offer) or (stays_own and not candidate.is_own):
+            if (
+                self._verdicts.refuses(offer)
+                or self._verdicts.is_claimed(offer, job)
+                or (stays_own and not candidate.is_own)
+            ):
                 continue
             is_same_kind = (offer.gpu, offer.gpu_count) == (here.gpu, here.gpu_count)
             if rate_max is not None and is_same_kind and running_rate(candidate) > rate_max:
@@ -125,16 +126,6 @@ class Relocation:
             if worth_max is not None and is_same_kind and running_rate(candidate) > worth_max:
                 continue
             yield agree(job, candidate, ceiling, None, self._policy)[0] if offer.pays_bid else candidate
-
-    def _awaited_machines(self) -> dict[tuple[str, str], JobId]:
-        """Return which machines other jobs were stopped for a moment ago, and do not have yet."""
-        jobs = (self._builder.job(i) for i, job in self._placement.world.jobs.items() if job.moves.at is not None)
-        return {
-            (job.moves.provider, job.moves.offer): job.id
-            for job in jobs
-            if job.moves.attempt == job.attempts_made and not job.state.is_final
-            if job.moves.at is not None and timedelta(0) <= self._now - job.moves.at < DWELL
-        }
 
     def _staying(self, job: Job, item: Attempt, rate_here: MicroUsdPerHour | None = None) -> Staying:
         return Staying(job, item, self._now, rate_here, self._placement.budget_guard.left_for(job))

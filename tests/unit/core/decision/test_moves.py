@@ -154,7 +154,7 @@ def test_a_job_stays_where_its_budget_carries_no_restore_elsewhere(budget: int, 
     ],
 )
 def test_a_move_pays_within_what_the_budget_pays_for_and_not_within_what_is_left_of_the_work(
-    limits: dict[str, int], *, moves: bool
+    limits: dict[str, Any], *, moves: bool
 ) -> None:
     own = {name: limits[name] for name in limits if name == "budget_set"}
     world = running(work=Work(time=50 * HOUR), **own)
@@ -287,7 +287,9 @@ def test_a_machine_that_a_job_is_on_its_way_to_draws_no_other_one() -> None:
     assert not [item for item in move(first).attempts.values() if item.stop is not None]
     assert [i for i, item in move(first, 150_000).attempts.items() if item.stop is not None] == []
     late = {
-        i: replace(one, moves=replace(one.moves, at=NOW - 2 * HOUR)) for i, one in first.jobs.items() if one.moves.at
+        i: replace(one, moves=replace(one.moves, claim=replace(one.moves.claim, at=NOW - 2 * HOUR)))
+        for i, one in first.jobs.items()
+        if one.moves.claim
     }
     assert is_moved(move(applied(first, Plan(jobs=late)))) is False, "its own machine saves already"
     assert second in move(applied(first, Plan(jobs=late))).attempts, "a move that never ended holds no machine"
