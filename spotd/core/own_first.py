@@ -90,7 +90,7 @@ class OwnFirst:
     ) -> None:
         self._builder = builder
         self._world = world
-        self._seen, self._sellers = market.seen, market.by_provider
+        self._seen, self._sellers, self._of_hosts = market.seen, market.by_provider, market.of_hosts
         self._time_to_wait = time_to_wait
         self._words: dict[JobId, str] = {}
         policy = world.policy
@@ -216,12 +216,15 @@ class OwnFirst:
 
     @cached_property
     def _held(self) -> dict[ProviderName, dict[tuple[str, int], str]]:
-        """Which kinds of own machine our jobs have, and one of those jobs."""
+        """Which kinds of own machine our jobs have, or have a part of, and one of those jobs."""
         found: dict[ProviderName, dict[tuple[str, int], str]] = {}
         for item in self._world.attempts.values():
             offer, owner = item.quote.offer, self._world.jobs.get(item.id.job)
             if item.quote.is_own and item.machine.may_compute and owner is not None:
-                found.setdefault(offer.provider, {})[offer.gpu, offer.gpu_count // offer.nodes] = owner.name
+                known = found.setdefault(offer.provider, {})
+                known[offer.gpu, offer.gpu_count // offer.nodes] = owner.name
+                host = None if offer.host_id is None else self._of_hosts.get((offer.provider, offer.host_id))
+                known.update(dict.fromkeys(host or (), owner.name))
         return found
 
 

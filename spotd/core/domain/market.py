@@ -16,6 +16,7 @@ from typing import Final
 from spotd_providers.contract import gpus
 from spotd_providers.contract.values import (
     Benchmark,
+    HostId,
     MicroUsd,
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
@@ -148,12 +149,14 @@ class MarketSnapshot:
     Attributes:
         lows: the lowest price of the GPU part of the last days, by canonical GPU and count.
         seen: when each provider last offered each kind of machine.
+        of_hosts: the kinds that hosts offered on which a machine was bought, whatever is left of them now.
         readings: `None` where the prices are a record: none of them can be wrong, and nothing can be away.
     """
 
     by_provider: Mapping[ProviderName, ProviderOffers] = field(default_factory=dict)
     lows: Mapping[tuple[str, int], MicroUsdPerHour] = field(default_factory=dict)
     seen: Mapping[ProviderName, Mapping[tuple[str, int], datetime]] = field(default_factory=dict)
+    of_hosts: Mapping[tuple[ProviderName, HostId], frozenset[tuple[str, int]]] = field(default_factory=dict)
     readings: Readings | None = None
 
 

@@ -31,6 +31,7 @@ from spotd_providers.contract.provider import Clock, KnowsBalance, Provider
 
 LOWS_LAST: Final = timedelta(days=7)
 KINDS_MAX: Final = 10_000
+HOSTS_MAX: Final = 1_000
 Kind = tuple[str, int]
 
 
@@ -148,6 +149,7 @@ class OfferCache:
         self._pages: dict[values.ProviderName, values.OfferPage] = {}
         self._shown: dict[values.ProviderName, tuple[values.Offer, ...]] = {}
         self._bought: dict[tuple[values.ProviderName, values.OfferId], tuple[values.Offer, datetime]] = {}
+        self._of_hosts: dict[tuple[values.ProviderName, values.HostId], frozenset[Kind]] = {}
         self._asked: dict[values.ProviderName, datetime] = {}
         self._took: dict[values.ProviderName, timedelta] = {}
         self._away: dict[values.ProviderName, str] = {}
@@ -174,7 +176,11 @@ class OfferCache:
             away={name: seen.error for name, seen in self._machines.items() if seen.error},
         )
         return market.MarketSnapshot(
-            by_provider=by_provider, lows=self.evidence.lows(), seen=self.evidence.last_offers(), readings=readings
+            by_provider=by_provider,
+            lows=self.evidence.lows(),
+            seen=self.evidence.last_offers(),
+            of_hosts=dict(self._of_hosts),
+            readings=readings,
         )
 
     def listings(self) -> Mapping[values.ProviderName, values.Listing]:
@@ -252,6 +258,11 @@ class OfferCache:
         if offer.host_id is None or offer.provider not in self._pages:
             return
         self._bought[offer.provider, offer.offer_id] = offer, at
+        kinds = {(one.gpu, one.gpu_count) for one in self._pages[offer.provider].offers if one.host_id == offer.host_id}
+        known = self._of_hosts.pop((offer.provider, offer.host_id), frozenset())
+        self._of_hosts[offer.provider, offer.host_id] = known | kinds
+        if len(self._of_hosts) > HOSTS_MAX:
+            del self._of_hosts[next(iter(self._of_hosts))]
         shown = self._shown[offer.provider] = self._unsold(offer.provider, self._pages[offer.provider])
         self._by_provider[offer.provider] = replace(
             self._by_provider[offer.provider], offer_index=market.build_offer_index(shown)

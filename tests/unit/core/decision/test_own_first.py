@@ -272,6 +272,24 @@ def test_a_machine_that_another_job_has_is_waited_for_although_a_dear_one_of_its
     assert "1 x RTX_4090 at home, where job1 runs; one is rented" in plan.verdicts[owner.id].sentence
 
 
+def test_a_machine_is_waited_for_of_which_another_job_has_a_part_although_a_dear_one_of_its_kind_is_free() -> None:
+    """Drawn world 8000186: one card of four was taken, and the others of that host left the list with it."""
+    base = world_with(AttemptState.RUNNING)
+    [item] = base.attempts.values()
+    item = replace(item, quote=replace(item.quote, offer=titan(), is_own=True), machine=MachineState.LIVE)
+    four = Resources(gpu=(GpuAlternative(name="RTX_4090", count=4),))
+    owner = replace(job(resources=four), id=JobId("j9"))
+    world = replace(base, policy=policy(), attempts={item.id: item}, jobs={**base.jobs, owner.id: owner})
+    dear = replace(titan(9_000_000), offer_id=OfferId("dear"), host_id=HostId("dear"), gpu_count=4)
+    rented = offer("rented", price=800_000, gpu_count=4)
+    for host, waits in (("titan", True), ("another", False)):
+        kinds = frozenset({("RTX_4090", 1), ("RTX_4090", 4)})
+        page = replace(shown(rented, dear, kind=("RTX_4090", 4)), of_hosts={(HOME, HostId(host)): kinds})
+        plan = decide(world, page, NOW)
+        assert (taken(plan) == []) is waits
+        assert ("4 x RTX_4090 at home, where job1 runs; one is rented" in plan.verdicts[owner.id].sentence) is waits
+
+
 def test_a_reload_counts_at_once_and_keeps_since_when_the_job_waits() -> None:
     world, _ = decided(alone(wanting()), RENTED)
     longer = replace(world, policy=policy(rent_after=5 * HOUR))

@@ -84,6 +84,8 @@ def test_what_was_bought_is_not_sold_again_in_another_count(offers: list[Offer],
     offer_cache = opened(*offers)
     offer_cache.bought(next(o for o in offers if o.gpu_count == sold), at=NOW + SECOND)
     assert shown(offer_cache) == left
+    here = {(one.gpu, one.gpu_count) for one in offers if one.host_id == "h"}
+    assert offer_cache.snapshot().of_hosts == {(SHOP, "h"): here}, "what it offered is known on"
 
 
 def test_when_a_kind_was_last_offered_is_kept_when_it_is_gone() -> None:
