@@ -23,9 +23,12 @@ HOSTILE = [
 ]  # fmt: skip
 BASH = """
 eval "$(spotctl completion bash)"
-COMP_WORDS=({words}); COMP_CWORD={place}; COMPREPLY=()
-_spotctl_completion spotctl
-printf '%s\\n' "${{COMPREPLY[@]}}"
+complete_all() {{
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+  _spotctl_completion spotctl
+  printf '%s\\n' "${{COMPREPLY[@]}}" .
+}}
+{lines}
 """
 
 
@@ -42,11 +45,11 @@ def shell(program: str, script: str, folder: Path, **environment: str) -> subpro
     )
 
 
-def completed(words: str, folder: Path) -> list[str]:
-    """What bash offers behind the last word."""
-    done = shell("bash", BASH.format(words=words, place=len(words.split()) - (not words.endswith("''"))), folder)
+def completed(folder: Path, *lines: str) -> list[list[str]]:
+    """What bash offers in place of the last word of each line."""
+    done = shell("bash", BASH.format(lines="\n".join(f"complete_all {line}" for line in lines)), folder)
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+    return [words.splitlines() for words in done.stdout.split(".\n")[:-1]]
 
 
 def offered(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -64,16 +67,15 @@ def offered(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def test_bash_completes_commands_options_and_names_of_jobs(ctl: Ctl, tmp_path: Path) -> None:
     ctl.place.write_three_jobs()
-    assert completed("spotctl lo", tmp_path) == ["logs"]
-    assert completed("spotctl logs ll", tmp_path) == ["llama-lora"]
-    assert completed("spotctl cancel --", tmp_path)[-1] == "--help"
-    assert completed(f"spotctl show {worlds.RUNNING_ID[:5]}", tmp_path) == [worlds.RUNNING_ID]
+    lines = ["spotctl lo", "spotctl logs ll", "spotctl cancel --", f"spotctl show {worlds.RUNNING_ID[:5]}"]
+    commands, names, options, ids = completed(tmp_path, *lines)
+    assert (commands, names, options[-1], ids) == (["logs"], ["llama-lora"], "--help", [worlds.RUNNING_ID])
 
 
 def test_names_that_a_shell_would_act_on_are_not_offered(ctl: Ctl, tmp_path: Path) -> None:
     names = [{"name": name, "id": name} for name in (*HOSTILE, "good-1")]
     ctl.place.answers("jobs.page", {"jobs": names, "more": False, "paused": ""})
-    assert completed("spotctl logs ''", tmp_path) == ["good-1"]
+    assert completed(tmp_path, "spotctl logs ''") == [["good-1"]]
     assert list(tmp_path.iterdir()) == []
 
 
