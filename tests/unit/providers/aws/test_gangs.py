@@ -503,6 +503,17 @@ def test_a_group_that_keeps_them_apart_is_named_and_nothing_is_bought(
         with pytest.raises(NoCapacity, match=f"security group {DEFAULT} allows all traffic {way} itself"):
             await provider.launch(await several(h, provider))
         assert not h.machines()
+
+    play(tmp_path / f"{way}{len(inbound)}{json.dumps(inbound).count('g')}", story)
+
+
+def test_gangs_are_sold_until_the_groups_of_all_regions_keep_them_apart_and_again_once_one_does_not(
+    tmp_path: Path,
+) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        h.cloud.networks.rules[DEFAULT] = ([], [EVERYWHERE])
+        with pytest.raises(NoCapacity):
+            await provider.launch(await several(h, provider))
         # In the other region they would reach each other.
         assert provider.capabilities[Power.GANG].available
         west = default_group("vpc-0uswest2")
@@ -521,7 +532,7 @@ def test_a_group_that_keeps_them_apart_is_named_and_nothing_is_bought(
         assert len(h.machines()) == 2
         assert provider.capabilities[Power.GANG].available
 
-    play(tmp_path / f"{way}{len(inbound)}{json.dumps(inbound).count('g')}", story)
+    play(tmp_path, story)
 
 
 @every(
