@@ -41,7 +41,7 @@ from spotd.service import lifecycle as sockets
 from spotd.service import memory
 from spotd.service.accelerated import open_clock
 from spotd.service.lifecycle import Reload, load_in_time, signals
-from spotd.service.parts import TAKING_STOCK, DaemonParts, Process, program_version
+from spotd.service.parts import TAKING_STOCK, DaemonParts, ProcessParts, program_version
 from spotd.store import POSTGRES, StateError, StateUnavailable, Store, StoreInUse
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class DaemonEnded(Enum):
     """Another process may lead the state: the next run waits until this one may again, and reads everything anew."""
 
 
-class App(Process):
+class App(ProcessParts):
     """One daemon over one state folder, for one run."""
 
     def __init__(

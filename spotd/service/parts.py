@@ -71,7 +71,7 @@ OUTPUT_S: Final = 15.0
 WRITABLE_CHECK: Final = timedelta(seconds=10)
 
 
-class Process:
+class ProcessParts:
     """What a process has whether it leads or waits.
 
     Attributes:
@@ -95,7 +95,7 @@ class DaemonParts:
 
     def __init__(
         self,
-        process: Process,
+        process: ProcessParts,
         database: Database,
         objects: ObjectStore,
         clock: Clock,
