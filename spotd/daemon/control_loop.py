@@ -33,6 +33,7 @@ from spotd.core.domain.states import InvariantBroken, JobState
 from spotd.core.domain.world import Verdict, World
 from spotd.core.kernel.outcomes import after_restart, record_unsaved_ends
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.like_lists import awaits_list
 from spotd.daemon.commits import Commits, Committed, CrashPoint, Database, Decide, cycle_points
 from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Outage, Pause, WakeEvent
 from spotd.daemon.executor import Executor
@@ -97,6 +98,7 @@ class ControlLoop:
         self._succeeded = succeeded
         self._check_owners = check_owners
         self._offer_cache = offer_cache
+        offer_cache.awaits_list = self._awaits_list
         self._host_monitor = host_monitor
         self._executor = executor
         self._grant_writer = grant_writer
@@ -108,6 +110,8 @@ class ControlLoop:
         self._watchdog_s = watchdog_s
         self._read_every_s = read_every_s
         self._watched = WatchedProviders()
+        self._listed_again: frozenset[ProviderName] = frozenset()
+        """Of which the newest cycle asked for another list."""
         self._closely: frozenset[AttemptId] = frozenset()
         """Whose hosts the next cycle reads in full, since something about them cannot be decided otherwise."""
         self._outage = Outage(log, "state.held", "state.back", each_error=True, is_severe=True)
@@ -225,7 +229,8 @@ class ControlLoop:
         self._executor.take(committed.plan, committed.world)
         self._executor.end(committed.world)
         self._closely = committed.plan.full_reads
-        for provider in sorted(committed.plan.list_again):
+        self._listed_again = committed.plan.list_again
+        for provider in sorted(self._listed_again):
             self._list_again(provider)
         self.cycles += 1
         return self._pause_s(committed)
@@ -277,6 +282,12 @@ class ControlLoop:
         for provider in sorted(self._offer_cache.watched - before):
             self._list_again(provider)
         self._grant_writer.update(world)
+
+    def _awaits_list(self, provider: ProviderName) -> bool:
+        newest = self._offer_cache.machines(provider).listing
+        if self.state is None or newest is None or provider in self._listed_again:
+            return True
+        return awaits_list(self.state.world, provider, newest)
 
     def _pause_s(self, committed: Committed) -> float:
         if committed.plan.full_reads:

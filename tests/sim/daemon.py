@@ -149,10 +149,15 @@ class Told:
     handovers: list[Taken] = field(default_factory=list)
     given_up: dict[AttemptKey, datetime] = field(default_factory=dict)
     """Machines that their owner gave up without having seen their end."""
+    skipped: int = 0
+    """Lists that woke nothing, where decisions by them are compared."""
 
 
 class Daemon:
     """Everything durable is in `world`, `done` and `told`; `process` is the run of the shipped code."""
+
+    decides_twice = False
+    """Whether what a decision may be left out for is decided all the same, and compared."""
 
     def __init__(
         self, world: World, clouds: list[Cloud], work: dict[JobId, Work], rng: Random, agenda: Agenda, pace: timedelta

@@ -315,7 +315,7 @@ BUGS: Mapping[str, Bug] = {
     ),
     "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
     "accept reports of ended attempts": Bug(
-        daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=2, until=timedelta(hours=4)
+        daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=37, until=timedelta(hours=4)
     ),
     "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), shape=ROUGH_SMALL, seed=30),
     "promise no money to running machines": Bug(
@@ -329,7 +329,7 @@ BUGS: Mapping[str, Bug] = {
         until=timedelta(hours=1),
     ),
     "repeat a launch under its key": Bug(patch=asks_again_in_the_same_words, rule=("launches",)),
-    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=26, until=timedelta(hours=4)),
+    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=111, until=timedelta(hours=4)),
     "end a machine only once": Bug(patch=ends_once, rule=("doubles", "forgotten_machines")),
     "forget at the start what was owed": Bug(
         patch=forgets_what_it_owed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
+from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import FailedRestore, Job
+from spotd.core.domain.plan import Plan, applied, combine
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import LaunchFailure
+from spotd.core.kernel.reconcile import reconcile
 from spotd.daemon.commits import Commits, Committed, CrashPoint, Database
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import Pause, WakeEvent
@@ -53,7 +56,7 @@ from spotd_providers.contract.values import (
 from tests.sim.cloud import Cloud
 from tests.sim.loop import ProcessLoop
 from tests.sim.machines import AccountDead, CloudDown, LostAnswer, Refused, Task
-from tests.sim.state import MemoryStore
+from tests.sim.state import MemoryStore, MemoryTx
 
 if TYPE_CHECKING:
     from tests.sim.daemon import Daemon
@@ -103,11 +106,11 @@ class Process:
         self.loop = ProcessLoop(daemon.agenda, lambda: daemon.asleep_until)
         clock, log = DaemonClock(daemon), DefectLog(daemon)
         self.wake_event = WakeEvent()
-        self.offer_cache = OfferCache(self.wake_event)
+        self.offer_cache = DoubtingOfferCache(self) if daemon.decides_twice else OfferCache(self.wake_event)
         clouds = {name: cloud for name, cloud in daemon.clouds.items() if name not in daemon.absent}
         for name in clouds:
             self.offer_cache.open(name)
-        grants = Grants(daemon)
+        grants, self.hosts = Grants(daemon), Hosts(daemon)
         database = Database(cast("Store", MemoryStore(daemon)), inline=True)
         self.commits = Commits(database, daemon.policy, clock, self.crash)
         providers = {name: guarded(calls_of(cloud, grants), clock=clock, log=log) for name, cloud in clouds.items()}
@@ -134,7 +137,7 @@ class Process:
         self.control_loop = PatientControlLoop(
             commits=self.commits,
             offer_cache=self.offer_cache,
-            host_monitor=cast("HostMonitor", Hosts(daemon)),
+            host_monitor=cast("HostMonitor", self.hosts),
             executor=self.executor,
             grant_writer=cast("GrantWriter", grants),
             clock=clock,
@@ -197,6 +200,49 @@ class Process:
 
     def _note_listings(self, listings: Mapping[ProviderName, Listing], _world: World | None) -> None:
         self.listings = listings
+
+
+class DoubtingOfferCache(OfferCache):
+    """Decides before and after each list that wakes nothing: both decisions must be the same, but for proofs of life.
+
+    A decision takes nothing from such a list, so that the loop may leave it to its next beat.
+    """
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.wake_event)
+        self._process = process
+
+    def machines_listed(self, provider: ProviderName, listing: Listing) -> None:
+        before = None if self.is_news(provider, listing) else self._decision()
+        super().machines_listed(provider, listing)
+        told = self._process.daemon.told
+        if before is not None:
+            told.skipped += 1
+            if before != self._decision():
+                told.broken.append(f"a list of {provider} that woke nothing changes what is decided")
+
+    def _decision(self) -> Plan:
+        process, reports = self._process, self._process.hosts.newest
+        world = MemoryTx(process.daemon).world(process.commits.policy, process.daemon.now)
+        now, fresh = process.daemon.now, process.hosts.fresh(reports, world)
+        first = reconcile(world, self.listings(), fresh, now)
+        second = decide(applied(world, first), process.control_loop._market(reports), now)
+        plan = combine(first, second)
+        known = world.attempts
+        changed = {i: _unproven(item) for i, item in plan.attempts.items()}
+        changed = {i: item for i, item in changed.items() if i not in known or item != _unproven(known[i])}
+        return replace(plan, attempts=changed, jobs={i: _unread(job) for i, job in plan.jobs.items()})
+
+
+def _unproven(item: Attempt) -> Attempt:
+    """Return the attempt without what a list proves of its life."""
+    return replace(item, listed_at=None, proven_at=None, meter=replace(item.meter, until=None))
+
+
+def _unread(job: Job) -> Job:
+    """Return the job without which lists a proposal to move it rests on."""
+    known = job.moves.proposed
+    return job if known is None else replace(job, moves=replace(job.moves, proposed=replace(known, readings=())))
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
@@ -263,13 +309,16 @@ class Hosts:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self.newest: Mapping[AttemptId, HostStatus] = {}
+        """What was read last."""
 
     @property
     def last_error(self) -> str:
         return "" if self._daemon.can_read else "it does not answer"
 
     async def read_hosts(self, _world: World, _closely: frozenset[AttemptId]) -> Mapping[AttemptId, HostStatus]:
-        return self._daemon.look()
+        self.newest = self._daemon.look()
+        return self.newest
 
     def fresh(self, reports: Mapping[AttemptId, HostStatus], world: World) -> dict[AttemptId, HostStatus]:
         known = {i: r for i, r in reports.items() if i in world.attempts and i.job in world.jobs}

@@ -159,6 +159,8 @@ class OfferCache:
         self.evidence = Evidence()
         self.watched: frozenset[values.ProviderName] = frozenset()
         """Providers where we have, or may have, machines."""
+        self.awaits_list: Callable[[values.ProviderName], bool] = lambda provider: provider in self.watched
+        """Whether a list says something new that is like the last one, but for its instant."""
 
     def wake(self) -> None:
         """Something is known that may change a decision."""
@@ -291,11 +293,17 @@ class OfferCache:
         )
 
     def machines_listed(self, provider: values.ProviderName, listing: values.Listing) -> None:
-        before = self._machines[provider]
+        is_news = self.is_news(provider, listing)
         self._machines[provider] = ObservedInstances(listing=listing)
-        same = before.listing is not None and before.listing.instances == listing.instances
-        if not same or provider in self.watched:
+        if is_news:
             self._wake_event.notify()
+
+    def is_news(self, provider: values.ProviderName, listing: values.Listing) -> bool:
+        """Whether a decision by this listing may differ from one by the newest."""
+        seen = self._machines[provider]
+        if seen.listing is None or seen.error or seen.listing.complete is not listing.complete:
+            return True
+        return seen.listing.instances != listing.instances or self.awaits_list(provider)
 
     def machines_failed(self, provider: values.ProviderName, error: str, *, at: datetime) -> None:
         """Record the error. The last listing stays: it proves nothing new, and its time shows how old it is."""

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from spotd.daemon.controllers import WakeEvent
 from spotd.daemon.market.offer_cache import Evidence, OfferCache
-from spotd_providers.contract.values import HostId, Market, Offer, OfferPage
+from spotd_providers.contract.values import HostId, InstanceState, Market, Offer, OfferPage
 from tests.cases import every
-from tests.unit.core.builders import NOW, SHOP, offer
+from tests.unit.core.builders import NOW, SHOP, instance, listing, offer
 
 SECOND = timedelta(seconds=1)
 
@@ -94,3 +94,34 @@ def test_when_a_kind_was_last_offered_is_kept_when_it_is_gone() -> None:
     seen.note_kinds(SHOP, [("H100_SXM", 8)], NOW + timedelta(hours=2))
     seen.note_kinds(SHOP, [("RTX_4090", 1)], NOW - timedelta(hours=1))  # of the history, read later
     assert seen.last_offers() == {SHOP: {("RTX_4090", 1): NOW, ("H100_SXM", 8): NOW + timedelta(hours=2)}}
+
+
+class CountedWakes(WakeEvent):
+    count = 0
+
+    def notify(self) -> None:
+        self.count += 1
+
+
+def test_a_list_wakes_the_loop_that_is_new_comes_after_an_error_or_is_awaited() -> None:
+    wakes, awaited = CountedWakes(), False
+    offer_cache = OfferCache(wakes)
+    offer_cache.open(SHOP)
+    offer_cache.awaits_list = lambda _provider: awaited
+    newest = listing(instance(InstanceState.RUNNING))[SHOP]
+
+    def woken_by(**changes: object) -> int:
+        nonlocal newest
+        before, newest = wakes.count, replace(newest, at=newest.at + SECOND, **changes)  # type: ignore[arg-type]  # any
+        offer_cache.machines_listed(SHOP, newest)
+        assert offer_cache.listings()[SHOP] is newest
+        return wakes.count - before
+
+    assert woken_by() == 1
+    assert woken_by() == 0
+    assert woken_by(complete=False) == 1
+    offer_cache.machines_failed(SHOP, "it does not answer", at=NOW)
+    assert woken_by() == 1
+    assert woken_by() == 0
+    awaited = True
+    assert woken_by() == 1
