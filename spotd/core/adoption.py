@@ -12,11 +12,12 @@ the budgets of this day and month do not forget it. A job that had ended is take
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from spotd.core import requests
 from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import Charge, JobId, Meter
 from spotd.core.domain.jobs import Job, Moves, Pacing
 from spotd.core.domain.plan import Plan, applied, combine

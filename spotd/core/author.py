@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
@@ -11,6 +10,7 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt, StopOrder, with_bid
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope, pool_subject
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, bid_intent_id
 from spotd.core.domain.jobs import Job, MachineVerdict, Proposal
 from spotd.core.domain.market import MarketSnapshot

@@ -17,13 +17,13 @@ higher of the two bids counts for ceilings and budgets.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.author import order_stop
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, is_echo, with_floor
 from spotd.core.domain.cooldowns import bids_of_host, doubled
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.lineage import unsaved_time

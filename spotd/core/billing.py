@@ -13,12 +13,12 @@ states that it bills the disk only, or nothing, as of a host that it cannot reac
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.author import order_stop
 from spotd.core.domain.attempts import Attempt, HostStatus, TrafficDebt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Meter
 from spotd.core.domain.jobs import MOVED_MAX, Job, bytes_within
 from spotd.core.domain.market import LEAP

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate, pairwise
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, ReadBill
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import Charge, ChargePart
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan

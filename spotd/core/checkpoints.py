@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain import lineage
 from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import OF_ANOTHER_JOB, Checkpoint, FailedRestore, Job, Outputs
 from spotd.core.domain.market import MarketSnapshot

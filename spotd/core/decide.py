@@ -9,7 +9,7 @@ priority, lost hosts before newcomers, older before younger; what keeps a machin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -19,6 +19,7 @@ from spotd.core.author import MachineVerdicts
 from spotd.core.bids import hold_words
 from spotd.core.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan

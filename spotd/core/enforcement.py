@@ -6,7 +6,6 @@ A machine that would break a budget is ordered to save and stop while the money 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 from spotd.core.author import SAVES_NO_MORE, MachineVerdicts, order_stop, without_save
 from spotd.core.budgets import BudgetGuard, hold
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.market import LEAP, MarketSnapshot, Quote

@@ -21,11 +21,12 @@ saved: then all are ended, as ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.lineage import unsaved_time

@@ -31,12 +31,12 @@ that has several wait for none, since they begin and end together, and such a jo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.bills import DONE
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import (
     AttemptId,
     Intent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -32,6 +32,7 @@ from spotd.core.domain.attempts import (
     is_due_there,
     watched,
 )
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Checkpoint, bytes_within, notice_within
 from spotd.core.domain.lineage import with_progress

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -28,6 +27,7 @@ from spotd.core.domain.cooldowns import (
     has_saved,
     setback,
 )
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import AttemptState, EndReason, JobState

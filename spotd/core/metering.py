@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import (
     NOTHING,
     Charge,

@@ -20,7 +20,7 @@ reserve of slack pacing. Where its work is not known that cannot be judged, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
@@ -28,6 +28,7 @@ from typing import Final
 
 from spotd.core.deadlines import array_waits, due_words, waiting_time
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, Quote

@@ -10,7 +10,6 @@ Ceilings and budgets hold whatever the deadline needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from itertools import chain
@@ -35,6 +34,7 @@ from spotd.core.deadlines import (
     without_spot_wait,
 )
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, MachineVerdict, Pacing
 from spotd.core.domain.market import Quote

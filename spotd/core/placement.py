@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -19,6 +18,7 @@ from spotd.core.budgets import BudgetGuard, traffic_of_a_run
 from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import pause_left
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, disk_gb_for, sized, target_words
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote

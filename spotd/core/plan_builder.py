@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -33,6 +32,7 @@ from spotd.core.domain.cooldowns import (
     words_of_giving_up,
     words_of_setback,
 )
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import (
     AttemptId,
     Charge,

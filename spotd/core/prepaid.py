@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.budgets import still_to_run
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
 from spotd.core.domain.world import World

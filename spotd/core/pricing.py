@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
 from spotd.core.canary import canary_time
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import GB, MOVED_COST_MAX, Job, bytes_within, disk_gb_for, hourly_within, per_hour
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.market import NO_CHARGE, NOTHING, Elsewhere, PriceBreakdown, Quote

@@ -10,13 +10,14 @@ found by its key; the lower ones count as used, and their machines, if any are l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from spotd.core import requests
 from spotd.core.billing import ENDING_TAKES, charge_unseen
 from spotd.core.checkpoints import with_fresh
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, JobId, launch_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.market import Quote

@@ -17,13 +17,13 @@ Theory. Each is one comparison of staying and moving (`relocating`), with a marg
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
 from spotd.core.bids import bid_limit, hold_is_over, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job, MachineVerdict
 from spotd.core.domain.lineage import unsaved_time

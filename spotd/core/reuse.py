@@ -9,7 +9,7 @@ start: an offer is first paid for the time of a start without work, which is kno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -17,6 +17,7 @@ from typing import Final
 from spotd.core.budgets import BudgetGuard
 from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote, build_offer_index
 from spotd.core.domain.world import Verdict, VerdictKind, World

@@ -28,13 +28,14 @@ other is not proposed, and no machine is left within `BID_SETTLES` of a change o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import CooldownScope, doubled
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Claim, Job, MachineVerdict
 from spotd.core.domain.states import AttemptState, EndReason, InvariantBroken, JobState

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property, lru_cache, partial
 from typing import Final
@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 from spotd.core.author import order_stop
 from spotd.core.checkpoints import outputs_warning
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, JobInput, bytes_within
 from spotd.core.domain.policy import Policy

@@ -14,13 +14,14 @@ has its date already, and only what came after it is moved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from spotd.core.budgets import redated_hold
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import Cooldown, CooldownScope
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import Charge
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import Quote

@@ -10,11 +10,11 @@ own `max_price` or `[ceilings]`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 
 from spotd.core.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot

@@ -8,12 +8,12 @@ the core stays a function from values to values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import Cooldown
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentId, JobId, launch_intent_id, terminate_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Contained, Event, Plan

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import NOTHING, AttemptId, Meter
 from spotd.core.domain.jobs import Checkpoint, FailedRestore
 from spotd.core.domain.market import Quote

@@ -7,12 +7,13 @@ although its cause seemed to be over is left alone for a while, which doubles ea
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job, Pacing
 from spotd.core.domain.market import ProviderOffers

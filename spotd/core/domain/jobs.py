@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import FREE, NOTHING, JobId
 from spotd.core.domain.market import Quote
 from spotd.core.domain.states import EndReason, JobState

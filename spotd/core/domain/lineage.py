@@ -14,11 +14,11 @@ again for as long as its machine exists, whatever became known since.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.states import EndReason
 

@@ -7,12 +7,13 @@ decision for a thousand jobs touches only the offers of the GPUs that the jobs n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+from spotd.core.domain.copies import replace
 from spotd_providers.contract import gpus
 from spotd_providers.contract.values import (
     Benchmark,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.domain.copies import replace
 from spotd_providers.contract.values import MicroUsd
 
 _NOTHING: Final = MicroUsd(0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import Cooldown
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentId, IntentKind, JobId, launch_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import key_parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import Cooldown
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, JobId, launch_intent_id
 from spotd.core.domain.jobs import Job, Outputs
 from spotd.core.domain.market import Quote

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from spotd.core.bids import is_kept, is_older_than_waking, keep_outbid
 from spotd.core.billing import charge_unseen, last_lived
 from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, IntentState
 from spotd.core.domain.states import AttemptState, EndReason, require_rows
 from spotd.core.kernel.listed import is_outdated

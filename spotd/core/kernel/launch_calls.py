@@ -9,7 +9,6 @@ start the store is asked which of those that are OPEN were ever prepared (`spotd
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, assert_never
@@ -17,6 +16,7 @@ from typing import Final, assert_never
 from spotd.core.billing import first_meter
 from spotd.core.domain.attempts import Attempt, MachineState
 from spotd.core.domain.cooldowns import CooldownScope, refusal_subject, unable_subject
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentState, launch_intent_id
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import NOTHING_KNOWN, MarketSnapshot

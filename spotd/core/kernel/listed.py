@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -21,6 +20,7 @@ from spotd.core.billing import (
     start_billing,
 )
 from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.domain.market import Quote
 from spotd.core.domain.policy import is_own_key

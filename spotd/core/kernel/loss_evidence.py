@@ -22,12 +22,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.billing import charge_unseen, last_lived, ran_until
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, StopOrder
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, IntentState
 from spotd.core.domain.states import EndReason
 from spotd.core.handover import CONFIRMED_WITHIN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -23,6 +23,7 @@ from spotd.core.domain.cooldowns import (
     pool_subject,
     refusal_subject,
 )
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentId, IntentKind, IntentState, launch_intent_id
 from spotd.core.domain.jobs import span_within
 from spotd.core.domain.plan import Plan

@@ -13,12 +13,12 @@ attempt's key is ended, or searched for, until the provider says that it is gone
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from spotd.core.budgets import committed
 from spotd.core.domain.attempts import Attempt, MachineState
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan, applied, broken_rules, combine

@@ -17,13 +17,13 @@ one asks for a full read of that host first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from spotd.core.bids import note_bid, note_sign_of_life
 from spotd.core.billing import ENDING_TAKES, began_unseen, has_booked_time, ran_until
 from spotd.core.domain.attempts import Attempt, HostStatus
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import EndReason

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -29,6 +28,7 @@ from spotd.core.domain.cooldowns import (
     refusal_subject,
     unable_subject,
 )
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.market import MarketSnapshot, Quote, gang_of, resolve_gpu

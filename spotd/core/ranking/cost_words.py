@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.canary import canary_time_of
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import GB, Job, bytes_within, sized
 from spotd.core.domain.market import NOTHING, MarketSnapshot, Quote
 from spotd.core.domain.world import ONE, World

@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.market import Quote

@@ -17,7 +17,7 @@ Where neither knows anything, every machine counts as one of speed 1.0.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -26,6 +26,7 @@ from typing import Final
 
 from spotd.core.domain import lineage
 from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Checkpoint, Job, PaceSample
 from spotd.core.domain.market import resolve_gpu
 from spotd.core.metering import metered_until
