@@ -21,7 +21,7 @@ from spotd.core.budgets import BudgetGuard
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.copies import replace
 from spotd.core.domain.jobs import Job
-from spotd.core.domain.market import MarketSnapshot
+from spotd.core.domain.market import MarketSnapshot, Quote
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import Verdict, VerdictKind, World
@@ -187,7 +187,7 @@ def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) ->
 
 def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
     held = hold_words(item, placement.policy, placement.now)
-    words = f"{held or job.reason}; agreed at {quote_words(item.quote)}"
+    words = f"{held or job.reason}; agreed at {_agreed_words(item.quote)}"
     for note in (
         placement.pacer.words(job),
         placement.machine_verdicts.words(job),
@@ -197,6 +197,23 @@ def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
     ):
         if note:
             words = f"{words}; {note}"
+    return words
+
+
+_AGREED_MAX: Final = 2_000
+_agreed: dict[int, tuple[Quote, str]] = {}
+"""The words on quotes of machines that run, by the identity of the quote, which is kept with them and never changes."""
+
+
+def _agreed_words(quote: Quote) -> str:
+    """Return the quote in words, which a machine has for as long as it lives."""
+    known = _agreed.get(id(quote))
+    if known is not None and known[0] is quote:
+        return known[1]
+    if len(_agreed) >= _AGREED_MAX:
+        _agreed.clear()
+    words = quote_words(quote)
+    _agreed[id(quote)] = quote, words
     return words
 
 
