@@ -78,7 +78,8 @@ def _decoder(hint: Any) -> _Decode:
     if origin is tuple:
         return _tuple_decoder(get_args(hint))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass_decoder(hint)
+        whole = _dataclass_decoder(hint)
+        return whole if hint is JobSpec else lambda value: _shared(whole(value))
     if hint is timedelta:
         return _duration
     if hint is datetime:
@@ -92,6 +93,12 @@ def _decoder(hint: Any) -> _Decode:
 
 def _strange(value: Any) -> _Unclear:
     return _Unclear(f"cannot understand {value!r:.60}")
+
+
+@lru_cache(maxsize=1024)
+def _shared(part: object) -> object:
+    """Return one value for all equal parts of specs: jobs differ in few, and there are ten thousand jobs."""
+    return part
 
 
 _remembered = lru_cache(maxsize=256)(parse_duration)

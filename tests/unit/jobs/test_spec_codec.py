@@ -83,6 +83,17 @@ def test_the_document_is_readable() -> None:
     assert document["resources"]["market"] is None
 
 
+def test_equal_parts_of_two_specs_are_one_value_and_others_are_not() -> None:
+    documents = [
+        {**spec_to_json(SPEC), "name": name, "price": {"per_gpu_hour": price, "machine_hour": None}}
+        for name, price in (("a", 1), ("b", 2))
+    ]
+    first, second = map(spec_from_json, documents)
+    assert first.resources is second.resources
+    assert first.checkpoint is second.checkpoint
+    assert (first.price, second.price) == (PriceLimit(per_gpu_hour=1), PriceLimit(per_gpu_hour=2))
+
+
 def test_a_field_that_an_old_document_lacks_takes_its_default() -> None:
     document = spec_to_json(SPEC)
     del document["retry_errors"]
