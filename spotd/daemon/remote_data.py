@@ -13,17 +13,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
 from spotd.daemon.hub import Hub, HubPlace, SourceAway, SourceRefused, repository_of, stored_files
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
-from spotd_jobs.objects.s3_bucket import S3Bucket
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.spec.model import DataSource
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.dataset import BYTES_MAX, ETAG, FILES_MAX, STORED, ListedFile, listing_text, read_listing
 from spotd_jobs.wire.client.sinks import Unreadable
+
+if TYPE_CHECKING:
+    from spotd_jobs.objects.s3_bucket import S3Bucket
 
 HUB_URL: Final = "https://huggingface.co"
 
@@ -174,6 +176,8 @@ class RemoteData:
         with self._lock:
             opened = self._opened.get(found.place)
             if opened is None:
+                from spotd_jobs.objects.s3_bucket import S3Bucket  # for jobs whose data lies in a bucket
+
                 try:
                     opened = self._opened[found.place] = S3Bucket(found.place)
                 except StoreError as exc:

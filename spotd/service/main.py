@@ -51,9 +51,7 @@ from spotd.store import StateError
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.objects.s3 import open_bucket
 from spotd_jobs.objects.s3_client import S3Place
-from spotd_jobs.objects.s3_grants import AUTO
 from spotd_jobs.spec.fields import parse_window
 from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract import values
@@ -334,6 +332,9 @@ def open_store(
     if find_spec("boto3") is None:
         hint = f"{install_command('s3')}, or a folder as store"
         raise BadConfig(f"store.url: a store in a bucket needs boto3, which is not installed\n\nhint: {hint}")
+    from spotd_jobs.objects.s3 import open_bucket  # a store in a folder needs none of it
+    from spotd_jobs.objects.s3_grants import AUTO
+
     keys: dict[str, str | None] = {}
     for name in ("access_key", "secret_key", "signer_access_key", "signer_secret_key"):
         ref = getattr(section, name)
