@@ -48,7 +48,7 @@ _STILL_THERE: Final = "a machine is still there after its end was accepted"
 _AWAITED: Final = "it waits for a second reading of what is sold and of its machine"
 
 
-def _ended_nothing(intent: Intent) -> bool:
+def has_ended_nothing(intent: Intent) -> bool:
     """Whether this end failed, or was given again because it had no effect, for however long that lasts.
 
     A provider that does not end one machine may end none, and what is stopped then bills on beside what follows.
@@ -127,7 +127,8 @@ class MachineVerdicts:
         cooling = [c for c in world.cooldowns if c.until > builder.now]
         self._refusing = {(c.provider, c.subject) for c in cooling if c.scope is CooldownScope.TARGET}
         self._cooling = {(c.provider, c.scope, c.subject): c for c in cooling if c.scope in _OF_OFFERS}
-        self._ends_nothing = {i.provider: i.error or _STILL_THERE for i in world.intents.values() if _ended_nothing(i)}
+        vain = filter(has_ended_nothing, world.intents.values())
+        self._ends_nothing = {i.provider: i.error or _STILL_THERE for i in vain}
 
     @cached_property
     def machines_in_use(self) -> int:

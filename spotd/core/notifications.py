@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.author import has_ended_nothing
+from spotd.core.domain.intents import AttemptId, IntentKind, JobId
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import EndKind, EndReason
@@ -212,6 +213,7 @@ def notification_of(event: Event, number: int, *, name: str, receipt: str, failu
 BUDGET_PERCENT: Final = ((100, Severity.URGENT), (80, Severity.WARNING))
 RUNWAYS: Final = ((timedelta(hours=1), Severity.URGENT), (timedelta(hours=6), Severity.WARNING))
 AWAY_FOR: Final = timedelta(minutes=10)
+NOT_ENDED_FOR: Final = timedelta(minutes=15)
 LOW_USE: Final = 0.1
 LOW_FOR: Final = timedelta(minutes=30)
 _MONTH: Final = timedelta(days=32)
@@ -249,6 +251,7 @@ def conditions(
     for shown in market.by_provider.values():
         yield from _balance(world, shown, now)
         yield from _away(shown, now)
+    yield from _overdue_ends(world, now)
     yield from _hardly_used(world, low, now)
 
 
@@ -308,6 +311,24 @@ def _away(shown: ProviderOffers, now: datetime) -> Iterator[Notification]:
     title = f"{name} has not answered for {span_words(now - since)}"
     text = f"{shown.error}\nits machines run on, and nothing is rented there; spotctl providers"
     yield notification(f"provider:{name}", Topic.PROVIDER, Severity.WARNING, now, title, text, repeat_after=_DAY)
+
+
+def _overdue_ends(world: World, now: datetime) -> Iterator[Notification]:
+    """Yield each machine that is ordered to end for long, without effect or without a provider to order it from."""
+    for order in world.intents.values():
+        is_lost = order.kind is IntentKind.TERMINATE and order.is_open and order.provider not in world.policy.providers
+        since = order.created_at if order.tries else max(order.created_at, order.not_before or order.created_at)
+        if order.ref is None or now - since < NOT_ENDED_FOR or not (is_lost or has_ended_nothing(order)):
+            continue
+        name, machine = order.provider, order.ref.instance_id
+        why = f"{name} is not in the config any more" if is_lost else order.error or "it is listed after each order"
+        title = f"a machine at {name} has not ended for {span_words(now - since)}"
+        text = (
+            f"{machine} ({order.key}): {why}\nit may be billed: end it at {name} by hand;"
+            f" spotctl forget {machine} gives up one that can neither be seen nor ended"
+        )
+        job = None if order.attempt is None else order.attempt.job
+        yield notification(f"ending:{order.id}", Topic.STRAY, Severity.URGENT, now, title, text, job=job)
 
 
 def _hardly_used(world: World, low: Mapping[AttemptId, LowUse], now: datetime) -> Iterator[Notification]:

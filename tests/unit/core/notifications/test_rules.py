@@ -6,10 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd.core.domain.intents import AttemptId, JobId
+from spotd.core.domain.intents import AttemptId, IntentState, JobId
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers
 from spotd.core.domain.plan import Event
 from spotd.core.domain.states import AttemptState, EndReason
@@ -164,6 +165,57 @@ def test_another_day_another_limit_and_another_job_are_other_news() -> None:
     }
     assert len(keys) == 3
     assert [*stated(world(budget=1_000_000, spent=900_000))] == [*stated(world(budget=1_000_000, spent=950_000))]
+
+
+def ending(state: IntentState, tries: int, *, error: str = "", stray: bool = False, **changes: Any) -> World:
+    """A machine whose end was ordered first at NOW."""
+    base = world_with(AttemptState.ENDING)
+    [order] = base.intents.values()
+    order = replace(order, state=state, tries=tries, error=error, created_at=NOW, accepted_at=None, **changes)
+    return replace(base, intents={order.id: replace(order, attempt=None) if stray else order})
+
+
+@every(
+    ("world", "why"),
+    [
+        pytest.param(ending(IntentState.OPEN, 0), "", id="its turn has not come"),
+        pytest.param(ending(IntentState.ACCEPTED, 1), "", id="accepted, and no list since"),
+        pytest.param(ending(IntentState.DONE, 5), "", id="it is gone"),
+        pytest.param(ending(IntentState.OPEN, 3, error="server error"), "server error", id="refused"),
+        pytest.param(ending(IntentState.OPEN, 1), "it is listed after each order", id="accepted without effect"),
+        pytest.param(ending(IntentState.ACCEPTED, 2), "it is listed after each order", id="accepted again"),
+        pytest.param(ending(IntentState.OPEN, 3, error="no", stray=True), "no", id="of no attempt"),
+    ],
+)
+def test_an_order_to_end_without_effect_is_stated_after_a_quarter_of_an_hour(world: World, why: str) -> None:
+    assert not stated(world, hours=0.24)
+    found = list(stated(world, hours=0.25).values())
+    assert [one.topic for one in found] == ([Topic.STRAY] if why else [])
+    for one in found:
+        assert one.title == "a machine at shop has not ended for 15 min"
+        assert why in one.text
+        assert "spotctl forget m1" in one.text
+        [order] = world.intents.values()
+        assert one.job == (None if order.attempt is None else order.attempt.job)
+
+
+def test_the_machine_of_a_provider_that_left_the_config_is_stated_although_it_was_never_ordered_to_end() -> None:
+    item = ending(IntentState.OPEN, 0)
+    item = replace(item, policy=replace(item.policy, providers={}))
+    assert not stated(item, hours=0.24)
+    [one] = stated(item, hours=0.25).values()
+    assert "shop is not in the config any more" in one.text
+
+
+def test_a_machine_that_waits_for_another_job_is_late_only_from_then_on() -> None:
+    item = ending(IntentState.OPEN, 0, not_before=NOW + timedelta(hours=1))
+    item = replace(item, policy=replace(item.policy, providers={}))
+    assert not stated(item, hours=1.24)
+    assert stated(item, hours=1.25)
+
+
+def test_an_order_that_is_given_again_later_is_late_all_the_same() -> None:
+    assert stated(ending(IntentState.OPEN, 3, not_before=NOW + timedelta(minutes=16)), hours=0.25)
 
 
 def market_of(**changes: Any) -> MarketSnapshot:
