@@ -118,15 +118,22 @@ class LeaseController:
         if self._held is None:
             why = self._outage.error or "it was not asked yet"
             return f"whether another spotd uses this label is not known: {why}"
-        silent_s = self._seconds() - self._renewed_at
-        if silent_s > DOUBT_S:
-            why = self._outage.error or "it was not renewed in time"
+        if self._is_in_doubt:
+            why, silent_s = self._outage.error or "it was not renewed in time", self._seconds() - self._renewed_at
             return f"this install's lease was renewed last {int(silent_s / 60)} min ago, so nothing is rented: {why}"
         return self._foreign.error
 
+    @property
+    def _is_in_doubt(self) -> bool:
+        return self._seconds() - self._renewed_at > DOUBT_S
+
     def owned(self, policy: Policy) -> Policy:
-        """Return the policy of this very install."""
-        return replace(policy, identity=self._identity, identities=self._also, identity_sure=self.may_write)
+        """Return the policy of this very install.
+
+        One whose lease may have been taken meanwhile lists the machines of the one that took it as its own orphans.
+        """
+        is_sure = self.may_write and not self._is_in_doubt
+        return replace(policy, identity=self._identity, identities=self._also, identity_sure=is_sure)
 
     def check_owners(self, listings: Mapping[ProviderName, Listing], world: World | None) -> None:
         """Machines of our label that another install bought forbid to buy more: each would disturb the other."""

@@ -233,6 +233,25 @@ async def test_a_store_that_is_away_pauses_purchases_and_nothing_else(
         await rig.until(lambda: lease.hold == "")
 
 
+async def test_a_daemon_that_cannot_ask_for_its_lease_ends_no_orphan_before_it_holds_it_for_sure(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may have taken a lease that was silent, with the identity, and buy machines that this one lists."""
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    lease = leasing(rig, "a")
+    async with held(rig, lease):
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.objects, "list", away)
+            await rig.until(lambda: "was renewed last" in lease.hold)
+            rig.shop.put_machine(attempt_key(INSTALL, JobId("jx"), 9, "fresha"))
+            await rig.clock.sleep(timedelta(minutes=30))
+            assert len(rig.shop.alive()) == 1
+        await rig.until(lambda: not rig.shop.alive())
+
+
 async def test_a_first_start_without_the_store_goes_on_once_it_is_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
