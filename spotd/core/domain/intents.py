@@ -160,6 +160,7 @@ class IntentState(StrEnum):
     SENT = "sent"
     """A launch or a change of a bid whose call is made now, or was when the process ended."""
     UNKNOWN = "unknown"
+    """Its answer was lost: only lists and what hosts wrote can settle it."""
     ACCEPTED = "accepted"
     """The provider took a terminate order; the machine is not yet seen to be gone."""
     DONE = "done"
@@ -180,6 +181,7 @@ class Intent:
     ref: InstanceRef | None = None
     tries: int = 0
     not_before: datetime | None = None
+    """From when on it is to be made; of one that is unknown: what is listed from then on settles it."""
     accepted_at: datetime | None = None
     error: str = ""
     account: str = ""
