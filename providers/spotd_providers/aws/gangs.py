@@ -19,12 +19,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from spotd_providers.aws.answers import contract_errors
-from spotd_providers.aws.doctor import POLICY_HINT, tags_of
+from spotd_providers.aws.doctor import POLICY_HINT, client_token, tags_of
 from spotd_providers.aws.grounds import interfaces
 from spotd_providers.aws.offers import STATES
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Sdk
-from spotd_providers.aws.wire import NODES_TAG, AwsInstanceRow, SpotRequestRow, rows_of
+from spotd_providers.aws.wire import KEY_TAG, NODES_TAG, AwsInstanceRow, SpotRequestRow, rows_of
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
@@ -95,9 +95,15 @@ def is_gang(ref: InstanceRef) -> bool:
 
 
 def nodes_of(row: AwsInstanceRow) -> int:
-    """Return how many machines the launch of this one was for, as its tag or its client token says."""
-    said = (row.tags.get(NODES_TAG, ""), (row.ClientToken or "").partition("/")[2])
-    return max([1, *(int(digits) for digits in said if digits.isdecimal() and len(digits) < 4)])
+    """Return how many machines the launch of this one was for, as its client token says, which nothing changes later.
+
+    Its tag, which all that may tag machines can change, counts only where the token is none of ours.
+    """
+    token, key = row.ClientToken or "", AttemptKey(row.tags.get(KEY_TAG, ""))
+    first, mark, digits = token.partition("/")
+    is_ours = bool(mark) or first.startswith("spotd-") or first == client_token(key)
+    said = digits if is_ours else row.tags.get(NODES_TAG, "")
+    return max(1, int(said)) if said.isdecimal() and len(said) < 4 else 1
 
 
 def as_gangs(rows: Iterable[Any], now: datetime, nodes: int = 1) -> list[Any]:

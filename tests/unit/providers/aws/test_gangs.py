@@ -13,6 +13,7 @@ import pytest
 from spotd_providers.aws.doctor import client_token
 from spotd_providers.aws.gangs import NODES_MAX, SHOWN_WITHIN
 from spotd_providers.aws.plugin import AwsProvider
+from spotd_providers.aws.wire import NODES_TAG
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
@@ -252,6 +253,30 @@ def test_either_the_token_or_the_tag_says_that_they_are_one(tmp_path: Path, lack
         assert [one.ref for one in listing.instances] == [made.ref]
 
     play(tmp_path / lacks, story)
+
+
+@every(
+    ("nodes", "long", "forged"), [(1, False, "64"), (1, True, "64"), (2, False, "64"), (2, True, "1"), (2, False, None)]
+)
+def test_what_somebody_writes_into_the_tag_changes_neither_number_nor_price(
+    tmp_path: Path, nodes: int, long: bool, forged: str | None
+) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        key = AttemptKey(f"spotd-lab-{'j' * 80}-1") if long else h.key()
+        offer = await cheapest(h, provider)
+        made = (await provider.launch(h.request(gang_of(offer, nodes) if nodes > 1 else offer, key))).instance
+        await h.settle()
+        true = await row_of(provider, key)
+        for one in members(h, key):
+            kept = {name: value for name, value in one.tags.items() if name != NODES_TAG}
+            one.tags = kept if forged is None else {**kept, NODES_TAG: forged}
+        async with h.opened() as later:
+            assert isinstance(later, AwsProvider)
+            assert (await later.instances()).complete
+            row = await row_of(later, key)
+            assert (row.ref, row.state, row.price) == (made.ref, InstanceState.RUNNING, true.price)
+
+    play(tmp_path / f"{nodes}{long}{forged}", story)
 
 
 def test_without_a_limit_the_price_of_all_is_judged_before(tmp_path: Path) -> None:
