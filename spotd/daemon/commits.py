@@ -434,9 +434,9 @@ class Database:
         """What names the lead of this process; empty where no other can lead."""
         return self._store.term
 
-    def state_api(self, url: str, certificate: str) -> None:
+    def state_api(self, url: str, certificate: str, proofs: Sequence[str]) -> None:
         """State to those that wait where this process serves its API; nowhere where the URL is empty."""
-        self._store.state_api(url, certificate)
+        self._store.state_api(url, certificate, proofs)
 
     @property
     def is_lost(self) -> bool:

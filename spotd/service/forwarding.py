@@ -2,9 +2,10 @@
 
 Theory. The leader's row in the database names its URL and the hash of its certificate. Nothing but that very
 certificate is spoken to, so neither a name, an authority nor a clock has to be right, and nothing is sent anywhere
-else. Each request states the term that it is meant for: a daemon that leads in no such term does nothing with it, so a
-request goes over one such hop only, and never to a successor. Until the first byte of a request is sent nothing can
-have been done. From then on what was done is unknown until the answer begins.
+else. Where there is a `secrets_key`, nothing that another one wrote into that row is believed (`Leader.proofs`). Each
+request states the term that it is meant for: a daemon that leads in no such term does nothing with it, so a request
+goes over one such hop only, and never to a successor. Until the first byte of a request is sent nothing can have been
+done. From then on what was done is unknown until the answer begins.
 """
 
 from __future__ import annotations

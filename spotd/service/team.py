@@ -285,7 +285,8 @@ class TeamListener:
         self.gate.lead(term, tuple(map(digest_of, tokens)))
         host = socket.gethostname() if self._host in _EVERYWHERE else self._host
         url = self._settings.api_url or self._url(host)
-        self._database.state_api(url if self._certificate else "", self._certificate)
+        proofs = keys.proofs_of(term, url, self._certificate)
+        self._database.state_api(url if self._certificate else "", self._certificate, proofs)
 
     def _read_files(self, settings: Settings) -> None:
         """Read certificate and key; where they cannot be used, those that were read before stay."""

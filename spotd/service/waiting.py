@@ -25,7 +25,7 @@ from spotd.core.domain.callers import OWNER
 from spotd.daemon.clock import SystemClock
 from spotd.service.forwarding import AnswerCut, Exchange, NotAnswered, NotDone
 from spotd.service.reads import READS, DatabaseReads
-from spotd.store import Leader, SecretsKeys, StateError, StoreInUse
+from spotd.store import Leader, SecretsKey, SecretsKeys, StateError, StoreInUse
 from spotd_jobs.objects.api import StoreError
 from spotd_providers.contract.provider import Logger
 
@@ -126,7 +126,7 @@ class WaitingApp:
             raise NotDone("")
         if not leader.url:
             raise NotDone("that one does not state in [api] where others reach it")
-        token, is_own = self._token(scope, leader)
+        token, is_own = self._token(scope, leader, self._require_proof(leader))
         name = scope.get(CALLER_KEY, OWNER).name
         self._require_room(name)
         answer_s = ADOPTION_S if scope["path"] == "/v1/adoption" else PATIENT_S
@@ -168,7 +168,22 @@ class WaitingApp:
         if name and count >= USER_FORWARDS_MAX:
             raise NotDone(f"{count} requests of {name} are on their way to it")
 
-    def _token(self, scope: Scope, leader: Leader) -> tuple[str, bool]:
+    def _require_proof(self, leader: Leader) -> SecretsKey | None:
+        """Return the key by which it is proved that a daemon stated where the leader is; `None` without one here.
+
+        Raises:
+            NotDone: there is a key here, and no such proof: another one may have written it.
+        """
+        keys = self._keys()
+        found = keys.key_of(leader)
+        if found is not None or keys == SecretsKeys():
+            return found
+        if keys.current is None and keys.error:
+            raise NotDone(f"secrets_key in [daemon] cannot be used here: {keys.error}")
+        none = "has another secrets_key in [daemon] than this spotd, or none"
+        raise NotDone(f"{leader.words} {none}, or another one wrote into the database where it is reached")
+
+    def _token(self, scope: Scope, leader: Leader, key: SecretsKey | None) -> tuple[str, bool]:
         """Return by which token the leader knows who asks, and whether it is this daemon's.
 
         Raises:
@@ -177,7 +192,7 @@ class WaitingApp:
         if scope.get(CALLER_KEY, OWNER).name:
             stated = next(value for name, value in scope["headers"] if name == b"authorization")
             return stated.decode("latin-1").partition(" ")[2].strip(), False
-        if (key := self._keys().current) is None:
+        if key is None:
             raise NotDone("this spotd has no secrets_key in [daemon], by which that one would know it")
         return key.token_for(leader.term, leader.certificate), True
 

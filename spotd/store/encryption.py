@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 from sqlalchemy import Connection, delete, insert, select
 
 from spotd.core.domain.intents import JobId
+from spotd.store.place import Leader
 from spotd.store.tables import ACTIVE, JOB_SECRETS, JOBS, chunks
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _PADDED_TO: Final = 256
 _ID_LENGTH: Final = 8
 _ID_BEGIN: Final = b"spotd secrets key 1\0"
 _PROOF_BEGIN: Final = b"spotd daemons 1\0"
+_LEADER_BEGIN: Final = b"spotd leader 1\0"
 _JOB_BEGIN: Final = "spotd secrets 1\0"
 
 
@@ -44,6 +46,7 @@ class SecretsKey:
     id: str
     _cipher: AESGCM = field(repr=False, compare=False)
     _proves: bytes = field(repr=False, compare=False)
+    _states: bytes = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, key: bytes) -> Self:
@@ -58,6 +61,7 @@ class SecretsKey:
             hashlib.sha256(_ID_BEGIN + key).hexdigest()[:_ID_LENGTH],
             AESGCM(key),
             hmac.digest(key, _PROOF_BEGIN, "sha256"),
+            hmac.digest(key, _LEADER_BEGIN, "sha256"),
         )
 
     def token_for(self, term: str, certificate: str) -> str:
@@ -67,6 +71,15 @@ class SecretsKey:
             certificate: hash of that behind which it is sent: what is sent behind another one opens no leader.
         """
         return f"daemon_{hmac.digest(self._proves, f'{term} {certificate}'.encode(), 'sha256').hex()}"
+
+    def proof_of(self, term: str, url: str, certificate: str) -> str:
+        """Return what proves that a daemon with this key stated where it leads, since others may write the database.
+
+        Args:
+            url: where it serves its API.
+            certificate: hash of that behind which it does.
+        """
+        return hmac.digest(self._states, json.dumps([term, url, certificate]).encode(), "sha256").hex()
 
     def encrypt(self, job: JobId, values: Mapping[str, str]) -> EncryptedSecrets:
         """Return the row of this job."""
@@ -123,6 +136,21 @@ class SecretsKeys:
     def find(self, key_id: str) -> SecretsKey | None:
         """Return the key of this id."""
         return next((one for one in (self.current, self.former) if one is not None and one.id == key_id), None)
+
+    def proofs_of(self, term: str, url: str, certificate: str) -> tuple[str, ...]:
+        """Return the proof by each key, so that daemons with the former or the current one alone find theirs."""
+        keys = (self.current, self.former)
+        return tuple(one.proof_of(term, url, certificate) for one in keys if one is not None)
+
+    def key_of(self, leader: Leader) -> SecretsKey | None:
+        """Return the key with which it was stated where this one leads; `None` where that was stated without any."""
+        for one in (self.current, self.former):
+            if one is None:
+                continue
+            mine = one.proof_of(leader.term, leader.url, leader.certificate).encode()
+            if any(hmac.compare_digest(mine, stated.encode("utf-8", "replace")) for stated in leader.proofs):
+                return one
+        return None
 
     def words_against(self, key_id: str) -> str:
         """Why what the key of this id encrypted cannot be read here, in a sentence; empty where it can."""

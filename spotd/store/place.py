@@ -37,12 +37,14 @@ class Leader:
         words: which process it is, for people.
         url: where it serves its API; empty where it has stated nothing.
         certificate: SHA-256 of its certificate there, in hexadecimal digits.
+        proofs: that a daemon with a `secrets_key` stated the two, by each that it had (`SecretsKey.proof_of`).
     """
 
     term: str
     words: str
     url: str = ""
     certificate: str = ""
+    proofs: tuple[str, ...] = ()
 
 
 class StoreInUse(StateError):

@@ -33,7 +33,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -63,6 +63,7 @@ LEASE_S: Final = 15
 """A leader that renewed nothing for so long is followed by another; so a failover takes this and a few seconds."""
 RENEW_S: Final = 4.0
 GIVE_UP_S: Final = LEASE_S * 2 / 3
+PROOFS_MAX: Final = 2
 LEASE_STATEMENT_MS: Final = 3_000
 STATEMENT_MS: Final = 10_000
 IDLE_MS: Final = 10_000
@@ -270,12 +271,13 @@ def _term(holder: str, epoch: int) -> str:
 def _leader(row: Any) -> Leader:
     """Return who leads; what another lead stated of its API, of an older version or of this one, does not count."""
     term = _term(row.holder, row.epoch)
-    stated: dict[str, str] = {}
     with suppress(ValueError, TypeError, AttributeError, KeyError):
         found = json.loads(row.api)
-        if found.pop("term") == term:
-            stated = {name: str(found[name]) for name in ("url", "certificate")}
-    return Leader(term=term, words=row.words, **stated)
+        if found["term"] == term:
+            url, certificate, proofs = str(found["url"]), str(found["certificate"]), found.get("proofs", [])
+            shown = tuple(map(str, proofs[:PROOFS_MAX]))
+            return Leader(term=term, words=row.words, url=url, certificate=certificate, proofs=shown)
+    return Leader(term=term, words=row.words)
 
 
 def steady_s() -> float:
@@ -350,9 +352,10 @@ class Leadership:
     def term(self) -> str:
         return _term(self._me, self._epoch)
 
-    def state_api(self, url: str, certificate: str) -> None:
+    def state_api(self, url: str, certificate: str, proofs: Sequence[str]) -> None:
         """State where this leader serves its API, from the next renewal of the lease on."""
-        self._api = json.dumps({"term": self.term, "url": url, "certificate": certificate}) if url else ""
+        stated = {"term": self.term, "url": url, "certificate": certificate, "proofs": list(proofs)}
+        self._api = json.dumps(stated) if url else ""
 
     @property
     def is_lost(self) -> bool:

@@ -401,10 +401,10 @@ class Store:
         """What names the lead of this process; empty where no other can lead."""
         return "" if self._leads is None else self._leads.term
 
-    def state_api(self, url: str, certificate: str) -> None:
+    def state_api(self, url: str, certificate: str, proofs: Sequence[str]) -> None:
         """State to those that wait where this process serves its API; nowhere where the URL is empty."""
         if self._leads is not None:
-            self._leads.state_api(url, certificate)
+            self._leads.state_api(url, certificate, proofs)
 
     @property
     def is_lost(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -63,19 +63,25 @@ def in_use(leader: Leader | None) -> StoreInUse:
     return StoreInUse(f"the state is in use by {LEADER}", hint="wait", leader=leader)
 
 
+def proven(leader: Leader) -> Leader:
+    """The same as stated by a daemon with the key of these tests."""
+    return replace(leader, proofs=KEYS.proofs_of(leader.term, leader.url, leader.certificate))
+
+
 class Stated(Database):
     """The row of the leader, as far as it is stated."""
 
     def __init__(self, term: str) -> None:
         self._term = term
         self.api = ("", "")
+        self.proofs: tuple[str, ...] = ()
 
     @property
     def term(self) -> str:
         return self._term
 
-    def state_api(self, url: str, certificate: str) -> None:
-        self.api = (url, certificate)
+    def state_api(self, url: str, certificate: str, proofs: Sequence[str]) -> None:
+        self.api, self.proofs = (url, certificate), tuple(proofs)
 
 
 class StateReads(DatabaseReads):
@@ -156,7 +162,7 @@ class Team:
 
         self.served.call(begin)
         assert stated.api == (self.url, certificate_hash(self.files[0]) if self.files else "")
-        return Leader(term=term, words=LEADER, url=stated.api[0], certificate=stated.api[1])
+        return Leader(term=term, words=LEADER, url=stated.api[0], certificate=stated.api[1], proofs=stated.proofs)
 
     def wait_for_lead(self, leader: Leader | None = None, keys: SecretsKeys = KEYS) -> WaitingApp:
         """As a daemon that waits while this one leads."""

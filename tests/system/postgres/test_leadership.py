@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -155,9 +157,18 @@ def test_the_leader_states_where_it_is_reached_and_nothing_stated_before_counts(
     table = f"{url.rpartition('%3D')[2]}.leader"
     with Store.open(url) as store:
         assert (leader().term, leader().url) == (store.term, "")
-        store.state_api("https://a:1", "c" * 64)
+        stated = Leader(
+            term=store.term, words=leader().words, url="https://a:1", certificate="c" * 64, proofs=("p", "q")
+        )
+        store.state_api(stated.url, stated.certificate, stated.proofs)
         until(lambda: leader().url, what="the row", within=20)
-        assert leader() == Leader(term=store.term, words=leader().words, url="https://a:1", certificate="c" * 64)
+        assert leader() == stated
+        of_former = json.dumps({"term": store.term, "url": stated.url, "certificate": stated.certificate})
+        server.sql(f"UPDATE {table} SET api = '{of_former}'")  # noqa: S608 - ours
+        assert leader() == replace(stated, proofs=()), "a version that knows no proofs stated it"
+        odd = {"term": store.term, "url": "u", "certificate": "c", "proofs": 5}
+        server.sql(f"UPDATE {table} SET api = '{json.dumps(odd)}'")  # noqa: S608 - ours
+        assert leader().url == ""
         # As by a version that leads and knows nothing of this.
         server.sql(f"UPDATE {table} SET epoch = epoch + 1")  # noqa: S608 - ours
         assert leader().url == ""
