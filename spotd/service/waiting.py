@@ -7,8 +7,10 @@ anything is then refused, or its outcome is unknown; it is never sent a second t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Final
 
@@ -33,7 +35,7 @@ READ_S: Final = 10.0
 """For the leader to begin such an answer, before the database gives it."""
 GRACE_S: Final = 5.0
 SILENT_S: Final = 5.0
-"""So long after it did not answer, the leader is not asked for what the database knows."""
+"""So long after it answered nothing, the leader is not asked for what the database knows."""
 FORWARDS_MAX: Final = 64
 USER_FORWARDS_MAX: Final = 24
 USERS_FORWARDS_MAX: Final = 48
@@ -67,6 +69,7 @@ class WaitingApp:
         """By the name of the user, empty for the owner."""
         self._silent = ""
         self._silent_until = 0.0
+        self._answered_at = -math.inf
         self._term = "" if self.leader is None else self.leader.term
         self._served = [Route(one.path, _nowhere, methods=[one.method]) for one in api_routes() if one.name in READS]
 
@@ -87,7 +90,7 @@ class WaitingApp:
             return
         self._term = self.leader.term
         self._ended.set()
-        self._ended, self._silent_until = anyio.Event(), 0.0
+        self._ended, self._silent_until, self._answered_at = anyio.Event(), 0.0, -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_read = any(route.matches(scope)[0] is Match.FULL for route in self._served)
@@ -141,10 +144,15 @@ class WaitingApp:
             send=send,
         )
         self._under_way[name] += 1
+        begun_at = anyio.current_time()
         try:
             await exchange.run(self._ended)
+            if leader.term == self._term:
+                self._answered_at = anyio.current_time()
         except (NotDone, NotAnswered) as exc:
-            if not exchange.is_refused and leader.term == self._term:
+            # One that answered others meanwhile is slow with this one alone.
+            is_silent = not exchange.is_refused and self._answered_at < begun_at
+            if is_silent and leader.term == self._term:
                 self._silent, self._silent_until = str(exc), anyio.current_time() + SILENT_S
             raise
         except AnswerCut as exc:
@@ -198,23 +206,24 @@ class WaitingApp:
 
     async def _read(self, scope: Scope, receive: Receive, send: Send, why: str) -> None:
         """Answer from the database, and say so beside the answer."""
-        try:
-            with anyio.fail_after(PATIENT_S):
-                app = await self._reads.app()
-        except (StateError, StoreError, OSError) as exc:
-            await self._refuse(scope, receive, send, f"{why}; {exc}")
-            return
-        at = utc_text(SystemClock().now())
-        text = f"read from the database at {at}: {self.reason.message}{why and f'; {why}'}"
-        shown = "".join(one if one.isprintable() else "?" for one in text[:NOTICE_CHARS_MAX])
-        notice = (NOTICE_HEADER, shown.encode("ascii", "replace"))
+        async with AsyncExitStack() as reading:
+            try:
+                with anyio.fail_after(PATIENT_S):
+                    app = await reading.enter_async_context(self._reads.app())
+            except (StateError, StoreError, OSError) as exc:
+                await self._refuse(scope, receive, send, f"{why}; {exc}")
+                return
+            at = utc_text(SystemClock().now())
+            text = f"read from the database at {at}: {self.reason.message}{why and f'; {why}'}"
+            shown = "".join(one if one.isprintable() else "?" for one in text[:NOTICE_CHARS_MAX])
+            notice = (NOTICE_HEADER, shown.encode("ascii", "replace"))
 
-        async def noting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], notice]}
-            await send(message)
+            async def noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    message = {**message, "headers": [*message["headers"], notice]}
+                await send(message)
 
-        await app(scope, receive, noting)
+            await app(scope, receive, noting)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, why: str) -> None:
         """Say that nothing was done, which lets spotctl ask another one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -90,10 +90,11 @@ class StateReads(DatabaseReads):
     def __init__(self, served: Place) -> None:
         self._served = served
 
-    async def app(self) -> Any:
+    @asynccontextmanager
+    async def app(self) -> AsyncIterator[Any]:
         if self._served.rig.control_loop.state is None:
             await self._served.rig.control_loop.adopt()
-        return make_app(self._served.handlers, on_failure=lambda *_: None, only=READS)
+        yield make_app(self._served.handlers, on_failure=lambda *_: None, only=READS)
 
     def end(self) -> None:
         pass

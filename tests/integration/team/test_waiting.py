@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from spotd.api.app import api_routes
@@ -319,6 +321,41 @@ def test_a_leader_that_is_frozen_is_noticed_and_the_database_is_read(
         assert shown.err.count("read from the database") == 1
 
 
+def test_a_leader_that_is_slow_with_one_answer_is_asked_for_the_others(
+    team: Team, leader: Team, as_user: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader.served.write_three_jobs()
+    team.served.write_three_jobs()
+    team.wait_for_lead(leader.lead())
+    run_exchange, asked, released = forwarding.Exchange.run, threading.Event(), threading.Event()
+
+    async def run_slowly(self: forwarding.Exchange, ended: Any) -> None:
+        if not self.scope["path"].endswith("/why"):
+            await run_exchange(self, ended)
+            return
+        asked.set()
+        await anyio.to_thread.run_sync(released.wait)
+        raise forwarding.NotAnswered("it did not answer in time")
+
+    monkeypatch.setattr(forwarding.Exchange, "run", run_slowly)
+    client = as_user("vic", team)
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("error", DaemonNotice)
+        for is_slow_alone in (True, False):
+            asked.clear()
+            released.clear()
+            slow = pool.submit(client.why, "prep")
+            assert asked.wait(20)
+            if is_slow_alone:
+                assert len(client.jobs()["jobs"]) == 3
+            released.set()
+            assert isinstance(slow.exception(20), DaemonNotice)
+            if is_slow_alone:
+                assert len(client.jobs()["jobs"]) == 3
+        with pytest.raises(DaemonNotice, match="it did not answer in time"):
+            client.jobs()
+
+
 def test_a_write_whose_answer_is_lost_is_unknown_and_is_sent_once(
     team: Team, authority: Authority, as_user: Client
 ) -> None:
@@ -351,8 +388,6 @@ def test_what_is_under_way_ends_as_soon_as_another_one_leads(
     asked = threading.Event()
 
     async def never(*_: Any) -> None:
-        import anyio
-
         asked.set()
         await anyio.sleep_forever()
 
