@@ -72,6 +72,7 @@ FATE_S: Final = 10.0
 FATE_PAUSE_S: Final = 0.25
 CONNECT_S: Final = 5
 _SETTING: Final = re.compile(r"(?:-c\s*|--)([A-Za-z_][\w.]*)=(\S*)")
+_NAMED: Final = re.compile(r'(?:relation|column) [\w."]+')
 _LINK: Final = {
     "connect_timeout": CONNECT_S,
     "keepalives_idle": 5,
@@ -160,6 +161,8 @@ def translate_postgres(place: DatabasePlace, error: BaseException | None) -> Exc
             f"the state {place} refuses this user: {words}",
             hint="check the user and database of the URL, the password file (PGPASSFILE) and the user's rights there",
         )
+    if state in {"42P01", "42703"}:
+        return lacking(place, next(iter(_NAMED.findall(words)), words))
     if state == "25006":
         return LeadershipLost(
             f"the state {place} cannot be written: that server is a standby", hint="name the primary in the URL"
@@ -171,6 +174,15 @@ def translate_postgres(place: DatabasePlace, error: BaseException | None) -> Exc
     if state[:2] in {"08", "40", "53", "55", "57", "58"}:
         return StateUnavailable(f"the state {place} cannot be used now: {words}", hint="spotd tries again")
     return StateError(f"the state {place} failed unexpectedly ({state}): {words}", hint="this is a defect of spotd")
+
+
+def lacking(place: DatabasePlace, what: str) -> StateUnavailable:
+    """Return the error of a state that is not made yet, or not as a spotd left it, by what it has not."""
+    return StateUnavailable(
+        f"the state {place} lacks {what}",
+        hint="a spotd that begins to lead makes the tables of a new state: if none does, check the database and the "
+        "schema (search_path) of the URL in [daemon] state, or restore that database from a backup",
+    )
 
 
 def _first_line(error: BaseException | None) -> str:
@@ -250,10 +262,14 @@ def newest_commit(connection: Connection, place: DatabasePlace, head: str) -> tu
     """Return what names the newest commit that this transaction sees; `head` is the revision of the tables.
 
     Raises:
+        StateUnavailable: it is not made yet, or damaged.
         StoreTooNew: this version does not read these tables.
         StoreMoved: the state is used elsewhere.
     """
-    *newest, revision, moved_to = connection.execute(_NEWEST).one()
+    row = connection.execute(_NEWEST).one_or_none()
+    if row is None:
+        raise lacking(place, "the row of its leader or of its revision")
+    *newest, revision, moved_to = row
     if revision != head:
         raise StoreTooNew(
             f"the state {place} is at revision {revision}, and this version reads {head}",

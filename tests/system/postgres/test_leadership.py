@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
 import pytest
+from sqlalchemy import text
 
 from spotd.store import (
     Leader,
@@ -205,9 +207,52 @@ def test_a_reader_sees_one_moment_delays_no_commit_and_writes_nothing(server: Po
             word(reader)
 
 
-def test_a_reader_of_a_state_that_was_never_made_says_so(url: str) -> None:
-    with closing(Store.open_to_read(url)) as reader, pytest.raises(StateError):
-        word(reader)
+def test_a_state_that_lacks_tables_says_what_and_where_and_what_to_do(server: Postgres, url: str) -> None:
+    def refusal(call: Callable[[], object]) -> str:
+        with pytest.raises(StateUnavailable) as caught:
+            call()
+        assert "a spotd that begins to lead makes the tables of a new state" in caught.value.hint
+        assert "restore that database from a backup" in caught.value.hint
+        return caught.value.message
+
+    schema = url.rpartition("%3D")[2]
+    with closing(Store.open_to_read(url)) as reader:
+        never = refusal(lambda: word(reader))
+        assert re.fullmatch(rf'the state postgresql://\S+{schema} lacks relation "\w+"', never)
+        with Store.open(url) as leader:
+            put(leader, "a")
+            assert word(reader) == "a", "it is made now"
+            server.sql(f"ALTER TABLE {schema}.meta RENAME TO away")
+            calls: tuple[Callable[[], object], ...]
+            calls = (lambda: word(reader), lambda: word(leader), lambda: put(leader, "b"))
+            for call in calls:
+                assert refusal(call).endswith('lacks relation "meta"')
+            server.sql(f"ALTER TABLE {schema}.away RENAME TO meta")
+            server.sql(f"ALTER TABLE {schema}.meta RENAME COLUMN value TO away")
+            assert refusal(lambda: put(leader, "b")).endswith('lacks column "value"')
+            server.sql(f"ALTER TABLE {schema}.meta RENAME COLUMN away TO value")
+            put(leader, "c")
+            assert word(reader) == "c"
+            server.sql(f"DELETE FROM {schema}.alembic_version")  # noqa: S608 - ours
+            assert refusal(lambda: word(reader)).endswith("lacks the row of its leader or of its revision")
+
+
+def test_reads_that_last_delay_no_renewal_of_the_lease(server: Postgres, url: str) -> None:
+    asked = text("SELECT expires FROM leader")
+    with Store.open(url) as leader, closing(Store.open_to_read(url)) as reader, closing(Store.open_to_read(url)) as eye:
+
+        def expires() -> object:
+            return eye.read(lambda reads: reads.connection.execute(asked).scalar_one())
+
+        def while_it_reads(reads: Reads) -> str | None:
+            for _ in range(2):
+                before = expires()
+                until(lambda: reads.meta("word") and expires() != before, what="a renewal", within=20)  # noqa: B023
+            return reads.meta("word")
+
+        put(leader, "a")
+        assert leader.read(lambda _: reader.read(while_it_reads)) == "a"
+        assert not leader.is_lost
 
 
 def test_a_server_that_crashes_and_comes_back_is_used_again(server: Postgres, url: str) -> None:
