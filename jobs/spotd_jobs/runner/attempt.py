@@ -346,7 +346,10 @@ class AttemptRun:
         if not own and lock(folder_lock_path(self._checkpoint_dir)) is None:
             raise _Halt("runner_error", "another job on this machine uses the same checkpoint folder")
         try:
-            clear_aside(self._checkpoint_dir, self._boot)
+            if self._gang is None:
+                clear_aside(self._checkpoint_dir, self._boot)
+            else:
+                clear_aside(self._checkpoint_dir, self._boot, grant.prefix, self._gang.place.rank)
         except OSError as error:
             raise _failure(error, "the checkpoint folder can not be used") from None
         restore = RestoreRun(
@@ -358,6 +361,7 @@ class AttemptRun:
             lambda: self._keeper.grant.expires > CLOCK.now(),
             Prefetch(self._home),
             1 if self._gang is None else self._gang.place.nodes,
+            0 if self._gang is None else self._gang.place.rank,
         )
         self._status.restore = restore
         return Background(restore.run, self._wakeups, "restore")

@@ -9,6 +9,8 @@ be bad has been written then, and is written over by the next try, or removed wi
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import threading
@@ -89,49 +91,96 @@ class ChunkWriter:
 
 
 # The checkpoint folder at a start of the runner: empty, and what was in it put aside.
+#
+# Several machines of one attempt may share it, on a disk of all of them. So what each of them hides there has its rank
+# in its name, and none touches what another hides. The first machine leaves a mark of the attempt: from then on the
+# others clear nothing, since one that starts again, or for another, may come while the first one still stores what was
+# saved last.
 
 
 _ASIDE = sinks.TEMPORARY + "before-"
+_RESTORING = sinks.TEMPORARY + "restore-"
+_FIRST = sinks.TEMPORARY + "first"
 
 
-def clear_aside(folder: str, boot: int) -> None:
+def _hidden(beginning: str, rank: int) -> str:
+    """Return how names begin of what the machine of this rank hides."""
+    return "%sm%d-" % (beginning, rank) if rank else beginning
+
+
+def _is_of(name: str, beginning: str, rank: int) -> bool:
+    own = _hidden(beginning, rank)
+    return name.startswith(own) and (rank != 0 or not name.startswith(own + "m"))
+
+
+def clear_aside(folder: str, boot: int, attempt: str = "", rank: int = 0) -> None:
     """Make the folder, empty: a checkpoint of unknown state is never resumed from.
 
     What was there is not deleted but moved beside the folder, until the next start of the runner. (Some training
     scripts refuse a folder that holds anything, so it stays inside, hidden, only where there is no other way.)
 
+    Args:
+        attempt: names the attempt where several machines work at it, one of which this is; else empty.
+
     Raises:
         OSError: the folder can not be made or written.
     """
     os.makedirs(folder, exist_ok=True)
-    remove_aside(folder)
+    if attempt and not rank:
+        _leave_mark(folder, attempt)
+    elif attempt and any(_read(place) == attempt for place in _marks(folder)):
+        return
+    remove_aside(folder, rank)
     names = os.listdir(folder)
     for name in names:
-        if name.startswith(sinks.TEMPORARY):
+        is_kept = attempt and (name == _FIRST or name.startswith((_RESTORING, _ASIDE)))
+        if name.startswith(sinks.TEMPORARY) and not is_kept:
             sinks.remove(os.path.join(folder, name))
     rest = [name for name in names if not name.startswith(sinks.TEMPORARY)]
     if not rest:
         return
+    own = "%s%d" % (_hidden(_ASIDE, rank), boot)
     try:
-        _move(folder, rest, "%s%s%d" % (folder, _ASIDE, boot))
+        _move(folder, rest, folder + own)
     except OSError:
         left = [name for name in rest if os.path.lexists(os.path.join(folder, name))]
-        _move(folder, left, os.path.join(folder, "%s%d" % (_ASIDE, boot)))
+        _move(folder, left, os.path.join(folder, own))
 
 
-def remove_aside(folder: str) -> None:
+def remove_aside(folder: str, rank: int = 0) -> None:
     """Nothing is left of what earlier starts of the runner put beside the folder, or hidden inside it."""
     parent, own_name = os.path.split(folder)
     for place, beginning in ((parent, own_name + _ASIDE), (folder, _ASIDE)):
         for name in os.listdir(place):
-            if name.startswith(beginning):
+            if _is_of(name, beginning, rank):
                 sinks.remove(os.path.join(place, name))
 
 
 def _move(folder: str, names: list[str], into: str) -> None:
     os.mkdir(into, 0o700)
     for name in names:
-        os.rename(os.path.join(folder, name), os.path.join(into, name))
+        with contextlib.suppress(FileNotFoundError):  # another machine moved it
+            os.rename(os.path.join(folder, name), os.path.join(into, name))
+
+
+def _marks(folder: str) -> tuple[str, str]:
+    """Return where the mark may be: beside the folder, or inside where that is a disk of its own."""
+    return folder + _FIRST, os.path.join(folder, _FIRST)
+
+
+def _leave_mark(folder: str, attempt: str) -> None:
+    beside, inside = _marks(folder)
+    for place in (beside, inside) if os.path.ismount(os.path.realpath(folder)) else (beside,):
+        with contextlib.suppress(OSError), open(place, "w", encoding="utf-8") as stream:
+            stream.write(attempt)
+
+
+def _read(place: str) -> str:
+    try:
+        with open(place, encoding="utf-8", errors="replace") as stream:
+            return stream.read(_MARK_CHARS_MAX)
+    except OSError:
+        return ""
 
 
 _DISK_BLOCK_BYTES = 4096
@@ -140,7 +189,8 @@ _PAUSE_S = 0.2
 _PAUSE_MAX_S = 10.0
 _BAD_TRIES = 3
 _DENIED_TRIES = 6
-_RESTORING = sinks.TEMPORARY + "restore-"
+_MARK_CHARS_MAX = 4096
+_MOVES_MAX = 20
 _BLOCK_BYTES = 4 * 1024 * 1024  # smaller ones cost more: threads that meet at the interpreter's lock, not the cache
 _WRITE_BYTES = 64 * 1024  # in larger writes ext4 asks for as large pieces of memory, which may take twice as long
 _BLOCKS_BYTES_MAX = 64 * 1024 * 1024
@@ -198,7 +248,7 @@ class RestoreRun:
         stopped: asked between chunks; `pause` sleeps and returns the same.
         permitted: whether the grant should still be good. While it is not, a refusal proves nothing about a checkpoint.
         prefetch: what was fetched before this began.
-        nodes: how many machines restore it side by side.
+        nodes, rank: how many machines restore it side by side, and which of them this is.
     """
 
     def __init__(
@@ -211,9 +261,11 @@ class RestoreRun:
         permitted: Callable[[], bool],
         prefetch: Prefetch | None = None,
         nodes: int = 1,
+        rank: int = 0,
     ) -> None:
         self._prefetch = prefetch
         self._nodes = nodes
+        self._rank = rank
         self._offers = offers
         self._folder = folder
         self._connections = connections
@@ -247,7 +299,7 @@ class RestoreRun:
 
     def _run(self) -> Restored | None:
         for name in os.listdir(self._folder):
-            if name.startswith(_RESTORING):
+            if _is_of(name, _RESTORING, self._rank):
                 sinks.remove(os.path.join(self._folder, name))
         no_room = ""
         for offer in list(self._offers()):
@@ -279,7 +331,7 @@ class RestoreRun:
             words = "DeepSpeed loads checkpoint %s by as many machines as saved it: by %d, and here are %d"
             raise ByAnotherNumber(words % (sinks.clean(self.name), wrote, self._nodes))
         entry_name = str(document.get("entry") or self.name)
-        work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
+        work = os.path.join(self._folder, _hidden(_RESTORING, self._rank) + str(os.getpid()))
         sinks.remove(work)
         self._require_room(document)
         try:
@@ -312,7 +364,7 @@ class RestoreRun:
         blocks = sum(-(-int(entry["size"]) // _DISK_BLOCK_BYTES) + 1 for entry in document["files"])
         needed = blocks * _DISK_BLOCK_BYTES + _ROOM_LEFT_BYTES
         if self._room(needed) < needed:
-            remove_aside(self._folder)  # what was kept of an earlier start is worth less than going on
+            remove_aside(self._folder, self._rank)  # what was kept of an earlier start is worth less than going on
         free = self._room(needed)
         if free < needed:
             raise NoRoom("it needs %.1f GB of disk and %.1f GB are free" % (needed / 1e9, free / 1e9))
@@ -359,8 +411,15 @@ class RestoreRun:
         # The entry itself comes last: pointers to something absent do no harm.
         for name in sorted(os.listdir(work), key=lambda name: name == entry_name):
             target = os.path.join(self._folder, name)
-            sinks.remove(target)
-            os.rename(os.path.join(work, name), target)
+            for move in range(_MOVES_MAX):
+                sinks.remove(target)
+                try:
+                    os.rename(os.path.join(work, name), target)
+                    break
+                except OSError as error:
+                    # Another machine that restores the same into a folder of both was faster.
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or move == _MOVES_MAX - 1:
+                        raise
 
     def _fetch_all(self, loads: list[Load]) -> None:
         waiting = iter(loads)

@@ -48,9 +48,9 @@ def upload_tree(rig: Rig, store: RunnerStore, folder: Path, name: str, chunk_byt
 
 
 def restore_into(
-    rig: Rig, folder: Path, offers: list[dict[str, Any]], permitted: Callable[[], bool] = lambda: True
+    rig: Rig, folder: Path, offers: list[dict[str, Any]], permitted: Callable[[], bool] = lambda: True, rank: int = 0
 ) -> RestoreRun:
-    """A restore that is ready to run; its pauses are none."""
+    """A restore that is ready to run, on the machine of this rank of several; its pauses are none."""
     folder.mkdir(parents=True, exist_ok=True)
     stopped = threading.Event()
     return RestoreRun(
@@ -60,4 +60,5 @@ def restore_into(
         lambda seconds: stopped.is_set(),
         stopped.is_set,
         permitted,
+        rank=rank,
     )
