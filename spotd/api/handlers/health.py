@@ -154,7 +154,6 @@ class HealthHandlers(DaemonAnswers):
         request_counts = HourlyRate() if entry.poller is None else entry.poller.request_counts
         provider_offers = offer_cache.snapshot().by_provider[entry.name]
         seen = offer_cache.machines(entry.name)
-        machines = 0 if seen.listing is None else sum(m.state is not InstanceState.GONE for m in seen.listing.instances)
         rules = self._context.policy.current.providers.get(entry.name)
         odd = anomalies_of(offer_cache, entry.name, self._context.clock, now)
         last_error = (rules.unusable if rules is not None else "") or provider_offers.error or seen.error
@@ -167,7 +166,7 @@ class HealthHandlers(DaemonAnswers):
             ok=not last_error and provider_offers.at is not None and not odd.is_unusable,
             detail="; ".join([last_error or offers, *odd.words]),
             offers=provider_offers.offer_index.size,
-            machines=machines,
+            machines=self._count(seen.listing),
             last_poll_at=instant(provider_offers.at),
             last_listing_at=instant(seen.listing.at) if seen.listing is not None else None,
             fee_multiplier=(rules.fee_ppm if rules is not None else entry.fee_ppm) / 1_000_000,
@@ -213,13 +212,19 @@ class HealthHandlers(DaemonAnswers):
             actions=[e.event.message for e in events if not e.event.kind.startswith(_NOTES)],
         )
 
+    def _count(self, listing: Listing | None) -> int:
+        """Return how many machines a list shows: of several as one, as many as their attempt has."""
+        state = self._context.control_loop.state
+        known = {} if state is None else {item.carried_key: item for item in state.world.attempts.values()}
+        there = () if listing is None else (m for m in listing.instances if m.state is not InstanceState.GONE)
+        return sum(machines_of([known[m.key]]) if m.key in known else 1 for m in there)
+
     def _listing(self, name: ProviderName) -> answers.ListingResponse:
         seen = self._context.offer_cache.machines(name)
         listing = seen.listing
-        machines = () if listing is None else tuple(m for m in listing.instances if m.state is not InstanceState.GONE)
         return answers.ListingResponse(
             provider=name,
-            machines=len(machines),
+            machines=self._count(listing),
             complete=listing is not None and listing.complete and not seen.error,
             error=seen.error,
         )

@@ -191,6 +191,7 @@ class ProviderResponse(AccountResponse):
     """Health of one provider. `detail` states in one line what is wrong, or how many offers it shows.
 
     Attributes:
+        machines: of ours that it lists. Each of several machines of one job counts, as in `[budget] machines`.
         requests_h: requests of the last hour; before one has passed, as many as there would be at the pace so far.
         requests_min: requests of the last minute.
     """
@@ -237,7 +238,7 @@ class ChannelTestResponse(TypedDict):
 
 
 class ListingResponse(TypedDict):
-    """What one provider lists as ours. `error` is empty when it answered completely."""
+    """What one provider lists as ours, each of several machines of one job. `error` is empty when it answered whole."""
 
     provider: str
     machines: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from spotd.api.handlers.logs import parse_cursor
 from spotd.api.requests import EventQuery, JobDraft, JobQuery, LogQuery, PriceQuery, Submission, utc_text
 from spotd.api.responses import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.core.domain.intents import JobId
+from spotd.core.domain.market import gang_of
 from spotd.core.domain.states import JobState
 from spotd.store import StateUnavailable as StateUnavailable
 from spotd_providers.contract.errors import Unavailable as ProviderDown
@@ -317,6 +319,22 @@ async def test_reconcile_lists_every_provider_and_tells_what_follows(rig: Rig) -
         answer = await rig.handlers().health.reconcile()
         assert answer["listings"][0]["machines"] == 1
         assert "no open attempt owns this machine" in answer["actions"]
+
+
+async def test_each_of_several_machines_of_one_job_is_counted_by_providers_and_reconcile(rig: Rig) -> None:
+    async with rig.ready():
+        job = await submitted(rig)
+        await rig.until_running(job, 1)
+        state = rig.control_loop.state
+        assert state is not None
+        (item,) = state.world.attempts.values()
+        gang = replace(item, quote=replace(item.quote, offer=gang_of(item.quote.offer, 4)))
+        rig.control_loop.state = replace(state, world=replace(state.world, attempts={gang.id: gang}))
+        rig.shop.put_machine(AttemptKey("spotd-lab-forgotten-1"))
+        await rig.pollers[rig.shop.name].poll_machines()
+        health = rig.handlers().health
+        (shop,) = await health.providers()
+        assert (shop["machines"], health._listing(rig.shop.name)["machines"]) == (5, 5)
 
 
 async def test_a_state_that_cannot_be_read_is_unavailable_with_a_way_out(
