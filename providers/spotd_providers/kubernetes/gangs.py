@@ -37,7 +37,7 @@ def as_one(
     runs = any(one.state is InstanceState.RUNNING for one in parts.values())
     billing = Billing.FULL if runs else Billing.UNKNOWN
     loss = bare.loss or (had_pod or (None, ""))[0] or Loss.HOST_LOST
-    failed, succeeded = (_ranks(child(row.job, "status"), name, row.nodes) for name in ("failed", "completed"))
+    failed, succeeded = (ranks_of(child(row.job, "status"), name, row.nodes) for name in ("failed", "completed"))
     for rank in range(row.nodes):
         if rank not in parts and (rank in failed | succeeded or bare.state is not InstanceState.PENDING):
             parts[rank] = replace(bare, state=InstanceState.GONE, loss=Loss.SELF if rank in succeeded else loss)
@@ -84,7 +84,7 @@ def _parts(row: JobObjects, key: AttemptKey, settings: KubernetesSettings, now: 
     return found
 
 
-def _ranks(status: Mapping[str, Any], name: str, nodes: int) -> set[int]:
+def ranks_of(status: Mapping[str, Any], name: str, nodes: int) -> set[int]:
     """Return the ranks that the Job counts as failed or completed, written as `0,2-4`."""
     found: set[int] = set()
     for low, high in _SPAN.findall(text(status, f"{name}Indexes")[:_RANKS_CHARS_MAX]):

@@ -43,7 +43,7 @@ from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons
 from spotd_providers.kit.template import Check, ProviderTemplate, bound, clock_lines, examine, require_launchable
 from spotd_providers.kit.text import last_lines
 from spotd_providers.kubernetes.access import Cluster, open_cluster
-from spotd_providers.kubernetes.gangs import as_one
+from spotd_providers.kubernetes.gangs import as_one, ranks_of
 from spotd_providers.kubernetes.machines import (
     GANG_MAX,
     JOB_OF_POD,
@@ -310,20 +310,25 @@ class KubernetesProvider(ProviderTemplate):
     async def _require_all(self, job: Any, ref: InstanceRef, nodes: int, *, counted: bool) -> None:
         """Require that no pod of several is started again, and that each gets the place that was counted for it.
 
+        A pod that is no more had its place: what was lost is for the next list to say.
+
         Raises:
             NotSupported: the cluster is too old for the first.
             NoCapacity: some were taken by others meanwhile.
         """
         if child(job, "spec").get(ONCE_EACH) != 0:
             raise NotSupported(f"this cluster would start a lost pod of several again: it does not know {ONCE_EACH}")
-        until = self._services.clock.now() + PLACED_WITHIN
+        until, placed = self._services.clock.now() + PLACED_WITHIN, set[int]()
         while counted:
             try:
                 row = await self._row(ref)
             except ProviderError:
                 return  # the next list judges it
-            placed = {rank_of(pod) for pod in (row.pods if row else ()) if text(child(pod, "spec"), "nodeName")}
-            if len(placed) >= nodes:
+            if row is None:
+                return
+            placed |= {rank_of(pod) for pod in row.pods if text(child(pod, "spec"), "nodeName")}
+            over = (ranks_of(child(row.job, "status"), name, nodes) for name in ("failed", "completed"))
+            if len(placed.union(*over)) >= nodes:
                 return
             if self._services.clock.now() >= until:
                 raise NoCapacity(f"{len(placed)} of {nodes} pods got a place within {PLACED_WITHIN.seconds} s")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from spotd_providers.contract.errors import NoCapacity, NotSupported, RequestRejected
-from spotd_providers.contract.values import Billing, Instance, InstanceState, LaunchRequest, Loss
+from spotd_providers.contract.values import Billing, Instance, InstanceRef, InstanceState, LaunchRequest, Loss
 from spotd_providers.kubernetes.gangs import as_one
 from spotd_providers.kubernetes.machines import GANG_MAX, JobObjects, job_name, job_of, secrets_of
 from spotd_providers.kubernetes.market import offers_of, places_of, used_by_node
@@ -265,6 +265,38 @@ def test_several_of_which_one_gets_no_pod_in_time_are_undone(tmp_path: Path) -> 
         assert _is_empty(h)
 
     play(tmp_path, story, quirks=KubeQuirks(quota_pods=1))
+
+
+@every("is_seen", [True, False], ids=["after it had its place", "before that was seen"])
+def test_a_pod_that_is_deleted_by_force_during_the_launch_is_lost_and_no_lack_of_room(
+    tmp_path: Path, *, is_seen: bool
+) -> None:
+    async def story(h: KubernetesHarness, provider: KubernetesProvider) -> None:
+        asked, left, row = await _request(h, provider), [0], provider._row
+
+        def delete() -> None:
+            if left and 0 in _pods(h):
+                h.cloud.evict(_pods(h)[left.pop()], grace=timedelta(0))
+
+        async def losing(ref: InstanceRef) -> Any:
+            if is_seen:
+                found = await row(ref)
+                delete()
+                return found
+            delete()
+            return await row(ref)
+
+        provider._row = losing  # type: ignore[method-assign]  # the cluster's owner, at the worst moment
+        made = (await provider.launch(asked)).instance
+        await h.settle()
+        (found,) = await provider.find(asked.key)
+        assert (found.ref, found.state) == (made.ref, PAUSED)
+        assert found.loss in {Loss.PREEMPTED, Loss.HOST_LOST}
+        await provider.terminate(found.ref)
+        await h.settle()
+        assert _is_empty(h)
+
+    play(tmp_path / str(is_seen), story, quirks=KubeQuirks(quota_pods=1))
 
 
 def test_several_that_a_daemon_left_half_started_wait_as_one_row_and_are_given_up(tmp_path: Path) -> None:
