@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -53,7 +52,8 @@ def require_endpoint(value: str | None, key: str, carried: str) -> str | None:
     way_out = f'write {key} = "https://..."'
     if value is None:
         return value
-    if urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).hostname:
+    parts = values.url_parts(value, way_out)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise values.hinted("is no URL", way_out)
     if not is_private(value):
         raise values.hinted(f"is plain http, by which {carried} would travel", way_out)
@@ -305,16 +305,15 @@ class StoreSection(values.Section):
     @field_validator("url")
     @classmethod
     def _url_is_a_store(cls, value: str) -> str:
-        scheme = value.partition("://")[0]
-        if value == STORE_DEFAULT or (scheme == "file" and urlsplit(value).path.startswith("/")):
+        way_out = 'write url = "file", "file:///path/to/folder" or "s3://bucket/prefix"'
+        parts = values.url_parts(value, way_out)
+        if value == STORE_DEFAULT or (parts.scheme == "file" and parts.path.startswith("/")):
             return value
-        if scheme == "s3":
-            if _BUCKET.fullmatch(urlsplit(value).netloc) and _PREFIX.fullmatch(urlsplit(value).path):
+        if parts.scheme == "s3":
+            if _BUCKET.fullmatch(parts.netloc) and _PREFIX.fullmatch(parts.path):
                 return value
             raise values.hinted("names no bucket", 'write url = "s3://bucket/prefix"')
-        raise values.hinted(
-            "is no place for a store", 'write url = "file", "file:///path/to/folder" or "s3://bucket/prefix"'
-        )
+        raise values.hinted("is no place for a store", way_out)
 
     @field_validator("endpoint_url", "grants_endpoint_url")
     @classmethod

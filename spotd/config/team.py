@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from spotd.certificates import expiry_words
 from spotd.config.credentials import CredentialMissing, CredentialRef, others_may_write, resolve_credential
 from spotd.config.notify import is_loopback, parse_address
-from spotd.config.values import Money, Section, hinted, named_tables
+from spotd.config.values import Money, Section, hinted, named_tables, url_parts
 from spotd.core.requests import AGENT
 from spotd.tokens import TOKEN_LENGTH_MIN, digest_of
 from spotd_jobs.spec.problems import BadValue, Problem, key_path
@@ -25,6 +24,7 @@ from spotd_jobs.spec.problems import BadValue, Problem, key_path
 USERS: Final = "users"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 RENEW_HINT: Final = "renew it in its place, then systemctl reload spotd"
+_URL_HINT: Final = 'write url = "https://gpu-a.example.org:7443" or url = "https://[2001:db8::7]:7443"'
 _MAKE: Final = "spotd user add NAME makes a token and writes its hash"
 
 
@@ -34,9 +34,9 @@ def _listen(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    parts = urlsplit(text)
+    parts = url_parts(text, _URL_HINT)
     if parts.scheme != "https" or not parts.hostname or parts.path not in {"", "/"} or "@" in text:
-        raise hinted("is not https:// with a host and a port", 'write url = "https://gpu-a.example.org:7443"')
+        raise hinted("is not https:// with a host and a port", _URL_HINT)
     return text
 
 

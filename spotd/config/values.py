@@ -9,8 +9,10 @@ from decimal import Decimal
 from fractions import Fraction
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from spotd_jobs.spec import units
@@ -39,6 +41,22 @@ class Section(BaseModel):
 def hinted(message: str, hint: str) -> PydanticCustomError:
     """Return an error that pydantic collects and the reader of problems turns back into message and hint."""
     return PydanticCustomError(HINTED, "{message}", {"message": message, "hint": hint})
+
+
+def url_parts(text: str, hint: str) -> SplitResult:
+    """Return the parts of a URL.
+
+    Raises:
+        PydanticCustomError: it is none, as with a bracket of an IPv6 address that is missing, or with no port's number.
+    """
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # is judged only where it is read
+    except ValueError:
+        raise hinted(
+            "is no URL: an IPv6 address stands in brackets, and a port is a number up to 65535", hint
+        ) from None
+    return parts
 
 
 def _reading(parse: Callable[[object], Any], already: type[Any] | None = None) -> BeforeValidator:
@@ -259,12 +277,29 @@ def _problem(detail: ErrorDetails, path: Sequence[str], model: type[BaseModel]) 
 
 
 def _hint_for(model: type[BaseModel], place: Sequence[str | int]) -> str:
+    """Return what a right value is: of a number its bounds; and the default."""
     field = model.model_fields.get(str(place[0])) if len(place) == 1 else None
-    is_kept_otherwise = field is not None and any(isinstance(one, PlainSerializer) for one in field.metadata)
-    default = None if field is None or is_kept_otherwise else field.default  # dollars are kept as micro-dollars
+    if field is None or any(isinstance(one, PlainSerializer) for one in field.metadata):
+        return _SEE  # dollars are kept as micro-dollars
+    default, words = field.default, _bounds(field)
     if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
-        return f"the default is {default}"
-    return _SEE
+        words.append(f"the default is {default}")
+    return "; ".join(words) or _SEE
+
+
+_LIMITS: Final = ("ge", "gt", "le", "lt", "multiple_of")
+_BOUNDS: Final = (("ge", "from {}"), ("gt", "above {}"), ("le", "up to {}"), ("lt", "below {}"))
+
+
+def _bounds(field: FieldInfo) -> list[str]:
+    """Return `write a number from 0 up to 1000, in steps of 8`, or nothing where the key takes no bounded number."""
+    found = {name: getattr(one, name) for one in field.metadata for name in _LIMITS if hasattr(one, name)}
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    parts = [words.format(numbers[name]) for name, words in _BOUNDS if name in numbers]
+    if "multiple_of" in numbers:
+        parts.append(f"in steps of {numbers['multiple_of']}")
+    kind = "a whole number" if field.annotation is int else "a number"
+    return [f"write {kind} {' '.join(parts)}"] if parts else []
 
 
 def known_keys(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:

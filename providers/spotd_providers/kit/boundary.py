@@ -192,10 +192,13 @@ def safe_base_url(value: str, *, example: str) -> str:
     Raises:
         ValueError: it is no base URL, or would carry the key in the clear.
     """
-    parts = urlsplit(value)
-    is_url = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+    except ValueError:  # a bracket is missing, or the port is no number
+        raise ValueError(f'is no base URL; write it like "{example}"') from None
     if not is_url or parts.query or parts.fragment or "@" in parts.netloc or not _PLAIN.fullmatch(value):
-        raise ValueError(f'write it like "{example}"')
+        raise ValueError(f'is no base URL; write it like "{example}"')
     if parts.scheme == "http" and not is_loopback(value):
         raise ValueError("plain http would send the API key in the clear; use https")
     return value.rstrip("/")

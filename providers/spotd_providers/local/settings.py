@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -242,9 +243,11 @@ class LocalSettings(MarketSpec):
     @model_validator(mode="after")
     def _stays_here(self) -> LocalSettings:
         if self.base_url is not None:
-            parts = urlsplit(self.base_url)
-            if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-                raise ValueError('base_url must be on this computer, like "http://127.0.0.1:8000"')
+            with suppress(ValueError):
+                parts = urlsplit(self.base_url)
+                if parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1") and parts.port != 0:
+                    return self
+            raise ValueError('base_url must be on this computer, like "http://127.0.0.1:8000"')
         return self
 
     def market(self) -> MarketSpec:
