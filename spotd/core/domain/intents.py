@@ -26,7 +26,6 @@ class AttemptId:
 
 # Running cost: what accrues on a meter, and what is settled.
 
-
 NOTHING: Final = MicroUsd(0)
 FREE: Final = MicroUsdPerHour(0)
 

@@ -122,10 +122,9 @@ def _late_start(builder: PlanBuilder, item: Attempt, launched_at: datetime) -> d
 
     Its provider was away, so it may have been paused until a moment ago: its time to start begins when it is found.
     """
-    rules = builder.policy.providers.get(item.provider)
-    if rules is None or builder.now - launched_at <= rules.reconcile_window:
+    if builder.now - launched_at <= builder.policy.list_lag(item.provider):
         return item.start_deadline
-    return builder.now + rules.provision_timeout
+    return builder.now + builder.policy.provision_timeout(item.provider)
 
 
 def finish_launch(builder: PlanBuilder, item: Attempt, instance: Instance) -> None:

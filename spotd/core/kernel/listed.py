@@ -266,7 +266,6 @@ require_rows(InstanceState, RECORDS)
 
 # Machines of this install that no attempt owns: they are ended, and what they cost is estimated by their listing.
 
-
 UNSEEN_MAX: Final = timedelta(days=7)
 """A machine is taken to be no older than this when it is seen first, whatever its provider states."""
 

@@ -151,7 +151,6 @@ def is_mute(item: Attempt) -> bool:
 
 # Machines that a complete list lacks, and when their absence is believed.
 
-
 InstancesByKey = Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]]
 
 
@@ -296,7 +295,6 @@ def settle_until_missing(builder: PlanBuilder, item: Attempt) -> None:
 # as long as the outage is known, and ends a little after it. Its budget, its provider's word and a limit end it all the
 # same.
 
-
 PARTS_MAX: Final = 4
 """However long the store is away, no machine starts for longer than so many times its provider's time for a start."""
 GRACE: Final = 2
@@ -325,7 +323,6 @@ def start_deadline(builder: PlanBuilder, item: Attempt, evidence: LossEvidence, 
 #
 # Without a read of its host since, silence is the daemon's and not the host's, and a checkpoint may lie unseen in the
 # store. Where only the host's liveness was checked, a full read is asked for first.
-
 
 READ_WITHIN: Final = timedelta(hours=24)
 """For so long after its machine was ended an attempt waits until what it saved last can be read."""
