@@ -16,6 +16,7 @@ from tests.unit.providers.azure.harness import GPUS, AzureHarness, play
 
 
 @pytest.mark.e2e
+@pytest.mark.lengthy  # 12 packages, installed at the first run
 @pytest.mark.timeout(600)
 def test_the_official_client_understands_a_launch_and_finds_its_machine(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from tests.fakes.ticking import ticking
 
 
 @pytest.mark.e2e
+@pytest.mark.lengthy  # 25 packages, installed at the first run
 @pytest.mark.timeout(600)
 def test_the_official_client_logs_in_launches_reads_the_console_and_deletes(tmp_path: Path) -> None:
     clock = ScaledClock(real0=START.timestamp(), virtual0=START, scale=60.0)

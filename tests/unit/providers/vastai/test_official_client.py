@@ -23,7 +23,7 @@ from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.official import OfficialClient, installed_client
 from tests.unit.providers.vastai.stories import cheapest, play
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.lengthy]  # 41 packages, installed at the first run
 
 LABEL = "spotd-lab-7f3a-1"
 

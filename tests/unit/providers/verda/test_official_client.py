@@ -15,6 +15,7 @@ from tests.fakes.verda import VerdaApi, VerdaCloud, VerdaQuirks, some_types
 
 
 @pytest.mark.e2e
+@pytest.mark.lengthy  # 14 packages, installed at the first run
 @pytest.mark.timeout(600)
 def test_the_official_client_refreshes_orders_waits_deletes_and_sweeps(tmp_path: Path) -> None:
     # A second is a minute here. Every token seems to be over at once, so the client refreshes before each call.
