@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotd.core.domain.intents import IntentKind, JobId
 from spotd.core.kernel.outcomes import LaunchFailure
+from spotd.core.plan_builder import stall_words
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Machine
@@ -164,7 +165,7 @@ class Mishaps:
         self.later(patience, lambda: self.give_up(cloud, all_of_it=all_of_it))
 
     def give_up(self, cloud: Cloud, *, all_of_it: bool) -> None:
-        """What runs on may be left to end by itself."""
+        """What runs on may be left to end by itself; what hangs does not, and `why` says that nothing can end it."""
         twin = self.weather.twin
         for daemon in (self.daemon,) if twin is None else (self.daemon, twin.daemon):
             self.give_up_of(daemon, cloud, all_of_it=all_of_it)
@@ -173,7 +174,8 @@ class Mishaps:
     def give_up_of(self, daemon: Daemon, cloud: Cloud, *, all_of_it: bool) -> None:
         if daemon.open and daemon.surveyed:
             for identity, item in sorted(daemon.world.attempts.items(), key=lambda kv: kv[1].key):
-                if item.provider == cloud.name and (all_of_it or not item.state.counts):
+                hangs = bool(stall_words(item, daemon.world.jobs[identity.job]))
+                if item.provider == cloud.name and (all_of_it or hangs or not item.state.counts):
                     daemon.forget(identity)
             for intent in list(daemon.world.intents.values()):
                 if intent.provider == cloud.name and intent.kind is IntentKind.TERMINATE and intent.attempt is None:

@@ -81,6 +81,7 @@ LATER_MORE = (
     7_000_009,
     7_700_108,
     7_700_110,
+    7_700_116,
 )
 FAST_SHAPES = frozenset({"standard", "job budgets", "outages", "no faults"})
 """`make test` runs one world of each of these, and a small world of each drawn hazard; `make lengthy` runs the others.
