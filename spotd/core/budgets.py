@@ -374,6 +374,10 @@ class BudgetGuard:
         lacking = self.lacking(job, quote)
         return lacking is not None and lacking <= self.freed_by(item)
 
+    def expect(self, job: Job, quote: Quote, *stopped: Attempt) -> None:
+        """Promise the money of the launch for which these machines are stopped in this decision."""
+        self._promised += self._needed(job, quote, quote.price.total) - sum(map(self.freed_by, stopped))
+
     def freed_by(self, item: Attempt) -> int:
         """Return what is promised for this machine and not spent when it saves and stops now."""
         stop = cost(_rate(item), _saving_time(self._world, item)) + save_cost(

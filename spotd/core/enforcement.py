@@ -191,8 +191,6 @@ class Preemption:
         self._budget_guard = budget_guard
         self._waiting = 0
         """Jobs of this decision that wait for a machine which is to end."""
-        self._freed = 0
-        """Micro-dollars that were freed for jobs of this decision."""
 
     def machine_for(self, job: Job, why: TurnWait, could_start: Callable[[], Quote | None]) -> TurnWait:
         """Stop one machine for the job where all are in use, unless enough of them end already.
@@ -222,7 +220,7 @@ class Preemption:
         if ending:
             return why[0], f"{why[1]}; it waits for machines that save and stop", why[2]
         chosen: list[Attempt] = []
-        left = lacking + self._freed
+        left = lacking
         for victim in self._victims(job):
             if left <= 0:
                 break
@@ -232,7 +230,6 @@ class Preemption:
                 left -= gain
         if left > 0:
             return why
-        self._freed += lacking
         return self._make_room(job, chosen, quote, why)
 
     def _goes_on(self, item: Attempt) -> bool:
@@ -273,6 +270,7 @@ class Preemption:
             made = f"{job.name}, priority {job.spec.priority}"
             verdicts.give(item, verdict, made, gains=job, target=target.offer)
             names.append(f"{owner.name} (priority {owner.spec.priority})")
+        self._budget_guard.expect(job, target, *victims)
         return why[0], f"{why[1]}; {', '.join(names)} saves and stops to make room", None
 
 

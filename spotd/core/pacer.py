@@ -196,22 +196,17 @@ class Pacer:
         chosen = self._choice(job, ahead)
         holds = ahead.seen.holds
         if holds is Action.SPOT and chosen.action is Action.ON_DEMAND and ahead.on_demand is not None:
-            self._machine_verdicts.stop(
-                item,
-                MachineVerdict.GO_ON_DEMAND,
-                f"to on-demand, since {chosen.sentence}",
-                target=ahead.on_demand.offer,
-            )
+            words = f"to on-demand, since {chosen.sentence}"
+            self._leave(job, item, MachineVerdict.GO_ON_DEMAND, words, ahead.on_demand)
         elif holds is Action.ON_DEMAND and chosen.action is Action.SPOT and self._may_return(ahead, item):
-            if ahead.spot is not None and not self._budget_guard.carries_instead(job, ahead.spot, item):
-                return
-            target = None if ahead.spot is None else ahead.spot.offer
-            self._machine_verdicts.stop(
-                item,
-                MachineVerdict.BACK_TO_SPOT,
-                f"back to spot: {chosen.sentence}",
-                target=target,
-            )
+            self._leave(job, item, MachineVerdict.BACK_TO_SPOT, f"back to spot: {chosen.sentence}", ahead.spot)
+
+    def _leave(self, job: Job, item: Attempt, verdict: MachineVerdict, words: str, there: Quote | None) -> None:
+        budgets, target = self._budget_guard, None if there is None else there.offer
+        if there is not None and not budgets.carries_instead(job, there, item):
+            return
+        if self._machine_verdicts.stop(item, verdict, words, target=target) and there is not None:
+            budgets.expect(job, there, item)
 
     def _may_return(self, ahead: Outlook, item: Attempt) -> bool:
         has_dwelt = item.running_at is not None and self._builder.now - item.running_at >= DWELL

@@ -38,7 +38,7 @@ from spotd.core.ranking.candidates import agree, words_against_bid
 from spotd.core.ranking.relocating import Comparison, Staying, rate_limit, running_rate
 from spotd.core.running import pause_of
 from spotd.core.starts import usual_start
-from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, Offer, as_usd
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerHour, as_usd
 
 MARGIN_PERCENT: Final = 15
 SAVING_MIN: Final = 50_000
@@ -219,17 +219,19 @@ class Relocation:
         if why:
             self._give_up(item, MachineVerdict.LEAVE, why, target)
 
-    def _give_up(self, item: Attempt, verdict: MachineVerdict, why: str, target: Offer | None) -> None:
+    def _give_up(self, item: Attempt, verdict: MachineVerdict, why: str, target: Quote | None) -> None:
         """Stop a held machine. It may have woken since it was listed, as after hours of sleep: it is ordered to save.
 
         It is ended at once where a newer list shows that it is halted.
         """
-        if self._verdicts.stop(item, verdict, why, target=target):
+        if self._verdicts.stop(item, verdict, why, target=None if target is None else target.offer):
+            if target is not None:
+                self._placement.budget_guard.expect(self._builder.job(item.id.job), target, item)
             self._builder.list_again(item.provider)
             message = f"its outbid machine is not waited for any longer: {why}"
             self._builder.event("attempt.left", message, attempt=item.id)
 
-    def _why_left(self, job: Job, item: Attempt) -> tuple[str, Offer | None]:
+    def _why_left(self, job: Job, item: Attempt) -> tuple[str, Quote | None]:
         """Why a held machine is not waited for, whatever time is left, and the other one that is meant."""
         if item.bidding.woke_at is not None:
             return hold_is_over(item, self._policy, self._now), None
@@ -241,7 +243,7 @@ class Relocation:
         other = next((one for one in self._elsewhere(job, item) if budgets.carries_instead(job, one, item)), None)
         if other is not None and running_rate(other) * 100 <= before * HOLD_PERCENT:
             words = f"another costs ${as_usd(running_rate(other)):.4f} per hour, this one ${as_usd(before):.4f}"
-            return words, other.offer
+            return words, other
         return "", None
 
     # --- moves ---
@@ -282,6 +284,7 @@ class Relocation:
         if not self._verdicts.stop(item, MachineVerdict.MOVE, words, target=offer):
             self._proposed += 1
             return
+        self._placement.budget_guard.expect(job, there, item)
         job = self._builder.job(job.id)
         moves = replace(
             job.moves,

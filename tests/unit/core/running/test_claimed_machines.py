@@ -1,10 +1,10 @@
-"""No two healthy machines are stopped for one and the same other machine."""
+"""No two healthy machines are stopped for one other machine, nor for money that carries one other machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -13,8 +13,10 @@ from spotd.core.decide import decide
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Pacing
 from spotd.core.domain.plan import Plan, applied
+from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
-from spotd_providers.contract.values import AttemptKey, HostId, Offer, OfferId
+from spotd.core.plan_builder import PlanBuilder
+from spotd_providers.contract.values import AttemptKey, HostId, MicroUsd, MicroUsdPerHour, Offer, OfferId
 from tests.cases import every
 from tests.unit.core.builders import NOW, market, offer
 from tests.unit.core.deadlines.test_pacer import _HOUR, _SPOT, _running, _sold
@@ -86,3 +88,37 @@ def test_one_machine_is_left_for_another_one_and_the_next_only_where_there_may_b
         assert decided(world, target, CLAIM_HOLDS)[1] == 1, "a stop that never ended keeps no machine for ever"
     pool = replace(target, host_id=None)
     assert decided(scene()[0], pool)[1] == 2
+
+
+def ended(world: World, at: datetime) -> World:
+    """The same once every machine that was stopped is gone."""
+    builder = PlanBuilder(world, at)
+    over = [item for item in world.attempts.values() if item.stop is not None]
+    for item in over:
+        builder.set_rate(item.id, MicroUsdPerHour(0), None)
+        builder.end_attempt(item.id, EndReason.MIGRATED, "")
+    world = applied(world, builder.plan())
+    left = {i: item for i, item in world.attempts.items() if i not in {one.id for one in over}}
+    return replace(world, attempts=left, intents={})
+
+
+@every(
+    "scene",
+    [pytest.param(scene, id=scene.__name__) for scene in (moving, leaving, going_back, making_room)],
+)
+def test_no_more_machines_are_stopped_than_a_budget_carries_in_their_place(scene: Callable[[], Scene]) -> None:
+    found = set()
+    for budget in range(150_000, 2_000_000, 25_000):
+        world, target = scene()
+        world = replace(world, policy=replace(world.policy, budget_day=MicroUsd(budget)))
+        pool = replace(target, host_id=None)
+        world, stopped = decided(world, pool)
+        gone = [i.stop.reason for i in world.attempts.values() if i.stop is not None]
+        if EndReason.BUDGET_PAUSED in gone or not stopped:
+            continue
+        at = NOW + timedelta(minutes=2)
+        plan = decide(ended(world, at), market(pool, at=at), at)
+        launched = [item for item in plan.attempts.values() if item.state is AttemptState.INTENDED]
+        assert len(launched) >= stopped, budget
+        found.add(stopped)
+    assert found >= {2}
