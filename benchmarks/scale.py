@@ -50,6 +50,7 @@ from spotd.core.domain.plan import applied, combine
 from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.requests import submit
+from spotd.service import memory
 from spotd.store import Store
 from tests.e2e.harness import Lab
 from tests.fakes.official_clients import CannotInstall, Client, environment_with
@@ -103,7 +104,8 @@ def decisions(jobs: Sequence[int]) -> Figures:
 
 def cycles(jobs: Sequence[int]) -> Figures:
     """Milliseconds of a whole cycle with so many running jobs, and of one submission and one launch beside them."""
-    found: Figures = {"cycle without news": {}, "cycle that writes all": {}, "submission": {}, "launch": {}}
+    rows = ("cycle without news", "cycle that writes all", "search for garbage", "submission", "launch")
+    found: Figures = {row: {} for row in rows}
     for count in jobs:
         with tempfile.TemporaryDirectory(prefix="spotd-bench-") as folder, Store.open(Path(folder) / "s") as store:
             begin = time.process_time()
@@ -112,7 +114,8 @@ def cycles(jobs: Sequence[int]) -> Figures:
             for plan in plans:
                 store.tx(partial(commit, plan=plan))
             del plans, plan  # a daemon keeps none, and each search for garbage goes through what is kept
-            gc.collect()
+            memory.postpone_gc()
+            memory.begin_gc()  # as a daemon does that has started with these jobs
             costs: dict[bool, list[float]] = {True: [], False: []}
             first_at = datetime.now(UTC)
             for number in range(PASSES):
@@ -121,6 +124,10 @@ def cycles(jobs: Sequence[int]) -> Figures:
                 costs[writes].append(1_000 * (time.process_time() - begin))
             found["cycle without news"][str(count)] = statistics.median(costs[False])
             found["cycle that writes all"][str(count)] = costs[True][-1]
+            begin = time.process_time()
+            memory.search()
+            found["search for garbage"][str(count)] = 1_000 * (time.process_time() - begin)
+            gc.unfreeze()
             one_more = partial(_submit, numbers=iter(range(count, count + 10)))
             found["submission"][str(count)] = best_ms(partial(store.tx, one_more), 5)
     return found

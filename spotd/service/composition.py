@@ -328,8 +328,10 @@ class App(ProcessParts):
 
 async def _give_back_memory() -> None:
     while True:
-        await anyio.sleep(memory.GIVE_BACK_EVERY_S)
-        memory.give_back()
+        for _ in range(memory.SEARCH_EVERY):
+            await anyio.sleep(memory.GIVE_BACK_EVERY_S)
+            memory.give_back()
+        memory.search()
 
 
 async def _serving(

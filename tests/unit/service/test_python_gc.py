@@ -21,9 +21,11 @@ class Knot:
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     gc.unfreeze()  # of a test before in this process that ran a daemon
+    thresholds = gc.get_threshold()
     yield
     gc.enable()
     gc.unfreeze()
+    gc.set_threshold(*thresholds)
 
 
 def test_what_the_start_left_behind_is_freed_and_what_stays_is_never_looked_at_again() -> None:
@@ -34,6 +36,24 @@ def test_what_the_start_left_behind_is_freed_and_what_stays_is_never_looked_at_a
     assert gc.isenabled()
     assert garbage() is None
     assert gc.get_freeze_count() > 0
+
+
+def test_old_garbage_waits_for_the_search_however_much_is_new() -> None:
+    gc.set_threshold(700, 10, 10)  # Python's own
+    memory.postpone_gc()
+    memory.begin_gc()
+    knot = Knot()
+    gc.collect(0)
+    gc.collect(1)  # it is old now
+    garbage = weakref.ref(knot)
+    del knot
+    searches = gc.get_stats()[2]["collections"]
+    kept = [[number] for number in range(2 * gc.get_freeze_count())]  # Python would search at a quarter
+    assert gc.get_stats()[2]["collections"] == searches
+    assert garbage() is not None
+    memory.search()
+    assert garbage() is None
+    assert kept
 
 
 def test_a_process_that_postponed_nothing_keeps_its_collector_as_it_is() -> None:
