@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.ctl import assert_no_traceback
 from tests.e2e.harness import host, lab, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.lengthy]  # in virtual time: tests/unit/daemon/test_deadlines.py
 SCALE = 120.0
 DEADLINE = timedelta(minutes=65)
 

@@ -10,7 +10,7 @@ from tests.e2e.ctl import assert_no_traceback, spotctl
 from tests.e2e.harness import host, lab
 from tests.waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.lengthy]  # in virtual time: tests/unit/daemon/test_bid_changes.py
 
 SAVES_AND_WAITS = """
 if [ -n "$SPOTD_RESUME" ]; then cp "$SPOTD_RESUME/state" "$SPOTD_OUTPUT_DIR/seen"; sleep 1; exit 0; fi

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.ctl import assert_no_traceback, spotctl
 from tests.e2e.harness import host, lab
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.lengthy]  # in virtual time: tests/unit/daemon/test_watchdog.py
 
 HANGS_ONCE = """
 if [ -n "$SPOTD_RESUME" ]; then cp "$SPOTD_RESUME/state" "$SPOTD_OUTPUT_DIR/seen"; exit 0; fi
