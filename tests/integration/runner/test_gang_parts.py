@@ -124,7 +124,7 @@ def test_it_is_stored_while_the_commands_run_and_not_before_every_machine_has_it
         (tmp_path / "now").touch()
         machines[0].event("checkpoint")
         assert files_of(rig) == {"step-1": whole()}
-        stored = until(lambda: machines[0].heartbeat().stored, "a heartbeat that says so")
+        stored = until(lambda: (beat := machines[0].heartbeat()) and beat.stored, "a heartbeat that says so")
         assert stored.name == "step-1"
 
 

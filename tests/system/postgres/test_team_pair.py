@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.client.daemon import Daemon
-from spotd.client.transport import ClientError, DaemonNotice, DaemonRefused
+from spotd.client.transport import ClientError, DaemonNotice, DaemonRefused, DaemonUnreachable
 from spotd.store.postgres import LEASE_S
 from spotd.tokens import digest_of, new_user_token
 from tests.e2e.ctl import log_lines
@@ -81,6 +81,8 @@ def test_the_leader_is_found_before_and_after_it_was_killed(
                 Daemon().status()
             except DaemonRefused as exc:
                 return exc.code == "unauthorized"
+            except DaemonUnreachable:
+                return False  # the reload ended the connection of the user under this very request
             return False
 
         until(is_refused, what="the waiting one to forget the user", within=60)
