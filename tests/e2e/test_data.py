@@ -65,14 +65,14 @@ def put(found: Lab, folder: Path, name: str = "set") -> str:
 
 
 def test_a_job_finds_every_file_of_its_dataset_as_it_was_stored(tmp_path: Path) -> None:
-    sums = make_folder(tmp_path / "set", large=50_000_000, small=500)
+    sums = make_folder(tmp_path / "set", large=20_000_000, small=500)
     with lab(tmp_path / "lab", hosts=HOSTS) as found:
         found.start()
-        assert "504 files, 200 MB" in put(found, tmp_path / "set")
+        assert "504 files, 80.0 MB" in put(found, tmp_path / "set")
         assert "sent 0 B" in put(found, tmp_path / "set")
         job = job_with_sums(tmp_path, sums)
         planned = spotctl(found, "submit", str(job), "--dry-run")
-        assert "set: 200 MB" in planned.stdout, planned.stdout
+        assert "set: 80.0 MB" in planned.stdout, planned.stdout
         assert "egress" in planned.stdout
         ref = spotctl(found, "submit", str(job), "-y", "-o", "id").stdout.strip()
         assert "read" in spotctl(found, "data", "rm", "set", "-y").stderr

@@ -67,6 +67,7 @@ def test_a_job_reads_a_public_and_a_private_repository_and_its_host_sees_no_toke
         assert not [path for path, content in written.items() if TOKEN.encode() in content]
 
 
+@pytest.mark.lengthy  # as a plain function: tests/unit/core/domain/test_backoff.py
 def test_a_hub_that_is_away_at_the_launch_puts_off_its_job_alone_and_costs_nothing(tmp_path: Path) -> None:
     with running() as hub:
         hub.repositories["models/org/closed"] = FakeRepository(contents(4), access="private")
