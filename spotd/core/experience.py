@@ -30,7 +30,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from spotd.core.domain.attempts import Attempt
@@ -78,14 +78,18 @@ def slot_of(at: datetime) -> int:
 
 def loss_records(offer: Offer) -> tuple[RecordId, ...]:
     """Return the records to which a loss of a machine of this offer is added: provider, pool and, if named, host."""
-    market, provider = offer.market.value, offer.provider
+    return _loss_records(offer.provider, offer.market.value, str(offer.pool), offer.host_id)
+
+
+@lru_cache(maxsize=8192)  # the same offers are ranked in every cycle
+def _loss_records(provider: ProviderName, market: str, pool: str, host: str | None) -> tuple[RecordId, ...]:
     found = (
         RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=provider, subject=market),
-        RecordId(kind=RecordKind.LOSSES_POOL, provider=provider, subject=f"{market} {offer.pool}"),
+        RecordId(kind=RecordKind.LOSSES_POOL, provider=provider, subject=f"{market} {pool}"),
     )
-    if offer.host_id is None:
+    if host is None:
         return found
-    return (*found, RecordId(kind=RecordKind.LOSSES_HOST, provider=provider, subject=f"{market} {offer.host_id}"))
+    return (*found, RecordId(kind=RecordKind.LOSSES_HOST, provider=provider, subject=f"{market} {host}"))
 
 
 def time_subject(market: Market, slot: int) -> str:
@@ -364,6 +368,7 @@ class HostMemory:
     at: datetime
 
 
+@lru_cache(maxsize=8192)
 def fault_record(kind: RecordKind, provider: ProviderName, host: str) -> RecordId:
     return RecordId(kind=kind, provider=provider, subject=host)
 

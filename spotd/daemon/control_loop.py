@@ -191,7 +191,7 @@ class ControlLoop:
             nonlocal before
             before = world
             fresh = self._host_monitor.fresh(reports, world)
-            ended = record_unsaved_ends(world, unsaved_ends, now)
+            ended = record_unsaved_ends(world, unsaved_ends, now) if unsaved_ends else Plan()
             if self.state is not None and self._clock.real_seconds(now - self.state.at) > UNWATCHED_S:
                 ended = combine(ended, without_unwatched_waits(applied(world, ended)))
             first = combine(ended, reconcile(applied(world, ended), listings, fresh, now))
@@ -199,7 +199,7 @@ class ControlLoop:
                 return replace(first, events=first.events + notes)
             second = decide(applied(world, first), self._market(reports), now)
             both = combine(first, second)
-            return replace(both, events=both.events + notes)
+            return replace(both, events=both.events + notes) if notes else both
 
         try:
             committed = await self._commits.commit(think, cycle_points, contain=True)

@@ -6,12 +6,12 @@ Time passes only by `advance`, in steps of any length: what a machine did meanwh
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from datetime import datetime, timedelta
 from math import exp, sqrt
 from random import Random
 from zlib import crc32
 
+from spotd.core.domain.copies import replace
 from spotd_jobs.wire.reports import Outcome
 from spotd_providers.contract.values import (
     AttemptKey,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import is_remembered
+from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import Charge, JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan

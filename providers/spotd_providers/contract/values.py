@@ -308,6 +308,9 @@ class InstanceRef:
     instance_id: InstanceId
     scope: str = ""
 
+    def __hash__(self) -> int:
+        return hash(self.instance_id)  # without a tuple: each decision finds each machine by it several times
+
 
 class InstanceState(StrEnum):
     """The state of a machine by its provider, translated once at the edge.

@@ -23,6 +23,9 @@ class AttemptId:
     job: JobId
     number: int
 
+    def __hash__(self) -> int:
+        return hash(self.job) ^ self.number  # without a tuple: rows are found by it more often than by anything else
+
 
 # Running cost: what accrues on a meter, and what is settled.
 

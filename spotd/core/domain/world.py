@@ -94,6 +94,9 @@ class RecordId:
     provider: ProviderName
     subject: str
 
+    def __hash__(self) -> int:
+        return hash(self.subject) ^ hash(self.provider)  # without a tuple: each offer is ranked by several records
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
