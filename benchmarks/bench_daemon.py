@@ -26,7 +26,7 @@ from tests.e2e.harness import Lab
 
 JOBS, RUNNING, ROUNDS, IDLE_S = 1_000, 50, 5, 30.0
 READY_LIMIT_S, RSS_LIMIT_MB, CPU_LIMIT = 1.2, 85.0, 0.2
-LIBRARIES = "import anyio, httpx, pydantic, sqlalchemy, starlette.applications, structlog, uvicorn"
+LIBRARIES = "import anyio, httpx, pydantic, sqlmodel, starlette.applications, structlog, uvicorn"
 TICK = os.sysconf("SC_CLK_TCK")
 
 

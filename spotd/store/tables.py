@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, lru_cache
 from itertools import pairwise
-from types import MappingProxyType
+from types import MappingProxyType, new_class
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -40,7 +40,9 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.orm import registry
 from sqlalchemy.schema import SchemaItem
+from sqlmodel import Field, SQLModel
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, IntentState, JobId
@@ -81,8 +83,13 @@ _NAMES: Final = {
 }
 COUNTING_WHERE: Final = "state IN ({})".format(", ".join(f"'{s}'" for s in AttemptState if s.counts))
 """The same set that `AttemptState.counts` names, as the database enforces it."""
-METADATA: Final = MetaData(naming_convention=_NAMES)
-"""Tables alone, not mapped to classes: the mapper, and SQLModel above it, are a tenth of an idle daemon's memory."""
+
+
+class Base(SQLModel, registry=registry(metadata=MetaData(naming_convention=_NAMES))):
+    """Keeps these tables apart from any other SQLModel tables of the process."""
+
+
+METADATA: Final = Base.metadata
 FENCE: Final = "UPDATE leader SET commits"
 """Begins the first statement of each transaction in PostgreSQL. It changes no row of the state."""
 
@@ -105,19 +112,22 @@ def _table(
     by_name = {spec.name: spec for spec in columns}
     ordered = [*(by_name.pop(part) for part in key), *by_name.values()]
 
-    made = (
-        Column(
-            spec.name,
-            spec.type,
-            *(ForeignKey(refers[part]) for part in [spec.name] if part in refers),
-            primary_key=spec.name in key,
-            nullable=spec.nullable,
-            index=spec.name in indexed,
-            autoincrement=False,
-        )
-        for spec in ordered
-    )
-    return Table(name, METADATA, *made, *constraints)
+    def body(namespace: dict[str, Any]) -> None:
+        namespace |= {"__module__": __name__, "__tablename__": name, "__table_args__": constraints}
+        namespace["__annotations__"] = {spec.name: Any for spec in ordered}
+        for spec in ordered:
+            column = Column(
+                spec.type,
+                *(ForeignKey(refers[part]) for part in [spec.name] if part in refers),
+                primary_key=spec.name in key,
+                nullable=spec.nullable,
+                index=spec.name in indexed,
+                autoincrement=False,
+            )
+            namespace[spec.name] = Field(sa_column=column)
+
+    new_class(f"{name}_row", (Base,), {"table": True}, body)
+    return METADATA.tables[name]
 
 
 def _queried(nullable: Collection[str] = (), **columns: Any) -> Iterator[ColumnSpec]:

@@ -15,7 +15,7 @@ from tests.unit.cli.conftest import Ctl
 
 FORBIDDEN = {
     "alembic", "anyio", "boto3", "botocore", "httpx", "numpy", "platformdirs", "pydantic", "pydantic_core",
-    "pydantic_settings", "rich", "sqlalchemy", "starlette", "structlog", "tenacity", "uvicorn", "asyncio",
+    "pydantic_settings", "rich", "sqlalchemy", "sqlmodel", "starlette", "structlog", "tenacity", "uvicorn", "asyncio",
 }  # fmt: skip
 HELP_MODULES = {
     "spotd",
