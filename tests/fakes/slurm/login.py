@@ -5,6 +5,7 @@ from __future__ import annotations
 import socketserver
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +64,8 @@ class LoginNode:
             self.program(name, _PROGRAM.format(python=sys.executable, port=port))
         self.program("srun", _SRUN)
         self.program("date", _DATE.format(clock=self.clock))
-        threading.Thread(target=self._server.serve_forever, daemon=True, name="slurm commands").start()
+        serve = partial(self._server.serve_forever, poll_interval=0.02)  # until which it does not see that it is to end
+        threading.Thread(target=serve, daemon=True, name="slurm commands").start()
 
     def program(self, name: str, text: str) -> None:
         """Put a program before all others on the PATH."""

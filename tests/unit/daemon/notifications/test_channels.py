@@ -71,7 +71,7 @@ def receiving() -> Iterator[Received]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     received.url = f"http://127.0.0.1:{server.server_port}/hook/{TOKEN}?key={TOKEN}"
     try:
         yield received
