@@ -2,7 +2,7 @@
 
 Theory. The attempt goes on, and with it everything that holds for it: one machine to the kernel, one meter, one grant,
 one order that stops it. What changes is which machines take part (`Members`). The first machine, of rank 0, says which
-of the others it lost; its heartbeat is that of all, so a kept machine is never one that gives no sign of life. Then the
+of the others it lost; its heartbeat is that of all, so a kept machine is never one that gives no sign of life. The
 daemon owes a call that replaces these (`Power.REPLACE`). It costs nothing beyond the price that was agreed for all, it
 is numbered, and its provider makes it once for each number however often it is asked. So an answer that was lost is
 asked for again, after a crash too, and nothing of it is ever unknown.
@@ -15,8 +15,10 @@ where its range allows that, or all are ended; by the same span and a little mor
 dead; and by the lease. What follows until all run is bounded by a start's time. An order to stop, of whatever reason,
 ends all as at any other time. They are kept once more only where the job has saved something since the last time.
 
-The first machine is never replaced. It alone may write, so without it nothing shows that the others live, or what they
-saved: then all are ended, as ever.
+The first machine alone may write, so its loss ends the attempt. Where its provider replaces it as well, the others say
+that they wait, and go on as the next attempt, in the commit that ends this one: what the first one writes once it is
+back lies where nothing is read any more. The next attempt is kept from its begin, with the first one lost. Elsewhere
+all are ended, as ever.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ from spotd.core.domain.lineage import unsaved_time
 from spotd.core.domain.market import Quote
 from spotd.core.domain.members import Members
 from spotd.core.domain.plan import Plan
-from spotd.core.domain.states import AttemptState, EndReason
+from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
+from spotd.core.handover import hand_over
 from spotd.core.metering import spent
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import for_fewer, metered_rate, on_demand_rate, part_of, restore_time, span_words
@@ -64,9 +67,13 @@ def note_members(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
     item, job = builder.attempt(attempt_id), builder.job(attempt_id.job)
     if report.liveness_check or item.stop is not None or not job.spec.replace_within:
         return
-    if item.state is not AttemptState.RUNNING or (item.members is None and item.quote.offer.nodes == 1):
+    # One that goes on with the machines of the attempt before runs all of them from its first report on.
+    begins = item.state is AttemptState.STARTING and item.is_kept and report.gang is not None
+    if not (begins or item.state is AttemptState.RUNNING) or (item.members is None and item.quote.offer.nodes == 1):
         return
     known = item.members or Members(since=(0,) * item.quote.offer.nodes)
+    if _note_loss_of_first(builder, item, known, report):
+        return
     if report.gang is None:
         _note_new_start(builder, item, known, report)
         return
@@ -80,28 +87,55 @@ def note_members(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
     if number < known.round:
         return
     # One that was replaced since belongs to the next round already.
-    lost = tuple(r for r in named if 0 < r < len(known.since) and (known.since[r] or 0) <= number)
+    lost = tuple(r for r in named if known.first < r < len(known.since) and (known.since[r] or 0) <= number)
     lost = tuple(rank for rank in lost if known.since[rank] is not None)
     if lost and not set(lost) <= set(known.lost):
-        every = tuple(sorted({*known.lost, *lost}))
-        if known.kept_since is None:
-            known = replace(known, kept_since=builder.now, kept_from=spent(item, builder.now))
-        builder.put_attempt(replace(item, members=replace(known, lost=every, whole_since=None)))
-        if not _gets_on(job, known):
-            return
-        which = ", ".join(str(rank + 1) for rank in every)
-        healthy, all_of_them = len(known.since) - known.since.count(None) - len(every), len(known.since)
-        why = (
-            f"machine {which} of {all_of_them} is lost: the other {healthy} are kept and bill, for"
-            f" {span_words(job.spec.replace_within)} at most, replace_within"
-        )
-        builder.event("attempt.kept", why, attempt=attempt_id, lost=which)
+        _note_loss(builder, item, known, lost)
     elif not named and known.kept_since is not None and report.phase == "run":
         going_on = known.going_on(spent(item, builder.now), builder.now)
         builder.put_attempt(replace(item, members=replace(going_on, newest=_newest(job))))
         builder.put_job(replace(job, lost=job.lost + unsaved_time(job, item, known.kept_since)))
         span = span_words(max(timedelta(0), builder.now - known.kept_since))
         builder.event("attempt.went_on", f"all machines run the command again, after {span}", attempt=attempt_id)
+
+
+def _note_loss(builder: PlanBuilder, item: Attempt, known: Members, lost: tuple[int, ...]) -> None:
+    job, every = builder.job(item.id.job), tuple(sorted({*known.lost, *lost}))
+    if known.kept_since is None:
+        known = replace(known, kept_since=builder.now, kept_from=spent(item, builder.now))
+    builder.put_attempt(replace(item, members=replace(known, lost=every, whole_since=None)))
+    if not _gets_on(job, known):
+        return
+    which = ", ".join(str(rank + 1) for rank in every)
+    healthy, all_of_them = len(known.since) - known.since.count(None) - len(every), len(known.since)
+    why = (
+        f"machine {which} of {all_of_them} is lost: the other {healthy} are kept and bill, for"
+        f" {span_words(job.spec.replace_within)} at most, replace_within"
+    )
+    builder.event("attempt.kept", why, attempt=item.id, lost=which)
+
+
+def _note_loss_of_first(builder: PlanBuilder, item: Attempt, known: Members, report: HostStatus) -> bool:
+    """Whether the first one is lost by the words of the others, which wait: it is silent for as long as a host may be.
+
+    All others that say nothing by then are lost as well. A first one that speaks is believed: it says who is lost.
+    """
+    if known.first in known.lost:
+        return True
+    silence, first_at = builder.policy.silence_max, report.first_at
+    words = [one for one in report.words if one[0] == known.round and builder.now - one[3] < silence]
+    wait = {rank: since for _, rank, since, _ in words}
+    others = {rank for rank, came in enumerate(known.since) if came is not None} - {known.first}
+    wait = {rank: at for rank, at in wait.items() if rank in others}
+    if not wait or first_at is None or known.is_outdated or item.state is not AttemptState.RUNNING:
+        return False
+    late_at = max(first_at, min(wait.values()) + silence) + silence  # they lose the first one at about the same time
+    due = first_at + silence if wait.keys() == others else late_at
+    if builder.now < due:
+        builder.wake(due)
+        return False
+    _note_loss(builder, item, known, tuple(sorted({known.first, *(others - wait.keys())})))
+    return True
 
 
 def _note_new_start(builder: PlanBuilder, item: Attempt, known: Members, report: HostStatus) -> None:
@@ -135,7 +169,9 @@ def mend(builder: PlanBuilder, item: Attempt) -> None:
     """Owe the call that replaces its lost machines, or leaves them out; end all where neither can be."""
     if item.members is None:
         return
-    if item.members.lost:
+    if item.members.first in item.members.lost and item.state is AttemptState.RUNNING:
+        _go_on_with_next(builder, item, item.members)
+    elif item.members.lost:
         _mend(builder, item, item.members)
     elif late := _words_of_late_start(builder, item, item.members):
         _end(builder, item, late)
@@ -174,6 +210,42 @@ def _mend(builder: PlanBuilder, item: Attempt, members: Members) -> None:
             ref=item.ref,
         )
     )
+
+
+def _go_on_with_next(builder: PlanBuilder, item: Attempt, members: Members) -> None:
+    """End the attempt of which the first machine is lost; the others are those of the next one, all in one commit.
+
+    What the lost one writes from now on lies below the prefix of an attempt that is over.
+    """
+    why = f"machine {_places(members)} is lost, the first one among them"
+    if not _gets_on(builder.job(item.id.job), members) or item.ref is None:
+        _end(builder, item, f"{why}, and nothing was saved since one was replaced before")
+        return
+    change = builder.intent(bid_intent_id(item.key))
+    if change is not None and change.is_open:
+        return
+    if not _is_read(builder, item):
+        builder.read_in_full(item.id)
+        return
+    builder.end_attempt(item.id, EndReason.HOST_LOST, why)
+    job = builder.job(item.id.job)
+    if job.state is not JobState.RECOVERING:
+        return  # it was lost too often, or is to end
+    following = hand_over(builder, builder.attempt(item.id), job, item.quote, item.ceiling, item.price_max)
+    after = Members(
+        since=members.since,
+        round=members.round + 1,
+        lost=members.lost,
+        kept_since=members.kept_since,
+        replaced=members.replaced,
+    )
+    meter = replace(following.meter, rate=item.meter.rate, on_demand_rate=item.meter.on_demand_rate)
+    following = replace(following, members=after, meter=meter, ceiling_set=item.ceiling_set, save_every=item.save_every)
+    builder.put_attempt(following)
+    builder.put_job(replace(builder.job(job.id), attempts_made=following.id.number))
+    sentence = f"goes on with the {members.healthy} healthy machines, which wait for another first one"
+    builder.move_job(job.id, JobState.PROVISIONING, sentence)
+    builder.event("attempt.intended", sentence, attempt=following.id, provider=item.provider)
 
 
 def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
@@ -236,7 +308,11 @@ def _is_wanted(builder: PlanBuilder, item: Attempt) -> bool:
     """Whether its machines may go on; what is taken away ends by the reason that its provider gives."""
     job = builder.job(item.id.job)
     is_taken = item.bidding.held_since is not None or item.notice_at is not None
-    return item.state is AttemptState.RUNNING and item.stop is None and not is_taken and not job.cancel_requested
+    # One that goes on with the machines of the attempt before runs once none of them is missing.
+    counts = item.state is AttemptState.RUNNING or (
+        item.state is AttemptState.STARTING and item.machine_key is not None
+    )
+    return counts and item.stop is None and not is_taken and not job.cancel_requested
 
 
 # What is called, and what came of it.

@@ -25,7 +25,8 @@ write below the former one's prefix only.
 A machine waits only where its provider bills by time alone, since no bill could be shared else; while it costs what was
 agreed for it; and while nothing else needs its place or its money. It goes to a job of the same owner (a person, or
 agents), with the same image and no larger disk, that it fits in every other way as an offer does. The machines of a job
-that has several wait for none, since they begin and end together, and such a job takes over none.
+that has several wait for none, since they begin and end together, and such a job takes over none. The healthy ones of
+an attempt that lost its first one are handed over to the next attempt of the same job (`gangs`), without a wait.
 """
 
 from __future__ import annotations
@@ -123,10 +124,14 @@ def is_held_back(world: World, intent: Intent, since: datetime, now: datetime) -
         since: the begin of this process. As long after it as a lease lasts, no job needs the machine any more.
     """
     item = None if intent.attempt is None else world.attempts.get(intent.attempt)
-    if item is None or item.end_reason is not EndReason.DONE or item.state is not AttemptState.ENDING:
+    if item is None or item.state is not AttemptState.ENDING or world.jobs.get(item.id.job) is None:
         return False
-    job = world.jobs.get(item.id.job)
-    if world.policy.reuse_wait <= timedelta(0) or job is None or now >= since + lease_and_save(job, world.policy):
+    job = world.jobs[item.id.job]
+    if item.quote.offer.nodes > 1 and now < since + lease_and_save(job, world.policy):
+        return is_claimed(world.attempts.values(), item)
+    if item.end_reason is not EndReason.DONE:
+        return False
+    if world.policy.reuse_wait <= timedelta(0) or now >= since + lease_and_save(job, world.policy):
         return False
     return not world.policy.identity_sure or is_claimed(world.attempts.values(), item)
 

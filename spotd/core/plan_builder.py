@@ -373,7 +373,7 @@ class PlanBuilder(WorkingCopy):
         item = self.attempt(attempt)
         if not item.state.counts:
             return
-        if item.awaits_handover and reason.traits.is_recovery:
+        if item.speaks_at_once and reason.traits.is_recovery:
             reason, detail = EndReason.NOT_HANDED_OVER, reason.sentence(detail)
         traits = reason.traits
         if reason is EndReason.IMAGE_ERROR:

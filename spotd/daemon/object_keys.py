@@ -59,6 +59,11 @@ def gang_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "gang.json"
 
 
+def waits_prefix(attempt: AttemptId) -> str:
+    """Below this lies a word of each of several machines that waits without the first one."""
+    return prefix_of(attempt) + "waits/"
+
+
 def heartbeat_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "heartbeat.json"
 

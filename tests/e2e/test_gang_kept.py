@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -50,11 +53,11 @@ def events_of(found: Lab, job: str, kind: str) -> list[str]:
 def trains(found: Lab, job: str, rounds: int) -> Machine | None:
     """The gang, once all of it trains again after so many losses, and has saved since."""
     assert found.state(job) not in {"FAILED", "CANCELLED"}, found.job(job)
-    if not found.running_machines() or len(events_of(found, job, "attempt.went_on")) < rounds:
+    kinds = [one["kind"] for one in found.events(job)]
+    if not found.running_machines() or kinds.count("attempt.went_on") < rounds:
         return None
-    machine = gang_of(found)
-    saved = found.machine_folder(machine.machine_id) / "spotd" / "checkpoints"
-    return machine if len(list(saved.glob("step-*"))) >= 2 else None
+    since = max((at for at, kind in enumerate(kinds) if kind == "attempt.went_on"), default=0)
+    return gang_of(found) if kinds[since:].count("checkpoint.accepted") >= 2 else None
 
 
 def expected_hash(tmp_path: Path) -> str:
@@ -73,6 +76,7 @@ def expected_hash(tmp_path: Path) -> str:
 def training(tmp_path: Path, nodes: int | str = NODES, within: str = "20m") -> Iterator[tuple[Lab, str]]:
     with lab(tmp_path / "lab", hosts=HOSTS, scale=SCALE, daemon=LEAVES_AT_ONCE) as found:
         found.start()
+        found.shares_machines = True  # an attempt goes on with the machines of the one before
         job = submit(found, tmp_path, nodes, within)
         until(lambda: trains(found, job, 0), what="all to train", within=120)
         yield found, job
@@ -115,11 +119,66 @@ def test_each_of_four_is_lost_in_turn_and_the_others_are_never_bought_again(tmp_
         assert machine.rounds == {1: 4, 2: 2, 3: 4}
         assert len({span.machine_id for span in found.ledger()}) == 1, "the gang was bought again"
         assert len(found.job(job)["attempts"]) == 1
-        kill(found, machine.member(0))
-        until(lambda: len(found.job(job)["attempts"]) == 2, what="a new gang after the loss of the first")
         finish(found, tmp_path, job)
         assert found.delivered(job, "weights.sha256") == expected
-        assert len({span.machine_id for span in found.ledger()}) == 2
+        assert len({span.machine_id for span in found.ledger()}) == 1
+
+
+@pytest.mark.lengthy
+def test_the_first_one_is_lost_and_the_others_are_never_bought_again(tmp_path: Path) -> None:
+    expected = expected_hash(tmp_path)
+    with training(tmp_path) as (found, job):
+        first = gang_of(found)
+        leaders = {rank: processes(found, first.member(rank))[0] for rank in range(NODES)}
+        machine = first
+        for lost, ranks in enumerate(([0], [0, 2], [1], [0]), start=1):
+            kill(found, *(machine.member(rank) for rank in ranks))
+            machine = until(partial(trains, found, job, lost), what="all to train", within=120)
+        assert machine.machine_id == first.machine_id
+        assert processes(found, machine.member(3))[0] == leaders[3]
+        assert machine.rounds == {0: 7, 1: 5, 2: 4}
+        assert len({span.machine_id for span in found.ledger()}) == 1, "the gang was bought again"
+        attempts = found.job(job)["attempts"]
+        assert [one.get("reason") for one in attempts] == ["host_lost"] * 3 + [None]
+        finish(found, tmp_path, job)
+        assert found.delivered(job, "weights.sha256") == expected
+        assert len({span.machine_id for span in found.ledger()}) == 1
+
+
+@pytest.mark.lengthy
+def test_a_first_one_that_is_cut_off_and_back_changes_nothing_of_what_goes_on_without_it(tmp_path: Path) -> None:
+    expected = expected_hash(tmp_path)
+    with training(tmp_path) as (found, job):
+        first = gang_of(found)
+        cut_off = processes(found, first.member(0))
+        for pid in cut_off:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: len(found.job(job)["attempts"]) == 2, what="the next attempt", within=120)
+        for pid in cut_off:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        machine = until(partial(trains, found, job, 1), what="all to train", within=120)
+        assert (machine.machine_id, machine.rounds[0]) == (first.machine_id, 2)
+        until(lambda: not processes(found, first.member(0)), what="the former first one to end")
+        finish(found, tmp_path, job)
+        assert found.delivered(job, "weights.sha256") == expected
+        (line,) = [one for one in found.api.cost(job)["receipts"][0]["attempts"] if one["attempt"] == 2]
+        assert 0 < line["kept_s"] <= 1200
+        assert line["kept_usd"] > 0
+
+
+@pytest.mark.lengthy
+def test_the_others_go_on_without_a_first_one_that_nobody_replaces(tmp_path: Path) -> None:
+    with training(tmp_path, "2..4", "5m") as (found, job):
+        first = gang_of(found)
+        other = lose_for_good(found, 0)
+        machine = until(partial(trains, found, job, 1), what="the others to train", within=120)
+        assert (machine.machine_id, machine.nodes, machine.dropped) == (first.machine_id, 3, [0])
+        assert machine.price * NODES == first.price * 3
+        kill(found, machine.member(1))
+        until(partial(trains, found, job, 2), what="all to train again", within=120)
+        finish(found, tmp_path, job, other)
+        assert len(found.job(job)["attempts"]) == 3
 
 
 def as_another(found: Lab, method: str, path: str, body: object = None) -> dict[str, object]:

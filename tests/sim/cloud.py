@@ -366,7 +366,18 @@ class Cloud(Nature):
             waits_until=old.waits_until,
             awaits=True,
             first_bid=old.bid,
+            without_first=old.first_lost_at is not None,
+            kept_at=self.now if old.first_lost_at is not None else None,
+            is_over_unheard=old.is_over_unheard,
+            lost=set(old.lost),
+            gone=set(old.gone),
+            came=dict(old.came),
+            dropped=set(old.dropped),
+            gives_up_at=old.gives_up_at,
         )
+        if old.first_lost_at is not None:
+            old.waits_kept.append((old.first_lost_at, self.now))
+            old.first_lost_at = None
         self._bill(old)
         self._count += 1
         self.machines[f"{ref.instance_id}~{self._count}"] = old
@@ -500,10 +511,11 @@ class Cloud(Nature):
     def note_call(self, ref: InstanceRef, ranks: Sequence[int], number: int | None) -> None:
         """Such a call is made: with the number of a round, or to leave them out."""
         m = self.machines.get(ref.instance_id)
-        if m is None or not m.alive or m.outcome is not None or m.said is not None:
+        if m is None or not m.alive or m.outcome is not None or m.said is not None or m.is_over_unheard:
             return  # what its owner knows may be from before it was outbid
         fresh = {rank for rank in ranks if number is None or m.came.get(rank, 0) < number} - m.dropped
-        if (healthy := fresh - m.gone - m.lost) or 0 in ranks:
+        is_first = m.first in ranks and not m.without_first
+        if (healthy := fresh - m.gone - m.lost) or is_first:
             m.odd_calls.append(f"ranks {sorted(ranks)} were replaced or left out, {sorted(healthy)} of them healthy")
 
     def _of_several(self, ref: InstanceRef) -> Machine:

@@ -422,6 +422,9 @@ class Daemon:
         assert own.ref is not None
         old = cloud.machines[own.ref.instance_id]
         cloud.hand_over(own.ref, own.key)
+        if own.members is not None:
+            m = cloud.machines[own.ref.instance_id]
+            m.round = m.granted = own.members.round
         self.told.handovers.append(
             Taken(at=self.true, former=former, next=own.id, disk_gb=old.task.disk_gb, is_clean=old.is_clean)
         )
@@ -557,6 +560,7 @@ class Daemon:
         phase = "" if m.seq < 0 else phase_of(m, self.true)
         if m.ran_from is not None:
             m.said = None
+        first_at, words = self.words_of(item, m)
         odd = self.hostile(m) if self.hostile is not None else {}
         if "step" in odd:
             fresh = tuple(replace(one, step=odd["step"]) for one in fresh)
@@ -570,6 +574,9 @@ class Daemon:
             seq=m.seq,
             phase=phase,
             gang=gang_of(m, phase),
+            first_at=first_at,
+            words=words,
+            marker_at=words[0][3] if words else None,
             resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
             alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
             exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),
@@ -585,6 +592,29 @@ class Daemon:
             outputs_sha256=outputs_of(m) if has_succeeded(m) and m.task.outputs else None,
             outputs_bytes=m.task.outputs if has_succeeded(m) else 0,
         )
+
+    def words_of(
+        self, item: Attempt, m: Machine
+    ) -> tuple[datetime | None, tuple[tuple[int, int, datetime, datetime], ...]]:
+        """When its first machine spoke last, as this process has read it, and who says to wait without it."""
+        seq, first_at = self.process.first_read.get(item.id, (-1, None))
+        if m.seq > seq or first_at is None:
+            first_at = self.now if m.seq >= 0 else None
+            self.process.first_read[item.id] = m.seq, first_at
+        if m.worded_at is None:
+            return first_at, ()
+        known = self.process.words_read.get(item.id)
+        if known is None:
+            self.process.words_read[item.id] = m.worded_at, None, None
+            return first_at, ()
+        mark, since, newest = known
+        if m.worded_at > mark:
+            since, newest = since or self.now, self.now
+            self.process.words_read[item.id] = m.worded_at, since, newest
+        if since is None or newest is None:
+            return first_at, ()
+        part = {rank for rank in range(m.offer.nodes + len(m.dropped)) if rank not in m.dropped}
+        return first_at, tuple((m.round, rank, since, newest) for rank in sorted(part - m.gone))
 
     def sample(self, item: Attempt, m: Machine) -> HostSample | None:
         """What the host of a watched job states: it gets on by its output, or by a checkpoint, until it hangs."""

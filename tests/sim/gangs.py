@@ -1,8 +1,9 @@
 """Several machines as one in a simulated world: what happens to some of them, and what all others do then.
 
 The first of them speaks for all. Where another one is lost or falls silent, the first one stops, saves if its command
-still can, and reports that. Where the first one is lost, nothing of all of them is heard any more. A provider that has
-lost one of several ends all of them a little later; of one that is silent it knows nothing.
+still can, and reports that. Where the first one is lost, nothing of all of them is heard any more, or the others say
+that they wait. A provider that has lost one of several ends all of them a little later; of one that is silent it knows
+nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ RANGES_FROM: Final = 7_500_000
 """From this one on some jobs accept a range of machines, beside every hazard of all other worlds."""
 KEPT_FROM: Final = 7_700_000
 """From this one on the healthy ones of many are kept while lost ones are replaced."""
+FIRST_FROM: Final = 7_800_000
+"""From this one on also without the first one."""
 KEPT: Final = Shape(
     jobs=4,
     hosts=8,
@@ -46,6 +49,10 @@ KEPT_AND_RESTORED: Final = replace(KEPT, hazards=KEPT.hazards | {Hazard.RESTORED
 """The same with copies of the state that are put back while others wait, or between two waits."""
 KEPT_AND_LEFT: Final = replace(KEPT, hazards=KEPT.hazards | {Hazard.OWN_REMOVED})
 """The same with a daemon that is started without a provider, and a while later with it again."""
+KEPT_WITHOUT_FIRST: Final = replace(KEPT, jobs=5, hazards=KEPT.hazards | {Hazard.FIRST})
+"""The same where the others are kept without the first one, too."""
+KEPT_WITHOUT_FIRST_AND_OUTBID: Final = replace(KEPT_AND_OUTBID, hazards=KEPT_AND_OUTBID.hazards | {Hazard.FIRST})
+KEPT_WITHOUT_FIRST_AND_RESTORED: Final = replace(KEPT_AND_RESTORED, hazards=KEPT_AND_RESTORED.hazards | {Hazard.FIRST})
 LARGEST: Final = 4
 ENDED_AFTER: Final = timedelta(minutes=2)
 """From the loss of one of several machines to the end of all of them by their provider."""
@@ -61,6 +68,8 @@ def with_gangs(shape: Shape, seed: int) -> Shape:
     ranges = {Hazard.RANGES} if seed >= RANGES_FROM else set()
     if seed >= KEPT_FROM:
         ranges.add(Hazard.REPLACE)
+    if seed >= FIRST_FROM:
+        ranges.add(Hazard.FIRST)
     return replace(shape, hazards=shape.hazards | {Hazard.GANGS} | ranges, limits=limits)
 
 
@@ -153,6 +162,7 @@ class Gangs:
             if m.offer.nodes > 1
             and m.state is InstanceState.RUNNING
             and (m.member_lost_at is None or m.kept_at is not None)
+            and m.first_lost_at is None
         ]
         if not found:
             return
@@ -163,7 +173,14 @@ class Gangs:
         part = [rank for rank in range(m.offer.nodes + len(m.dropped)) if rank not in m.dropped]
         ranks = {self.luck.choice(part) for _ in range(self.luck.choice([1, 1, 2]))}
         silent = self.luck.random() < 0.4
-        if m.task.keeps is not None and 0 not in ranks:
+        if m.without_first:
+            m.gone |= ranks
+            return
+        if m.waits_without(ranks, cloud.now) and Hazard.FIRST in self.weather.shape.hazards:
+            m.lose_first(ranks, cloud.now)
+            self.follow(cloud, m)
+            return
+        if m.task.keeps is not None and m.first not in ranks:
             m.gone |= ranks
             m.lost |= ranks
             if m.member_lost_at is None:
@@ -173,7 +190,7 @@ class Gangs:
         m.task = replace(m.task, keeps=None)
         if m.kept_at is not None:
             cloud.end_wait(m)
-        if 0 in ranks:
+        if m.first in ranks:
             self._lose_first(cloud, m)
         else:
             m.member_lost_at, m.member_saves = cloud.now, self.luck.random() < 0.5

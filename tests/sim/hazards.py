@@ -139,6 +139,8 @@ class Hazard(StrEnum):
     """Hosts that are less than they offer, and a canary that finds it. Drawn in worlds of its own."""
     REPLACE = "replace"
     """Healthy ones of several machines are kept while lost ones are replaced, or left out."""
+    FIRST = "first"
+    """Of these the first one is lost, too, and the others go on as the next attempt."""
     RANGES = "ranges"
     """Some of these accept a range of machines, and hosts give fewer at once than they offer, changing by the hour."""
 
@@ -179,6 +181,7 @@ APART: Final = frozenset(
         Hazard.GANGS,
         Hazard.RANGES,
         Hazard.REPLACE,
+        Hazard.FIRST,
         Hazard.LATE_CAUSES,
         Hazard.UNABLE,
         Hazard.UNFIT,

@@ -12,6 +12,7 @@ from tests.sim.machines import Machine
 if TYPE_CHECKING:
     from tests.sim.run import Result
 
+START_MAX: Final = timedelta(minutes=20)
 KEPT_BEYOND: Final = timedelta(minutes=1)
 """How much longer than its daemon the first machine waits."""
 
@@ -39,8 +40,10 @@ def kept_machines(result: Result) -> Iterator[str]:
             for odd in m.odd_calls:
                 yield f"of {m.key} {odd}"
             for since, over in m.waits_kept:
-                if m.task.keeps is not None and over - since > m.task.keeps:
-                    yield f"{m.key} was kept from {since} to {over}, {m.task.keeps} is the most"
+                # Those that wait for another first one are bounded by their daemon, or as at a start.
+                most = None if m.task.keeps is None else m.task.keeps + (START_MAX if m.label else timedelta(0))
+                if most is not None and over - since > most:
+                    yield f"{m.key} was kept from {since} to {over}, {most} is the most"
             if m.kept_at is not None and m.alive:
                 yield f"{m.key} is kept since {m.kept_at}"
 
@@ -49,5 +52,7 @@ def was_kept(m: Machine, at: datetime) -> bool:
     """Whether the others waited then for another machine in the place of a lost one, by what was last read of them."""
     if m.said:
         return True  # it was outbid meanwhile, and did not come up again
+    if m.is_over_unheard or (m.first_lost_at is not None and m.first_lost_at <= at):
+        return True
     waits = m.waits_kept if m.kept_at is None else [*m.waits_kept, (m.kept_at, at)]
     return any(since <= at <= over for since, over in waits)

@@ -272,11 +272,39 @@ class Machine:
     """It was outbid while others waited, and wakes: what its heartbeat names as lost until a newer one is read."""
     odd_calls: list[str] = field(default_factory=list)
     """Calls that no owner of healthy machines makes."""
+    first_lost_at: datetime | None = None
+    """Since when the others wait for their next attempt, as the first one is lost."""
+    worded_at: datetime | None = None
+    """When they said so last."""
+    is_over_unheard: bool = False
+    """They ended without the first one, which alone reports that."""
+    without_first: bool = False
+    """They have their next attempt, and wait for another first one."""
 
     @property
     def works_from(self) -> datetime | None:
         """When its command begins, or is to begin."""
         return None if self.ran_from is None else self.ran_from + self.measured + self.meets
+
+    @property
+    def first(self) -> int:
+        """The rank of the first of several that take part."""
+        return next(rank for rank in range(self.offer.nodes + len(self.dropped)) if rank not in self.dropped)
+
+    def waits_without(self, ranks: set[int], now: datetime) -> bool:
+        """Whether the others wait for their next attempt if these are lost now."""
+        began = self.works_from
+        has_begun = began is not None and began <= now and not self.hangs and self.outcome is None
+        others = self.offer.nodes - len(ranks)
+        return self.task.keeps is not None and self.first in ranks and has_begun and others > 0
+
+    def lose_first(self, ranks: set[int], now: datetime) -> None:
+        if self.kept_at is not None:
+            self.waits_kept.append((self.kept_at, now))
+        self.gone |= ranks
+        self.lost |= ranks
+        self.kept_at = self.member_lost_at = None
+        self.first_lost_at = now
 
     @property
     def refuses(self) -> bool:
@@ -295,6 +323,9 @@ class Machine:
             if self.kept_at is not None:
                 self.waits_kept.append((self.kept_at, self.kept_at))
             self.member_lost_at = self.kept_at = None
+            if self.first_lost_at is not None or self.without_first:
+                self.is_over_unheard = True  # the first one finds no grant, and the others no first one
+            self.first_lost_at, self.without_first = None, False
             self.lost.clear()
             self.gone.clear()
 

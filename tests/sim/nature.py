@@ -51,6 +51,8 @@ WAITS_BEYOND = timedelta(minutes=1)
 BILLED_LEAST = timedelta(minutes=1)
 """Of a machine in a market as EC2's."""
 WAITS_FOR_OTHERS = timedelta(minutes=20)
+UNHEARD_FOR = timedelta(minutes=2)
+"""From the end of all of them without a report until their provider shows it."""
 AGAIN_TAKES = timedelta(seconds=30)
 """From the grant of the next round to the begin of the command of several machines."""
 ENDING_TAKES = timedelta(seconds=30)
@@ -196,7 +198,64 @@ class Nature:
         m.ran_from, m.ran_work = start, task.resume_at
         self._move_bytes(m, m.offer.download_price, (task.bytes if m.ran_work else 0) + task.inputs)
 
+    def _wait_for_next(self, m: Machine, since: datetime) -> None:
+        """The others say that they wait, until they have their next attempt: then this is another machine."""
+        over = min(since + (m.task.keeps or timedelta(0)), m.leased_until)
+        is_quiet = self._is_quiet(m)
+        if self.now >= over or (m.stop_ordered and not is_quiet):
+            self._end_unheard(m, min(over, self.now))
+        elif not is_quiet:
+            m.worded_at = self.now
+
+    def _wait_for_first(self, m: Machine) -> None:
+        """They read their next grant, and wait for another first one, or for the round that begins without one."""
+        if m.state is not InstanceState.RUNNING or m.outcome is not None:
+            return
+        is_quiet = self._is_quiet(m)
+        if not is_quiet and m.awaits and m.next_task is not None:
+            m.task, m.awaits = m.next_task, False
+        over = min((m.kept_at or self.now) + (m.task.keeps or timedelta(0)) + WAITS_FOR_OTHERS, m.leased_until)
+        if self.now >= over:
+            self._end_unheard(m, over)
+        elif is_quiet or m.awaits:
+            return
+        elif m.stop_ordered:
+            self._end_unheard(m, self.now)
+        elif m.granted > m.round:
+            m.without_first = False
+            m.alive_at = self.now
+            if m.first in m.gone:
+                self._end_unheard(m, self.now)
+            else:
+                self._go_on_together(m)
+
+    def _is_quiet(self, m: Machine) -> bool:
+        if m.silent_until is not None and m.silent_until <= self.now:
+            self._was_quiet(m)
+            m.silent_until = None
+        if m.silent_until is None and self.store_up:
+            return False
+        m.mute_until = self.now
+        self._was_quiet(m)
+        return True
+
+    def _end_unheard(self, m: Machine, at: datetime) -> None:
+        """None of them is there who could report their end; their provider ends what is left."""
+        if (since := m.first_lost_at or m.kept_at) is not None:
+            m.waits_kept.append((since, max(since, at)))
+        m.kept_at = m.first_lost_at = m.ran_from = None
+        m.without_first, m.is_over_unheard = False, True
+        m.gives_up_at = m.gives_up_at or self.now + UNHEARD_FOR
+
     def _train(self, m: Machine) -> None:
+        if m.is_over_unheard:
+            return
+        if m.first_lost_at is not None:
+            self._wait_for_next(m, m.first_lost_at)
+            return
+        if m.without_first:
+            self._wait_for_first(m)
+            return
         if m.awaits:
             if m.state is InstanceState.PENDING and self.now - m.since >= BOOT:
                 m.state, m.waits = InstanceState.RUNNING, False  # it was started again, under a grant that is over

@@ -153,6 +153,8 @@ class Process:
         self.listings: Mapping[ProviderName, Listing] = {}
         """What the newest cycle decides on."""
         self.clocks_behind: dict[AttemptId, timedelta] = {}
+        self.first_read: dict[AttemptId, tuple[int, datetime | None]] = {}
+        self.words_read: dict[AttemptId, tuple[datetime, datetime | None, datetime | None]] = {}
         """Of each host, what its newest heartbeat shows at least."""
 
     def begin(self) -> None:

@@ -56,6 +56,8 @@ def handed_to_whom_it_fits(result: Result) -> Iterator[str]:
     for taken in daemon.told.handovers:
         item = daemon.attempts_ever[taken.next]
         job = result.submitted[taken.next.job][0]
+        if taken.former is not None and taken.former.job == taken.next.job and job.spec.replace_within:
+            continue  # its healthy machines go on without their first one
         if not job.spec.reuse:
             yield f"{item.key} took over a machine, which its job forbids"
         if item.quote.price.per_gpu > item.ceiling:

@@ -15,7 +15,15 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.sim.bounds import waits_for_a_lower_price
 from tests.sim.daemon import Daemon
-from tests.sim.gangs import KEPT, KEPT_AND_LEFT, KEPT_AND_OUTBID, KEPT_AND_RESTORED
+from tests.sim.gangs import (
+    KEPT,
+    KEPT_AND_LEFT,
+    KEPT_AND_OUTBID,
+    KEPT_AND_RESTORED,
+    KEPT_WITHOUT_FIRST,
+    KEPT_WITHOUT_FIRST_AND_OUTBID,
+    KEPT_WITHOUT_FIRST_AND_RESTORED,
+)
 from tests.sim.harsh import CEILINGS_FROM, HARSH_FROM
 from tests.sim.hazards import HARSH, HARSH_LATER, OWN_MACHINES, READY, Hazard
 from tests.sim.oracles import broken_rules
@@ -49,6 +57,9 @@ SHAPES = {
     "kept machines outbid": KEPT_AND_OUTBID,
     "kept machines restored": KEPT_AND_RESTORED,
     "kept machines left": KEPT_AND_LEFT,
+    "kept machines without the first": KEPT_WITHOUT_FIRST,
+    "kept machines without the first outbid": KEPT_WITHOUT_FIRST_AND_OUTBID,
+    "kept machines without the first restored": KEPT_WITHOUT_FIRST_AND_RESTORED,
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = 0, range(1, 40)
@@ -63,7 +74,7 @@ FOUND = (
 DRAWN_FAST = (50_517, 51_536, 51_718, 52_240, 52_467, 53_108)
 HARSH_FAST = (1_000_006, 1_000_915, 2_000_098)
 OWN_FAST = (5_000_948, 5_001_913)
-GANGS_FAST = (7_000_103, 7_500_004, 7_700_014)
+GANGS_FAST = (7_000_103, 7_500_004, 7_700_014, 7_800_003)
 UNFIT_FAST = (8_000_010, 8_000_013)
 LATE_FAST = (10_000_013,)
 DRAWN_MORE = (0, 10, 1200, 1675, 2043, 53_433, 55_331)
@@ -174,7 +185,7 @@ def test_each_hazard_is_in_a_world_that_every_run_plays() -> None:
     """All but bills, whose world in `planted_bills.py` the real daemon passes."""
     fast = (*DRAWN_FAST, *HARSH_FAST, *OWN_FAST, *GANGS_FAST, *UNFIT_FAST, *LATE_FAST)
     played = {hazard for seed in fast for hazard in drawn(seed).hazards}
-    apart = {Hazard.GANGS, Hazard.RANGES, Hazard.REPLACE, Hazard.UNFIT, Hazard.LATE_CAUSES, Hazard.UNABLE}
+    apart = {Hazard.GANGS, Hazard.RANGES, Hazard.REPLACE, Hazard.FIRST, Hazard.UNFIT, Hazard.LATE_CAUSES, Hazard.UNABLE}
     assert played >= (READY | HARSH | HARSH_LATER | OWN_MACHINES | apart) - {Hazard.BILLS}
 
 

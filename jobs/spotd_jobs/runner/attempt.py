@@ -147,6 +147,8 @@ class AttemptRun:
         except Exception as error:  # noqa: BLE001 - whatever broke, it must be reported and the machine must end
             log_line("the runner failed: " + reason_of(error))
             halt = _Halt("disk_full" if is_full(error) else "runner_error", reason_of(error))
+        if halt.outcome == AGAIN:
+            return AGAIN
         if self._gang is not None and halt.outcome in (KEPT, "member_lost"):
             found = self._step("the wait for another machine", lambda: (self._await_round(halt),))
             if found == (None,):
@@ -161,8 +163,8 @@ class AttemptRun:
         gang = self._gang
         if gang is None or not gang.keeps(halt.outcome):
             return halt
-        self._limit_flush()
-        self._drain(halt.ended)
+        if self._limit_flush():
+            self._drain(halt.ended)
         self._flush_until = float("inf")
         self._phase("save")
         self._logs.add_line("kept: %s" % halt.reason)
@@ -174,7 +176,10 @@ class AttemptRun:
                 self._status.gang = row
                 self._heartbeat.soon()
             stop = self._tick()
-            if stop is not None:
+            if stop is not None and gang.waits_through(stop):
+                self._shutdown_watch.stop = stop = None
+                continue
+            if stop is not None and not gang.next_grant:
                 return _Halt(stop.outcome, stop.reason, halt.ended)
             if gang.begins_again(self._keeper.grant):
                 self._step("the log", lambda: self._logs.close(_BEFORE_AGAIN_S))
@@ -186,6 +191,11 @@ class AttemptRun:
     def grant_url(self) -> str:
         """Where the newest grant is."""
         return self._keeper.grant.url
+
+    @property
+    def next_attempt(self) -> str:
+        """Where the grant of the attempt is with which a machine of several goes on; empty: with this one."""
+        return "" if self._gang is None else self._gang.next_grant
 
     def _run_job(self, grant: RunnerGrant) -> process.ProcessEnd:
         self._make_folders()
@@ -437,6 +447,8 @@ class AttemptRun:
             stop = self._tick()
             if stop is not None:
                 raise _Halt(stop.outcome, stop.reason)
+            if self._gang is not None and self._gang.is_outdated(self._keeper.grant):
+                raise _Halt(AGAIN, "")
         try:
             return work.result()
         except DiskFull as full:

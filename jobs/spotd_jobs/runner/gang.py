@@ -14,9 +14,12 @@ the first machine then asks every other one for an answer, and a machine that gi
 
 Where the grant has `keep_s`, a loss of another one than the first does not end the attempt. All stop their command, the
 first stores what is complete, reports which are lost, and waits for a grant of a later round, which says who takes part
-from then on. Then the runners of all start once more, on the same machines. The first machine is never replaced: it
-alone may write, and without it nothing shows that the others live. A machine of an earlier round than its grant names
-is not taken in, and ends.
+from then on. Then the runners of all start once more, on the same machines. A machine of an earlier round than its
+grant names is not taken in, and ends.
+
+The loss of the first ends the attempt, since it alone may write. But where the grant has `next_url`, the others stop
+their command and wait there for their next attempt, as long as before. Each writes a word meanwhile, which nothing is
+restored from: so the daemon knows which of them live.
 """
 
 from __future__ import annotations
@@ -29,19 +32,24 @@ import struct
 import threading
 from typing import Any, Callable, NamedTuple
 
+from spotd_jobs.runner.handover import next_of
 from spotd_jobs.runner.process import ProcessEnd
 from spotd_jobs.runner.shutdown import Stop
 from spotd_jobs.runner.store import ROUND_VARIABLE, NotCurrent, RunnerGrant, RunnerStore, round_of
-from spotd_jobs.wire.client.sinks import clean, log_line
-from spotd_jobs.wire.client.web import steady
+from spotd_jobs.wire.client.sinks import SinkError, clean, log_line, reason_of
+from spotd_jobs.wire.client.web import now_text, steady
 
 RANK_VARIABLE = "SPOTD_NODE_RANK"
 ADDRESS_VARIABLE = "SPOTD_NODE_ADDRESS"
 KEPT = "kept"
 """The outcome of a command that was stopped since another machine is replaced: the attempt goes on."""
 OBJECT = "gang.json"
+WAITS = "waits/%d-%d.json"
+"""The word of a machine that waits without the first one, by its round and by its rank at the provider."""
 PING_S = 1.0
 _SILENT_PINGS = 5
+_ASK_EVERY_S = 2.0
+_LEAST_PAUSE_S = 0.05
 _ASLEEP_S = 5.0
 """A watch that comes so late has watched nothing meanwhile: this machine was suspended, or had no time to compute."""
 _LINE_MAX = 1024 * 1024
@@ -87,6 +95,11 @@ def place_of(grant: RunnerGrant) -> GangPlace | None:
         raise NotCurrent("another machine has taken its place", grant.raw.get("self_terminate"))
     seats = tuple((seat, int(one)) for seat, one in enumerate(since) if one is not None)
     return GangPlace(seats.index((int(rank), int(came))), nodes, address, seats)
+
+
+def next_url_of(grant: RunnerGrant) -> str:
+    """Return where a machine that lost the first one finds its next attempt; empty where it is to end then."""
+    return str((grant.raw.get("gang") or {}).get("next_url") or "")
 
 
 def interface_of(address: str) -> str:
@@ -200,6 +213,14 @@ class MemberStore(RunnerStore):
     def put_liveness_marker(self, data: bytes) -> None:
         del data
 
+    def put_word(self, name: str, data: bytes) -> None:
+        """Store that this machine waits; nothing is ever restored from that.
+
+        Raises:
+            SinkError: it is not stored, now.
+        """
+        super().put_once(name, data)
+
 
 class PartStore(MemberStore):
     """Stores the content of this machine's part of a checkpoint, and nothing that gives it a meaning.
@@ -241,8 +262,15 @@ class Gang:
         self._wait_s = float(self._gang["wait_s"])
         self.silent_s = float(self._gang["silent_s"])
         self.keep_s = float(self._gang.get("keep_s") or 0.0)
+        self._next_url = next_url_of(grant)
+        self.next_grant = ""
+        """Where the grant of this machine's next attempt is, once it has one."""
+        self.is_without_first = False
+        """Whether this machine waits for its next attempt, since the first one is lost."""
         self.round = round_of(grant) or 0
         self._boot = boot
+        self._own = (grant.job_id, grant.attempt)
+        self._word_every_s = grant.heartbeat_s
         self._change = threading.Condition()
         self._wake: Callable[[], None] = lambda: None
         self._closed = False
@@ -257,8 +285,17 @@ class Gang:
 
     def keeps(self, outcome: str) -> bool:
         """Whether this machine waits for another one after its command was stopped with this outcome."""
-        first = outcome == "member_lost" and self.place.rank == 0 and self._begun is not None
-        return self.keep_s > 0 and (first or outcome == KEPT)
+        is_lost = outcome == "member_lost" and self._begun is not None
+        return self.keep_s > 0 and (outcome == KEPT or (is_lost and (self.place.rank == 0 or bool(self._next_url))))
+
+    def waits_through(self, stop: Stop) -> bool:
+        """Whether this machine, which waits already, goes on waiting after it learned of this."""
+        del stop
+        return False
+
+    def is_outdated(self, grant: RunnerGrant) -> bool:
+        """Whether other machines take part since, before the command of this one has begun."""
+        return self._begun is None and (round_of(grant) or 0) > self.round
 
     def attach(self, store: RunnerStore, wake: Callable[[], None], show: Callable[[str], None]) -> None:
         """Begin to search for the other machines.
@@ -356,6 +393,27 @@ class Gang:
                     link.close()
                     continue
                 link.send(ping=1)
+
+    def _wait_for_next(self, store: RunnerStore | None) -> None:
+        """Say again and again that this machine waits, until its next attempt is there."""
+        seat = self.place.seats[self.place.rank][0]
+        every_s = max(_LEAST_PAUSE_S, min(_ASK_EVERY_S, self._word_every_s))
+        number, next_word_at = 0, steady()
+        while not self._closed and not self.next_grant:
+            found = next_of(self._next_url)
+            if found is not None and found[:2] != self._own:
+                self.next_grant = found[2]
+                self._notify()
+                return
+            if isinstance(store, MemberStore) and steady() >= next_word_at:
+                number, next_word_at = number + 1, steady() + self._word_every_s
+                word = store.document(seq=number, at=now_text(), round=self.round, rank=seat)
+                try:
+                    store.put_word(WAITS % (self.round, seat), json.dumps(word).encode())
+                except SinkError as error:
+                    log_line("that this machine waits can not be stored now: " + reason_of(error))
+            with self._change:
+                self._change.wait_for(lambda: self._closed, every_s)
 
     def _notify(self) -> None:
         with self._change:

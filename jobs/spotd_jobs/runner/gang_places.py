@@ -20,6 +20,7 @@ from spotd_jobs.runner.gang import (
     Link,
     MemberStore,
     PartStore,
+    next_url_of,
     place_of,
 )
 from spotd_jobs.runner.process import ProcessEnd
@@ -323,10 +324,11 @@ class Other(Gang):
         self._ordered: Stop | None = None
         self._keeping = False
         self._again = False
+        self._store: RunnerStore | None = None
 
     def attach(self, store: RunnerStore, wake: Callable[[], None], show: Callable[[str], None]) -> None:
         del show
-        self._wake = wake
+        self._wake, self._store = wake, store
         if isinstance(store, MemberStore):
             store.forward = lambda text: self._send(log=text)
         for work in (self._connect, lambda: self._ping(lambda: [self._link] if self._link else [])):
@@ -382,11 +384,19 @@ class Other(Gang):
         with self._change:
             if not self._keeping:
                 self._keeping, self._ordered = True, None
+            is_alone, self._lost = bool(self._lost), ""
+        if is_alone and not self.is_without_first:
+            self.is_without_first = True
+            threading.Thread(target=self._wait_for_next, args=(self._store,), name="gang-waits", daemon=True).start()
         return []
 
+    def waits_through(self, stop: Stop) -> bool:
+        return stop.outcome == "member_lost" and bool(self._next_url)
+
     def begins_again(self, grant: RunnerGrant) -> bool:
-        del grant
-        return self._again
+        self._next_url = next_url_of(grant) or self._next_url  # a URL expires
+        is_later = self.is_without_first and (round_of(grant) or 0) > self.round
+        return self._again or is_later or bool(self.next_grant)
 
     def close(self, exit_row: dict[str, Any]) -> None:
         if not self._bye:
@@ -408,7 +418,7 @@ class Other(Gang):
         pauses = Backoff(_FIND_PAUSE_S, _FIND_PAUSE_MAX_S)
         give_up_at = steady() + self._wait_s
         while not self._closed:
-            if self._link is None:
+            if self._link is None and self._begun is None:
                 try:
                     self._dial()
                     give_up_at = steady() + self._wait_s
@@ -460,7 +470,7 @@ class Other(Gang):
         with self._change:
             if self._link is link:
                 self._link = None
-            if self._begun is not None and not self._closed and not self._again:
+            if self._begun is not None and not (self._closed or self._again or self._bye):
                 self._lost = self._lost or "the first machine is lost"
         self._notify()
 

@@ -278,9 +278,9 @@ def become(grant_url: str, home: str, end_mark: str) -> None:
         raise ValueError("the runner is not what its hash says")
     write_whole(os.path.join(home, RUNNER), data, durable=True)
     write_whole(os.path.join(home, NEXT), grant_url.encode(), durable=True)
-    os.unlink(end_mark)
+    remove(end_mark)
     environment = dict(os.environ)
     environment[GRANT_URL_VARIABLE] = grant_url
-    log_line("this machine goes on with another job")
+    log_line("this machine goes on with its next attempt")
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, "-IS", os.path.join(home, RUNNER), "--home", home], environment)  # noqa: S606 - its own program, verified by its hash

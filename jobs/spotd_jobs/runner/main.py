@@ -82,6 +82,8 @@ def _carry(grant_url: str, home: str) -> int:
     try:
         run = AttemptRun(grant, home, boot, restarted=restarted, gang=join(grant, boot))
         outcome = run.carry()
+        if outcome == AGAIN and run.next_attempt:
+            handover.become(run.next_attempt, home, os.path.join(home, DONE))
         if outcome == AGAIN:
             _begin_again(run.grant_url, home)
         if run.handover.waits:

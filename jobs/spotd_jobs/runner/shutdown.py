@@ -353,7 +353,8 @@ class ShutdownWatch:
             return Stop(
                 "stopped", reason, None, None if grace_s is None else float(grace_s), bool(order.get("flush", True))
             )
-        if self._keeper.withdrawn:
+        # The grant of an attempt that is over is removed, after it is known where the next one's is.
+        if self._keeper.withdrawn and not (self._gang is not None and self._gang.is_without_first):
             return Stop("not_current", "the grant is no longer this attempt's", None, 0.0, flush=False)
         if self._keeper.lease_left_s() < 0:
             return Stop("lease_expired", "no newer grant within %g s" % self._keeper.grant.lease_s)

@@ -303,6 +303,7 @@ class GangGrant(WireModel):
         round: it grows whenever other machines take part than before.
         since: by the rank that the provider gave, the round in which the machine of that rank came; `None` takes no
             part. Empty: all of the first round.
+        next_url: where the others find their next attempt once the first of them is lost; `None`: they end then.
     """
 
     nodes: Annotated[int, Field(ge=1, le=1024)]
@@ -312,6 +313,7 @@ class GangGrant(WireModel):
     keep_s: Annotated[float, Field(ge=0, le=864_000)] = 0.0
     round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     since: Annotated[list[int | None], Field(max_length=1024)] = []
+    next_url: Url | None = Field(default=None, repr=False)
 
 
 class CheckpointSaving(WireModel):

@@ -168,7 +168,7 @@ class ReplacesMembers(Protocol):
 
         Args:
             request: as it was launched, with a start script of now.
-            ranks: never the first, of rank 0.
+            ranks: the first, of rank 0, only where its traits say that it is replaced as well (`replaces_first`).
             number: it grows from call to call for other losses.
 
         Raises:
@@ -355,6 +355,8 @@ class ProviderTraits:
             and is believed without being read twice.
         causes_within: how late a list may state that a machine had been taken back, as where a log says so; until then
             a job does not fail for a start whose spot machine was lost.
+        replaces_first: of several machines the first one is replaced or left out like any other, while the row goes on
+            (`Power.REPLACE`); else the loss of the first is the end of all.
         owned: its machines are the user's own or come from a cluster that they may use, and are not rented in a market;
             a user may say otherwise in the config.
         no_launches: why nothing can be launched there, for the user, though prices are read; empty where it can.
@@ -380,6 +382,7 @@ class ProviderTraits:
     bills_by: timedelta = timedelta(0)
     bill_open_for: timedelta = timedelta(hours=2)
     causes_within: timedelta = timedelta(0)
+    replaces_first: bool = False
     owned: bool = False
     no_launches: str = ""
 

@@ -456,6 +456,7 @@ def _traits(settings: LocalSettings) -> ProviderTraits:
         provision_timeout=timedelta(minutes=5) + settings.provisioning,
         hosts_share_filesystem=True,
         runs_images=False,
+        replaces_first=True,
         ends_itself_by="file",
         bill_open_for=timedelta(0),
     )

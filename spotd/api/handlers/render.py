@@ -173,6 +173,8 @@ def _unheard(item: Attempt, words: Words) -> schemas.StageResponse | None:
         return None
     if item.awaits_handover:
         text = "the machine of a job that is done goes on with this one, and has not reported yet"
+        if item.members is not None:
+            text = "the healthy machines of the attempt before go on with this one, once their first one is replaced"
         return _stage("takeover", text, since=item.launched_at)
     detail = words.get(item.ref, "")[:DETAIL_CHARS_MAX] if item.ref is not None else ""
     said = f"; {item.provider} says: {detail}" if detail else ""

@@ -421,6 +421,22 @@ class Attempt:
         return self.machine_key is not None and self.heartbeat_seen_at is None
 
     @property
+    def speaks_at_once(self) -> bool:
+        """Whether the host of the machine that it took over has nothing to wait for, and has not spoken for it yet."""
+        return self.awaits_handover and self.members is None
+
+    def comes_since(self, launched_at: datetime, within: timedelta, now: datetime) -> datetime:
+        """Return since when its machine is on its way: where one of several is replaced, not before none is missing.
+
+        Args:
+            within: for how long the others may wait for that.
+        """
+        known = self.members
+        if known is None or known.kept_since is None:
+            return launched_at
+        return known.whole_since or min(now, max(launched_at, known.kept_since) + within)
+
+    @property
     def provider(self) -> ProviderName:
         return self.quote.offer.provider
 
@@ -451,7 +467,8 @@ class HostStatus:
     Attributes:
         liveness_check: nothing of the attempt's own was read: this is what is known since the last full read. It can
             show that a host lives, never that it is lost.
-        marker_at: when its liveness marker was last seen to have been written again, whatever `seq` is.
+        marker_at: when its liveness marker, or the word of one of several machines that wait without the first one, was
+            last seen to have been written again, whatever `seq` is.
         seq: of the heartbeat, -1 before the first.
         checkpoints: newly accepted ones, oldest first.
         exit_reason: why the attempt ends, set once the runner reported its end.
@@ -519,3 +536,10 @@ class HostStatus:
     """What that heartbeat states of progress; only where the job is watched."""
     gang: tuple[int, tuple[int, ...]] | None = None
     """Of several machines, once they run: their round, and the ranks of those that are lost while the others wait."""
+    first_at: datetime | None = None
+    """When the newest sign of life of the first of them, or of the only one, was read."""
+    words: tuple[tuple[int, int, datetime, datetime], ...] = ()
+    """Of several machines that wait without the first one: round, rank, and when their words were seen first and last.
+
+    One that is written once proves nothing: a first word is one that was written over another.
+    """

@@ -19,7 +19,7 @@ class Members:
     Attributes:
         round: it grows whenever other machines take part than before.
         since: by rank, the round in which its machine came, or comes; `None`: it takes no part any more.
-        lost: those that the first machine lost, while the others are kept.
+        lost: those that are lost, while the others are kept.
         kept_since: since when these wait, until the command runs again; `None` while it runs.
         kept_from: what the attempt had cost then.
         whole_since: since when none of them is missing any more while the command does not run yet.
@@ -44,6 +44,11 @@ class Members:
     kept_cost: MicroUsd = _NOTHING
     newest: str | None = None
     is_outdated: bool = False
+
+    @property
+    def first(self) -> int:
+        """The rank of the first one of those that take part."""
+        return next(rank for rank, came in enumerate(self.since) if came is not None)
 
     @property
     def shrinks(self) -> bool:

@@ -304,7 +304,7 @@ GRACE: Final = 2
 def start_deadline(builder: PlanBuilder, item: Attempt, evidence: LossEvidence, launched_at: datetime) -> datetime:
     """When the machine is given up if it has not spoken since its launch; written down while that moves."""
     timeout = builder.policy.provision_timeout(item.provider)
-    usual = launched_at + (CONFIRMED_WITHIN if item.awaits_handover else timeout)
+    usual = launched_at + (CONFIRMED_WITHIN if item.speaks_at_once else timeout)
     limit = launched_at + PARTS_MAX * timeout
     known = usual if item.start_deadline is None else max(usual, item.start_deadline)
     grace = GRACE * builder.policy.silence_max
@@ -368,7 +368,8 @@ def watch_timeouts(
             builder.wake(next((at for at in (silent_at, lost_at) if at > builder.now), lost_at))
         _list_when_late(builder, item, seen_at)
     elif item.launched_at is not None:
-        late_at = start_deadline(builder, item, evidence, item.launched_at)
+        within = builder.job(attempt_id.job).spec.replace_within
+        late_at = start_deadline(builder, item, evidence, item.comes_since(item.launched_at, within, builder.now))
         if builder.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:

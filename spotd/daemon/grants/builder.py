@@ -300,14 +300,21 @@ class GrantBuilder:
         nodes, members, wait = attempt.quote.offer.nodes, attempt.members, job.spec.replace_within
         if nodes == 1 and members is None:
             return None
+        keep_s = self._clock.real_seconds(wait + SHRINKS_WITHIN) + WAITS_BEYOND_S if wait else 0.0
+        wait_s = self._on_host(GANG_WAIT if traits is None else traits.provision_timeout)
+        replaces_first = bool(wait) and traits is not None and traits.replaces_first
         return grant.GangGrant(
             nodes=nodes,
             first_url=self._objects.presign_get(object_keys.gang_key(attempt.id), expires=expires),
-            wait_s=self._on_host(GANG_WAIT if traits is None else traits.provision_timeout),
+            # While one is replaced it comes so much later.
+            wait_s=wait_s + (keep_s if members is not None and members.lost else 0.0),
             # Longer than the daemon takes to replace it, to go on with fewer, or to end all.
-            keep_s=self._clock.real_seconds(wait + SHRINKS_WITHIN) + WAITS_BEYOND_S if wait else 0.0,
+            keep_s=keep_s,
             round=0 if members is None else members.round,
             since=[] if members is None else list(members.since),
+            next_url=self._objects.presign_get(object_keys.next_key(attempt.id), expires=expires)
+            if replaces_first
+            else None,
         )
 
     def url_of(self, attempt: AttemptId) -> str:

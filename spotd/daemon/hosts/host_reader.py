@@ -359,6 +359,10 @@ class ReadMemory:
     """The liveness marker, as it was listed last."""
     marker_at: datetime | None = None
     """When a listing last showed that it had been written again."""
+    words: dict[tuple[int, int], tuple[datetime, str, int]] = field(default_factory=dict)
+    """Of several machines that wait without the first one, by round and rank: what was listed of each one's word."""
+    words_at: dict[tuple[int, int], tuple[datetime, datetime]] = field(default_factory=dict)
+    """When a listing first showed that it had been written again, and when the last one did."""
     news_before: int = -1
     """The size of the marker that was listed before the read under way."""
     news_read: int = -1
@@ -373,6 +377,11 @@ class ReadMemory:
     """When what it published was read last."""
     failures: int = 0
     """How many reads in a row failed by what this host wrote."""
+
+    @property
+    def first_at(self) -> datetime | None:
+        """When the newest sign of life was read that its first machine gave."""
+        return max((at for at in (self.heartbeat_at, self.marker_at) if at is not None), default=None)
 
     @property
     def lacks_outputs(self) -> bool:

@@ -13,6 +13,7 @@ unfinished is read in full, and the core ends no attempt on a liveness check.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -22,7 +23,8 @@ from typing import Final
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.world import World
-from spotd.daemon.hosts.host_reader import ReadMemory
+from spotd.daemon import object_keys
+from spotd.daemon.hosts.host_reader import ReadMemory, ReadScope
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError
 from spotd_jobs.wire.grant import LIVENESS_PREFIX, MARKER_BYTES_MAX, attempt_of_marker
 
@@ -83,6 +85,41 @@ def is_quiet(view: ReadMemory, *, at: datetime, silence_max: timedelta) -> bool:
 
 def _mark(info: ObjectInfo) -> tuple[datetime, str, int]:
     return info.modified, info.etag, info.size
+
+
+# Of several machines: which of them say that they wait without the first one, which alone writes a marker.
+
+
+WORDS_MAX: Final = 2048
+"""So many words of machines that wait without the first one are listed: twice as many as an attempt has machines."""
+WORDS_AFTER: Final = timedelta(seconds=20)
+"""The first machine of several is silent for so long before the words of the others are listed."""
+_WORD: Final = re.compile(r"([0-9]{1,7})-([0-9]{1,4})\.json")
+
+
+def read_words(reading: ReadScope) -> None:
+    """Note which of several machines say that they wait without the first one, where that has fallen silent.
+
+    One word may be old: that it is written again is a sign of life.
+
+    Raises:
+        StoreError
+    """
+    view, item, at = reading.view, reading.attempt, reading.at
+    is_asked = item.members is not None or item.quote.offer.nodes > 1
+    if not (is_asked and reading.job.spec.replace_within and view.first_at is not None):
+        return
+    if at - view.first_at < WORDS_AFTER:
+        return
+    prefix = object_keys.waits_prefix(item.id)
+    for info in islice(reading.objects.list(prefix), WORDS_MAX):
+        named = _WORD.fullmatch(info.key.removeprefix(prefix))
+        if named is None:
+            continue
+        word, seen = (int(named[1]), int(named[2])), (info.modified, info.etag, info.size)
+        if view.words.get(word, seen) != seen:
+            view.words_at[word] = (view.words_at.get(word, (at, at))[0], at)
+        view.words[word] = seen
 
 
 # Whether the checkpoint store takes writes at all, asked while a host is silent that may be unable to write.

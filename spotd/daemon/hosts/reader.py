@@ -24,6 +24,7 @@ from spotd.core.pricing import dollar_words, span_words
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import Dating, OutputsSeen, ReadMemory, ReadScope, outputs_of, with_lost
 from spotd.daemon.hosts.limits import HostShare
+from spotd.daemon.hosts.liveness import read_words
 from spotd.daemon.hosts.manifests import read_manifests
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
 from spotd_jobs.wire import reports
@@ -275,6 +276,7 @@ def read_news(reading: ReadScope) -> None:
     if view.relearns is None:
         view.relearns = reading.attempt.read_at is not None
     read_heartbeat(reading)
+    read_words(reading)
     read_events(reading, is_new=not view.relearns)
     view.relearns = view.relearns and view.left
 
@@ -309,7 +311,12 @@ def report_of(
         attempt=attempt.id,
         read_at=at,
         liveness_check=liveness_check or view.behind,
-        marker_at=view.marker_at,
+        marker_at=max(
+            (at_ for at_ in (view.marker_at, *(newest for _, newest in view.words_at.values())) if at_ is not None),
+            default=None,
+        ),
+        first_at=view.first_at,
+        words=tuple((*word, *seen) for word, seen in sorted(view.words_at.items())),
         flood=view.flood,
         upload_progress="" if heartbeat is None else _progress_of(heartbeat),
         seq=heartbeat.seq if heartbeat is not None else -1,

@@ -83,6 +83,9 @@ class FolderStore:
         except FileNotFoundError:
             return None
 
+    def remove(self, key: str) -> None:
+        self.path(key).unlink()
+
     def url(self, key: str) -> str:
         return self.path(key).as_uri()
 

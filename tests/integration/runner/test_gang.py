@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.wire.grant import GangGrant, Grant, ReuseRules
+from spotd_jobs.wire.grant import GangGrant, Grant, NextAttempt, ReuseRules
 from tests.integration.runner.rig import Machine, Rig, until
 
 NODES = 3
@@ -328,7 +328,123 @@ def test_an_order_ends_machines_that_are_kept(tmp_path: Path) -> None:
         assert end_of(machines[0])["outcome"] == "stopped"
 
 
-def test_without_the_first_machine_nothing_is_kept(tmp_path: Path) -> None:
+def next_attempt(rig: Rig, grant: Grant) -> Grant:
+    """What the daemon writes once the first machine is known to be lost: the others go on with their next attempt."""
+    assert grant.gang is not None
+    rounds = {"round": 1, "since": [0] * NODES, "next_url": rig.store.url("next-2.json")}
+    following = gang_grant(rig, grant.spec.run[-1], silent_s=2.0, attempt=2, restore=rig.restores(1))
+    assert following.gang is not None
+    gang = following.gang.model_copy(update={**rounds, "keep_s": grant.gang.keep_s})
+    following = rig.renew(following, gang=gang)
+    name_next = NextAttempt(job=following.job.id, attempt=2, grant_url=following.grant_url)
+    rig.store.put("next.json", name_next.to_bytes())
+    rig.store.remove(grant.upload.prefix + "grant.json")
+    return following
+
+
+def begin_round(rig: Rig, grant: Grant, since: list[int | None]) -> Grant:
+    assert grant.gang is not None
+    nodes = sum(one is not None for one in since)
+    return rig.renew(grant, gang=grant.gang.model_copy(update={"round": 2, "since": since, "nodes": nodes}))
+
+
+def goes_on_without_the_first(rig: Rig, **options: float) -> Grant:
+    grant = kept_grant(rig, script=f'test -n "$SPOTD_RESUME" || {{ {SAVES}; }}; {GOES_ON}; {GO_ON}', **options)
+    assert grant.gang is not None
+    return rig.renew(grant, gang=grant.gang.model_copy(update={"next_url": rig.store.url("next.json")}))
+
+
+def await_words(rig: Rig, *ranks: int) -> None:
+    names = [f"{rig.machines[0].prefix}waits/0-{rank}.json" for rank in ranks]
+    until(lambda: rig.store.keys(f"{rig.machines[0].prefix}waits/") == names, f"{ranks} to say that they wait")
+    before = [rig.store.get(name) for name in names]
+    until(lambda: all(rig.store.get(n) != b for n, b in zip(names, before, strict=True)), "them to say so again")
+
+
+def saved_and_begun(rig: Rig, machines: list[Machine]) -> None:
+    begun(machines)
+    until(lambda: rig.accepted(1), "a checkpoint")
+
+
+def test_the_healthy_machines_go_on_with_their_next_attempt_once_the_first_one_is_replaced(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = goes_on_without_the_first(rig)
+        machines = start(rig, grant)
+        saved_and_begun(rig, machines)
+        machines[0].kill()
+        await_words(rig, 1, 2)
+        assert not machines[0].events("exit")
+        following = next_attempt(rig, grant)
+        until(lambda: all((one.home / "next-grant").exists() for one in machines[1:]), "them to take the next attempt")
+        place = {"SPOTD_NODE_RANK": "0", "SPOTD_NODE_ADDRESS": "127.0.0.1", "SPOTD_NODE_ROUND": "2"}
+        fresh = rig.start(following, "another0", place)
+        begin_round(rig, following, [2, 0, 0])
+        assert [machine.wait() for machine in (fresh, *machines[1:])] == [0] * NODES
+        assert end_of(fresh)["outcome"] == "succeeded"
+        assert sum(line.endswith(f" of {NODES}") for line in fresh.log().splitlines()) == NODES
+        assert not machines[0].events("exit")
+
+
+def test_the_others_go_on_without_the_first_one_by_ranks_of_their_own(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = goes_on_without_the_first(rig)
+        machines = start(rig, grant)
+        saved_and_begun(rig, machines)
+        machines[0].kill()
+        await_words(rig, 1, 2)
+        following = next_attempt(rig, grant)
+        until(lambda: all((one.home / "next-grant").exists() for one in machines[1:]), "them to take the next attempt")
+        begin_round(rig, following, [None, 0, 0])
+        assert [machine.wait() for machine in machines[1:]] == [0, 0]
+        events = [rig.store.get(key) or b"" for key in rig.store.keys(following.upload.prefix + "events/")]
+        (ended,) = [json.loads(one)["data"] for one in events if json.loads(one)["kind"] == "exit"]
+        assert ended["outcome"] == "succeeded"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_first_machine_that_is_cut_off_and_back_writes_nothing_that_counts(tmp_path: Path, *, at_once: bool) -> None:
+    with Rig(tmp_path) as rig:
+        grant = goes_on_without_the_first(rig)
+        machines = start(rig, grant)
+        saved_and_begun(rig, machines)
+        signal_all(machines[0], signal.SIGSTOP)
+        await_words(rig, 1, 2)
+        following = next_attempt(rig, grant)
+        if at_once:
+            signal_all(machines[0], signal.SIGCONT)
+            assert machines[0].wait() == 0
+        place = {"SPOTD_NODE_RANK": "0", "SPOTD_NODE_ADDRESS": "127.0.0.1", "SPOTD_NODE_ROUND": "2"}
+        fresh = rig.start(following, "another0", place)
+        begin_round(rig, following, [2, 0, 0])
+        assert [machine.wait() for machine in (fresh, *machines[1:])] == [0] * NODES
+        stored = {key: rig.store.get(key) for key in rig.store.keys(following.upload.prefix)}
+        if not at_once:
+            signal_all(machines[0], signal.SIGCONT)
+            assert machines[0].wait() == 0
+        assert {key: rig.store.get(key) for key in rig.store.keys(following.upload.prefix)} == stored
+        assert not (machines[0].home / "next-grant").exists()
+        assert end_of(fresh)["outcome"] == "succeeded"
+        # Its disk is lost, so nothing there says that its attempt is over.
+        rebooted = rig.start(following, "rebooted", {**place, "SPOTD_NODE_ROUND": ""})
+        assert rebooted.wait() == 0
+        assert {key: rig.store.get(key) for key in rig.store.keys(following.upload.prefix)} == stored
+
+
+def test_machines_that_wait_without_the_first_one_end_in_time_and_by_an_order(tmp_path: Path) -> None:
+    for keep_s, orders in ((1.0, False), (60.0, True)):
+        with Rig(tmp_path / str(orders)) as rig:
+            grant = goes_on_without_the_first(rig, keep_s=keep_s)
+            machines = start(rig, grant)
+            saved_and_begun(rig, machines)
+            machines[0].kill()
+            if orders:
+                await_words(rig, 1, 2)
+                rig.order_stop(grant)
+            assert machines[1].wait() == machines[2].wait() == 0
+            assert not machines[0].events("exit")
+
+
+def test_without_the_first_machine_nothing_is_kept_where_there_is_no_next_attempt(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         machines = start(rig, kept_grant(rig))
         begun(machines)
@@ -336,6 +452,25 @@ def test_without_the_first_machine_nothing_is_kept(tmp_path: Path) -> None:
         stored = {key: rig.store.get(key) for key in rig.store.keys("")}
         assert machines[1].wait() == machines[2].wait() == 0
         assert {key: rig.store.get(key) for key in rig.store.keys("")} == stored
+
+
+def test_the_first_one_is_lost_while_it_waits_for_another(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = goes_on_without_the_first(rig)
+        machines = start(rig, grant)
+        saved_and_begun(rig, machines)
+        machines[2].kill()
+        await_loss(machines[0], 2)
+        machines[0].kill()
+        await_words(rig, 1)
+        following = next_attempt(rig, grant)
+        places = [
+            {"SPOTD_NODE_RANK": str(r), "SPOTD_NODE_ADDRESS": "127.0.0.1", "SPOTD_NODE_ROUND": "2"} for r in (0, 2)
+        ]
+        fresh = [rig.start(following, f"another{place['SPOTD_NODE_RANK']}", place) for place in places]
+        begin_round(rig, following, [2, 0, 2])
+        assert [machine.wait() for machine in (*fresh, machines[1])] == [0] * NODES
+        assert end_of(fresh[0])["outcome"] == "succeeded"
 
 
 def test_a_lost_machine_that_is_back_joins_no_later_round_and_writes_nothing(tmp_path: Path) -> None:

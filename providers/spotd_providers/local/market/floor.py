@@ -76,14 +76,20 @@ class Machine:
         return tuple(rank for rank in range(self.launched_nodes or self.nodes) if rank not in self.dropped)
 
     def member(self, rank: int) -> str:
-        """Return the id of the machine of this rank's processes; that of the first is its own."""
-        parts = (str(number) for number in (rank, self.rounds.get(rank, 0)) if number)
+        """Return the id of the machine of this rank's processes; that of the first one at first is its own."""
+        came = self.rounds.get(rank, 0)
+        parts = (str(number) for number in ((rank, came) if came else (rank,) if rank else ()))
         return ".".join((self.machine_id, *parts))
 
     @property
     def members(self) -> tuple[str, ...]:
         """The ids of its processes' machines, by rank."""
         return tuple(map(self.member, self.ranks))
+
+    @property
+    def first(self) -> str:
+        """The id of the first one of them, whose end is the end of all."""
+        return self.member(self.ranks[0])
 
     @property
     def slots(self) -> int:
@@ -286,13 +292,13 @@ class Floor:
             OSError: it cannot be started.
         """
         member = machine.member(rank)
-        known = member in self.machines.ids()
+        known, is_several = member in self.machines.ids(), (machine.launched_nodes or machine.nodes) > 1
         if known and self.machines.alive(member):
             return  # the server was killed between starting it and noting that
         if known:
             self.machines.restart(member)
         else:
-            place = {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"} if machine.nodes > 1 else {}
+            place = {"SPOTD_NODE_RANK": str(rank), "SPOTD_NODE_ADDRESS": "127.0.0.1"} if is_several else {}
             if rank in machine.rounds:
                 place["SPOTD_NODE_ROUND"] = str(machine.rounds[rank])
             self.machines.start(member, machine.scripts.get(rank, machine.start_script), place)

@@ -19,7 +19,7 @@ from typing import Final
 
 from spotd_providers.contract.values import HOURS_PER_STORAGE_MONTH, InstanceState, Loss, MicroUsdPerHour
 from spotd_providers.contract.values import Market as Kind
-from spotd_providers.local.hosts import HostClock, HostMachineState
+from spotd_providers.local.hosts import HostClock, HostMachineState, MachineStatus
 from spotd_providers.local.market.floor import Disturbance, Floor, Machine, MachineMemory, Sold, load, save, slots_of
 from spotd_providers.local.settings import (
     START_SCRIPT_BYTES_MAX,
@@ -247,8 +247,11 @@ class LocalMarket:
         machine = self.get(machine_id, install=install)
         if machine.state is not InstanceState.RUNNING or machine.doomed_at is not None:
             raise Refused(Refusal.NO_MACHINE, f"machine {machine_id} does not run, or is being taken away")
-        if not all(0 < rank < (machine.launched_nodes or machine.nodes) for rank in ranks):
-            raise Refused(Refusal.REJECTED, f"machine {machine_id} has no such ranks beside the first", field="ranks")
+        nodes = machine.launched_nodes or machine.nodes
+        if nodes == 1 or not all(0 <= rank < nodes for rank in ranks):
+            raise Refused(Refusal.REJECTED, f"machine {machine_id} has no such ranks", field="ranks")
+        if not set(machine.ranks) - set(ranks):
+            raise Refused(Refusal.REJECTED, f"no machine of {machine_id} would be left", field="ranks")
         return machine
 
     def change_bid(self, machine_id: str, *, install: str, price: MicroUsdPerHour) -> None:
@@ -423,26 +426,38 @@ class LocalMarket:
             if machine.state is not InstanceState.RUNNING:
                 continue
             self._note_absent(machine)
-            status = self.machines.status(machine.machine_id)
-            if status.state is HostMachineState.RUNNING:
+            status = self._status(machine.first)
+            if status is not None and status.state is HostMachineState.RUNNING:
                 continue
-            loss, detail = Loss.HOST_LOST, "its processes vanished"
-            if status.state is HostMachineState.ENDED:
+            if (status is None or status.state is HostMachineState.LOST) and self._runs_on(machine):
+                continue  # the others end themselves, or their owner replaces the first one
+            loss, detail, ended_at = (
+                Loss.HOST_LOST,
+                "its processes vanished",
+                None if status is None else status.ended_at,
+            )
+            if status is not None and status.state is HostMachineState.ENDED:
                 exit_words = f"its start script ended with exit code {status.exit_code}"
                 loss, detail = Loss.SELF, "done" if status.done else exit_words
-            ends.append(_End(at=min(status.ended_at or now, now), machine=machine, loss=loss, detail=detail))
+            ends.append(_End(at=min(ended_at or now, now), machine=machine, loss=loss, detail=detail))
         return sorted(ends, key=lambda end: end.at)
 
     def _note_absent(self, machine: Machine) -> None:
         """Note which of several machines vanished: each leaves its slot, and is replaced if its owner asks for that."""
-        known = self.machines.ids()
-        for rank in machine.ranks[1:]:
-            member = machine.member(rank)
-            lives = member in known and self.machines.status(member).state is not HostMachineState.LOST
-            if not lives and rank not in machine.vanished:
+        for rank in machine.ranks if len(machine.ranks) > 1 else ():
+            status = self._status(machine.member(rank))
+            if (status is None or status.state is HostMachineState.LOST) and rank not in machine.vanished:
                 machine.vanished.append(rank)
                 machine.detail = f"machine {rank + 1} of {machine.launched_nodes or machine.nodes} vanished"
                 self.floor.dirty = True
+
+    def _status(self, member: str) -> MachineStatus | None:
+        return self.machines.status(member) if member in self.machines.ids() else None
+
+    def _runs_on(self, machine: Machine) -> bool:
+        """Whether one of several machines still runs."""
+        found = [self._status(member) for member in machine.members] if len(machine.ranks) > 1 else []
+        return any(one is not None and one.state is HostMachineState.RUNNING for one in found)
 
     def _forget(self, now: datetime) -> None:
         """Drop disturbances and machines that are long past."""

@@ -143,17 +143,31 @@ async def a_machine_of_several_is_left_out_and_the_others_stay(h: Harness) -> No
 
 
 @behaviour()
-async def the_first_machine_of_several_keeps_its_place(h: Harness) -> None:
-    """A call that names the first machine is refused, and changes nothing."""
+async def the_first_machine_of_several_is_replaced_where_its_provider_says_so(h: Harness) -> None:
+    """It is replaced like any other, and the row goes on; elsewhere a call that names it changes nothing."""
     provider = _replaces(h)
     request, instance, folder = await _bought(h)
     await until(lambda: len(_places(folder)) == NODES)
-    for call in (
-        partial(provider.replace_members, request, instance.ref, [0], 1),
-        partial(provider.drop_members, instance.ref, [0]),
-    ):
-        await require_refusal(h, call, *REFUSALS)
-    expect(all(_sleeps(words[0]) for words in _places(folder)), "a refused call ended a machine")
+    first, second = (words[0] for words in _places(folder))
+    if not h.plugin.traits(h.settings()).replaces_first:
+        for call in (
+            partial(provider.replace_members, request, instance.ref, [0], 1),
+            partial(provider.drop_members, instance.ref, [0]),
+        ):
+            await require_refusal(h, call, *REFUSALS)
+        expect(_sleeps(first) and _sleeps(second), "a refused call ended a machine")
+        return
+    for _ in range(2):
+        await provider.replace_members(request, instance.ref, [0], 4)
+    await until(lambda: len(_places(folder)) == NODES + 1)
+    fresh = next(words for words in _places(folder) if words[0] not in (first, second))
+    expect(fresh[1] == "0" and fresh[-1] == "4", f"the new one's place is {fresh!r}")
+    expect(_sleeps(second) and not _sleeps(first), "another one was ended, or not the one that was replaced")
+    await h.settle()
+    rows = [one for one in (await h.provider.instances()).instances if one.key == request.key]
+    expect(len(rows) == 1 and rows[0].ref == instance.ref, f"the list shows {rows!r}")
+    expect(rows[0].state is InstanceState.RUNNING, f"it is shown as {rows[0]!r}")
+    await _require_end_of_all(h, instance, [first, second, fresh[0]])
 
 
 def _replaces(h: Harness) -> ReplacesMembers:

@@ -12,6 +12,8 @@ import pytest
 from spotd.core.domain.attempts import Attempt, StopOrder
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.jobs import Job
+from spotd.core.domain.market import gang_of
+from spotd.core.domain.members import Members
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
@@ -399,3 +401,24 @@ async def test_a_launch_without_an_answer_is_renewed_only_once_its_host_is_heard
     grant_writer.update(replace(desk.world, attempts={desk.identity: heard}))
     await grant_writer.controller.run_once()
     assert desk.objects.head(object_keys.grant_key(desk.identity)) is not None
+
+
+def test_several_machines_learn_where_their_next_attempt_is_only_where_the_first_one_can_be_replaced(
+    desk: Desk,
+) -> None:
+    attempt = replace(desk.attempt, quote=replace(desk.attempt.quote, offer=gang_of(desk.attempt.quote.offer, 3)))
+    job = replace(desk.job, spec=replace(desk.job.spec, replace_within=timedelta(minutes=10)))
+    found = []
+    for owner, replaces_first in ((job, False), (desk.job, True), (job, True)):
+        traits = ProviderTraits(start_script_bytes_max=4096, replaces_first=replaces_first)
+        desk.grants._traits = {SHOP: traits}
+        gang = desk.build(attempt, owner).gang
+        assert gang is not None
+        found.append(gang)
+    where = desk.objects.presign_get(object_keys.next_key(desk.identity), expires=NOW)
+    assert [gang.next_url for gang in found] == [None, None, where]
+    # A replaced first one comes later than those that wait for it.
+    members = Members(since=(0, 0, 0), lost=(0,), kept_since=NOW)
+    waiting = desk.build(replace(attempt, members=members), job).gang
+    assert waiting is not None
+    assert waiting.wait_s == found[2].wait_s + found[2].keep_s

@@ -10,6 +10,7 @@ import pytest
 
 from spotd.core.domain.attempts import HostStatus
 from spotd.core.domain.jobs import FailedRestore
+from spotd.core.domain.market import gang_of
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.daemon.hosts.monitor import HostMonitor
@@ -371,3 +372,50 @@ def test_no_stated_instant_is_moved_beyond_the_read(stated: datetime) -> None:
     for behind in (timedelta(seconds=1), timedelta(days=20_000), NOW - datetime.min.replace(tzinfo=UTC)):
         assert later(stated, behind, NOW) <= NOW
     assert later(stated, timedelta(0), NOW) == stated
+
+
+GANG = replace(
+    WORLD,
+    jobs={
+        i: replace(one, spec=replace(one.spec, replace_within=timedelta(minutes=10))) for i, one in WORLD.jobs.items()
+    },
+    attempts={
+        i: replace(item, quote=replace(item.quote, offer=gang_of(item.quote.offer, 4)))
+        for i, item in WORLD.attempts.items()
+    },
+)
+
+
+async def test_words_of_machines_that_wait_count_once_they_are_written_again(objects: FolderStore, host: Host) -> None:
+    clock = Still()
+    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
+    host.beat("run")
+    await look(host_monitor, GANG)
+    for name in ("0-1", "0-2", "0-x", "12345678-1"):
+        host.raw(f"waits/{name}.json", b"1")
+    clock.at = NOW + timedelta(seconds=30)
+    first = await look(host_monitor, GANG)
+    assert (first.words, first.first_at, first.marker_at) == ((), NOW, None)
+    host.raw("waits/0-2.json", b"22")
+    at = clock.at = NOW + timedelta(seconds=45)
+    second = await look(host_monitor, GANG)
+    assert (second.words, second.first_at, second.marker_at) == (((0, 2, at, at),), NOW, at)
+    clock.at = NOW + timedelta(seconds=60)
+    assert (await look(host_monitor, GANG)).words == second.words
+    host.raw("waits/0-2.json", b"333")
+    later_at = clock.at = NOW + timedelta(seconds=75)
+    assert (await look(host_monitor, GANG)).words == ((0, 2, at, later_at),)
+
+
+async def test_no_words_are_listed_where_the_first_machine_speaks_or_no_one_is_replaced(
+    objects: FolderStore, host: Host
+) -> None:
+    for world, seconds in ((GANG, 10), (WORLD, 60)):
+        clock = Still()
+        host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
+        host.beat("run")
+        await look(host_monitor, world)
+        for number in range(3):
+            host.raw("waits/0-2.json", b"1" * number)
+            clock.at = NOW + timedelta(seconds=seconds + number)
+            assert (await look(host_monitor, world)).words == ()

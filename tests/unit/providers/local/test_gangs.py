@@ -174,26 +174,69 @@ def test_what_is_left_out_is_ended_and_costs_nothing_more(tmp_path: Path) -> Non
         assert alive(b, machine) == [False, False]
 
 
-def test_the_first_is_neither_replaced_nor_left_out(tmp_path: Path) -> None:
+def test_ranks_that_are_none_and_all_of_them_are_refused(tmp_path: Path) -> None:
     with bench(tmp_path, hosts=[host(slots=4)]) as b:
-        machine = b.buy(nodes=2, dollars=2.0)
+        machine, alone = b.buy(nodes=2, dollars=2.0), b.buy(dollars=1.0)
         drop = partial(b.market.drop_members, machine.machine_id, install=LAB)
         replaced = partial(replace_members, b, machine)
-        for call in (partial(replaced, [0]), partial(replaced, [2]), partial(drop, ranks=[0])):
+        for call in (
+            partial(replaced, [-1]),
+            partial(replaced, [2]),
+            partial(replaced, [0, 1]),
+            partial(drop, ranks=[0, 1]),
+            partial(replace_members, b, alone, [0]),
+        ):
             with pytest.raises(Refused) as caught:
                 call()
             assert caught.value.refusal is Refusal.REJECTED
         assert alive(b, machine) == [True, True]
 
 
-def test_the_loss_of_the_first_ends_all_at_once(tmp_path: Path) -> None:
+def test_the_first_is_replaced_like_any_other_and_the_row_goes_on(tmp_path: Path) -> None:
     with bench(tmp_path, hosts=[host(slots=4)]) as b:
         machine = b.buy(nodes=3, dollars=3.0)
-        kill(b, machine.members[0])
-        until(lambda: not b.market.machines.alive(machine.members[0]))
+        vanish(b, machine, 0)
+        assert (machine.state, machine.detail) == (InstanceState.RUNNING, "machine 1 of 3 vanished")
+        assert (machine.vanished, alive(b, machine)) == ([0], [False, True, True])
+        for _ in range(2):
+            replace_members(b, machine, [0], 2)
+        assert (machine.vanished, alive(b, machine)) == ([], [True] * 3)
+        assert machine.first == f"{machine.machine_id}.0.2"
+        assert machine.first not in {machine.member(2), machine.machine_id}
+        b.reopen()
+        (again,) = b.market.listing(install=LAB)
+        b.advance(MINUTE)
+        assert (again.state, alive(b, again)) == (InstanceState.RUNNING, [True] * 3)
+        kill(b, again.first)
+        until(lambda: not b.market.machines.alive(again.first))
         b.advance(MINUTE / 60)
+        assert (again.state, again.vanished) == (InstanceState.RUNNING, [0])
+        b.market.terminate(again.machine_id, install=LAB)
+        assert alive(b, again) == [False] * 3
+
+
+def test_the_first_is_left_out_and_the_next_one_is_the_first(tmp_path: Path) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=3, dollars=3.0)
+        vanish(b, machine, 0)
+        b.market.drop_members(machine.machine_id, install=LAB, ranks=[0])
+        assert (machine.nodes, machine.first, machine.price) == (2, machine.member(1), 2_000_000)
+        b.advance(MINUTE)
+        assert (machine.state, alive(b, machine)) == (InstanceState.RUNNING, [True, True])
+        vanish(b, machine, 1)
+        assert (machine.state, machine.vanished) == (InstanceState.RUNNING, [1])
+        replace_members(b, machine, [1])
+        assert alive(b, machine) == [True, True]
+
+
+def test_all_have_ended_once_none_of_them_runs_after_the_loss_of_the_first(tmp_path: Path) -> None:
+    with bench(tmp_path, hosts=[host(slots=4)]) as b:
+        machine = b.buy(nodes=3, dollars=3.0)
+        vanish(b, machine, 0)
+        vanish(b, machine, 2)
+        assert machine.state is InstanceState.RUNNING
+        vanish(b, machine, 1)
         assert (machine.state, machine.loss) == (InstanceState.GONE, Loss.HOST_LOST)
-        assert alive(b, machine) == [False, False, False]
 
 
 def test_all_are_outbid_and_wake_together(tmp_path: Path) -> None:
