@@ -128,7 +128,7 @@ def is_held_back(world: World, intent: Intent, since: datetime, now: datetime) -
         return False
     job = world.jobs[item.id.job]
     if item.quote.offer.nodes > 1 and now < since + lease_and_save(job, world.policy):
-        return is_claimed(world.attempts.values(), item)
+        return any(one.state.counts and one.carried_key == item.carried_key for one in world.attempts.values())
     if item.end_reason is not EndReason.DONE:
         return False
     if world.policy.reuse_wait <= timedelta(0) or now >= since + lease_and_save(job, world.policy):

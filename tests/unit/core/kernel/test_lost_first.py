@@ -216,3 +216,15 @@ def test_a_copy_of_the_state_from_before_ends_no_machine_that_the_next_attempt_h
     found = after(found, lambda now: reconcile(now, listing(shown, at=at), {}, at))
     assert found.attempts[NEXT].ref == next_of(some).ref
     assert not [i for i in found.intents.values() if i.kind is IntentKind.TERMINATE and i.is_open]
+
+
+def test_two_attempts_that_are_over_hold_back_no_end_of_the_machines_that_both_had() -> None:
+    older, some = ran(), handed_over(1, 2, 3)
+    at = LATER + MINUTE
+    unknown = Unknown(number=2, record=record_of(next_of(some)))
+    found = after(older, lambda now: recover(now, [Survey(job=ID.job, unknown=[unknown])], at))
+    (order,) = [i for i in found.intents.values() if i.kind is IntentKind.TERMINATE and i.is_open]
+    assert is_held_back(found, order, at, at)
+    over = replace(found.attempts[NEXT], state=AttemptState.ENDING)
+    found = replace(found, attempts={**found.attempts, NEXT: over})
+    assert not is_held_back(found, order, at, at)
