@@ -10,7 +10,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from spotd.core.bids import RAISE_HELD_EVERY, SPEAKS_WITHIN
-from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.attempts import SHARE, Attempt
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.states import EndReason
 from spotd.core.enforcement import DWELL as VICTIM_DWELL
@@ -305,7 +305,9 @@ def hung(result: Result) -> Iterator[str]:
         limit = max(
             [*([rules.no_progress] if rules.no_progress else []), *([rules.window] if rules.min_gpu_util else [])]
         )
-        may = PREPARATION * limit + policy.save_allowance + timedelta(minutes=15) + 10 * result.daemon.pace
+        # What lies between two reads counts as a share of the limit at the most, and a slow world reads seldom.
+        slower = max(1.0, 2 * result.daemon.pace / (limit / SHARE))
+        may = slower * PREPARATION * limit + policy.save_allowance + timedelta(minutes=15) + 10 * result.daemon.pace
         if Hazard.LAPSES in result.shape.hazards:
             may += AHEAD_MAX + LAPSES_AFTER  # what is about to be taken is left alone
         spans = m.spans if m.died is not None else [*m.spans, (m.since, result.ended_at)]
