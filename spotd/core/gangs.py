@@ -122,6 +122,9 @@ def _note_loss_of_first(builder: PlanBuilder, item: Attempt, known: Members, rep
     """
     if known.first in known.lost:
         return True
+    rules = builder.policy.providers.get(item.provider)
+    if rules is None or not rules.replaces_first:
+        return False  # it asked none of them to wait
     silence, first_at = builder.policy.silence_max, report.first_at
     words = [one for one in report.words if one[0] == known.round and builder.now - one[3] < silence]
     wait = {rank: since for _, rank, since, _ in words}

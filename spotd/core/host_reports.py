@@ -252,6 +252,8 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     if has_run and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
         if item.state is AttemptState.INTENDED and item.ref is None:
             return  # the machine speaks before its launch was answered; its listing will name it
+        if item.members is not None and item.members.first in item.members.lost:
+            return  # without the first one none of them runs: what says so is a machine that is lost, or lies
         _running(builder, attempt_id)
     note_freshness(builder, attempt_id, report, is_new=moved)
 

@@ -203,6 +203,7 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         bills_by=traits.bills_by,
         ends_itself=bool(traits.ends_itself_by),
         is_own=traits.owned if one.owned is None else one.owned,
+        replaces_first=traits.replaces_first,
         runs_images=traits.runs_images,
         no_login="" if traits.private_images.available else traits.private_images.reason or NO_LOGIN,
     )

@@ -84,6 +84,7 @@ def policy(clouds: list[Cloud], pace: timedelta, **limits: Any) -> Policy:
             provision_timeout=timedelta(minutes=20) + (c.trade.queue_wait or timedelta(0)),
             ends_itself=c.trade.ends_itself,
             is_own=c.trade.owned,
+            replaces_first=c.trade.replaces,
             bills_from_running=c.trade.queue_wait is not None,
             causes_within=timedelta(0) if c.trade.owned else causes_within,
         )

@@ -61,6 +61,7 @@ class ProviderPolicy:
         causes_within: how late a list may state that a machine had been taken back.
         ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
         is_own: its machines are the user's own, and not rented.
+        replaces_first: of several machines the first one is replaced as well, so the others may go on without it.
     """
 
     name: ProviderName
@@ -78,6 +79,7 @@ class ProviderPolicy:
     causes_within: timedelta = timedelta(0)
     ends_itself: bool = True
     is_own: bool = False
+    replaces_first: bool = False
     runs_images: bool = True
     no_login: str = ""
     account: str = ""

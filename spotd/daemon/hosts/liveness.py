@@ -22,6 +22,7 @@ from typing import Final
 
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId
+from spotd.core.domain.members import Members
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import ReadMemory, ReadScope
@@ -94,7 +95,8 @@ WORDS_MAX: Final = 2048
 """So many words of machines that wait without the first one are listed: twice as many as an attempt has machines."""
 WORDS_AFTER: Final = timedelta(seconds=20)
 """The first machine of several is silent for so long before the words of the others are listed."""
-_WORD: Final = re.compile(r"([0-9]{1,7})-([0-9]{1,4})\.json")
+_WORD: Final = re.compile(r"(0|[1-9][0-9]{0,6})-(0|[1-9][0-9]{0,3})\.json")
+"""One name for each: of two objects that named the same machine, each listing would show the other one as new."""
 
 
 def read_words(reading: ReadScope) -> None:
@@ -111,12 +113,14 @@ def read_words(reading: ReadScope) -> None:
         return
     if at - view.first_at < WORDS_AFTER:
         return
-    prefix = object_keys.waits_prefix(item.id)
-    for info in islice(reading.objects.list(prefix), WORDS_MAX):
+    prefix, known = object_keys.waits_prefix(item.id), item.members or Members(since=(0,) * item.quote.offer.nodes)
+    others = {(known.round, rank) for rank, came in enumerate(known.since) if came is not None and rank != known.first}
+    for info in islice(reading.objects.list(f"{prefix}{known.round}-"), WORDS_MAX):
         named = _WORD.fullmatch(info.key.removeprefix(prefix))
-        if named is None:
+        word = None if named is None else (int(named[1]), int(named[2]))
+        if word is None or word not in others:
             continue
-        word, seen = (int(named[1]), int(named[2])), (info.modified, info.etag, info.size)
+        seen = (info.modified, info.etag, info.size)
         if view.words.get(word, seen) != seen:
             view.words_at[word] = (view.words_at.get(word, (at, at))[0], at)
         view.words[word] = seen

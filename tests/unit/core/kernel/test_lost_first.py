@@ -49,8 +49,10 @@ def wordy(
     return reconcile(some, shown, {ID: replace(found, liveness_check=checks)}, at)
 
 
-def ran() -> World:
-    return after(running(), lambda some: said(some, 0))
+def ran(*, replaces_first: bool = True) -> World:
+    some = running()
+    rules = {name: replace(one, replaces_first=replaces_first) for name, one in some.policy.providers.items()}
+    return after(replace(some, policy=replace(some.policy, providers=rules)), lambda now: said(now, 0))
 
 
 def decided(some: World, at: datetime = LATER, ident: AttemptId = ID) -> World:
@@ -117,6 +119,12 @@ def test_when_the_first_one_is_lost(ranks: tuple[int, ...], wait: dict[str, obje
     some = after(ran(), lambda now: wordy(now, ranks, **wait))  # type: ignore[arg-type]  # named above
     known = item_of(some).members
     assert is_lost == (known is not None and 0 in known.lost)
+
+
+def test_words_count_for_nothing_where_the_provider_replaces_no_first_one() -> None:
+    some = after(ran(replaces_first=False), lambda now: wordy(now, (1, 2, 3), since=NOW - SILENCE))
+    assert item_of(some).members is None or not members(some).lost
+    assert NEXT not in decided(some).attempts
 
 
 def test_words_keep_an_attempt_alive_whose_first_one_is_silent_for_long() -> None:
@@ -203,6 +211,19 @@ def test_the_wait_is_over_with_the_first_report_of_a_command_that_runs() -> None
     assert known is not None
     assert (next_of(some).state, known.kept_since, known.kept_for) == (AttemptState.RUNNING, None, 3 * MINUTE)
     assert known.kept_cost == 80_000  # three minutes of four machines at 0.40 an hour
+
+
+def test_what_says_that_all_run_without_the_first_one_begins_nothing() -> None:
+    some = handed_over(1, 2, 3)
+    for minutes in (1, 2, 3):
+        at = LATER + minutes * MINUTE
+        shown = replace(instance(InstanceState.RUNNING), key=next_of(some).carried_key)
+        lie = HostStatus(attempt=NEXT, read_at=at, seq=minutes, phase="run", gang=(1, ()), first_at=at, alive_at=at)
+        some = applied(some, reconcile(some, listing(shown, at=at), {NEXT: lie}, at))
+        some = decided(some, at, NEXT)
+        assert (next_of(some).state, some.jobs[ID.job].attempts_made) == (AttemptState.STARTING, 2)
+    some = decided(some, LATER + WITHIN, NEXT)
+    assert next_of(some).end_reason is EndReason.HOST_LOST
 
 
 def test_a_copy_of_the_state_from_before_ends_no_machine_that_the_next_attempt_has() -> None:

@@ -407,6 +407,34 @@ async def test_words_of_machines_that_wait_count_once_they_are_written_again(obj
     assert (await look(host_monitor, GANG)).words == ((0, 2, at, later_at),)
 
 
+async def test_two_objects_are_no_machine_that_writes_again_and_again(objects: FolderStore, host: Host) -> None:
+    clock = Still()
+    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
+    host.beat("run")
+    await look(host_monitor, GANG)
+    for size, name in enumerate(("0-1", "0-01", "00-1")):
+        host.raw(f"waits/{name}.json", b"1" * size)
+    for seconds in (30, 45, 60):
+        clock.at = NOW + timedelta(seconds=seconds)
+        found = await look(host_monitor, GANG)
+        assert (found.words, found.marker_at) == ((), None)
+
+
+@pytest.mark.parametrize("name", ["1-2", "0-0", "0-4"], ids=["another round", "the first one", "no machine"])
+async def test_only_words_of_the_others_of_this_round_are_signs_of_life(
+    objects: FolderStore, host: Host, name: str
+) -> None:
+    clock = Still()
+    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True, ticks=lambda: 0.0)
+    host.beat("run")
+    await look(host_monitor, GANG)
+    for number in range(3):
+        host.raw(f"waits/{name}.json", b"1" * number)
+        clock.at = NOW + timedelta(seconds=30 + number)
+        found = await look(host_monitor, GANG)
+        assert (found.words, found.marker_at) == ((), None)
+
+
 async def test_no_words_are_listed_where_the_first_machine_speaks_or_no_one_is_replaced(
     objects: FolderStore, host: Host
 ) -> None:
