@@ -247,7 +247,7 @@ def test_reads_that_last_delay_no_renewal_of_the_lease(server: Postgres, url: st
         def while_it_reads(reads: Reads) -> str | None:
             for _ in range(2):
                 before = expires()
-                until(lambda: reads.meta("word") and expires() != before, what="a renewal", within=20)  # noqa: B023
+                until(lambda: reads.meta("word") and expires() != before, what="a renewal", within=20)  # noqa: B023  # used within the turn
             return reads.meta("word")
 
         put(leader, "a")

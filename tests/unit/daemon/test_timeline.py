@@ -207,7 +207,7 @@ def test_what_is_over_moves_with_the_clock_while_the_bill_of_its_machine_is_open
     store.tx(lambda tx: tx.commit(Plan(jobs=jobs, attempts={one.id: one for one in rows}, events=ends)))
     machine.wall += 30 * day
     begin(store, machine)
-    found = [store.read(lambda reads, one=one: reads.attempts_of(one.id.job))[0] for one in rows]  # type: ignore[misc]
+    found = [store.read(lambda reads, one=one: reads.attempts_of(one.id.job))[0] for one in rows]  # type: ignore[misc]  # a default, not an argument
     moved = [after.ended_at - before.ended_at for after, before in zip(found, rows, strict=True)]
     assert moved == [30 * day, 30 * day, timedelta(0)]
     assert found[1].intended_at - rows[1].intended_at == 30 * day

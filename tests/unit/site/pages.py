@@ -52,6 +52,7 @@ def commands() -> str:
                 for one in group.list_commands(ctx):
                     command = group.get_command(ctx, one)
                     assert command is not None
+                    command._help_option = None  # of whoever called it in this process without its group
                     with click.Context(command, ctx, one, terminal_width=_WIDTH, max_content_width=_WIDTH) as inner:
                         yield from (f"### {name} {one}", "", "```text", command.get_help(inner), "```", "")
 

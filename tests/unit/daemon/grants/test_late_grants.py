@@ -32,20 +32,19 @@ def anyio_backend() -> str:
 
 
 class Slow:
-    """A store whose write of a running grant is stuck until it is let go, and then lands over whatever came after it.
-
-    Which one that is does not follow from the order: its thread may begin after its deadline, on a busy machine.
-    """
+    """A store whose write of a running grant is stuck until it is let go, and then lands over what came later."""
 
     def __init__(self) -> None:
         self.content = ""
         self.writes = 0
+        self.begun = threading.Event()
         self.let_go = threading.Event()
         self.landed = threading.Event()
 
     def _write(self, text: str) -> None:
         self.writes += 1
         if text == "run":
+            self.begun.set()
             self.let_go.wait(30)
             self.content = text
             self.landed.set()
@@ -92,8 +91,9 @@ async def test_the_newest_grant_is_the_last_to_be_written(
     world = world_with(AttemptState.RUNNING)
     grant_writer.update(world)
     with monkeypatch.context() as patched:
-        patched.setattr("spotd.daemon.grants.writer.WRITE_DEADLINE_S", 0.05)
-        await grant_writer.controller.run_once()
+        patched.setattr("spotd.daemon.grants.writer.WRITE_DEADLINE_S", 0.2)
+        while not slow.begun.is_set():  # a thread that has not begun by its deadline never does
+            await grant_writer.controller.run_once()
     assert grant_writer.controller.failures
     grant_writer.update(change(world))
     await grant_writer.controller.run_once()

@@ -112,7 +112,7 @@ def test_a_list_wakes_the_loop_that_is_new_comes_after_an_error_or_is_awaited() 
 
     def woken_by(**changes: object) -> int:
         nonlocal newest
-        before, newest = wakes.count, replace(newest, at=newest.at + SECOND, **changes)  # type: ignore[arg-type]  # any
+        before, newest = wakes.count, replace(newest, at=newest.at + SECOND, **changes)  # type: ignore[arg-type]  # of any field
         offer_cache.machines_listed(SHOP, newest)
         assert offer_cache.listings()[SHOP] is newest
         return wakes.count - before
