@@ -310,7 +310,7 @@ def _data(context: HandlerContext, attempt: AttemptId, name: str, *, strict: boo
 EVENTS_AT_ONCE: Final = 1000
 KINDS_MAX: Final = 50
 _KIND: Final = re.compile(r"[a-z]{1,40}(\.[a-z_]{1,60})?")
-NAMES_MAX: Final = 10_000
+NAMES_MAX: Final = 2_000
 """Names of jobs that one stream remembers."""
 
 

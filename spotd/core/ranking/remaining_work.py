@@ -112,12 +112,16 @@ def pace_of(sample: PaceSample) -> int:
     return max(1, sample.steps * (_HOUR // _TICK) // max(1, sample.span // _TICK))
 
 
-@lru_cache(maxsize=1024)
 def _speeds_of(samples: tuple[PaceSample, ...], learnt: tuple[GpuSpeed, ...]) -> Speeds:
-    others = Speeds(per_gpu=learnt, is_learnt=bool(learnt))
-    paces = paces_per_hour(samples)
-    if len(paces) < 2:
-        return others
+    if len({(one.gpu, one.gpu_count) for one in samples}) < 2:
+        return Speeds(per_gpu=learnt, is_learnt=bool(learnt))
+    return _speeds_of_kinds(samples, learnt)
+
+
+@lru_cache(maxsize=1024)
+def _speeds_of_kinds(samples: tuple[PaceSample, ...], learnt: tuple[GpuSpeed, ...]) -> Speeds:
+    """Return the speeds of several kinds; what is remembered of ended jobs would be most of it with one kind, too."""
+    others, paces = Speeds(per_gpu=learnt, is_learnt=bool(learnt)), paces_per_hour(samples)
     if not learnt:
         slowest = min(paces.values())
         return Speeds(measured=tuple((kind, min(pace * PPM // slowest, SPREAD * PPM)) for kind, pace in paces.items()))
@@ -146,8 +150,7 @@ def _exact_ppm(speeds: tuple[GpuSpeed, ...], gpu: str) -> int | None:
 # Theory. Only what a checkpoint holds is done, since everything else is lost with its machine. Two figures say how much
 # that is. Each checkpoint carries the *work* in it (`Checkpoint.worked`): that of the checkpoint from which its attempt
 # resumed, and the time for which the attempt's command had run when it was saved, times the speed of its machine. And
-# it
-# may carry a step. So:
+# it may carry a step. So:
 #
 #     left by time  = [work] time - work in the checkpoint that the next attempt begins with
 #     left by steps = ([work] steps - step of that checkpoint) / pace
@@ -156,11 +159,11 @@ def _exact_ppm(speeds: tuple[GpuSpeed, ...], gpu: str) -> int | None:
 # Steps count where they are given. Nothing is known without `[work]`, or with steps alone before the first pace.
 #
 # Bounds. The instants are the daemon's, or held to the span in which the daemon knows the command to have run. Steps
-# are
-# a host's word and cannot be checked. An attempt is believed at most `BELIEVED` times as many steps as the pace of the
-# job's other attempts makes in its time, or as [work] states where there is no other; of several paces the lower median
-# counts. The most that a wrong figure does is that this job ranks machines by up to `SPREAD` (`machine_speed`), or that
-# it is believed to be nearly done: the estimate then reads 0 and the job runs on. No budget or ceiling rests on it.
+# are a host's word and cannot be checked. An attempt is believed at most `BELIEVED` times as many steps as the pace
+# of the job's other attempts makes in its time, or as [work] states where there is no other; of several paces the
+# lower median counts. The most that a wrong figure does is that this job ranks machines by up to `SPREAD`
+# (`machine_speed`), or that it is believed to be nearly done: the estimate then reads 0 and the job runs on. No
+# budget or ceiling rests on it.
 
 
 BELIEVED: Final = 4
