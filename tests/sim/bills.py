@@ -42,14 +42,16 @@ def charges(cloud: Nature, manner: Manner, since: datetime, until: datetime) -> 
     """What the provider answers now."""
     found: list[ProviderCharge] = []
     for m in cloud.machines.values():
-        if m.died is not None and m.born < until and m.died > since:
-            found.extend(rows_of(m, manner, cloud.now))
+        # The provider knows of no handover: it bills all parts of a machine once the last of them is over.
+        ended_at = cloud.machines[m.ref.instance_id].died
+        if m.died is not None and ended_at is not None and m.born < until and m.died > since:
+            found.extend(rows_of(m, manner, cloud.now, ended_at))
     return found
 
 
-def rows_of(m: Machine, manner: Manner, now: datetime) -> Iterator[ProviderCharge]:
+def rows_of(m: Machine, manner: Manner, now: datetime, ended_at: datetime) -> Iterator[ProviderCharge]:
     assert m.died is not None
-    age = now - m.died
+    age = now - ended_at
     match manner:
         case Manner.WHOLE:
             yield _row(m, m.born, m.died, m.billed)
@@ -94,5 +96,5 @@ def _midnight_after(at: datetime) -> datetime:
 
 def _row(m: Machine, start: datetime, end: datetime, amount: int) -> ProviderCharge:
     return ProviderCharge(
-        key=m.key, instance_id=m.ref.instance_id, start=start, end=max(start, end), amount=MicroUsd(amount)
+        key=m.label or m.key, instance_id=m.ref.instance_id, start=start, end=max(start, end), amount=MicroUsd(amount)
     )
