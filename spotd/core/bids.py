@@ -97,7 +97,11 @@ def keep_outbid(builder: PlanBuilder, item: Attempt) -> None:
     known = item.bidding
     if known.held_since is None:
         bidding = replace(known, held_since=builder.now, held_last=builder.now, woke_at=None)
-        members = None if item.members is None else item.members.going_on(spent(item, builder.now), builder.now)
+        members = (
+            None
+            if item.members is None
+            else item.members.going_on(spent(item, builder.now), builder.now, item.intended_at)
+        )
         builder.put_attempt(replace(item, bidding=bidding, over_since=None, members=members))
         learn_from_hold(builder, item)
         disk = f"${as_usd(halted_rate(item.quote)):.4f} per hour for its disk"

@@ -81,7 +81,7 @@ def note_members(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
     if number > known.round or known.is_outdated:
         # The state is a copy from before: what it would replace may be well. The first one ends the next wait itself.
         if not known.is_outdated:
-            after = replace(known.going_on(spent(item, builder.now), builder.now), is_outdated=True)
+            after = replace(known.going_on(spent(item, builder.now), builder.now, item.intended_at), is_outdated=True)
             builder.put_attempt(replace(item, members=after))
         return
     if number < known.round:
@@ -92,7 +92,7 @@ def note_members(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
     if lost and not set(lost) <= set(known.lost):
         _note_loss(builder, item, known, lost)
     elif not named and known.kept_since is not None and report.phase == "run":
-        going_on = known.going_on(spent(item, builder.now), builder.now)
+        going_on = known.going_on(spent(item, builder.now), builder.now, item.intended_at)
         builder.put_attempt(replace(item, members=replace(going_on, newest=_newest(job))))
         builder.put_job(replace(job, lost=job.lost + unsaved_time(job, item, known.kept_since)))
         span = span_words(max(timedelta(0), builder.now - known.kept_since))

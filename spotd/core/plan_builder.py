@@ -380,7 +380,9 @@ class PlanBuilder(WorkingCopy):
             way_out = self.policy.words_of_login(self.job(attempt.job).spec.image, detail)
             detail = f"{detail}; {way_out}" if way_out else detail
         sentence = reason.sentence(detail)
-        members = None if item.members is None else item.members.going_on(spent(item, self.now), self.now)
+        members = (
+            None if item.members is None else item.members.going_on(spent(item, self.now), self.now, item.intended_at)
+        )
         item = replace(
             item,
             members=members,

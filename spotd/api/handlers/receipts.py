@@ -215,7 +215,7 @@ def _fallback(event: Event) -> schemas.FallbackResponse:
 
 def _line(item: Attempt, sums: CostSums, now: datetime) -> schemas.AttemptCostResponse:
     offer = item.quote.offer
-    kept = None if item.members is None else item.members.going_on(spent(item, now), now)
+    kept = None if item.members is None else item.members.going_on(spent(item, now), now, item.intended_at)
     return schemas.AttemptCostResponse(
         attempt=item.id.number,
         provider=offer.provider,

@@ -60,15 +60,16 @@ class Members:
         """How many of them take part and are not lost."""
         return sum(came is not None and rank not in self.lost for rank, came in enumerate(self.since))
 
-    def going_on(self, spent: MicroUsd, now: datetime) -> Members:
+    def going_on(self, spent: MicroUsd, now: datetime, begun_at: datetime) -> Members:
         """Return them once nothing is waited for any more.
 
         Args:
             spent: what the attempt has cost up to now.
+            begun_at: when the attempt began; they may wait since the one before, which has that part of the wait.
         """
         if self.kept_since is None:
             return self
-        span = max(timedelta(0), now - self.kept_since)
+        span = max(timedelta(0), now - max(self.kept_since, begun_at))
         return replace(
             self,
             lost=(),

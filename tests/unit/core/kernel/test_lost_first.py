@@ -20,7 +20,7 @@ from spotd.core.handover import is_held_back
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.recovery import Survey, Unknown, record_of, recover
 from spotd.core.requests import cancel
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceState, MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, offer
 from tests.unit.core.kernel.test_kept_machines import ID, WITHIN, after, item_of, members, running, said
 
@@ -224,6 +224,21 @@ def test_what_says_that_all_run_without_the_first_one_begins_nothing() -> None:
         assert (next_of(some).state, some.jobs[ID.job].attempts_made) == (AttemptState.STARTING, 2)
     some = decided(some, LATER + WITHIN, NEXT)
     assert next_of(some).end_reason is EndReason.HOST_LOST
+
+
+def test_a_wait_that_began_in_the_attempt_before_is_that_ones_up_to_the_handover() -> None:
+    some = decided(after(ran(), lambda now: said(now, 0, 2, phase="save")), NOW)
+    at = NOW + 5 * MINUTE
+    found = {"at": at, "first_at": NOW + 4 * MINUTE, "since": NOW + 3 * MINUTE}
+    some = after(some, lambda now: wordy(now, (1, 3), **found))  # type: ignore[arg-type]  # named above
+    some = replace(some, attempts={ID: replace(item_of(some), read_at=at)})
+    plan = decide(some, market(offer(), at=at), at)
+    former, known = plan.attempts[ID].members, plan.attempts[NEXT].members
+    assert former is not None
+    assert known is not None
+    assert (former.kept_for, known.kept_since, known.lost) == (5 * MINUTE, NOW, (0, 2))
+    later = known.going_on(MicroUsd(7), at + 2 * MINUTE, plan.attempts[NEXT].intended_at)
+    assert (later.kept_for, later.kept_cost) == (2 * MINUTE, 7)
 
 
 def test_a_copy_of_the_state_from_before_ends_no_machine_that_the_next_attempt_has() -> None:
