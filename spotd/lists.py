@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 # Events as a person reads them: one line for each step, and the routine of checkpoints as one line.
 #
-# One decision may record a change of the job, of its attempt and of its machine at one instant and for one reason. That
-# is one step. Each checkpoint that is stored, and each old one that is deleted for it, is routine: those of a job
-# between
-# two other events of that job are one line, where its newest is.
+# One decision may record a change of the job, of its attempt and of its machine at one instant and for one reason.
+# That is one step. Each checkpoint that is stored, and each old one that is deleted for it, is routine: those of a
+# job between two other events of that job are one line, where its newest is.
 
 
 FAMILIES: Final = ("job", "attempt", "machine", "checkpoint", "bid", "launch", "outputs", "host", "provider")

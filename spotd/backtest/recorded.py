@@ -86,13 +86,11 @@ class BacktestRefused(Exception):
 
 # What a back-test assumes of machines, and one machine as it behaves under that.
 #
-# Theory. A machine is of no use for a fixed time after its launch (boot, image, restore), then it works at the speed of
-# its GPU and saves at a fixed interval. Where it is lost, what it worked since its newest checkpoint is lost too. A
-# machine that is outbid is halted and kept by its provider: it comes back as soon as its bid wins, and then takes as
-# long
-# as a launch to go on from its newest checkpoint. Spans are whole seconds of machine time; work is counted in
-# millionths
-# of a second on a machine of speed 1.
+# Theory. A machine is of no use for a fixed time after its launch (boot, image, restore), then it works at the speed
+# of its GPU and saves at a fixed interval. Where it is lost, what it worked since its newest checkpoint is lost too.
+# A machine that is outbid is halted and kept by its provider: it comes back as soon as its bid wins, and then takes
+# as long as a launch to go on from its newest checkpoint. Spans are whole seconds of machine time; work is counted in
+# millionths of a second on a machine of speed 1.
 
 
 SPEED_ONE: Final = 1_000_000

@@ -25,9 +25,8 @@ from spotd_providers.contract.values import MicroUsdPerHour, Offer, ProviderName
 # The market at one instant of a recording, kept up to date change by change.
 #
 # Theory. A decision reads the offers of each GPU and count in order of price and stops early. So the order is kept as
-# time passes, at the cost of one search per change, and an `Offer` is made only of what a decision reads. Every run of
-# a
-# back-test that decides at this instant reads the same lists.
+# time passes, at the cost of one search per change, and an `Offer` is made only of what a decision reads. Every run
+# of a back-test that decides at this instant reads the same lists.
 
 
 _Kind = tuple[str, int]

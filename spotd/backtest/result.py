@@ -101,11 +101,10 @@ def _mean(values: Sequence[int]) -> float:
 
 # Which ceiling to set, and why.
 #
-# With a deadline: the least median cost among the cases in which every run is in time. Without one nothing says what an
-# hour is worth, so it is the least median cost among those whose slow runs (the ninetieth percentile) take at most
+# With a deadline: the least median cost among the cases in which every run is in time. Without one nothing says what
+# an hour is worth, so it is the least median cost among those whose slow runs (the ninetieth percentile) take at most
 # `patience` times as long as those of the fastest case. Of cases that cost the same within a hundredth the lowest
-# ceiling
-# wins: it pays no more, and is safe from prices that were never recorded.
+# ceiling wins: it pays no more, and is safe from prices that were never recorded.
 
 
 SAME: Final = 1.01

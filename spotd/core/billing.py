@@ -432,14 +432,13 @@ def is_starting(item: Attempt, policy: Policy) -> bool:
 # What a machine uploads and restores, as money: metered, and held to the ceiling.
 #
 # Theory. A ceiling is a price per hour with the traffic in it, so what is uploaded must stay within what the price of
-# the
-# machine's time leaves of it. Uploads come in lumps: each is a debt that is paid off at that rate, with a small
-# tolerance. A machine is given up when it uploads again while more than a window of debt is left, so neither one large
-# checkpoint nor a few in quick succession end it, and a pace that costs more than the ceiling always does.
+# the machine's time leaves of it. Uploads come in lumps: each is a debt that is paid off at that rate, with a small
+# tolerance. A machine is given up when it uploads again while more than a window of debt is left, so neither one
+# large checkpoint nor a few in quick succession end it, and a pace that costs more than the ceiling always does.
 #
 # The bytes are those of manifests whose chunks the daemon found in the store, or all that it counts there once in a
-# while
-# where that is more, and of checkpoints that it offered to restore; no figure of a host is taken further than that.
+# while where that is more, and of checkpoints that it offered to restore; no figure of a host is taken further than
+# that.
 
 
 WINDOW_MIN: Final = timedelta(hours=1)

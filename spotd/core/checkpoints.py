@@ -248,24 +248,22 @@ def damaged(world: World, job: Job, checkpoint: Checkpoint, problem: str, now: d
 
 # How often a job should save: the interval of Young and Daly, from the time that a save takes and the hazard.
 #
-# Theory. Saving takes time C each time, and a loss repeats what was done since the last save. With a mean time M = 1 /
-# h
-# between losses the best interval is, to first order (Young 1974), sqrt(2 C M), and with Daly's higher order (2006)
+# Theory. Saving takes time C each time, and a loss repeats what was done since the last save. With a mean time M = 1/h
+# between losses the best interval is, to first order (Young 1974), sqrt(2 C M), and with Daly's higher order
+# (2006)
 #
 #     sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C     for C < 2 M, else M
 #
 # The prior of a loss in a usual stay is no more than that: where machines were lost in minutes, the hazard that those
 # losses prove by themselves (`Hazards.proved_of`) counts.
 #
-# The hazard falls with the age of a machine: `AGES` states by how much in recorded traces of spot machines, relative to
-# the mean over the first six hours. For an attempt that begins, the mean over a usual stay counts; what a running one
-# is
-# advised follows its age. C is what the host states its uploads to take, which is more than the job stands still, and
-# so
-# an upper bound: a job is never advised to save more often than every 20 C, an overhead of five percent, nor more
-# seldom
-# than every hour; where 20 C is more than an hour, every hour, and never before the last upload is over. A job that was
-# seen to save more often by itself has shown that it costs it less than C, and is not advised to save less often.
+# The hazard falls with the age of a machine: `AGES` states by how much in recorded traces of spot machines, relative
+# to the mean over the first six hours. For an attempt that begins, the mean over a usual stay counts; what a running
+# one is advised follows its age. C is what the host states its uploads to take, which is more than the job stands
+# still, and so an upper bound: a job is never advised to save more often than every 20 C, an overhead of five
+# percent, nor more seldom than every hour; where 20 C is more than an hour, every hour, and never before the last
+# upload is over. A job that was seen to save more often by itself has shown that it costs it less than C, and is not
+# advised to save less often.
 #
 # C is a host's word, held to `SAVE_TIME_MAX`; a wrong one moves the advice between its bounds and does nothing else.
 

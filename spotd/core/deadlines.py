@@ -248,8 +248,7 @@ def _seconds(span: timedelta) -> int:
 # For how long spot has been up for one job, and how long it usually stays so.
 #
 # A run begins when a spot machine can be had, or is held, and ends when none can, or when one is lost. Policies judge
-# by
-# it whether spot seems to last.
+# by it whether spot seems to last.
 
 
 RUNS_MAX = 10**6

@@ -163,15 +163,11 @@ def used_up(world: World, market: MarketSnapshot, job: Job, now: datetime, *, un
 # Machines that jobs of lower priority give up for one that asks for it with `[schedule] preempt`.
 #
 # Theory. Somebody else's running work is stopped only for a job that would start at once on what becomes free: it has
-# an
-# offer under its ceiling, and only `[budget] machines`, or what is promised of a day's or month's budget, is in its
-# way.
-# It takes no more than it needs, from jobs of strictly lower priority without a deadline, and nothing while machines
-# that
-# end already are enough. What is stopped saves first, as at any other stop. It is served again behind the job that it
-# made room for, and a machine is left alone for `DWELL` after its launch, so no pair of jobs can stop each other in
-# turn,
-# and prices that rise and fall cost a machine at most a stop in each such span.
+# an offer under its ceiling, and only `[budget] machines`, or what is promised of a day's or month's budget, is in
+# its way. It takes no more than it needs, from jobs of strictly lower priority without a deadline, and nothing while
+# machines that end already are enough. What is stopped saves first, as at any other stop. It is served again behind
+# the job that it made room for, and a machine is left alone for `DWELL` after its launch, so no pair of jobs can stop
+# each other in turn, and prices that rise and fall cost a machine at most a stop in each such span.
 
 
 DWELL: Final = pause_of(MachineVerdict.MAKE_ROOM)

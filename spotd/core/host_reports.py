@@ -51,13 +51,12 @@ from spotd_providers.contract.values import InstanceState, Listing, ProviderName
 
 # Interruption notices: which are recorded, and when one that did not come true counts no more.
 #
-# Theory. While a machine has a notice, its watchdog, its bids and its moves wait: what they would do is overtaken. So a
-# notice must not last. It lapses once the host gives a sign of life `LAPSES_AFTER` beyond the instant that it named; a
-# host that is silent by then was most likely taken, and the notice says why. What names an instant further ahead than
-# `AHEAD_MAX` is recorded when it is near, since a machine that is taken tomorrow is an ordinary one today. The same
-# notice counts once, and of one machine so many are recorded: a provider that names a later instant each time would
-# else
-# keep the others off for good.
+# Theory. While a machine has a notice, its watchdog, its bids and its moves wait: what they would do is overtaken. So
+# a notice must not last. It lapses once the host gives a sign of life `LAPSES_AFTER` beyond the instant that it
+# named; a host that is silent by then was most likely taken, and the notice says why. What names an instant further
+# ahead than `AHEAD_MAX` is recorded when it is near, since a machine that is taken tomorrow is an ordinary one today.
+# The same notice counts once, and of one machine so many are recorded: a provider that names a later instant each
+# time would else keep the others off for good.
 
 
 LAPSES_AFTER: Final = timedelta(minutes=5)

@@ -439,10 +439,9 @@ def _count(number: int, noun: str) -> str:
 #
 # Theory. EC2 charges nothing for a machine that it interrupts in its first hour, and every second of one that we end
 # ourselves, be it a moment earlier. So once the runner has reported its own end, which means that everything is saved
-# and
-# nothing of ours computes any more, or once EC2 shows that it ends the machine, the order to end it waits until the
-# announced instant has passed. The next machine of the job does not wait: this is the one overlap of two machines that
-# spotd means to have. The order is durable from the beginning, and given after all if the machine is not taken.
+# and nothing of ours computes any more, or once EC2 shows that it ends the machine, the order to end it waits until
+# the announced instant has passed. The next machine of the job does not wait: this is the one overlap of two machines
+# that spotd means to have. The order is durable from the beginning, and given after all if the machine is not taken.
 #
 # Until a machine is taken it is not known to be free, so it is booked like any other, budgets and all. Once the
 # provider says that it took it, what it did not bill is booked back, on the days on which it was booked.

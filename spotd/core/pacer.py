@@ -383,9 +383,8 @@ def deadline_warnings(job: Job) -> list[str]:
 # When a job is over, done or not: its deadline has passed, or its command ran for as long as it may.
 #
 # Its machine is ordered to save and stop at that instant, and the job has expired once it has. What it saved is kept,
-# and
-# `spotctl retry` goes on from there. A machine whose command has ended and that only uploads is left to finish, for no
-# longer than any save.
+# and `spotctl retry` goes on from there. A machine whose command has ended and that only uploads is left to finish,
+# for no longer than any save.
 
 
 def words_of_expiry(job: Job, now: datetime) -> str:

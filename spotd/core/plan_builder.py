@@ -74,8 +74,7 @@ from spotd_providers.contract.values import (
 # Theory. A hung machine and a hung job show the same. So a job that stalls goes to another machine, unless its owner
 # wants it to stop; one that stalls on `STALLS_MAX` machines in a row has itself to blame and has failed. The row ends
 # with a machine on which the job got on for many times longer than it took to see that it stalled: then what stalls
-# cost
-# stays a small share of what the job gets done, however often they come.
+# cost stays a small share of what the job gets done, however often they come.
 
 
 PREPARATION: Final = 3

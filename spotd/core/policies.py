@@ -205,20 +205,16 @@ def with_safety(seen: Observation, base: Choice) -> Choice:
 
 # The one-step shield: no choice of a policy can make a job late that could still be in time.
 #
-# Theory. With w work left, start-up d, step g, L whole steps left and `n(w) = ceil((w + d) / g)` steps that w takes on
-# a
-# machine that is started now, on-demand that starts now is in time while `n(w) <= L`. A choice is let through only if
-# on-demand is still in time after the worst that the step can bring: nothing is gained by waiting; a spot machine that
-# is
-# kept works for `g - pending` and is gone then; one that is launched works for `g - d` and is gone then. By induction a
-# job that could be in time at its start is in time at its end, whatever the policy inside chooses. A machine that is
-# already on on-demand, and a start that was not feasible, always lead to on-demand.
+# Theory. With w work left, start-up d, step g, L whole steps left and `n(w) = ceil((w + d) / g)` steps that w takes
+# on a machine that is started now, on-demand that starts now is in time while `n(w) <= L`. A choice is let through
+# only if on-demand is still in time after the worst that the step can bring: nothing is gained by waiting; a spot
+# machine that is kept works for `g - pending` and is gone then; one that is launched works for `g - d` and is gone
+# then. By induction a job that could be in time at its start is in time at its end, whatever the policy inside
+# chooses. A machine that is already on on-demand, and a start that was not feasible, always lead to on-demand.
 #
 # Where a preemption loses work, the worst step gains nothing and loses what is not saved. A spot machine that would
-# have
-# to be left before its first save is not launched at all: it would only cost. The boot time that counts here is an
-# upper
-# quantile of the measured ones.
+# have to be left before its first save is not launched at all: it would only cost. The boot time that counts here is
+# an upper quantile of the measured ones.
 
 
 def shielded(rule: Rule, seen: Observation) -> Choice:
@@ -347,9 +343,8 @@ def gate_s(seen: Observation, zone: Zone) -> float:
 # Slack reserve: wait for spot while more than a reserve of slack is left.
 #
 # With w work left, T time left, overhead d and step g: spot whenever it is up; else stay on on-demand if on it; else
-# wait
-# while `T > w + d + 2 g + share * w`. Source: the rule that LEVI found (arXiv 2605.09764), with `share` 0.1; scaled by
-# the overhead, `share` is `2 d` with d in hours. It is meant to run inside the shield.
+# wait while `T > w + d + 2 g + share * w`. Source: the rule that LEVI found (arXiv 2605.09764), with `share` 0.1;
+# scaled by the overhead, `share` is `2 d` with d in hours. It is meant to run inside the shield.
 
 
 TENTH = Fraction(1, 10)
@@ -382,10 +377,9 @@ def _with_reserve(seen: Observation, share: Fraction) -> Choice:
 # Uniform Progress: keep the done work on the straight line from the beginning to the deadline.
 #
 # Source: "Can't Be Late" (Wu et al., NSDI 2024). With `t` elapsed, `W` the whole work, `D` the whole time and `d` the
-# overhead, a job is behind while `done < t W / D`. Behind: spot if it is up, else on-demand. Ahead: spot, or wait. The
-# form of the paper stays on on-demand until the job is ahead by two overheads; the eager form returns to spot as soon
-# as
-# it is up.
+# overhead, a job is behind while `done < t W / D`. Behind: spot if it is up, else on-demand. Ahead: spot, or wait.
+# The form of the paper stays on on-demand until the job is ahead by two overheads; the eager form returns to spot as
+# soon as it is up.
 
 
 def uniform_progress(seen: Observation) -> Choice:

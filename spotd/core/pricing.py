@@ -425,10 +425,9 @@ def shortest_run(policy: Policy) -> timedelta:
 # When a price a little above the ceiling is worth a restart, and when it is borne for a while.
 #
 # Theory. A spot price moves around any ceiling. To stop a machine costs what a restart costs: booting, restoring, and
-# the
-# work since the newest checkpoint. So a price that is above the ceiling by no more than a margin is borne until what it
-# costs above the ceiling has grown to what the restart would, and never for longer than a dwell time. What is paid
-# beyond the ceiling is thus at most `MARGIN_PERCENT` of it for `DWELL_MAX`. A launch is never admitted above the
+# the work since the newest checkpoint. So a price that is above the ceiling by no more than a margin is borne until
+# what it costs above the ceiling has grown to what the restart would, and never for longer than a dwell time. What is
+# paid beyond the ceiling is thus at most `MARGIN_PERCENT` of it for `DWELL_MAX`. A launch is never admitted above the
 # ceiling.
 
 

@@ -231,10 +231,9 @@ def pause_of(verdict: MachineVerdict) -> timedelta:
 # What came of healthy machines that were stopped so that a job gets another one.
 #
 # Theory. A machine that is listed need not be sold. A claim is open from the order to stop until the job runs on what
-# it
-# was to get; it has failed once its next launch came to nothing, or the job has a machine that is no better than the
-# one
-# that was left. A claim that failed is remembered on the job and, by its provider, for the machine that refused.
+# it was to get; it has failed once its next launch came to nothing, or the job has a machine that is no better than
+# the one that was left. A claim that failed is remembered on the job and, by its provider, for the machine that
+# refused.
 
 
 LASTS: Final = timedelta(minutes=30)

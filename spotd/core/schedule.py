@@ -111,10 +111,9 @@ def instant_of(local: datetime, zone: ZoneInfo) -> datetime:
 
 # Whether the windows of a job let it have a machine now, and when the one that it has must save.
 #
-# Theory. A machine is bought only where what is left of the window holds a useful run and the save behind it, and it is
-# ordered to save so early that it should be gone when the window closes. Both are estimates: a save that takes longer
-# is
-# waited for as any other, since work comes before the window.
+# Theory. A machine is bought only where what is left of the window holds a useful run and the save behind it, and it
+# is ordered to save so early that it should be gone when the window closes. Both are estimates: a save that takes
+# longer is waited for as any other, since work comes before the window.
 
 
 _WEEK: Final = timedelta(days=6)
@@ -224,11 +223,10 @@ def _clock_words(at: datetime, schedule: Schedule, now: datetime) -> str:
 # Waiting for other jobs, and what becomes of their outputs.
 #
 # Theory. A job names others by ids that existed when it was submitted, so no chain can lead back to itself; where a
-# state
-# says otherwise all the same, the jobs of the circle wait, and say so. A job waits until each of the others has
-# succeeded. One that ended otherwise ends nothing else: what follows it waits, which costs nothing, and goes on when it
-# was retried and succeeds. From then on the job has inputs of its own: exactly those outputs, by their hash, on each of
-# its machines, whatever becomes of the others later.
+# state says otherwise all the same, the jobs of the circle wait, and say so. A job waits until each of the others has
+# succeeded. One that ended otherwise ends nothing else: what follows it waits, which costs nothing, and goes on when
+# it was retried and succeeds. From then on the job has inputs of its own: exactly those outputs, by their hash, on
+# each of its machines, whatever becomes of the others later.
 
 
 NAMED_MAX: Final = 3

@@ -36,18 +36,17 @@ class BadConfig(Exception):
 # The lease on an install: an object in the checkpoint store that names the daemon which acts under a label.
 #
 # Theory. Two daemons with one label and one store would destroy each other's machines, because each takes the other's
-# for strays of its own. So each start claims the next *epoch* of its label by creating `installs/<label>/<epoch>.json`,
-# which can be created only once. The holder of the highest epoch acts; a daemon that sees a higher one than its own
-# buys
-# nothing more and writes no grant more, and ends nothing that it did not buy itself.
+# for strays of its own. So each start claims the next *epoch* of its label by creating
+# `installs/<label>/<epoch>.json`, which can be created only once. The holder of the highest epoch acts; a daemon that
+# sees a higher one than its own buys nothing more and writes no grant more, and ends nothing that it did not buy
+# itself.
 #
-# A claim hands the identity on, so a lost state database with the same store finds and ends its own strays. That makes
-# a
-# claim destructive, and it is made at once only where the former holder is proved to be dead: it used the same state
-# folder, whose lock this process holds, or the user names its identity in `[daemon] take_over`. Otherwise the lease
-# must
-# have been silent for longer than any machine lives without its daemon, by the store's own clock, and then stay silent
-# while this daemon watches it, by its own. A clock that was set wrong thus takes nothing away from a daemon that lives.
+# A claim hands the identity on, so a lost state database with the same store finds and ends its own strays. That
+# makes a claim destructive, and it is made at once only where the former holder is proved to be dead: it used the
+# same state folder, whose lock this process holds, or the user names its identity in `[daemon] take_over`. Otherwise
+# the lease must have been silent for longer than any machine lives without its daemon, by the store's own clock, and
+# then stay silent while this daemon watches it, by its own. A clock that was set wrong thus takes nothing away from a
+# daemon that lives.
 
 
 INSTALLS: Final = "installs/"

@@ -48,12 +48,10 @@ def adapter_params(architecture: workload.Architecture, lora: workload.Lora) -> 
 # What the forward pass leaves behind, in bytes.
 #
 # Theory. Per token and layer the backward pass needs the inputs of each operation (arXiv 2205.05198, section 4, here
-# with
-# flash attention, without dropout, and with normalizations that compute in 32 bits): both normalizations keep their
-# input and what they computed, attention keeps queries, keys, values and its output, a gated feed-forward keeps gate,
-# up, activated gate and product. A matrix needs its input only if it is trained, or if an adapter beside it is. With
-# full
-# recomputation only the input of each layer stays, and one layer at a time is computed again.
+# with flash attention, without dropout, and with normalizations that compute in 32 bits): both normalizations keep
+# their input and what they computed, attention keeps queries, keys, values and its output, a gated feed-forward keeps
+# gate, up, activated gate and product. A matrix needs its input only if it is trained, or if an adapter beside it is.
+# With full recomputation only the input of each layer stays, and one layer at a time is computed again.
 #
 # Tensor parallelism cuts all of it, since it includes sequence parallelism, but for the hidden states that are gathered
 # before each matrix. A stage of a pipeline holds as many micro-batches as there are stages.

@@ -135,9 +135,9 @@ class Layout:
 # The shape of a language model: its matrices, and with them how many parameters it has.
 #
 # Theory. A decoder is an embedding, layers, and a head that maps back to the vocabulary. Nearly all of its parameters
-# are
-# in the matrices of the layers; a mixture of experts has many feed-forward matrices of which a token passes a few. All
-# counts are exact. A model of which only the number of parameters is known gets a typical shape of that number.
+# are in the matrices of the layers; a mixture of experts has many feed-forward matrices of which a token passes a
+# few. All counts are exact. A model of which only the number of parameters is known gets a typical shape of that
+# number.
 
 
 ATTENTION_INPUT: Final = frozenset({"q", "k", "v", "q_down", "kv_down"})

@@ -21,9 +21,8 @@ from spotd_providers.contract.values import Market, MicroUsdPerGpuHour, Provider
 # From changes of a price to how long each price held, and from that to slots, buckets and quantiles. Pure.
 #
 # Theory. A *point* states that from `at` on an offer cost `price`, or was not on offer (`None`). It holds until the
-# next
-# point, but only while the provider was polled: a *watch* is a span in which it was polled without a long pause. What
-# lies between two watches is not known and counts for nothing.
+# next point, but only while the provider was polled: a *watch* is a span in which it was polled without a long pause.
+# What lies between two watches is not known and counts for nothing.
 
 
 Point = tuple[int, int | None]

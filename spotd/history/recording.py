@@ -208,11 +208,10 @@ def _extend_watch(connection: sqlite3.Connection, provider: ProviderName, at: in
 # Rolls the past up and lets the oldest go, a bounded step at a time.
 #
 # Theory. Time is divided into slots. When one is over, a pass goes once through all series: each gets a row for the
-# slot
-# in which it was on offer. Then each kind (one GPU, count, market and provider) gets a row with the distribution of the
-# prices of all its series, so that a question about months of a market reads a few thousand rows. Changes are kept for
-# a
-# week beside the slots; of older ones only the price that held at the border is left, as a change at the border.
+# slot in which it was on offer. Then each kind (one GPU, count, market and provider) gets a row with the distribution
+# of the prices of all its series, so that a question about months of a market reads a few thousand rows. Changes are
+# kept for a week beside the slots; of older ones only the price that held at the border is left, as a change at the
+# border.
 #
 # What was rolled up is seen in the rows themselves: a series or kind is rolled up to the end of its newest slot, and in
 # what follows it was either not on offer or is not rolled up yet. Each step is a transaction that needs to know nothing

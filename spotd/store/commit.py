@@ -65,11 +65,11 @@ from spotd_providers.contract.values import ProviderName
 
 # What a plan must obey before it is written, checked against what is stored.
 #
-# Theory. Every changed state has an event that explains it, in the same plan. A plan may hold two steps of one job when
-# the first ends in a state that wants a machine (a loss is taken in, then the next machine is placed): each step must
-# be
-# a row of the table of transitions and have its event. A job has at most one attempt that counts, and none when it is
-# final. A launch belongs to an attempt that was made for it, and once its outcome is settled it is never open again.
+# Theory. Every changed state has an event that explains it, in the same plan. A plan may hold two steps of one job
+# when the first ends in a state that wants a machine (a loss is taken in, then the next machine is placed): each step
+# must be a row of the table of transitions and have its event. A job has at most one attempt that counts, and none
+# when it is final. A launch belongs to an attempt that was made for it, and once its outcome is settled it is never
+# open again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

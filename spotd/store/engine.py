@@ -248,10 +248,9 @@ class WriterLock:
 
 # Brings a database to the schema of this version, all steps in one transaction, or refuses to touch it.
 #
-# alembic is imported only when there are steps to take: it costs a daemon that is up to date nothing. A state that does
-# not exist yet is made at once from the tables, or a daemon would carry alembic's nine megabytes until its next start;
-# a
-# test holds that to what the steps make of the first schema.
+# alembic is imported only when there are steps to take: it costs a daemon that is up to date nothing. A state that
+# does not exist yet is made at once from the tables, or a daemon would carry alembic's nine megabytes until its next
+# start; a test holds that to what the steps make of the first schema.
 
 
 _FOLDER: Final = Path(__file__).parent / "migrations"

@@ -66,10 +66,8 @@ if TYPE_CHECKING:
 # clock may be wrong, a count is not.
 #
 # The line counts how many of which kind are gone. It stands where the last of them stood, with their time, so that
-# later
-# events follow it, no reader who follows the events meets it as news, and it is folded in its turn with those around
-# it.
-# All happens a bounded piece at a time. The table's own trigger refuses every other deletion.
+# later events follow it, no reader who follows the events meets it as news, and it is folded in its turn with those
+# around it. All happens a bounded piece at a time. The table's own trigger refuses every other deletion.
 
 
 NEVER_FOLDED: Final = ("attempt.billed", "attempt.credited", "checkpoint.fallback")

@@ -360,9 +360,8 @@ def event_out(seq: int, event: Event) -> Columns:
 
 # What the one writer remembers of rows it has read, so that an unchanged row is not read again.
 #
-# Only what `world` showed last is remembered. A job is forgotten when it is written, and everything is forgotten after
-# a
-# rollback: what a transaction showed that never happened must not vouch for anything.
+# Only what `world` showed last is remembered. A job is forgotten when it is written, and everything is forgotten
+# after a rollback: what a transaction showed that never happened must not vouch for anything.
 
 
 _LISTS_MAX: Final = 4

@@ -18,9 +18,8 @@ from spotd_jobs.wire.client.sinks import WINDOW
 
 # What lies below one entry of the checkpoint folder, at one moment, and a copy of it that rotation can not take away.
 #
-# A `Tree` is compared as a whole: two equal ones mean that nothing was added, removed, replaced or written in between,
-# as
-# far as names, sizes, times and inodes show.
+# A `Tree` is compared as a whole: two equal ones mean that nothing was added, removed, replaced or written in
+# between, as far as names, sizes, times and inodes show.
 
 
 ENTRIES_MAX = 100_000

@@ -348,8 +348,7 @@ def _shows_a_kill(descriptor: int) -> bool:
 # The machine's own end once its attempt is over, so that it costs nothing while the daemon is away.
 #
 # The credentials are the host's own, scoped by its provider to this one instance; they come from its environment and
-# are
-# never handed to the job.
+# are never handed to the job.
 
 
 INSTANCE_KEYS = ("CONTAINER_API_KEY", "RUNPOD_API_KEY")

@@ -28,8 +28,7 @@ from spotd_jobs.wire.client.web import steady
 # Threads that give way to the training they serve.
 #
 # No thread can be relied on to get back what it gave up (a container's root may not even leave `SCHED_IDLE` again):
-# when
-# an upload becomes more urgent, it is new threads that carry it on.
+# when an upload becomes more urgent, it is new threads that carry it on.
 
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}

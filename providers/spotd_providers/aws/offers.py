@@ -59,9 +59,8 @@ from spotd_providers.kit.text import clean, key_of
 # AWS's Spot Advisor: how many machines of a type were interrupted in a region within a month, in five bands.
 #
 # A public document, republished now and then: a prior and no more. It says little on top of the price: the worst band
-# is
-# a loss every two or three months, which is two hundredths of a percent of the price. So it decides only between offers
-# that cost the same.
+# is a loss every two or three months, which is two hundredths of a percent of the price. So it decides only between
+# offers that cost the same.
 
 
 SYSTEM: Final = "Linux"

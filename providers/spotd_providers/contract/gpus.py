@@ -25,10 +25,9 @@ from typing import Final
 # Theory. A row of `gpus.csv` is one thing that is sold at one price level: model, form factor, and memory where one
 # model comes with several. A *family* is what a person means by a short name ("h100" is three rows). Cards that a
 # workshop modified, and factory variants with less memory than the name promises, are rows outside the family: they
-# must
-# be asked for by name. vast also sells the RTX PRO 6000 without naming its form: that name is a row of its own and a
-# family. Providers report memory near the nominal figure, not equal to it (error correction takes up to 7 percent),
-# which is why rows carry nominal gigabytes and `gpus` compares with a tolerance.
+# must be asked for by name. vast also sells the RTX PRO 6000 without naming its form: that name is a row of its own
+# and a family. Providers report memory near the nominal figure, not equal to it (error correction takes up to 7
+# percent), which is why rows carry nominal gigabytes and `gpus` compares with a tolerance.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,10 +41,9 @@ from spotd_providers.runpod.wire import BillingRow, PodRow, says
 #
 # Theory. `status` is what RunPod observes: PROVISIONING and STARTING (the image is pulled), RUNNING, EXITED (stopped:
 # the pod keeps its host but not its GPU, so it may never run again), ERROR (the container cannot run), TERMINATED. No
-# word says *why* a pod stopped. spotd never stops pods, it deletes them; so an EXITED pod lost its host or was stopped
-# by
-# RunPod, perhaps for want of money, which the next create finds out. It says nothing about the job either: a pod whose
-# process ends is *restarted*, for ever, on a wiped disk.
+# word says *why* a pod stopped. spotd never stops pods, it deletes them; so an EXITED pod lost its host or was
+# stopped by RunPod, perhaps for want of money, which the next create finds out. It says nothing about the job either:
+# a pod whose process ends is *restarted*, for ever, on a wiped disk.
 
 
 IMAGE_FAILURE_WORDS: Final = (

@@ -237,8 +237,7 @@ def _protocol(transports: dict[tuple[str, int], asyncio.Transport]) -> type[H11P
 #         faults.answer(Call.LIST, Canned(status=503), times=3)
 #
 # Faults wait in one queue per call and are used up in order, one per request; a call without a waiting fault is
-# answered
-# truly. *After effect* means that the cloud did what was asked before the fault struck.
+# answered truly. *After effect* means that the cloud did what was asked before the fault struck.
 
 
 FOR_EVER: Final = 1_000_000

@@ -31,8 +31,7 @@ from spotd_providers.vastai.wire import ChargeRow, InstanceRow, instant
 #
 # Theory. A row holds four states and a text. `intended_status` is what was requested, `cur_state` and `next_state`
 # are the contract with the market (does it hold a GPU?), `actual_status` is the last report of the host's agent about
-# the
-# container. The contract decides about money, the agent about progress:
+# the container. The contract decides about money, the agent about progress:
 #
 # * the text decides first where the container does not run: a host that cannot start it says so there, and vast.ai then
 #   stops the contract by itself, so that all four words are those of an outbid machine (recorded from the service).

@@ -27,8 +27,7 @@ from spotd_providers.contract.values import (
 # The alarm for checkpoints that come later than the job states in `[checkpoint] every`.
 #
 # Judged by a full read of what the host wrote, so that a checkpoint that is there is never missed, and by the smaller
-# of
-# two spans: the daemon's own, and the host's. A computer that slept and a clock that was stepped cause no alarm.
+# of two spans: the daemon's own, and the host's. A computer that slept and a clock that was stepped cause no alarm.
 
 
 LATE_AFTER: Final = 2
@@ -74,10 +73,9 @@ def is_due_there(known: Freshness, up: timedelta) -> bool:
 # What is known of the bid for one machine: what was bid, and what wins there.
 #
 # Theory. The lowest winning bid that a marketplace states for a machine that we rent *echoes our own bid*, up to an
-# hour
-# late. A loop that raised its bid because of that figure would outbid itself until the ceiling. So a figure that equals
-# any bid that was ever placed on this machine, within a tolerance for how a provider rounds, says nothing and is
-# ignored.
+# hour late. A loop that raised its bid because of that figure would outbid itself until the ceiling. So a figure that
+# equals any bid that was ever placed on this machine, within a tolerance for how a provider rounds, says nothing and
+# is ignored.
 
 
 ECHO_TOLERANCE: Final = 100
@@ -152,11 +150,10 @@ def with_bid(known: Bidding, before: MicroUsdPerHour, bid: MicroUsdPerHour, now:
 # For how long a job has shown no progress, as fresh heartbeats of its host show it.
 #
 # Theory. Only what lies between two heartbeats that were read counts: a host that is silent, a store that does not
-# answer
-# and a daemon that was off add nothing. Between them, less time counts than the host and the daemon have counted each,
-# and never more than a share of the span that is waited for. So a clock that is stepped, a computer that slept for
-# hours
-# and a host that states nonsense each add a little at most, and a stall takes several heartbeats to be one.
+# answer and a daemon that was off add nothing. Between them, less time counts than the host and the daemon have
+# counted each, and never more than a share of the span that is waited for. So a clock that is stepped, a computer
+# that slept for hours and a host that states nonsense each add a little at most, and a stall takes several heartbeats
+# to be one.
 #
 # What the host states can only make its own job stop, or keep it running, which its budget bounds.
 

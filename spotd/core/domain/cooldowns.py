@@ -25,16 +25,13 @@ from spotd_providers.contract.values import Market, Offer, OfferId, ProviderName
 #
 # Theory. Every launch costs calls, and most cost money, so a job that gets nowhere must ask less and less often. Two
 # counts are kept on the job. `idle_launches` counts launches in a row without progress, whatever was to blame; the
-# first
-# few are repeated at once, since the next offer may be better, and then the pause doubles, for longer where a machine
-# was
-# bought and lost. However many they are, they end no job: a preemption is not its fault. `failed_starts` counts those
-# of
-# them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the
-# machine):
-# each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress resets both: a new
-# checkpoint, or a command that ran for a while. A job that saved before is known to start, so machines that never
-# give a sign of life more likely cannot write to the store: several times as many of those are accepted.
+# first few are repeated at once, since the next offer may be better, and then the pause doubles, for longer where a
+# machine was bought and lost. However many they are, they end no job: a preemption is not its fault. `failed_starts`
+# counts those of them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that
+# kills the machine): each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress
+# resets both: a new checkpoint, or a command that ran for a while. A job that saved before is known to start, so
+# machines that never give a sign of life more likely cannot write to the store: several times as many of those are
+# accepted.
 #
 # What is the host's, the offer's, the pool's, the account's or the provider's fault cools those down instead; see
 # `outcomes` and `PlanBuilder`.

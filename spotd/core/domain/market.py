@@ -169,13 +169,11 @@ NOTHING_KNOWN: Final = MarketSnapshot()
 
 # What the owner of the checkpoint store asks for each gigabyte that a host reads from it.
 #
-# Theory. A bucket's owner bills what leaves it, by where it goes: nothing or little inside the owner's own cloud, most
-# to
-# the internet. A host of a marketplace is the internet. What is written into a bucket costs nothing. This price is no
-# part of a machine's effective price, which is what its provider bills and what ceilings are compared with: a job with
-# a
-# large checkpoint pays it wherever it goes on, and a ceiling that it broke could never be met again. It counts where
-# machines are ranked and compared, in what budgets set aside, and in what is booked.
+# Theory. A bucket's owner bills what leaves it, by where it goes: nothing or little inside the owner's own cloud,
+# most to the internet. A host of a marketplace is the internet. What is written into a bucket costs nothing. This
+# price is no part of a machine's effective price, which is what its provider bills and what ceilings are compared
+# with: a job with a large checkpoint pays it wherever it goes on, and a ceiling that it broke could never be met
+# again. It counts where machines are ranked and compared, in what budgets set aside, and in what is booked.
 
 
 ELSEWHERE: Final = ""

@@ -29,10 +29,9 @@ from spotd_providers.contract.values import (
 # Records of what was seen of a provider, a pool, a host or an image: counts and spans that fade.
 #
 # Theory. A record is a sum over attempts that are over: how many events of one kind, and over how much time. It fades
-# by
-# half in each half-life of its kind, so that markets may change and a host that was repaired is taken again. What is
-# added to one level is added to every coarser one, too (host, pool, provider), so a record that is dropped because it
-# has faded is still part of the coarser sums: this is how the table stays small.
+# by half in each half-life of its kind, so that markets may change and a host that was repaired is taken again. What
+# is added to one level is added to every coarser one, too (host, pool, provider), so a record that is dropped because
+# it has faded is still part of the coarser sums: this is how the table stays small.
 #
 # Counts are in millionths of an event, spans in whole microseconds, so that sums do not depend on their order by more
 # than a rounding. A clock that was ahead left records of the future: they do not fade before their time, and do not

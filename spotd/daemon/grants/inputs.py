@@ -43,12 +43,12 @@ from spotd_jobs.wire.manifest import restore_of
 # Which checkpoints a grant offers for restoring, and by which URLs.
 #
 # Theory. A machine that lives on after its attempt ended may hold write permission for some hours more, and can write
-# over chunks and manifests of its own that later attempts refer to; nothing else can, and it can write over no others.
-# Where the store keeps versions this changes nothing: every URL names the object as it was first written, which is the
-# one that was there when the checkpoint was accepted, and an accepted manifest is read in its first version when the
-# newest is another. Where it keeps none, the change is noticed and not undone: a manifest that is not the accepted one
-# is
-# left out here, a chunk that is not its hash is refused by the runner, and the next older checkpoint is taken.
+# over chunks and manifests of its own that later attempts refer to; nothing else can, and it can write over no
+# others. Where the store keeps versions this changes nothing: every URL names the object as it was first written,
+# which is the one that was there when the checkpoint was accepted, and an accepted manifest is read in its first
+# version when the newest is another. Where it keeps none, the change is noticed and not undone: a manifest that is
+# not the accepted one is left out here, a chunk that is not its hash is refused by the runner, and the next older
+# checkpoint is taken.
 
 
 INPUT_CHUNKS_MAX: Final = 20_000

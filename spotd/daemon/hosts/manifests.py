@@ -36,8 +36,7 @@ from spotd_jobs.wire.manifest_document import Entry, EntryType, Manifest, Manife
 # The metric of a checkpoint, read from a file inside it.
 #
 # `metrics.json` is an object with the metric as one of its numbers. Where there is no such file, `trainer_state.json`
-# is
-# read, which the Hugging Face Trainer writes: the newest row of its `log_history` that has the metric. Hosts are
+# is read, which the Hugging Face Trainer writes: the newest row of its `log_history` that has the metric. Hosts are
 # untrusted: both files are bounded and verified like any chunk, and what is no finite number is no value.
 
 

@@ -216,10 +216,9 @@ def read_text(path: str, size_max: int = 1 << 20) -> str | None:
 
 # Names of files as text that is safe to show, keep and send, from which the name's very bytes can be had again.
 #
-# A file name on Linux is bytes: it may hold a line break, half a character, a backslash or an invisible sign. As text,
-# what is printable stands for itself, and every other byte is `%` and two upper-case hex digits. A `%` of the name
-# itself
-# is written so only where it would be misread.
+# A file name on Linux is bytes: it may hold a line break, half a character, a backslash or an invisible sign. As
+# text, what is printable stands for itself, and every other byte is `%` and two upper-case hex digits. A `%` of the
+# name itself is written so only where it would be misread.
 
 
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))

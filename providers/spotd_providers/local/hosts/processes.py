@@ -161,11 +161,10 @@ def _pids_with_environment_by_ps(mark: str) -> frozenset[int]:
 
 # A Python environment of a local machine's own, so that what a job installs stays in the machine's folder.
 #
-# A machine of the local market is a process of this computer, and its first `python3` would be the one that spotd runs
-# in: `pip install` in a job's `setup` would change the user's own environment. The machine gets a virtual environment
-# as
-# `venv` makes it, which finds all that is installed beside spotd and installs into itself. It is written here, since
-# `venv` takes tenths of a second for each machine.
+# A machine of the local market is a process of this computer, and its first `python3` would be the one that spotd
+# runs in: `pip install` in a job's `setup` would change the user's own environment. The machine gets a virtual
+# environment as `venv` makes it, which finds all that is installed beside spotd and installs into itself. It is
+# written here, since `venv` takes tenths of a second for each machine.
 #
 # Source of the form: PEP 405, and https://docs.python.org/3/library/site.html for the lines of a `.pth` file.
 
