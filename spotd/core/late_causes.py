@@ -25,6 +25,7 @@ from spotd.core.domain.cooldowns import (
     CooldownScope,
     did_start,
     has_saved,
+    is_failed_start,
     setback,
 )
 from spotd.core.domain.copies import replace
@@ -89,7 +90,7 @@ def _count_again(builder: PlanBuilder, job: Job, item: Attempt, later: Sequence[
     is_counted = not started and (since is None or since <= ended_at)
     is_counted = is_counted and not any(one.ended_at and did_start(one, job, one.ended_at) for one in later)
     starts = max(0, job.failed_starts - is_counted)
-    before = starts - sum(one.end_reason is not None and one.end_reason.traits.is_failed_start for one in later)
+    before = starts - sum(one.end_reason is not None and is_failed_start(one, one.end_reason) for one in later)
     _learn_again(builder, item, ended_at, suspects_job=before > 0 and not started)
     not_before, is_newest = job.not_before, job.attempts_made == item.id.number
     if is_newest and not_before is not None:

@@ -101,6 +101,15 @@ def has_saved(item: Attempt, job: Job) -> bool:
     return bool(job.saved_by(item.id.number))
 
 
+def is_failed_start(item: Attempt, reason: EndReason) -> bool:
+    """Whether this end may be the job's own fault: not of a machine that neither its provider nor its host ever showed.
+
+    There may have been none: the answer to its launch was lost, and its provider has been away since.
+    """
+    was_there = item.launched_at is not None or item.heartbeat_seen_at is not None
+    return reason.traits.is_failed_start and (was_there or reason.traits.counted is not Counted.SILENT_START)
+
+
 def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setback:
     """Return what follows for the job from this end of its newest attempt."""
     traits = reason.traits
@@ -108,8 +117,9 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
         return Setback(idle_launches=job.idle_launches, failed_starts=job.failed_starts, not_before=None)
     is_further = got_somewhere(item, job, now)
     idle = 0 if is_further else job.idle_launches + 1
-    starts = 0 if did_start(item, job, now) else job.failed_starts + int(traits.is_failed_start)
-    faults = starts if traits.is_failed_start else job.errors + 1 if traits.counted is Counted.ERROR else 0
+    has_failed = is_failed_start(item, reason)
+    starts = 0 if did_start(item, job, now) else job.failed_starts + int(has_failed)
+    faults = starts if has_failed else job.errors + 1 if traits.counted is Counted.ERROR else 0
     pause = doubled(AWAY_FIRST, idle - 1, AWAY_MAX) if traits.counted is Counted.AWAY and idle else timedelta(0)
     if not is_further and faults > 0:
         pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)
@@ -120,7 +130,7 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
         idle_launches=idle,
         failed_starts=starts,
         not_before=now + pause if pause else None,
-        gives_up=traits.is_failed_start and starts >= _start_limit(job, item, reason),
+        gives_up=has_failed and starts >= _start_limit(job, item, reason),
     )
 
 

@@ -18,6 +18,7 @@ from spotd.core.domain.cooldowns import (
     LAUNCHES_PER_HOUR_MAX,
     CooldownScope,
     Setback,
+    setback,
     words_of_giving_up,
 )
 from spotd.core.domain.intents import AttemptId, JobId
@@ -138,6 +139,18 @@ def test_a_job_that_cannot_start_has_failed_after_as_many_starts_as_it_may_have(
     pauses = [b - a for a, b in pairwise(calls)]
     assert all(pause >= 5 * SECOND for pause in pauses)
     assert reason.traits.is_failed_start
+
+
+@every("reason", [EndReason.HOST_LOST, EndReason.PROVISION_TIMEOUT])
+def test_a_machine_that_was_never_seen_is_no_failed_start(reason: EndReason) -> None:
+    world = world_with(AttemptState.INTENDED)
+    (item,), waiting = world.attempts.values(), replace(world.jobs[JOB], failed_starts=4)
+    assert item.launched_at is None
+    unseen = setback(waiting, item, reason, NOW)
+    assert (unseen.failed_starts, unseen.gives_up, unseen.idle_launches) == (4, False, 1)
+    for seen in (replace(item, launched_at=NOW), replace(item, heartbeat_seen_at=NOW)):
+        assert setback(waiting, seen, reason, NOW).gives_up
+    assert setback(waiting, item, EndReason.IMAGE_ERROR, NOW).gives_up, "a launch that is refused for its image"
 
 
 HOUR = timedelta(hours=1)
