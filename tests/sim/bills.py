@@ -63,7 +63,7 @@ def rows_of(m: Machine, manner: Manner, now: datetime, ended_at: datetime) -> It
             yield _row(m, m.born, m.died, m.billed)
         case Manner.CREDIT:
             yield _row(m, m.born, m.died, m.billed)
-            if zlib.crc32(m.key.encode()) % 2:
+            if zlib.crc32((m.label or m.key).encode()) % 2:  # of all parts of a machine, or of none
                 yield _row(m, m.born, m.died, -m.billed)
         case Manner.LATE if age < 4 * HOUR:
             return

@@ -140,8 +140,14 @@ LINE_BYTES_S: Final = 12_500_000
 
 
 def may_wait_for_ever(result: Result, job: JobId) -> bool:
-    """Whether nothing that comes would let the job run: no price, or no window."""
-    return waits_for_a_lower_price(result, job) or waits_for_a_longer_window(result, job)
+    """Whether nothing that comes would let the job run: no price, no window, or a job before it of which this is so."""
+    held = result.daemon.world.jobs.get(job)
+    before = () if held is None or held.chain is None else held.chain.after
+    return (
+        waits_for_a_lower_price(result, job)
+        or waits_for_a_longer_window(result, job)
+        or any(may_wait_for_ever(result, one) for one in before)
+    )
 
 
 def waits_for_a_longer_window(result: Result, job: JobId) -> bool:
