@@ -822,7 +822,7 @@ class Daemon:
     def forget(self, found: AttemptId | Intent) -> None:
         """Its owner gives a machine up, if that is not refused."""
         cache = self.process.offer_cache
-        errors = {name: cache.machines(name).error for name in self.clouds}
+        errors = {name: cache.machines(name).error for name in self.clouds if name not in self.absent}
         item = found if isinstance(found, Intent) else self.world.attempts[found]
         counts = isinstance(item, Attempt) and item.state.counts
         if host_reports.refusal(self.world, found, cache.listings(), errors) or (counts and not self.can_read):

@@ -143,7 +143,7 @@ LIVES: Mapping[str, Bug] = {
         patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=5, until=timedelta(hours=3)
     ),
     "give up a machine without a last full read of its host": Bug(
-        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=5, until=timedelta(hours=4)
+        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=20, until=timedelta(hours=4)
     ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "forget what was ended on a full disk": Bug(
