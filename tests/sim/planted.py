@@ -317,7 +317,7 @@ BUGS: Mapping[str, Bug] = {
     "accept reports of ended attempts": Bug(
         daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=37, until=timedelta(hours=4)
     ),
-    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), shape=ROUGH_SMALL, seed=30),
+    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), shape=ROUGH_SMALL, seed=16),
     "promise no money to running machines": Bug(
         patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=3, until=timedelta(hours=1)
     ),

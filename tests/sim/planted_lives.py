@@ -131,7 +131,7 @@ LIVES: Mapping[str, Bug] = {
         daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=2
     ),
     "renew the grant of an attempt that a restored state takes for the newest": Bug(
-        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=53, until=timedelta(hours=8)
+        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=22, until=timedelta(hours=8)
     ),
     "buy what was cancelled while its launch waited": Bug(
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
