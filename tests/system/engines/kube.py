@@ -119,6 +119,11 @@ class Kube:
         found: list[dict[str, Any]] = self.ask("GET", "/api/v1/pods").get("items", [])
         return found
 
+    def secrets(self) -> list[str]:
+        """Return the names of the Secrets of all attempts."""
+        found = self.ask("GET", "/api/v1/namespaces/spotd/secrets").get("items", [])
+        return [one["metadata"]["name"] for one in found if one["metadata"].get("labels", {}).get("spotd.dev/install")]
+
     def empty(self, *nodes: str) -> None:
         """End all jobs and pods, and leave only these nodes, so that the next test begins with an empty cluster."""
         if "kube-apiserver" not in self.processes:
