@@ -80,10 +80,11 @@ def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud, *, unseen: bo
     confirm = daemon.world.policy.silence_max + 3 * daemon.pace
     total: int = cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), UNIT)
     former: int = item.quote.price.total
-    first_seen = learnt(cloud, m.visible_at, result.ended_at)
-    if m.exit_at is not None and m.exit_at < first_seen:
-        # Its runner had told its end before any list could show that the machine outlived it.
-        total += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), first_seen - m.exit_at)
+    if m.exit_at is not None:
+        # Its runner told its end before a list showed that the machine outlived it (9603175: the daemon was away then,
+        # and the next list lacked the machine).
+        shown = learnt(cloud, max(m.exit_at, m.visible_at), result.ended_at)
+        total += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), shown - m.exit_at)
     for at, rate in m.rates:
         if not unseen and (not cloud.read or at >= cloud.read[-1][0]):
             break
