@@ -8,7 +8,7 @@ launch leaves here as an attempt and an intent; the call is made after both are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -68,25 +68,23 @@ class JobPlacement:
         self.policy = world.policy
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
-        self._read(market)
-        self.turns = Turns(builder, world)
-        self.preemption = Preemption(builder, world, budget_guard, machine_verdicts)
-        self.pacer = Pacer(
-            builder, world, self.quotes, lambda job: self.admissible.free_offers(job)[1], budget_guard, machine_verdicts
-        )
-        self.own_first = OwnFirst(builder, world, market, self.pacer.time_to_wait)
-        self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
             self.attempts_by_job[attempt.id.job].append(attempt)
+        self.admissible = AdmissibleQuotes(world, market, self.now, self.prepaid_guard, self.attempts_by_job)
+        self.turns = Turns(builder, world)
+        self.preemption = Preemption(builder, world, budget_guard, machine_verdicts)
+        self.pacer = Pacer(builder, world, self.admissible, budget_guard, machine_verdicts)
+        self.own_first = OwnFirst(builder, world, market, self.pacer.time_to_wait)
+        self.verdicts: dict[JobId, Verdict] = {}
         self.machines = machine_verdicts.machines_in_use
         self.launches = 0
-        self.waiting = WaitingMachines(builder, world, market, budget_guard, self.prepaid_guard, self._rank_of_best)
+        self.waiting = WaitingMachines(builder, world, market, budget_guard, self.prepaid_guard, self.admissible)
 
-    def _read(self, market: MarketSnapshot) -> None:
-        self.market = market
-        self.catalogue = CandidateCatalogue(self.world, market, self.now)
-        self.admissible = AdmissibleQuotes(self.policy, self.catalogue, self.prepaid_guard)
+    @property
+    def catalogue(self) -> CandidateCatalogue:
+        """The offers of the market that are read now."""
+        return self.admissible.catalogue
 
     def end(self) -> None:
         """Let go of everything: parts of this refer back to it, and only a search for garbage frees such a circle.
@@ -104,13 +102,13 @@ class JobPlacement:
     def _leave_out_offers_that_raise_for(self, job: Job) -> None:
         if self._survey_error(job, {}) is not None:
             return
-        by_provider = dict(self.market.by_provider)
+        by_provider = dict(self.admissible.market.by_provider)
         for name in sorted(by_provider):
             error = self._survey_error(job, {name: by_provider[name]})
             if error is not None:
                 self.builder.note_contained(f"the offers of {name}", in_words(error))
                 del by_provider[name]
-        self._read(replace(self.market, by_provider=by_provider))
+        self.admissible.read(replace(self.admissible.market, by_provider=by_provider))
 
     def _survey_error(self, job: Job, by_provider: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
         """Return what reading these offers for the job raises, if anything."""
@@ -195,7 +193,7 @@ class JobPlacement:
         """Whether the deadline cannot be met without a host that was lost a while ago."""
         if job.spec.schedule.deadline is None or not self.catalogue.has_lost_hosts:
             return False
-        if next(self.quotes(job), None) is not None:
+        if next(self.admissible.quotes(job), None) is not None:
             return False
         free_at = self.catalogue.free_at(self.admissible.free_offers(job)[0])
         with self.catalogue.pressed():
@@ -223,7 +221,7 @@ class JobPlacement:
             return
         compared: defaultdict[str, int] = defaultdict(int)
         chosen, ceiling = next(
-            self.admissible.quotes(job, offers, compared), (None, self.admissible.ceiling(job, best))
+            self.admissible.quotes_of(job, offers, compared), (None, self.admissible.ceiling(job, best))
         )
         if chosen is None or ceiling is None:
             passed_over = all_too_expensive(self.catalogue, offers, compared)
@@ -254,7 +252,7 @@ class JobPlacement:
         if (paced := self.pacer.paced(job) if own is None else own.job) is None:
             return None
         offers = self.admissible.free_offers(paced)[0]
-        carried = self.admissible.quotes(paced, offers, defaultdict(int))
+        carried = self.admissible.quotes_of(paced, offers, defaultdict(int))
         chosen = next((one for one in carried if not unclaimed or not self._is_claimed(one[0], job)), None)
         others = () if chosen is None else (chosen, *self.admissible.needing_less(paced, offers, chosen[0]))
         agreed = (agree(paced, one, ceiling, None, self.policy)[0] for one, ceiling in others)
@@ -270,27 +268,12 @@ class JobPlacement:
         error = self.builder.attempted(lambda: found.append(self._could_start(job)))
         return error is None and found[0] is not None
 
-    def _rank_of_best(self, job: Job) -> tuple[int, ProviderName] | None:
-        """Return how the best offer that the job may have now ranks, and who sells it."""
-        offers = self.admissible.free_offers(job)[0]
-        best = next(self.admissible.quotes(job, offers, defaultdict(int)), None)
-        return None if best is None else (self.catalogue.ranked_total(offers, best[0].offer), best[0].offer.provider)
-
     def _gate(self, job: Job) -> TurnWait | None:
         """Return what keeps any machine from being used for this job, whatever it costs, and until when."""
         for gate in GATES:
             if (wait := gate(self, job)) is not None:
                 return wait
         return None
-
-    def quotes(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
-        """Each of the quotes that would be admitted for this job now, but for its budgets, best first.
-
-        While it runs, of as many machines as it has.
-        """
-        has = (item.quote.offer.nodes for item in self.attempts_by_job.get(job.id, ()) if item.state.counts)
-        job = sized(job, next(has, job.spec.resources.nodes))
-        return self.admissible.quotes(job, self.admissible.free_offers(job)[0], defaultdict(int))
 
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
         self.pacer.note_spot_wait(job, is_market=True)
@@ -477,7 +460,7 @@ def own_machines_first(placement: JobPlacement, job: Job) -> Job | TurnWait | No
     if own is None:
         return None
     placement.pacer.watch(job)
-    if next(placement.quotes(own.job), None) is None:
+    if next(placement.admissible.quotes(own.job), None) is None:
         return VerdictKind.OWN, own.sentence, own.until
     return own.job
 
