@@ -126,18 +126,24 @@ def spending(result: Result) -> Iterator[str]:
 
 
 def ran_unheard(m: Machine, cloud: Cloud, back: list[datetime]) -> timedelta:
-    """For how long a machine that is gone had written nothing, while no true list showed it either.
+    """For how long a machine that is paused or gone had written nothing, while no true list showed it either.
 
     What it is booked for ends at its newest sign of life (world 2000098: no host could write and its provider gave no
     lists for 46 minutes). Where an old copy of the state was put back since, only the life that is forgotten has read
     the lists (world 74022).
     """
-    if m.died is None or m.alive_at is None:
+    disk = effective(0, cloud, m.task.disk_gb)
+    stops = [at for at, rate in m.rates if rate <= disk and at != m.died]
+    return max((_unheard_before(at, m, cloud, back) for at in (*stops, m.died) if at is not None), default=timedelta(0))
+
+
+def _unheard_before(stopped: datetime, m: Machine, cloud: Cloud, back: list[datetime]) -> timedelta:
+    if m.alive_at is None:
         return timedelta(0)
-    before = bisect_left(cloud.read, m.died, key=lambda reading: reading[0])
-    is_forgotten = before == 0 or any(m.died <= at for at in back)
+    before = bisect_left(cloud.read, stopped, key=lambda reading: reading[0])
+    is_forgotten = before == 0 or any(stopped <= at for at in back)
     shown = m.alive_at if is_forgotten else max(m.alive_at, cloud.read[before - 1][0])
-    return max(timedelta(0), m.died - shown)
+    return max(timedelta(0), stopped - shown)
 
 
 def ran_as_stray(m: Machine, cloud: Cloud, end: datetime) -> timedelta:
