@@ -108,7 +108,8 @@ def _longest_gap(rows: Sequence[ProviderCharge]) -> timedelta:
 # micro-dollar: after the end, and only if it says the same twice, since a bill that is still being written shows too
 # little. A bill is written by the hour or by the day, late, and sometimes in part, so what it adds up to is at first
 # only the least that the machine cost. It raises what is booked at any time; it lowers that only where its rows cover
-# the machine from its first work to the last proof of its life, without a gap. It is read again for some days, less
+# the machine from its first work to the last proof of its life, without a gap; a row that ends with an hour ends with
+# its hour, day or month, so that it covers nothing later, be it seconds. It is read again for some days, less
 # and less often, so that what it says later corrects what it said before. Where its rows cover the machine, each day is
 # corrected to what they say of it, since budgets are of days; else what was booked too much is taken back from the last
 # days first, as it is the end that was not seen.
@@ -137,6 +138,8 @@ PLAUSIBLE: Final = 10
 LACKS_MIN: Final = timedelta(minutes=1)
 LACKS_MAX: Final = timedelta(minutes=5)
 """What the rows of a bill may lack of a machine's life, a tenth of it within these: clocks differ, signs come late."""
+NEXT_ROW_WITHIN: Final = timedelta(days=2)
+"""From the end of a day's row until that of the next day is written."""
 
 
 def is_due(item: Attempt, policy: Policy, now: datetime) -> bool:
@@ -177,7 +180,7 @@ def compared(world: World, sharers: Sequence[Sharer], bill: Bill | None, now: da
         note, read = last.bill.note, last.bill.read
     elif not refusal and (bill.amount == _booked_of_all(items) or is_final or bill.amount == last.bill.read):
         believed = True
-        rows = bill.paid if _is_whole(items, bill) else ()
+        rows = bill.paid if _is_whole(items, bill, now) else ()
         for one, share in zip(sharers, shares(sharers, bill.amount), strict=True):
             _believe(builder, one, share, rows)
         tries = DONE if is_final else tries
@@ -277,19 +280,37 @@ def _refusal(items: Sequence[Attempt], bill: Bill, now: datetime, *, is_final: b
         return f"{who} adds up to ${as_usd(bill.amount):.4f}, which no machine costs"
     if bill.amount > sum(map(_most, items)):
         return f"{who} is ${as_usd(bill.amount):.4f}, more than {PLAUSIBLE} times what was agreed"
-    if not is_final and bill.amount < _booked_of_all(items) and not _is_whole(items, bill):
+    if not is_final and bill.amount < _booked_of_all(items) and not _is_whole(items, bill, now):
         return f"{who} is lower than what was booked and does not cover all of its time"
     return ""
 
 
-def _is_whole(items: Sequence[Attempt], bill: Bill) -> bool:
+def _is_whole(items: Sequence[Attempt], bill: Bill, now: datetime) -> bool:
     """Whether the rows cover the machine from its first work to the last proof of its life."""
-    last = max(item.proven_at or item.heartbeat_seen_at or item.ended_at or item.intended_at for item in items)
+    last = _last_proof(items)
     first = min(items[0].running_at or last, last)
     lacks = min(LACKS_MAX, max(LACKS_MIN, (last - first) / 10))
     if not bill.is_certain or bill.gap > lacks:
         return False
-    return (bill.since <= first + lacks and bill.until >= last - lacks) or _is_whole_by_its_length(items, bill, lacks)
+    is_reached = bill.since <= first + lacks and _reaches_end(items, bill.until, now, lacks)
+    return is_reached or _is_whole_by_its_length(items, bill, lacks)
+
+
+def _reaches_end(items: Sequence[Attempt], until: datetime, now: datetime, lacks: timedelta) -> bool:
+    """Whether rows up to this instant reach the machine's end.
+
+    Rows that end with an hour may end with their hour, day or month and not with the machine: what is left of it then
+    stands in a row that may not be written yet, be it of seconds.
+    """
+    last = _last_proof(items)
+    if not _is_on_the_hour(until):
+        return until >= last - lacks
+    over = max(one.ended_at or last for one in items)
+    return until >= last and (until >= over or now - until >= NEXT_ROW_WITHIN)
+
+
+def _is_on_the_hour(at: datetime) -> bool:
+    return not (at - _EPOCH) % _HOUR
 
 
 def _last_proof(items: Sequence[Attempt]) -> datetime:
@@ -301,13 +322,13 @@ def _is_whole_by_its_length(items: Sequence[Attempt], bill: Bill, lacks: timedel
     """Whether its rows lie where the machine never was by our clock, and are as long as its life: a clock is wrong.
 
     A clock that is set is followed, and every instant of an attempt moves with it, so spans are right on either clock.
-    Rows that begin and end with an hour may be those of hours or days, whose length is not that of a machine.
+    Rows that begin or end with an hour may be those of hours or days, whose length is not that of a machine.
     """
     item, last = items[0], _last_proof(items)
     over = max(last, *(one.ended_at or last for one in items))
     if bill.since >= item.intended_at - lacks and bill.until <= over + lacks:
         return False
-    if not (bill.since - _EPOCH) % _HOUR and not (bill.until - _EPOCH) % _HOUR:
+    if _is_on_the_hour(bill.since) or _is_on_the_hour(bill.until):
         return False
     begun = min(item.launched_at or item.intended_at, item.intended_at + LACKS_MAX)
     return last - begun - lacks <= bill.until - bill.since <= over - item.intended_at + lacks

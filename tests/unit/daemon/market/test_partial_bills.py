@@ -71,8 +71,14 @@ class Bookkeeper(Shop):
         return tuple(row for row in found if row.end > since and row.start < until)
 
 
-async def ended(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
-    """A job whose one machine ran for thirty hours and is gone, which was booked at $12.00."""
+async def ended(
+    folder: Path, *, former: datetime = NOW - timedelta(minutes=1)
+) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
+    """A job whose one machine ran for thirty hours and is gone, which was booked at $12.00.
+
+    Args:
+        former: the last proof of its life before it is known to be gone.
+    """
     clock = VirtualClock()
     clock.now()
     shop = Bookkeeper(clock)
@@ -80,7 +86,6 @@ async def ended(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
     world = world_with(AttemptState.RUNNING, intended_at=BEGAN, launched_at=BEGAN, running_at=BEGAN + HOUR / 10)
     (item,) = world.attempts.values()
     (job,) = world.jobs.values()
-    former = NOW - timedelta(minutes=1)
     item = replace(
         item, meter=replace(item.meter, since=BEGAN), proven_at=former, over_since=NOW - timedelta(microseconds=1)
     )
@@ -208,6 +213,8 @@ OTHER_CLOCKS: Mapping[str, tuple[Rows, int | None]] = {
         ("with a hole", [(0.0, 12.0, 4_000_000), (13.0, 30.0, 6_600_000)], None),
         ("for longer than it lived", [(0.0, 30.5, 11_000_000)], None),
         ("in full hours", [(-OFF, 30 - OFF, 11_000_000)], None),
+        ("up to a full hour", [(-0.05, 30 - OFF, 11_000_000)], None),
+        ("from a full hour", [(-OFF, 29.95, 11_000_000)], None),
         ("a row of nothing at its end", [(0.0, 20.0, 7_000_000), (20.0, 30.0, 0)], None),
     )
 }
@@ -221,6 +228,35 @@ async def test_a_whole_and_lower_bill_is_known_by_its_length_where_a_clock_is_wr
     await read_for(5, rig, bills)
     assert spent(rig, job_id) == (booked if amount is None else amount)
     assert rig.attempts(job_id)[0].bill.believed == amount
+
+
+async def test_rows_that_end_with_their_hour_are_not_whole_where_the_machine_lived_after_it(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path, former=NOW - timedelta(minutes=58))
+    booked = spent(rig, job_id)
+    shop.rows = [(0, 29, 11_000_000)]
+    await read_for(4 * 96, rig, bills, step=96)
+    assert (spent(rig, job_id), rig.attempts(job_id)[0].bill.believed) == (booked, None), "be it of two minutes"
+    assert "does not cover all of its time" in rig.attempts(job_id)[0].bill.note
+
+
+async def test_the_row_of_the_minutes_after_midnight_is_added_to_that_of_the_day_before(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path, former=NOW - timedelta(minutes=58))
+    shop.rows = [(0, 29, 11_000_000)]
+    await read_for(6, rig, bills)
+    shop.rows = [(0, 29, 11_000_000), (29, 29.04, 15_000)]
+    await read_for(48, rig, bills, step=6)
+    assert spent(rig, job_id) == rig.attempts(job_id)[0].bill.believed == 11_015_000
+
+
+async def test_rows_that_end_with_their_hour_are_whole_once_no_other_can_follow(tmp_path: Path) -> None:
+    """Nothing shows whether the machine lived on after that: its last proof is of before, and it was gone after it."""
+    rig, shop, bills, job_id = await ended(tmp_path, former=NOW - timedelta(minutes=62))
+    booked = spent(rig, job_id)
+    shop.rows = [(0, 29, 11_000_000)]
+    await read_for(24, rig, bills, step=2)
+    assert spent(rig, job_id) == booked, "the next row is written when its day is over"
+    await read_for(48, rig, bills, step=6)
+    assert spent(rig, job_id) == rig.attempts(job_id)[0].bill.believed == 11_000_000
 
 
 async def test_a_later_bill_corrects_one_that_was_believed_up_and_down(tmp_path: Path) -> None:
