@@ -180,12 +180,13 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         known = proven_until(item, job, builder.policy, max(proven, min(report.read_at, builder.now))) or known
         item = replace(item, meter=replace(item.meter, until=known))
         builder.put_attempt(item)
-    if report.exit_at is not None and proven <= report.exit_at <= builder.now:
-        until = report.exit_at + ENDING_TAKES
+    last = ended_there(report)
+    if last is not None and report.exit_at is not None and proven <= report.exit_at <= builder.now:
+        until = last + ENDING_TAKES
         if not is_limited:
-            prove(builder, attempt, report.exit_at)
+            prove(builder, attempt, last)
         elif known is not None and until < known:
-            proof = _as_proof(report.exit_at, ENDING_TAKES)
+            proof = _as_proof(last, ENDING_TAKES)
             builder.put_attempt(replace(item, proven_at=proof, meter=replace(item.meter, until=until)))
         return
     at = report.read_at if moved else report.marker_at
@@ -198,6 +199,16 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         at = report.alive_at if report.alive_at is not None and report.alive_at <= report.read_at else None
     if at is not None:
         prove(builder, attempt, at, lived_at=lived_at, exactly=is_late)
+
+
+def ended_there(report: HostStatus) -> datetime | None:
+    """Up to when a host that reported its end lived at the least, by its own clock.
+
+    It lives on while its report cannot be written, as where the store is away.
+    """
+    if report.exit_at is None or report.alive_at is None or report.alive_at > report.read_at:
+        return report.exit_at
+    return max(report.exit_at, report.alive_at)
 
 
 def is_known_start(item: Attempt, report: HostStatus) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 from spotd.core.billing import (
     bill_until_it_wrote,
     charge_unseen,
+    ended_there,
     is_known_start,
     last_lived,
     meter_outputs,
@@ -317,7 +318,7 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     if item.state is AttemptState.INTENDED and not item.outcome_unknown:
         return  # the answer to its launch is on its way; the report will still be there
     if item.ref is None:
-        charge_unseen(builder, attempt_id, max(report.exit_at or builder.now, item.proven_at or item.intended_at))
+        charge_unseen(builder, attempt_id, max(ended_there(report) or builder.now, item.proven_at or item.intended_at))
         item = replace(builder.attempt(attempt_id), exit_code=report.exit_code, phase="done")
     builder.put_attempt(item)
     meter_outputs(builder, attempt_id, report.outputs_bytes)

@@ -21,7 +21,7 @@ from datetime import datetime
 from functools import partial
 
 from spotd.core.bids import note_bid, note_sign_of_life
-from spotd.core.billing import ENDING_TAKES, began_unseen, has_booked_time, ran_until
+from spotd.core.billing import ENDING_TAKES, began_unseen, ended_there, has_booked_time, ran_until
 from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId
@@ -177,7 +177,7 @@ def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, report: 
         return mine
     item = replace(builder.attempt(attempt_id), proven_at=proven_at)
     builder.put_attempt(item)
-    exit_at = None if report is None else report.exit_at
+    exit_at = None if report is None else ended_there(report)
     if exit_at is not None and mine.ended_at is None and item.meter.until is not None:
         mine = replace(mine, ended_at=exit_at + ENDING_TAKES)
     if exit_at is not None and mine.ended_at is not None and mine.state is InstanceState.GONE:

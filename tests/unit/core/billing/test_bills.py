@@ -241,6 +241,14 @@ def test_the_report_of_its_end_says_when_a_machine_ended_in_the_gap() -> None:
     assert cost(RATE, timedelta(minutes=40)) <= after.jobs[JOB].spent <= cost(RATE, timedelta(minutes=42))
 
 
+def test_a_host_that_could_report_its_end_only_later_is_booked_up_to_what_it_wrote_last() -> None:
+    """Its command had ended, and its machine waited for the store."""
+    left, wrote = ASLEEP + 5 * MINUTE, ASLEEP + 25 * MINUTE
+    last = report(seq=40, phase="done", exit_reason=EndReason.DONE, exit_code=0, exit_at=left, alive_at=wrote)
+    world = applied(running(), reconcile(running(), {}, {i: replace(r, read_at=wrote) for i, r in last.items()}, wrote))
+    assert cost(RATE, 35 * MINUTE) <= spent(the(world), AWAKE) <= cost(RATE, 36 * MINUTE)
+
+
 def test_an_order_that_is_accepted_after_a_gap_books_no_more_than_the_lease() -> None:
     world = running()
     left = ASLEEP + timedelta(minutes=30)
