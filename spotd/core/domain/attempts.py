@@ -438,10 +438,14 @@ class Attempt:
         return self.quote.offer.provider
 
     def command_time(self, until: datetime) -> timedelta:
-        """Return how long its command has run up to this instant; it does not while its machine is outbid and held."""
+        """Return how long its command has run up to this instant.
+
+        It does not while its machine is outbid and held, nor since lists state that the machine is over.
+        """
         if self.running_at is None:
             return timedelta(0)
-        return max(timedelta(0), min(until, self.bidding.held_since or until) - self.running_at)
+        last = min(until, self.bidding.held_since or until, self.over_since or until)
+        return max(timedelta(0), last - self.running_at)
 
     @property
     def ceiling_now(self) -> MicroUsdPerGpuHour:

@@ -29,6 +29,7 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind, World
 from spotd.core.kernel.outcomes import LaunchFailure, launch_refused, launched
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.requests import retry
 from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss, Offer
 from tests.cases import every
@@ -295,6 +296,16 @@ def test_a_command_that_ran_for_a_while_did_start_and_one_that_ran_for_long_was_
     assert (while_.state, while_.failed_starts, while_.idle_launches) == (JobState.RECOVERING, 0, 10)
     long = lost_after(31 * MINUTE).jobs[JOB]
     assert (long.failed_starts, long.idle_launches, long.not_before) == (0, 0, None)
+
+
+def test_a_machine_that_lists_state_to_be_over_does_not_run_the_command_until_it_is_left() -> None:
+    """An answer that was lost: the machine is known only once it is outbid, and its host wrote in time that it ran."""
+    stage = world_with(AttemptState.RUNNING, running_at=NOW - 9 * MINUTE, over_since=NOW - 9 * MINUTE)
+    stage = replace(stage, jobs={JOB: replace(stage.jobs[JOB], failed_starts=2)})
+    builder = PlanBuilder(stage, NOW)
+    builder.end_attempt(AttemptId(job=JOB, number=1), EndReason.OUTBID, "")
+    after = builder.plan().jobs[JOB]
+    assert (after.failed_starts, after.totals.ran) == (2, timedelta(0))
 
 
 def test_a_pause_written_by_a_clock_that_ran_ahead_is_not_waited_for() -> None:
