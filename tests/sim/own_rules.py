@@ -64,10 +64,23 @@ def rented_too_soon(result: Result) -> Iterator[str]:
         ids = [one.attempt.job]
         if job.array is not None:
             ids = [i for i, (other, _) in result.submitted.items() if other.array is not None]
-        begun = [at for i in ids if (at := wait_begun(result, i, one.at)) is not None]
+        begun = [at for i in ids if (at := waits_since(result, i, one.at)) is not None]
         waited = max((waiting_time(job, at, one.at) for at in begun), default=timedelta(0))
         if waited < one.limit - SECOND:
             yield f"{one.attempt} was rented at {one.at} after {waited} of {one.limit}, and {one.expected}"
+
+
+def waits_since(result: Result, job: JobId, until: datetime) -> datetime | None:
+    """Since when the job waits: as long as those of its array that waited when it first did.
+
+    An own machine that gets one of them further afterwards begins the wait of that one anew (world 9602036).
+    """
+    begun = wait_begun(result, job, until)
+    is_first = not any(at <= until for at in progress(result, job, certain=True))
+    if begun is None or begun >= until or not is_first or result.submitted[job][0].array is None:
+        return begun
+    others = [i for i, (other, _) in result.submitted.items() if other.array is not None and i != job]
+    return min([begun, *(at for i in others if (at := waits_since(result, i, begun)) is not None)])
 
 
 def wait_begun(result: Result, job: JobId, until: datetime) -> datetime | None:
